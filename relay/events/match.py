@@ -1,0 +1,77 @@
+"""The one matching language: conditions of a rule, of a sink's ``match`` and of a client's rights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pydantic import Field
+
+from relay.settings import Duration, Section
+
+
+class DurationRange(Section):
+    """Bounds on the announced length of the interruption, both included. An unknown length is in no range."""
+
+    min: Duration = 0.0
+    max: Duration = float("inf")
+
+
+class Match(Section):
+    """Conditions on an event; all that are given must hold. Text is compared without case."""
+
+    event_type: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Freeze, Reboot, Redeploy, Preempt, Terminate."""
+    event_source: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Platform, User."""
+    duration: DurationRange | None = None
+    """Announced length of the interruption."""
+    resources: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Patterns with * and ? over the names in Resources."""
+    scope: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Patterns over the scope's name."""
+
+
+def fits(patterns: Iterable[str], name: str) -> bool:
+    """Whether a name fits one of the patterns (``*``, ``?``, ``[…]``), without case."""
+    lowered = name.lower()
+    return any(fnmatchcase(lowered, pattern.lower()) for pattern in patterns)
+
+
+def covers(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:
+    """Whether the patterns cover every resource. No patterns cover everything; no resources are covered by none."""
+    if patterns is None:
+        return True
+    names = tuple(resources)
+    return bool(names) and all(fits(patterns, name) for name in names)
+
+
+def matches(match: Match, data: Mapping[str, Any], scope: str, *, every: bool = True) -> bool:
+    """Whether an event (its CloudEvents ``data``) meets the conditions.
+
+    ``every``: all resources must match and an event without resources meets no ``resources`` condition (rules, clients).
+    Otherwise one is enough and an event without resources meets it (sinks).
+    """
+    return (
+        _is_one_of(match.event_type, data.get("eventType"))
+        and _is_one_of(match.event_source, data.get("eventSource"))
+        and _is_within(match.duration, data.get("durationSeconds"))
+        and (match.scope is None or fits(match.scope, scope))
+        and _names_match(match.resources, data.get("resources") or (), every=every)
+    )
+
+
+def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
+    return allowed is None or (value is not None and value.lower() in {one.lower() for one in allowed})
+
+
+def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:
+    return bounds is None or (seconds is not None and bounds.min <= seconds <= bounds.max)
+
+
+def _names_match(patterns: tuple[str, ...] | None, names: Iterable[str], *, every: bool) -> bool:
+    if patterns is None or every:
+        return covers(patterns, names)
+    found = tuple(names)
+    return not found or any(fits(patterns, name) for name in found)
