@@ -35,13 +35,3 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Wait that many seconds."""
         await asyncio.sleep(seconds)
-
-
-def rfc3339(moment: datetime) -> str:
-    """A moment as RFC 3339 in UTC with as many digits as it has: ``2022-04-11T22:26:58Z``.
-
-    Raises ValueError for a moment without a time zone.
-    """
-    if moment.tzinfo is None:
-        raise ValueError(f"expected a moment with a time zone, got {moment!r}")
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,180 @@
+"""The Scheduled Events document: tolerant of what is unknown, strict about what is broken.
+
+Source of every field: Microsoft, "Azure Metadata Service: Scheduled Events", section on event properties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from relay.errors import DocumentError
+from relay.events.cloudevent import digest_id
+from relay.events.moment import parse_moment, rfc3339
+
+LARGEST = 4 * 1024 * 1024
+"""Bytes; an answer over this size is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One scheduled event as Azure last described it. What Azure left blank or out is None.
+
+    ``duration`` is in seconds, None when unknown (Azure says -1). ``not_before`` is RFC 3339 where it could be read,
+    else as it came.
+    """
+
+    event_id: str
+    event_type: str | None
+    event_status: str | None
+    resource_type: str | None
+    resources: tuple[str, ...]
+    not_before: str | None
+    description: str | None
+    event_source: str | None
+    duration: int | None
+
+    @property
+    def key(self) -> str:
+        """The EventId without case: what events are compared by."""
+        return self.event_id.lower()
+
+    @property
+    def started(self) -> bool:
+        """Whether Azure says that the event is under way."""
+        return (self.event_status or "").lower() == "started"
+
+    @property
+    def due(self) -> datetime | None:
+        """NotBefore as a moment in UTC; None when Azure gave none or none that can be read."""
+        return parse_moment(self.not_before)
+
+    @property
+    def revision(self) -> str:
+        """Names the state that an approver saw: type, source, resources, NotBefore, duration and status."""
+        resources = sorted(self.resources)
+        parts = (self.event_type, self.event_source, resources, self.not_before, self.duration, self.event_status)
+        return digest_id("revision", self.key, *parts)[:16]
+
+    def fields(self) -> dict[str, Any]:
+        """The event under the names that ``data`` of a CloudEvent has for it."""
+        return {
+            "eventId": self.event_id,
+            "eventType": self.event_type,
+            "eventStatus": self.event_status,
+            "resourceType": self.resource_type,
+            "resources": list(self.resources),
+            "notBefore": self.not_before,
+            "description": self.description,
+            "eventSource": self.event_source,
+            "durationSeconds": self.duration,
+        }
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Event:
+        """The inverse of ``fields``; other keys are passed over."""
+        return cls(
+            fields["eventId"],
+            fields["eventType"],
+            fields["eventStatus"],
+            fields["resourceType"],
+            tuple(fields["resources"]),
+            fields["notBefore"],
+            fields["description"],
+            fields["eventSource"],
+            fields["durationSeconds"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What one successful poll saw. The incarnation is a hint: it never suppresses a change and never forges one."""
+
+    incarnation: int | None
+    events: tuple[Event, ...]
+
+
+def _whole_seconds(value: object) -> int | None:
+    # Text is read too, as Microsoft's own sample does; what is no number, or negative (-1: unknown), is unknown.
+    try:
+        seconds = int(value)  # type: ignore[call-overload]  # whatever JSON may hold; what int() refuses is unknown
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return seconds if seconds >= 0 else None
+
+
+def _or_none(value: object) -> object:
+    return None if isinstance(value, str) and not value.strip() else value
+
+
+_Text = Annotated[str | None, BeforeValidator(_or_none)]
+
+
+class _WireEvent(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+    EventId: str = Field(min_length=1, max_length=256, pattern=r"\S")
+    EventType: _Text = None
+    EventStatus: _Text = None
+    ResourceType: _Text = None
+    Resources: list[str] | None = None
+    NotBefore: _Text = None
+    Description: _Text = None
+    EventSource: _Text = None
+    DurationInSeconds: Annotated[int | None, BeforeValidator(_whole_seconds)] = None
+
+    def event(self) -> Event:
+        moment = parse_moment(self.NotBefore)
+        return Event(
+            self.EventId,
+            self.EventType,
+            self.EventStatus,
+            self.ResourceType,
+            tuple(dict.fromkeys(self.Resources or ())),
+            rfc3339(moment) if moment else self.NotBefore,
+            self.Description,
+            self.EventSource,
+            self.DurationInSeconds,
+        )
+
+
+class _WireDocument(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+    DocumentIncarnation: Annotated[int | None, BeforeValidator(lambda value: value if isinstance(value, int) else None)] = None
+    Events: list[_WireEvent]
+
+
+def parse(body: bytes) -> Document:
+    """Read the document from the bytes of a 200 answer.
+
+    Raises DocumentError for an empty body, what is not JSON, a document without ``Events`` or an event that is not one:
+    none of these means "no events". An EventId twice in one document becomes one event: the furthest state, and the
+    resources of all, so that nothing is approved for a machine that no rule looked at.
+    """
+    if not body.strip():
+        raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
+    try:
+        wire = _WireDocument.model_validate(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise DocumentError(f"expected a Scheduled Events document, got what is not JSON: {error}", status=200) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "document"
+        raise DocumentError(f"expected a Scheduled Events document, {place}: {first['msg']}", status=200) from error
+    entries: dict[str, list[Event]] = {}
+    for event in (entry.event() for entry in wire.Events):
+        entries.setdefault(event.key, []).append(event)
+    return Document(wire.DocumentIncarnation, tuple(_merge(same) for same in entries.values()))
+
+
+def _merge(entries: list[Event]) -> Event:
+    if len(entries) == 1:
+        return entries[0]
+    # Independent of the order in the document: Started beats anything, then the text of the fields decides.
+    furthest = min(entries, key=lambda event: (not event.started, str(event.fields())))
+    return replace(furthest, resources=tuple(sorted({name for event in entries for name in event.resources})))

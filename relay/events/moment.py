@@ -1,0 +1,33 @@
+"""Moments as text: lenient in, RFC 3339 out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+
+def rfc3339(moment: datetime) -> str:
+    """A moment as RFC 3339 in UTC with as many digits as it has: ``2022-04-11T22:26:58Z``.
+
+    Raises ValueError for a moment without a time zone.
+    """
+    if moment.tzinfo is None:
+        raise ValueError(f"expected a moment with a time zone, got {moment!r}")
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def parse_moment(text: str | None) -> datetime | None:
+    """A moment from RFC 1123 (the weekday may be wrong) or ISO 8601; None where it cannot be read. Without a zone: UTC."""
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(text)
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return None
+    try:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except OverflowError:
+        return None
