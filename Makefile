@@ -1,0 +1,81 @@
+# `make demo` and `make test` work in a fresh clone: Python 3.11, make and git are all they assume.
+# Installing is repeated only when the locks, pyproject.toml or the installer have changed.
+
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock
+
+.PHONY: help install demo test check lint format types imports yaml bench docs chaos lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo     the main job from end to end, on this machine alone'
+	@echo 'make test     every test; ARGS="-k webhook" for some of them'
+	@echo 'make check    lint, format, types, import rules, YAML'
+	@echo 'make install  the relay and what its development needs, into $(VENV)'
+	@echo 'make bench    latency, throughput and idle cost, measured here'
+	@echo 'make chaos    kills, freezes and faults for longer than a test may take'
+	@echo 'make docs     writes the generated pages of docs/ again'
+	@echo 'make lock     newest versions within the bounds of pyproject.toml, with hashes'
+	@echo 'make clean    removes $(VENV) and every cache'
+
+$(VENV)/.run: requirements/run.lock requirements/build.lock pyproject.toml requirements/install
+	@requirements/install run $(VENV)
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock pyproject.toml requirements/install
+	@requirements/install dev $(VENV)
+	@touch $(VENV)/.run $@
+
+install: $(VENV)/.dev
+
+demo: $(VENV)/.run
+	@$(BIN)/imds-relay demo $(ARGS)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m tests.see_to test $(BIN)/python -m pytest $(ARGS)
+
+# One line for each step; what a failed one said is shown whole.
+step = @printf '%s … ' '$(1)'; if said=$$($(2) 2>&1); then echo ok; else echo failed; printf '%s\n' "$$said"; exit 1; fi
+
+check: lint format types imports yaml
+
+lint: $(VENV)/.dev
+	$(call step,lint,$(BIN)/ruff check --no-fix .)
+
+format: $(VENV)/.dev
+	$(call step,format,$(BIN)/ruff format --diff .)
+
+types: $(VENV)/.dev
+	$(call step,types,$(BIN)/mypy)
+
+imports: $(VENV)/.dev
+	$(call step,import rules,$(BIN)/lint-imports --no-logo)
+
+yaml: $(VENV)/.dev
+	$(call step,YAML,git ls-files '*.yml' '*.yaml' | xargs $(BIN)/yamllint --strict)
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m tests.see_to bench $(BIN)/python -m bench $(ARGS)
+
+chaos: $(VENV)/.dev
+	@$(BIN)/python -m tests.see_to chaos $(BIN)/python -m bench.chaos $(ARGS)
+
+docs: $(VENV)/.dev
+	@$(BIN)/python -m typer relay.cli utils docs --name imds-relay --output docs/commands.md
+
+# Every wheel and platform of each version is in the lock; no address of a registry is.
+compile = uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+lock:
+	@command -v uv >/dev/null || { echo 'make lock needs uv: https://docs.astral.sh/uv' >&2; exit 1; }
+	@rm -f $(LOCKS)
+	@$(compile) pyproject.toml --group build --group dev --output-file requirements/dev.lock
+	@$(compile) pyproject.toml --constraints requirements/dev.lock --output-file requirements/run.lock
+	@$(compile) --group build --constraints requirements/dev.lock --output-file requirements/build.lock
+	@! grep -n '://' $(LOCKS)
+	@echo 'locked: $(LOCKS)'
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

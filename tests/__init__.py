@@ -1,0 +1,1 @@
+"""Tests of imds-relay: the far side is always real."""

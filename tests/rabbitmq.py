@@ -1,0 +1,231 @@
+"""A real RabbitMQ for tests: a private node that can be stopped, killed, frozen and brought back.
+
+Everything of the node lies in one directory of its own and listens on loopback only: ports, epmd, cookie, data, log, configuration.
+The methods block. Where a test has a loop to keep alive, it calls the slow ones with `await asyncio.to_thread(broker.start)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
+"""Debian's programs on PATH change to the user `rabbitmq`; those in here run as whoever calls them."""
+
+BOOT_SECONDS = 50.0
+
+
+class Reachable(Protocol):
+    """A RabbitMQ that a test may use and leaves as it was."""
+
+    def amqp_url(self) -> str:
+        """Where it listens, with a user who may do everything in the virtual host."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBroker:
+    """A RabbitMQ that somebody else runs, known by its URL alone."""
+
+    url: str
+
+    def amqp_url(self) -> str:
+        """Return the URL as it was given."""
+        return self.url
+
+
+def server_scripts() -> Path | None:
+    """Return the directory of `rabbitmq-server` and `rabbitmqctl`, or None where RabbitMQ is not installed."""
+    if (DEBIAN_SCRIPTS / "rabbitmq-server").exists():
+        return DEBIAN_SCRIPTS
+    found = shutil.which("rabbitmq-server")
+    return Path(found).resolve().parent if found else None
+
+
+class Broker:
+    """One private node. Its ports and data stay the same over stop, kill and start."""
+
+    def __init__(self, directory: Path) -> None:
+        """Prepare a node in `directory`, which must exist; nothing runs before `start`."""
+        scripts = server_scripts()
+        if scripts is None:
+            raise FileNotFoundError(
+                "expected an installed RabbitMQ, found none: `make test` sees to one, or install the package rabbitmq-server"
+            )
+        self._scripts = scripts
+        self._directory = directory
+        self.port, dist_port, epmd_port = _free_ports(3)
+        self.node = f"relay-test-{self.port}@localhost"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._frozen = False
+        self._passwords = {"guest": "guest"}
+        (directory / "enabled_plugins").write_text("[].\n")
+        (directory / "rabbitmq-env.conf").touch()
+        (directory / "rabbitmq.conf").write_text("loopback_users = none\ndisk_free_limit.absolute = 50MB\nlog.file.level = warning\n")
+        loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "HOME": str(directory),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(epmd_port),
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(dist_port),
+            "RABBITMQ_CONF_ENV_FILE": str(directory / "rabbitmq-env.conf"),
+            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+            "RABBITMQ_LOG_BASE": str(directory / "log"),
+            "RABBITMQ_PID_FILE": str(directory / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 1:1 +SDio 1 {loopback}",
+            "RABBITMQ_CTL_ERL_ARGS": f"+S 1:1 {loopback}",
+        }
+
+    def amqp_url(self, user: str = "guest") -> str:
+        """Return the URL for `user`, who is `guest` or was added with `add_user`."""
+        return f"amqp://{quote(user, safe='')}:{quote(self._passwords[user], safe='')}@127.0.0.1:{self.port}/"
+
+    @property
+    def running(self) -> bool:
+        """Whether the node's processes are there, frozen or not."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the node, with the data it had; return when it speaks AMQP. Nothing happens where it already runs."""
+        if self.running:
+            return
+        with (self._directory / "output").open("ab") as output:
+            self._process = subprocess.Popen(
+                [self._scripts / "rabbitmq-server"],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # script and virtual machine are one process group: signals reach both
+            )
+        deadline = time.monotonic() + BOOT_SECONDS
+        while not self.answers():
+            if not self.running or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"the RabbitMQ node did not start within {BOOT_SECONDS:.0f} s; it said:\n{self.output()}")
+            time.sleep(0.05)
+
+    def answers(self) -> bool:
+        """Whether the node answers the AMQP greeting within half a second."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=0.5) as connection:
+                connection.sendall(b"AMQP\x00\x00\x09\x01")
+                return connection.recv(1) == b"\x01"  # a method frame: Connection.Start
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        """Shut the node down in order, as a service manager does: clients are told, data stays."""
+        self.thaw()
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Take the node down without a last word (SIGKILL); what was confirmed as durable stays."""
+        self._end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop the node's processes where they stand (SIGSTOP): connections stay open, nobody answers."""
+        self._signal(signal.SIGSTOP)
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Let a frozen node go on."""
+        if self._frozen:
+            self._signal(signal.SIGCONT)
+            self._frozen = False
+
+    def restart(self) -> None:
+        """Stop in order and start again, with the same data on the same port."""
+        self.stop()
+        self.start()
+
+    def heal(self) -> None:
+        """Bring the node back to where a test may begin: running, thawed, without an alarm."""
+        self.thaw()
+        self.start()
+        if self.alarmed():
+            self.alarm(on=False)
+
+    def close(self) -> None:
+        """Kill the node and the epmd that it started; the directory can be removed then."""
+        self.kill()
+        subprocess.run(["epmd", "-kill"], env=self._environment, check=False, capture_output=True)
+
+    def ctl(self, *arguments: str) -> str:
+        """Run `rabbitmqctl` (about a second) and return what it printed.
+
+        Raises:
+            RuntimeError: it failed; the text holds what it said.
+
+        """
+        done = subprocess.run(
+            [self._scripts / "rabbitmqctl", "--quiet", *arguments], env=self._environment, check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def add_user(self, name: str, password: str, *, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+        """Make a user with rights in the virtual host `/` (three regular expressions), or give an existing one these rights."""
+        if name in self._passwords:
+            self.ctl("change_password", name, password)
+        else:
+            self.ctl("add_user", name, password)
+        self._passwords[name] = password
+        self.set_permissions(name, configure=configure, write=write, read=read)
+
+    def set_permissions(self, name: str, *, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+        """Replace the rights of a user in the virtual host `/`."""
+        self.ctl("set_permissions", "--vhost", "/", name, configure, write, read)
+
+    def alarm(self, *, on: bool) -> None:
+        """Raise the memory alarm, which blocks every connection that publishes, or end it."""
+        self.ctl("set_vm_memory_high_watermark", "0.0000001" if on else "0.6")
+
+    def alarmed(self) -> bool:
+        """Whether an alarm is raised now."""
+        return "memory" in self.ctl("eval", "rabbit_alarm:get_alarms().")
+
+    def output(self) -> str:
+        """Return the end of what the node printed and logged."""
+        files = [self._directory / "output", *sorted((self._directory / "log").glob("*.log"))]
+        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-4000:]}" for file in files if file.exists())
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+    def _end(self, number: signal.Signals) -> None:
+        self._signal(number)
+        self._frozen = False
+        if self._process is not None:
+            self._process.wait(timeout=30)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Choose ports below the range that outgoing connections take theirs from: while the node is down, nobody else gets them."""
+    chosen: list[int] = []
+    with contextlib.ExitStack() as held:
+        while len(chosen) < count:
+            port = random.randint(20_000, 32_000)  # noqa: S311 - a port is no secret
+            probe = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                chosen.append(port)
+    return chosen
