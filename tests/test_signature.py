@@ -1,0 +1,228 @@
+"""Signatures: what we make others verify, what others make we verify, and nothing else passes."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from relay import signature
+from relay.errors import RelayError
+from relay.signature import SignatureRefused
+
+NOW = datetime(2026, 4, 11, 22, 26, 58, 900_000, UTC)
+BODY = '{"name":"påvirker"}'.encode()
+MESSAGE_ID = "0f8fad5bd9cb469fa16570867728950e"
+
+
+def secret_of(length: int, filler: int = 7) -> str:
+    return "whsec_" + base64.b64encode(bytes([filler]) * length).decode()
+
+
+OLD, NEW, STRANGE = secret_of(24, 1), secret_of(64, 2), secret_of(32, 3)
+
+
+def headers_for(body: bytes = BODY, at: datetime = NOW, message_id: str = MESSAGE_ID, *secrets: str) -> dict[str, str]:
+    timestamp = int(at.timestamp())
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature.sign(secrets or (NEW,), message_id, timestamp, body),
+    }
+
+
+# --- secrets
+
+
+@pytest.mark.parametrize("length", [24, 32, 64])
+def test_a_secret_holds_24_to_64_bytes(length: int) -> None:
+    """Standard Webhooks 1.0.0, "Signature scheme"."""
+    assert signature.key_of(secret_of(length)) == b"\x07" * length
+
+
+@pytest.mark.parametrize(
+    ("secret", "came"),
+    [
+        (secret_of(23), "got 23 bytes"),
+        (secret_of(65), "got 65 bytes"),
+        ("whsec_", "got 0 bytes"),
+        ("", "does not start with whsec_"),
+        (secret_of(24).removeprefix("whsec_"), "does not start with whsec_"),
+        ("whpk_" + "A" * 32, "does not start with whsec_"),
+        (secret_of(25).rstrip("="), "padded base64"),
+        (secret_of(24) + "\n", "padded base64"),
+        (" " + secret_of(24), "does not start with whsec_"),
+        ("whsec_" + "-_" * 16, "padded base64"),
+        ("whsec_" + "é" * 32, "padded base64"),
+        ("whsec_" + "\udc80" * 32, "padded base64"),
+    ],
+)
+def test_any_other_secret_is_an_error_that_says_what_came_but_not_the_secret(secret: str, came: str) -> None:
+    with pytest.raises(ValueError, match=came) as caught:
+        signature.key_of(secret)
+    assert "24 to 64 random bytes in base64" in str(caught.value)
+    assert len(secret) < 8 or secret[6:] not in str(caught.value)
+
+
+# --- signing, with the reference library as oracle
+
+
+def test_the_reference_library_verifies_what_we_sign_with_either_secret_of_a_rotation() -> None:
+    headers = headers_for(BODY, datetime.now(UTC), MESSAGE_ID, OLD, NEW)
+    assert headers["webhook-signature"].count("v1,") == len(headers["webhook-signature"].split(" ")) == 2
+    for secret in (OLD, NEW):
+        assert Webhook(secret).verify(BODY, headers) == {"name": "påvirker"}
+    with pytest.raises(WebhookVerificationError):
+        Webhook(STRANGE).verify(BODY, headers)
+
+
+@given(body=st.binary(max_size=200), seconds=st.integers(0, 2**33), length=st.integers(24, 64))
+def test_our_signature_is_the_one_of_the_reference_library(body: bytes, seconds: int, length: int) -> None:
+    text = body.decode("latin-1")  # the library signs text only
+    secret = secret_of(length)
+    theirs = Webhook(secret).sign(MESSAGE_ID, datetime.fromtimestamp(seconds, UTC), text)
+    assert signature.sign([secret], MESSAGE_ID, seconds, text.encode()) == theirs
+
+
+def test_signing_needs_a_secret_and_an_id_that_cannot_be_cut_elsewhere() -> None:
+    with pytest.raises(ValueError, match="at least one secret"):
+        signature.sign([], MESSAGE_ID, 0, BODY)
+    with pytest.raises(ValueError, match="without a full stop"):
+        signature.sign([NEW], "a.b", 0, BODY)
+
+
+# --- verifying
+
+
+def test_what_the_reference_library_signs_is_verified_and_its_id_returned() -> None:
+    headers = {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": str(int(NOW.timestamp())),
+        "webhook-signature": Webhook(OLD).sign("msg_1", NOW, BODY.decode()),
+    }
+    assert signature.verify([NEW, OLD], headers, BODY, NOW) == "msg_1"
+    with pytest.raises(SignatureRefused):
+        signature.verify([STRANGE], headers, BODY, NOW)
+
+
+def test_signatures_of_other_versions_stand_beside_ours_and_count_for_nothing() -> None:
+    headers = headers_for()
+    ours = headers["webhook-signature"]
+    assert signature.verify([NEW], {**headers, "webhook-signature": f"v1a,AAAA v2,x {ours}"}, BODY, NOW) == MESSAGE_ID
+    with pytest.raises(SignatureRefused):
+        signature.verify([NEW], {**headers, "webhook-signature": ours.replace("v1,", "v1a,")}, BODY, NOW)
+
+
+def test_headers_are_found_without_case_and_in_a_multidict() -> None:
+    headers = headers_for()
+    assert signature.verify([NEW], {name.upper(): value for name, value in headers.items()}, BODY, NOW)
+    assert signature.verify([NEW], CIMultiDict(headers), BODY, NOW)
+
+
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+def test_each_header_must_be_there_exactly_once(name: str) -> None:
+    headers = headers_for()
+    with pytest.raises(SignatureRefused, match=f"{name}: expected it once, got it 0 times"):
+        signature.verify([NEW], {key: value for key, value in headers.items() if key != name}, BODY, NOW)
+    twice = CIMultiDict(headers)
+    twice.add(name.title(), headers[name])
+    with pytest.raises(SignatureRefused, match=f"{name}: expected it once, got it 2 times"):
+        signature.verify([NEW], twice, BODY, NOW)
+
+
+@pytest.mark.parametrize(("age", "good"), [(-61, False), (-60, True), (0, True), (300, True), (301, False)])
+def test_a_signature_is_good_for_300_s_and_at_most_60_s_ahead_of_our_clock(age: int, good: bool) -> None:
+    now = NOW.replace(microsecond=0)
+    headers = headers_for(at=now - timedelta(seconds=age))
+    if good:
+        assert signature.verify([NEW], headers, BODY, now) == MESSAGE_ID
+    else:
+        with pytest.raises(SignatureRefused, match="webhook-timestamp: expected at most"):
+            signature.verify([NEW], headers, BODY, now)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("webhook-id", ""),
+        ("webhook-id", "a.b"),
+        ("webhook-id", "a b"),
+        ("webhook-id", "x" * 257),
+        ("webhook-id", "é"),
+        ("webhook-timestamp", ""),
+        ("webhook-timestamp", "nan"),
+        ("webhook-timestamp", "inf"),
+        ("webhook-timestamp", "1e9"),
+        ("webhook-timestamp", "-1"),
+        ("webhook-timestamp", "1_000"),
+        ("webhook-timestamp", "١٢٣"),
+        ("webhook-timestamp", "9" * 5000),
+        ("webhook-timestamp", "9" * 12),
+        ("webhook-timestamp", "1775946418.5"),
+        ("webhook-signature", ""),
+        ("webhook-signature", "v1"),
+        ("webhook-signature", "v1,"),
+        ("webhook-signature", "v1,a,b"),
+        ("webhook-signature", ","),
+        ("webhook-signature", "v1,=" * 1000),
+        ("webhook-signature", "\udcff é"),
+    ],
+)
+def test_a_malformed_header_is_a_refusal_and_not_a_traceback(name: str, value: str) -> None:
+    """The reference verifier raises ValueError or binascii.Error on several of these."""
+    with pytest.raises(SignatureRefused):
+        signature.verify([NEW], {**headers_for(), name: value}, BODY, NOW)
+
+
+def test_a_refusal_is_an_error_of_the_relay_and_holds_no_secret() -> None:
+    with pytest.raises(RelayError) as caught:
+        signature.verify([STRANGE, OLD], headers_for(), BODY, NOW)
+    assert STRANGE[6:] not in str(caught.value)
+
+
+@pytest.mark.parametrize("secrets", [[], ["not a secret"], [NEW, "whsec_broken"]])
+def test_without_usable_secrets_everything_is_refused(secrets: list[str]) -> None:
+    with pytest.raises(SignatureRefused) as caught:
+        signature.verify(secrets, headers_for(), BODY, NOW)
+    assert "broken" not in str(caught.value)
+
+
+@given(data=st.data())
+def test_a_change_of_any_byte_of_body_id_or_timestamp_is_refused(data: st.DataObject) -> None:
+    headers, body = headers_for(), bytearray(BODY)
+    part = data.draw(st.sampled_from(["body", "webhook-id", "webhook-timestamp"]))
+    if part == "body":
+        place = data.draw(st.integers(0, len(body) - 1))
+        body[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != body[place]))
+    else:
+        text = headers[part]
+        place = data.draw(st.integers(0, len(text) - 1))
+        other = data.draw(st.characters(codec="latin-1").filter(lambda char: char != text[place]))
+        headers[part] = text[:place] + other + text[place + 1 :]
+    with pytest.raises(SignatureRefused):
+        signature.verify([NEW], headers, bytes(body), NOW)
+
+
+def test_the_end_of_a_part_cannot_be_moved_over_a_full_stop() -> None:
+    """``id.timestamp.body`` is signed: a body that starts like a timestamp would otherwise make a second, valid message."""
+    later = int(NOW.timestamp()) + 30
+    headers = headers_for(f"{later}.{{}}".encode())
+    moved = {**headers, "webhook-id": f"{headers['webhook-id']}.{headers['webhook-timestamp']}", "webhook-timestamp": str(later)}
+    with pytest.raises(SignatureRefused, match="webhook-id"):
+        signature.verify([NEW], moved, b"{}", NOW)
+
+
+ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()), max_size=60)
+
+
+@given(ANY_TEXT, ANY_TEXT, ANY_TEXT | ANY_TEXT.map(lambda text: f"v1,{text}"), st.binary(max_size=20))
+def test_arbitrary_headers_raise_nothing_but_the_refusal(message_id: str, timestamp: str, offered: str, body: bytes) -> None:
+    headers = {"webhook-id": message_id, "webhook-timestamp": timestamp, "webhook-signature": offered}
+    for tried in (headers, {**headers_for(body), "webhook-signature": offered}, {**headers, "webhook-id": MESSAGE_ID}):
+        with pytest.raises(SignatureRefused):
+            signature.verify([NEW], tried, body, NOW)
