@@ -31,3 +31,8 @@ def parse_moment(text: str | None) -> datetime | None:
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except OverflowError:
         return None
+
+
+def sortable(moment: datetime) -> str:
+    """A moment as RFC 3339 in UTC with six digits always, so that the texts sort as the moments do."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

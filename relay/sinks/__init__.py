@@ -23,7 +23,7 @@ from pydantic import AfterValidator, Field
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match
-from relay.settings import Duration, Section
+from relay.settings import Section
 
 _PATTERN = re.compile(r"\*|[a-z*][a-z-*]*\.[a-z*][a-z-*]*")
 
@@ -43,8 +43,6 @@ class SinkSettings(Section):
     """Patterns over the event type between prefix and version: event.scheduled, approval.*, *."""
     match: Match = Match()
     """Only events that meet these conditions; one matching resource is enough. Does not apply to relay.*."""
-    give_up_after: Duration = 86400.0
-    """How long an event is tried before it becomes a dead letter."""
     stale: Literal["deliver", "drop"] = "deliver"
     """drop: skip queued states that a newer one of the same EventId replaced."""
 
@@ -62,6 +60,10 @@ class Sink(Protocol):
 
     concurrency: int
     """How many deliveries may be under way at once."""
+    longest_pause: float
+    """Seconds: the longest pause between two tries, however long the far side is gone and no deadline presses."""
+    give_up_after: float
+    """Seconds: how long an event is tried before it becomes a dead letter; may be infinite."""
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the event is safely over there.

@@ -1,0 +1,124 @@
+"""One worker per sink: hands them what was recorded, and carries out what operators ask of a sink."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from relay.clock import Clock
+from relay.delivery.route import wants
+from relay.delivery.worker import Say, Worker
+from relay.outbox import Entry, Recorded, SinkState
+from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
+from relay.sinks import Sink, SinkSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    """How a sink is, for health, metrics and people."""
+
+    name: str
+    kind: str
+    state: SinkState
+    failing: bool
+    reason: str | None
+    waiting: int
+
+
+class Dispatcher:
+    """The workers. ``start`` comes before anything else writes to the store, so that nothing is handed over twice."""
+
+    def __init__(self, sinks: Mapping[str, tuple[SinkSettings, Sink]], store: Store, clock: Clock, say: Say) -> None:
+        self._store = store
+        self._clock = clock
+        self._workers = {name: Worker(settings, sink, store, clock, say) for name, (settings, sink) in sinks.items()}
+
+    async def start(self) -> None:
+        """Take up what waits in the store, and listen for more.
+
+        A sink that was not there before is told every live event; what waits for one that is gone is parked.
+        """
+        settings = [worker.settings for worker in self._workers.values()]
+        now = self._clock.now()
+        states = await self._store.transact(lambda tx: _reconcile(tx, settings, now), fail_open=True)
+        for name, (state, reason) in states.items():
+            self._workers[name].set_state(state, reason)
+        self._hand_over(await self._store.read(lambda tx: tx.deliveries.waiting()))
+        self._store.listeners.recorded.append(self._on_recorded)
+        self._store.listeners.revived.append(self._on_revived)
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for worker in self._workers.values():
+                group.create_task(worker.run(), name=f"sink {worker.settings.name}")
+
+    async def drain(self) -> None:
+        """Return when everything that can be sent now was sent."""
+        while not all(worker.quiet for worker in self._workers.values()):
+            await self._clock.sleep(0.02)
+
+    def status(self) -> list[SinkStatus]:
+        """Every sink, in the order of the configuration."""
+        return [
+            SinkStatus(name, _kind(worker.settings), worker.state, worker.failing, worker.reason, worker.waiting)
+            for name, worker in self._workers.items()
+        ]
+
+    async def set_state(self, name: str, state: SinkState, reason: str | None) -> None:
+        """Pause, or resume, a sink; remembered. Raises KeyError for an unknown one, StoreUnavailable."""
+        worker = self._workers[name]
+        await self._store.transact(lambda tx: tx.deliveries.set_sink(name, state, reason))
+        worker.set_state(state, reason)
+
+    def _on_recorded(self, recorded: Sequence[Recorded]) -> None:
+        self._hand_over(entry for one in recorded for entry in one.entries)
+
+    def _on_revived(self, entries: Sequence[Entry]) -> None:
+        # A redelivery starts afresh: neither its age nor its old tries count against it.
+        self._hand_over(replace(entry, attempts=0, recorded=self._clock.now()) for entry in entries)
+
+    def _hand_over(self, entries: Iterable[Entry]) -> None:
+        by_sink: dict[str, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            by_sink[entry.sink].append(entry)
+        for name, mine in by_sink.items():
+            if name in self._workers:
+                self._workers[name].push(mine)
+
+
+def redeliver(entry: int) -> Callable[[Transaction], bool]:
+    """Work for the store: a dead letter goes out again. False where there is no such dead letter."""
+
+    def work(tx: Transaction) -> bool:
+        revived = tx.deliveries.revive(entry)
+        if revived is not None:
+            tx.revived.append(revived)
+        return revived is not None
+
+    return work
+
+
+def _reconcile(tx: Transaction, settings: Sequence[SinkSettings], now: datetime) -> dict[str, tuple[SinkState, str | None]]:
+    """Compare the sinks of the configuration with those of the last start; returns the states of the former."""
+    known = tx.deliveries.sinks()
+    names = {sink.name for sink in settings}
+    for gone in known.keys() - names:
+        tx.deliveries.forget_sink(gone, f"the sink {gone} is not in the configuration any more", now)
+    for sink in settings:
+        if sink.name in known:
+            continue
+        tx.deliveries.set_sink(sink.name, "on")
+        for occurrence in tx.snapshot.live():
+            position = tx.journal.last_told(occurrence.key)
+            if position is not None and wants(sink, tx.journal.event(position)):
+                tx.resend(position, sink.name, now)
+    return {sink.name: known.get(sink.name, ("on", None)) for sink in settings}
+
+
+def _kind(settings: SinkSettings) -> str:
+    return str(getattr(settings, "kind", "unknown"))

@@ -1,0 +1,155 @@
+"""One entry per event and wanting sink, the log of attempts, and the state of the sinks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from relay.events.moment import parse_moment, sortable
+from relay.outbox import Attempt, Entry, EntryState, SinkState
+
+_ENTRY = "id, sink, position, lane, type, event_key, not_before, attempts, next_at, recorded"
+_SHOWN = (
+    "e.id, e.sink, json_extract(CAST(j.body AS TEXT), '$.subject'), e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, "
+    "e.recorded, e.settled FROM entry e LEFT JOIN journal j ON j.position = e.position"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An entry as it is shown to people and programs."""
+
+    id: int
+    sink: str
+    event_id: str | None
+    type: str
+    state: EntryState
+    attempts: int
+    next_at: str | None
+    reason: str | None
+    last_status: int | None
+    recorded: str
+    settled: str | None
+
+    def shown(self) -> dict[str, Any]:
+        """As the API gives it."""
+        return {
+            "id": self.id,
+            "sink": self.sink,
+            "eventId": self.event_id,
+            "type": self.type,
+            "state": self.state,
+            "attempts": self.attempts,
+            "nextAttempt": self.next_at,
+            "reason": self.reason,
+            "lastStatus": self.last_status,
+            "recorded": self.recorded,
+            "settled": self.settled,
+        }
+
+
+class Deliveries:
+    """The tables of deliveries, inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def add(self, sink: str, position: int, lane: str, type_: str, event_key: str | None, not_before: datetime | None, at: datetime) -> int:
+        """A sink wants the event at that position of the journal; returns the entry's id."""
+        cursor = self._connection.execute(
+            "INSERT INTO entry (sink, position, lane, type, event_key, not_before, recorded) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (sink, position, lane, type_, event_key, sortable(not_before) if not_before else None, sortable(at)),
+        )
+        assert cursor.lastrowid is not None  # noqa: S101  # an INSERT has one
+        return cursor.lastrowid
+
+    def waiting(self, sink: str | None = None) -> list[Entry]:
+        """What waits, of one sink or of all, in the order in which it was recorded."""
+        found = self._connection.execute(
+            f"SELECT {_ENTRY} FROM entry WHERE state = 'waiting' AND (?1 IS NULL OR sink = ?1) ORDER BY id",  # noqa: S608  # our own text
+            (sink,),
+        )
+        return [_entry(row) for row in found]
+
+    def waits_about(self, event_key: str) -> bool:
+        """Whether any sink has yet to get something about an event."""
+        found = self._connection.execute("SELECT 1 FROM entry WHERE event_key = ? AND state = 'waiting' LIMIT 1", (event_key,))
+        return found.fetchone() is not None
+
+    def tried(self, entry: int, attempt: Attempt) -> None:
+        """Log an attempt."""
+        self._connection.execute("UPDATE entry SET attempts = attempts + 1, last_status = ? WHERE id = ?", (attempt.status, entry))
+        self._connection.execute(
+            "INSERT INTO attempt SELECT id, attempts, ?, ?, ?, ?, ?, ? FROM entry WHERE id = ?",
+            (sortable(attempt.at), attempt.took, attempt.outcome, attempt.status, attempt.reason, attempt.answer, entry),
+        )
+
+    def defer(self, entry: int, until: datetime, reason: str) -> None:
+        """Not yet: try again at that moment."""
+        self._connection.execute("UPDATE entry SET next_at = ?, reason = ? WHERE id = ?", (sortable(until), reason, entry))
+
+    def settle(self, entry: int, state: EntryState, reason: str | None, at: datetime) -> None:
+        """Delivered, superseded or parked."""
+        self._connection.execute(
+            "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?", (state, reason, sortable(at), entry)
+        )
+
+    def revive(self, entry: int) -> Entry | None:
+        """Make a parked entry wait again; None where there is no such parked entry."""
+        found = self._connection.execute(
+            f"UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL WHERE id = ? AND state = 'parked' RETURNING {_ENTRY}",  # noqa: S608  # our own text
+            (entry,),
+        ).fetchone()
+        return _entry(found) if found else None
+
+    def page(
+        self,
+        *,
+        states: Iterable[EntryState] = (),
+        event_key: str | None = None,
+        sink: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[Delivery]:
+        """Entries as they are shown, the newest first, older than a given one."""
+        wanted = tuple(states)
+        marks = ", ".join("?" * len(wanted))
+        condition = f"AND e.state IN ({marks})" if wanted else ""
+        found = self._connection.execute(
+            f"SELECT {_SHOWN} WHERE e.id < ? AND (? IS NULL OR e.event_key = ?) AND (? IS NULL OR e.sink = ?) {condition} "  # our own text
+            "ORDER BY e.id DESC LIMIT ?",
+            (before if before is not None else 2**62, event_key, event_key, sink, sink, *wanted, limit),
+        )
+        return [Delivery(*row) for row in found]
+
+    def sinks(self) -> dict[str, tuple[SinkState, str | None]]:
+        """The sinks of the last start with their state and, where stopped, the reason."""
+        found = self._connection.execute("SELECT name, state, reason FROM sink")
+        return {name: (state, reason) for name, state, reason in found}
+
+    def set_sink(self, name: str, state: SinkState, reason: str | None = None) -> None:
+        """Remember a sink and its state."""
+        self._connection.execute("INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason))
+
+    def forget_sink(self, name: str, reason: str, at: datetime) -> int:
+        """A sink is configured no more: park what waits for it, drop its relay.*; returns how many were parked."""
+        self._connection.execute("DELETE FROM sink WHERE name = ?", (name,))
+        self._connection.execute("DELETE FROM entry WHERE sink = ? AND state = 'waiting' AND type LIKE 'relay.%'", (name,))
+        return self._connection.execute(
+            "UPDATE entry SET state = 'parked', reason = ?, next_at = NULL, settled = ? WHERE sink = ? AND state = 'waiting'",
+            (reason, sortable(at), name),
+        ).rowcount
+
+    def prune(self, before: datetime) -> None:
+        """Forget deliveries, and their attempts, that were settled before that moment."""
+        self._connection.execute("DELETE FROM entry WHERE settled < ?", (sortable(before),))
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    id_, sink, position, lane, type_, event_key, not_before, attempts, next_at, recorded = row
+    moment = parse_moment(recorded)
+    assert moment is not None  # noqa: S101  # we wrote it
+    return Entry(id_, sink, position, lane, type_, event_key, parse_moment(not_before), attempts, parse_moment(next_at), moment)

@@ -1,0 +1,151 @@
+"""The audit trail: an append-only table in which each row's hash covers the row and the hash before it."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from relay.errors import StoreError
+from relay.events.cloudevent import CloudEvent
+from relay.events.moment import sortable
+from relay.outbox import Head
+
+GENESIS = Head(0, "0" * 64)
+"""The head of a journal that has no rows yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. ``kind`` is the CloudEvent's ``<family>.<change>``, or ``claim`` or ``mode``; ``body`` is JSON."""
+
+    position: int
+    at: str
+    kind: str
+    event_key: str | None
+    transition: str | None
+    body: bytes
+    hash: str
+
+
+class Journal:
+    """The table, inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def head(self) -> Head:
+        """Where it ends now."""
+        return head_of(self._connection)
+
+    def append(self, at: datetime, kind: str, body: bytes, *, event_key: str | None = None, transition: str | None = None) -> int:
+        """Add a row; returns its position."""
+        head = self.head()
+        position, moment = head.position + 1, sortable(at)
+        digest = chain(head.hash, position, moment, kind, event_key, transition, body)
+        self._connection.execute(
+            "INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (position, moment, kind, event_key, transition, body, digest)
+        )
+        return position
+
+    def note(self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None) -> int:
+        """Add a row that is no CloudEvent: a claim, a switch of the mode."""
+        return self.append(at, kind, orjson.dumps(facts), event_key=event_key)
+
+    def times_told(self, transition: str) -> int:
+        """How often this transition was told before."""
+        found = self._connection.execute("SELECT count(*) FROM journal WHERE transition = ?", (transition,))
+        return int(found.fetchone()[0])
+
+    def event(self, position: int) -> CloudEvent:
+        """The CloudEvent at a position. Raises KeyError where it was pruned."""
+        found = self._connection.execute("SELECT body FROM journal WHERE position = ?", (position,)).fetchone()
+        if found is None:
+            raise KeyError(position)
+        return CloudEvent.parse(found[0])
+
+    def last_told(self, event_key: str) -> int | None:
+        """The position of the newest ``event.*`` about an event."""
+        found = self._connection.execute(
+            "SELECT position FROM journal WHERE event_key = ? AND kind LIKE 'event.%' ORDER BY position DESC LIMIT 1", (event_key,)
+        ).fetchone()
+        return found[0] if found else None
+
+    def history(self, event_key: str, since: str) -> list[CloudEvent]:
+        """The CloudEvents about an event from that moment on, oldest first."""
+        found = self._connection.execute(
+            "SELECT body FROM journal WHERE event_key = ? AND at >= ? AND kind != 'claim' ORDER BY position", (event_key, since)
+        )
+        return [CloudEvent.parse(body) for (body,) in found]
+
+    def after(self, position: int, limit: int) -> list[tuple[int, CloudEvent]]:
+        """CloudEvents behind a position, oldest first, with theirs."""
+        found = self._connection.execute(
+            "SELECT position, body FROM journal WHERE position > ? AND kind NOT IN ('claim', 'mode') ORDER BY position LIMIT ?",
+            (position, limit),
+        )
+        return [(at, CloudEvent.parse(body)) for at, body in found]
+
+    def prune(self, before: datetime, now: datetime) -> int:
+        """Remove rows older than ``before``, but none that an entry still waits for; returns how many.
+
+        A checkpoint with the last hash stays, so the chain still verifies.
+        """
+        last = self._connection.execute(
+            "SELECT max(position) FROM journal WHERE at < ? AND position < coalesce("
+            "(SELECT min(position) FROM entry WHERE state IN ('waiting', 'parked')), 9e18)",
+            (sortable(before),),
+        ).fetchone()[0]
+        if last is None:
+            return 0
+        digest = self._connection.execute("SELECT hash FROM journal WHERE position = ?", (last,)).fetchone()[0]
+        self._connection.execute("DELETE FROM checkpoint")
+        self._connection.execute("INSERT INTO checkpoint VALUES (?, ?, ?)", (last, digest, sortable(now)))
+        return self._connection.execute("DELETE FROM journal WHERE position <= ?", (last,)).rowcount
+
+
+def chain(before: str, position: int, at: str, kind: str, event_key: str | None, transition: str | None, body: bytes) -> str:
+    """The hash of a row: SHA-256 over the hash before it, its columns as a JSON list, a line feed, and its body."""
+    columns = orjson.dumps([before, position, at, kind, event_key, transition])
+    return hashlib.sha256(columns + b"\n" + body).hexdigest()
+
+
+def head_of(connection: sqlite3.Connection) -> Head:
+    """Where a journal ends."""
+    found = connection.execute("SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1").fetchone()
+    found = found or connection.execute("SELECT position, hash FROM checkpoint").fetchone()
+    return Head(*found) if found else GENESIS
+
+
+def rows(connection: sqlite3.Connection) -> Iterator[Row]:
+    """Every row, oldest first."""
+    for row in connection.execute("SELECT position, at, kind, event_key, transition, body, hash FROM journal ORDER BY position"):
+        yield Row(*row)
+
+
+def verify(connection: sqlite3.Connection, expected: Head | None = None) -> tuple[Head, int]:
+    """Walk the whole chain; returns the head and the number of rows.
+
+    ``expected`` is a head that was seen before, elsewhere: a ``journalhead`` that some consumer holds shows a cut tail.
+    Raises StoreError that names the first position at which the chain does not hold.
+    """
+    checkpoint = connection.execute("SELECT position, hash FROM checkpoint").fetchone()
+    head, count = Head(*checkpoint) if checkpoint else GENESIS, 0
+    met = expected is None or expected == head or expected.position < head.position
+    for row in rows(connection):
+        if row.position != head.position + 1:
+            raise StoreError(f"journal: expected position {head.position + 1}, found {row.position}: rows were removed or inserted")
+        if row.hash != chain(head.hash, row.position, row.at, row.kind, row.event_key, row.transition, row.body):
+            raise StoreError(f"journal: the row at position {row.position} is not the one that was written")
+        head, count = Head(row.position, row.hash), count + 1
+        met = met or head == expected
+        if expected is not None and head.position == expected.position and head != expected:
+            raise StoreError(f"journal: the row at position {row.position} is not the one that was seen before")
+    if expected is not None and not met:
+        raise StoreError(f"journal: it ends at position {head.position}, {expected.position} was seen before: its tail was cut")
+    return head, count

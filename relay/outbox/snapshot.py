@@ -1,0 +1,82 @@
+"""The events as last seen: what the next document is compared with, also after a restart."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from relay.events.cloudevent import CloudEvent
+from relay.events.moment import sortable
+from relay.outbox import Occurrence
+
+_COLUMNS = "id, key, number, data, revision, live, boot_id, first_seen, last_changed, outcome, told"
+
+
+class Snapshot:
+    """The table of occurrences, inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def live(self) -> list[Occurrence]:
+        """What the document held when it was last recorded, in order of appearance."""
+        return self._all("WHERE live ORDER BY id")
+
+    def find(self, event_key: str) -> Occurrence | None:
+        """The newest occurrence of an EventId (in lower case)."""
+        found = self._all("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
+        return found[0] if found else None
+
+    def by_id(self, occurrence: int) -> Occurrence:
+        """One occurrence. Raises KeyError where there is none."""
+        found = self._all("WHERE id = ?", occurrence)
+        if not found:
+            raise KeyError(occurrence)
+        return found[0]
+
+    def page(self, before: int | None, limit: int) -> list[Occurrence]:
+        """Occurrences, the newest first, older than a given one."""
+        return self._all("WHERE id < ? ORDER BY id DESC LIMIT ?", before if before is not None else 2**62, limit)
+
+    def begin(self, key: str, data: dict[str, Any], boot_id: str | None, told: CloudEvent, at: datetime) -> None:
+        """An EventId that was not in the document is there."""
+        self._connection.execute(
+            "INSERT INTO occurrence (key, number, data, revision, live, boot_id, first_seen, last_changed, told) "
+            "VALUES (?1, 1 + (SELECT coalesce(max(number), 0) FROM occurrence WHERE key = ?1), ?2, ?3, 1, ?4, ?5, ?5, ?6)",
+            (key, orjson.dumps(data).decode(), data["revision"], boot_id, sortable(at), told.id),
+        )
+
+    def update(self, key: str, data: dict[str, Any], told: CloudEvent, at: datetime) -> None:
+        """A live event has a new state."""
+        self._connection.execute(
+            "UPDATE occurrence SET data = ?, revision = ?, last_changed = ?, told = ? WHERE key = ? AND live",
+            (orjson.dumps(data).decode(), data["revision"], sortable(at), told.id, key),
+        )
+
+    def end(self, key: str, outcome: str, told: CloudEvent, at: datetime) -> None:
+        """A live event has left the document."""
+        self._connection.execute(
+            "UPDATE occurrence SET live = 0, outcome = ?, last_changed = ?, told = ? WHERE key = ? AND live",
+            (outcome, sortable(at), told.id, key),
+        )
+
+    def booted(self, occurrence: int, boot_id: str | None) -> None:
+        """A boot came that had nothing to do with this event: later ones are compared with this boot id."""
+        self._connection.execute("UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence))
+
+    def prune(self, before: datetime) -> None:
+        """Forget what ended before that moment, with its decisions and grants."""
+        old = "(SELECT id FROM occurrence WHERE NOT live AND last_changed < ?)"
+        for table in ("decision", "start_request"):
+            self._connection.execute(f"DELETE FROM {table} WHERE occurrence IN {old}", (sortable(before),))  # noqa: S608  # our own names
+        self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", (sortable(before),))  # noqa: S608  # our own names
+
+    def _all(self, where: str, *values: object) -> list[Occurrence]:
+        found = self._connection.execute(f"SELECT {_COLUMNS} FROM occurrence {where}", values)  # noqa: S608  # our own text
+        return [
+            Occurrence(id_, key, number, orjson.loads(data), revision, bool(live), *rest)
+            for id_, key, number, data, revision, live, *rest in found
+        ]

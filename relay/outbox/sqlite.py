@@ -1,0 +1,242 @@
+"""Keeps the state file: one thread runs every transaction, grouped under load, and carries on in memory while the disk fails.
+
+Work that *fails closed* (approvals) is either on disk or refused with StoreUnavailable. Work that *fails open* (what was
+seen, what was delivered) is done in any case: while the file cannot be written it runs on a copy in memory, its effects
+go out from there, and it is run again on the file, in the same order, once that works. Work that only *reads* sees
+whichever of the two is newer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import secrets
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from relay.clock import Clock
+from relay.errors import StoreUnavailable
+from relay.outbox import Entry, Identity, Recorded, StoreSettings
+from relay.outbox.file import Opened, open_file
+from relay.outbox.transaction import Route, Transaction
+
+T = TypeVar("T")
+Work = Callable[[Transaction], T]
+_GROUP = 512
+_RETRY = 1.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Job:
+    work: Work[Any]
+    fails: Literal["open", "closed", "read"]
+    future: asyncio.Future[Any]
+    told: bool = False  # its result and effects went out already, from memory
+    result: Any = None
+    error: Exception | None = None
+    said: Sequence[Recorded] = ()
+    revived: Sequence[Entry] = ()
+
+    def run(self, connection: sqlite3.Connection, route: Route) -> None:
+        """Do the work in a savepoint: an error of its own undoes it alone. Trouble with the file is raised."""
+        transaction = Transaction(connection, route)
+        connection.execute("SAVEPOINT work")
+        try:
+            self.result = self.work(transaction)
+        except Exception as error:
+            if _is_trouble(error):
+                raise
+            connection.execute("ROLLBACK TO work")
+            self.error = error
+        else:
+            self.error, self.said, self.revived = None, transaction.said, transaction.revived
+        connection.execute("RELEASE work")
+
+
+def _is_trouble(error: Exception) -> bool:
+    """Whether it is the file's fault: full, broken, read-only; not a mistake in the work."""
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError)
+
+
+def _probe(transaction: Transaction) -> None:
+    # An empty transaction writes nothing, so it would succeed on a full disk.
+    transaction.set_meta("probe", secrets.token_hex(4))
+
+
+@dataclass(slots=True)
+class Listeners:
+    """Who is told, on the event loop, of what was recorded: the dispatcher, and streams of the API."""
+
+    recorded: list[Callable[[Sequence[Recorded]], None]] = field(default_factory=list)
+    revived: list[Callable[[Sequence[Entry]], None]] = field(default_factory=list)
+    failing: list[Callable[[str | None], None]] = field(default_factory=list)
+    """Called with the reason when the file cannot be written, with None when it can again."""
+
+
+class Store:
+    """The state file in use. Made by `open_store`."""
+
+    def __init__(self, opened: Opened, route: Route, settings: StoreSettings) -> None:
+        self.settings = settings
+        self.trusted = opened.trusted
+        """False: the store is bound to a VM that this one could not be compared with; approvals stay off."""
+        self.failing: str | None = None
+        """Why the file cannot be written now; None while it can."""
+        self.listeners = Listeners()
+        self._opened = opened
+        self._route = route
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pending: list[_Job] = []
+        self._memory: sqlite3.Connection | None = None
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
+        """Queue work; jobs run in the order of submission. The future holds what the work returned, or raised.
+
+        Without ``fail_open`` it ends in StoreUnavailable, with nothing done, while the file cannot be written. With it,
+        only if the file cannot be read either.
+        """
+        return self._put(work, "open" if fail_open else "closed")
+
+    async def transact(self, work: Work[T], *, fail_open: bool = False) -> T:
+        """As `submit`, and wait. Cancelling the wait does not stop the work."""
+        return await asyncio.shield(self.submit(work, fail_open=fail_open))
+
+    async def read(self, work: Work[T]) -> T:
+        """Run work that writes nothing."""
+        return await asyncio.shield(self._put(work, "read"))
+
+    def _put(self, work: Work[T], fails: Literal["open", "closed", "read"]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put(_Job(work, fails, future))
+        return future
+
+    async def close(self) -> None:
+        """Run what was submitted, and close the file."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._opened.close()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            jobs: list[_Job] = []
+            try:
+                job = self._jobs.get(timeout=_RETRY if self._memory is not None else None)
+                while job is not None and len(jobs) < _GROUP:
+                    jobs.append(job)
+                    job = self._jobs.get_nowait()
+                if job is not None:
+                    jobs.append(job)
+                open_ = job is not None
+            except queue.Empty:
+                pass
+            self._commit(jobs)
+        if self._pending:
+            _log.error("the state file could still not be written: %s. What was seen meanwhile was sent from memory", self.failing)
+
+    def _commit(self, jobs: list[_Job]) -> None:
+        if self._memory is not None and self._try_on_disk([_Job(_probe, "closed", self._loop.create_future()), *self._pending]):
+            self._recovered()
+        if self._memory is None and self._try_on_disk(jobs):
+            self._done(jobs)
+        else:
+            self._in_memory(jobs)
+
+    def _try_on_disk(self, jobs: Sequence[_Job]) -> bool:
+        connection = self._opened.connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for job in jobs:
+                job.run(connection, self._route)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself after some errors
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            self._set_failing(str(error))
+            return False
+        return True
+
+    def _in_memory(self, jobs: list[_Job]) -> None:
+        """Refuse what fails closed; do what fails open on a copy in memory, and keep it for the file."""
+        reason = self.failing or "unknown"
+        for job in jobs:
+            if job.fails == "closed":
+                job.error = StoreUnavailable(f"the state file cannot be written: {reason}")
+        try:
+            if self._memory is None:
+                self._memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                self._opened.connection.backup(self._memory)
+                self._memory.execute("PRAGMA foreign_keys = ON")
+            for job in jobs:
+                if job.fails != "closed":
+                    job.run(self._memory, self._route)
+                if job.fails == "open":
+                    self._pending.append(job)
+        except sqlite3.Error as error:
+            for job in jobs:
+                if job.fails != "closed" and job not in self._pending:
+                    job.error = StoreUnavailable(f"the state file can be neither written nor read: {reason}; {error}")
+        self._done(jobs)
+
+    def _recovered(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = None
+        self._pending = []
+        self._set_failing(None)
+
+    def _set_failing(self, reason: str | None) -> None:
+        if (reason is None) == (self.failing is None):
+            return
+        self.failing = reason
+        self._on_loop(lambda: [listener(reason) for listener in self.listeners.failing])
+
+    def _done(self, jobs: Sequence[_Job]) -> None:
+        finished = [job for job in jobs if not job.told]
+        for job in finished:
+            job.told = True
+        self._on_loop(lambda: self._tell(finished))
+
+    def _on_loop(self, callback: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback)
+
+    # --- the loop
+
+    def _tell(self, jobs: Sequence[_Job]) -> None:
+        for job in jobs:
+            if job.error is None and job.said:
+                for listener in self.listeners.recorded:
+                    listener(job.said)
+            if job.error is None and job.revived:
+                for revival in self.listeners.revived:
+                    revival(job.revived)
+            if job.future.done():
+                continue
+            if job.error is not None:
+                job.future.set_exception(job.error)
+            else:
+                job.future.set_result(job.result)
+
+
+@contextlib.asynccontextmanager
+async def open_store(settings: StoreSettings, identity: Identity, clock: Clock, route: Route) -> AsyncIterator[Store]:
+    """The state file, open. Raises what `relay.outbox.file.open_file` raises."""
+    opened = await asyncio.to_thread(open_file, settings.path, identity, clock.now())
+    store = Store(opened, route, settings)
+    try:
+        yield store
+    finally:
+        await store.close()

@@ -1,0 +1,83 @@
+"""What can be done in one transaction: read and write the tables, and say something, with an entry for each wanting sink."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from relay.events.cloudevent import CloudEvent
+from relay.events.moment import parse_moment
+from relay.outbox import Entry, Head, Mode, Recorded
+from relay.outbox.decisions import Decisions
+from relay.outbox.deliveries import Deliveries
+from relay.outbox.journal import Journal
+from relay.outbox.snapshot import Snapshot
+
+Route = Callable[[CloudEvent], Iterable[str]]
+"""The names of the sinks that want an event."""
+
+
+class Transaction:
+    """Handed to each piece of work that the store runs; of no use afterwards.
+
+    ``said`` is what this piece of work has journalled so far: the store hands it to its listeners once it is on disk.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, route: Route) -> None:
+        self._connection = connection
+        self._route = route
+        self.journal = Journal(connection)
+        self.snapshot = Snapshot(connection)
+        self.decisions = Decisions(connection)
+        self.deliveries = Deliveries(connection)
+        self.said: list[Recorded] = []
+        self.revived: list[Entry] = []
+
+    def head(self) -> Head:
+        """Where the journal ends: the ``journalhead`` of what is said next."""
+        return self.journal.head()
+
+    def say(self, event: CloudEvent, at: datetime, *, transition: str | None = None, to: Iterable[str] | None = None) -> None:
+        """Journal an event and make an entry for each sink that wants it, or for those named."""
+        key = None if event.name.startswith("relay.") else (event.subject or "").lower()
+        position = self.journal.append(at, event.name, event.body, event_key=key, transition=transition)
+        sinks = self._route(event) if to is None else to
+        self.said.append(Recorded(position, event, tuple(self.send(event, position, sink, at) for sink in sinks)))
+
+    def send(self, event: CloudEvent, position: int, sink: str, at: datetime) -> Entry:
+        """Make one entry for a journalled event."""
+        key = None if event.name.startswith("relay.") else (event.subject or "").lower()
+        lane = key if key is not None else f"{event.name}/{event.subject or ''}"
+        not_before = parse_moment(event.data.get("notBefore"))
+        entry = self.deliveries.add(sink, position, lane, event.name, key, not_before, at)
+        return Entry(entry, sink, position, lane, event.name, key, not_before, 0, None, at, event)
+
+    def resend(self, position: int, sink: str, at: datetime) -> None:
+        """Make an entry for an event that was said earlier, for a sink that was not there then."""
+        event = self.journal.event(position)
+        self.said.append(Recorded(position, event, (self.send(event, position, sink, at),)))
+
+    def mode(self) -> Mode:
+        """The remembered switch of the approvals."""
+        return self._meta("mode") or "on"  # type: ignore[return-value]  # only set_mode and file write it
+
+    def set_mode(self, mode: Mode, principal: str, at: datetime) -> None:
+        """Remember the switch, and who turned it."""
+        self.set_meta("mode", mode)
+        self.journal.note(at, "mode", {"mode": mode, "principal": principal})
+
+    def last_read(self) -> datetime | None:
+        """When the document was last read before the relay stopped in an orderly way; None after a crash."""
+        return parse_moment(self._meta("last_read"))
+
+    def set_meta(self, key: str, value: str | None) -> None:
+        """Remember one value; None forgets it."""
+        if value is None:
+            self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+        else:
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def _meta(self, key: str) -> str | None:
+        found = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return found[0] if found else None
