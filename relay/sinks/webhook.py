@@ -38,6 +38,8 @@ class Settings(SinkSettings):
     """Allow a URL with http: bodies are then readable on the way, and still signed."""
     timeout: Duration = Field(default=15.0, gt=0)
     """For the whole request: name look-up, connection, TLS, answer."""
+    give_up_after: Duration = 86400.0
+    """How long an event is tried before it becomes a dead letter."""
     proxy: str | None = None
     """URL of an HTTP proxy to go through. Proxies of the environment are not used."""
 
@@ -92,12 +94,14 @@ class Webhook:
     """One receiver."""
 
     concurrency = 16
+    longest_pause = 300.0
 
     def __init__(self, settings: Settings, clock: Clock, session: ClientSession) -> None:
         self._settings = settings
         self._clock = clock
         self._session = session
         self._proxy = settings.way()
+        self.give_up_after = settings.give_up_after
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return once the receiver has answered 2xx. Raises Deferred for everything else: none of it is for ever."""

@@ -1,0 +1,1 @@
+"""Sinks, each against a real far side."""

@@ -1,0 +1,146 @@
+"""Receivers of HTTP on loopback, from the good to the hostile, that do exactly what a test tells them, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from multidict import CIMultiDict
+from typing_extensions import override
+
+CERTIFICATE = Path(__file__).with_name("loopback.pem")
+"""For localhost and 127.0.0.1, signed by itself, with its key: made for these tests and of no other worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request as it came over the wire."""
+
+    line: str
+    headers: CIMultiDict[str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class Connection:
+    """One accepted connection, in the hands of the test's behaviour."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    receiver: Receiver
+
+    async def request(self) -> Received:
+        """Read one request. Raises IncompleteReadError when the far side has closed."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        line, *fields = head.strip().split("\r\n")
+        headers = CIMultiDict[str]()
+        for name, _, value in (text.partition(": ") for text in fields):
+            headers.add(name, value)
+        received = Received(line, headers, await self.reader.readexactly(int(headers.get("Content-Length", 0))))
+        self.receiver.requests.append(received)
+        return received
+
+    async def send(self, *parts: bytes) -> None:
+        """Write the parts as they are."""
+        self.writer.write(b"".join(parts))
+        await self.writer.drain()
+
+    async def answer(self, status: int = 204, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
+        """A proper answer, after which the connection stays open."""
+        length = {} if status in {204, 304} or status < 200 else {"Content-Length": str(len(body))}
+        fields = "".join(f"{name}: {value}\r\n" for name, value in {**length, **(headers or {})}.items())
+        await self.send(f"HTTP/1.1 {status} Said\r\n{fields}\r\n".encode("latin-1"), body)
+
+
+Behaviour = Callable[[Connection], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Receiver:
+    """A listening receiver and what it has seen."""
+
+    port: int = 0
+    scheme: str = "http"
+    connections: int = 0
+    requests: list[Received] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Holds what must never be seen in an error: a token in the path and one in the query."""
+        return f"{self.scheme}://127.0.0.1:{self.port}/hook/t0ken-in-path?key=t0ken-in-query"
+
+
+@asynccontextmanager
+async def listening(behaviour: Behaviour, *, tls: bool = False) -> AsyncIterator[Receiver]:
+    """A receiver with this behaviour for each connection; what is under way at the end is cut off."""
+    receiver = Receiver(scheme="https" if tls else "http")
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        receiver.connections += 1
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await behaviour(Connection(reader, writer, receiver))
+        except asyncio.CancelledError:
+            pass  # asyncio's streams report a cancelled handler as an error
+        finally:
+            serving.discard(task)
+            writer.transport.abort()
+
+    context = None
+    if tls:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(CERTIFICATE)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    receiver.port = server.sockets[0].getsockname()[1]
+    try:
+        yield receiver
+    finally:
+        server.close()
+        for task in tuple(serving):
+            task.cancel()
+        if serving:
+            await asyncio.wait(serving)
+
+
+async def good(connection: Connection) -> None:
+    """Answers every request with 204, over one connection."""
+    while True:
+        await connection.request()
+        await connection.answer()
+
+
+class Names(AbstractResolver):
+    """Name resolution as told: names and their addresses, or the error; no address at all is a look-up that hangs."""
+
+    def __init__(self, names: Mapping[str, Sequence[str] | OSError]) -> None:
+        self._names = names
+
+    @override
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
+        """Look the name up."""
+        assert family == socket.AF_UNSPEC, "both families are asked for"
+        found = self._names[host]
+        if isinstance(found, OSError):
+            raise found
+        if not found:
+            await asyncio.Event().wait()
+        return [
+            ResolveResult(
+                hostname=host, host=address, port=port, family=socket.AF_INET6 if ":" in address else socket.AF_INET, proto=0, flags=0
+            )
+            for address in found
+        ]
+
+    @override
+    async def close(self) -> None:
+        """Nothing to close."""

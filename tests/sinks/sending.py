@@ -1,0 +1,79 @@
+"""The webhook sink as tests use it: settings with what may never be shown, and failures that are searched for it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from aiohttp.abc import AbstractResolver
+from typing_extensions import override
+
+from relay.clock import SystemClock
+from relay.errors import Deferred
+from relay.sinks import Receipt
+from relay.sinks._http import open_session
+from relay.sinks.webhook import Settings, Webhook
+from tests.make import cloudevent
+
+SECRET = "whsec_" + "c2VjcmV0" * 4
+OTHER_SECRET = "whsec_" + "b3RoZXIh" * 4
+TELLTALES = ("t0ken", SECRET[6:], OTHER_SECRET[6:])
+"""What may be in no text that a failure shows; URLs of tests have a t0ken in them."""
+
+NOW = datetime(2026, 4, 11, 22, 26, 58, 900_000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedClock(SystemClock):
+    """A wall clock that stands still."""
+
+    at: datetime = NOW
+
+    @override
+    def now(self) -> datetime:
+        """The moment at which it stands."""
+        return self.at
+
+
+def settings(**given: Any) -> Settings:
+    """The sink's section, as YAML would give it."""
+    return Settings.model_validate({"kind": "webhook", "name": "drain", "secrets": [SECRET], "allow_http": True, "timeout": "5s", **given})
+
+
+@asynccontextmanager
+async def sink(resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **given: Any) -> AsyncIterator[Webhook]:
+    """The sink with its session, and a resolver or trusted certificates of the test's own."""
+    async with open_session(resolver=resolver, tls=tls) as session:
+        yield Webhook(settings(**given), StoppedClock(), session)
+
+
+async def deliver(url: str, resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **given: Any) -> Receipt:
+    """One delivery of one event."""
+    async with sink(resolver, tls, url=url, **given) as webhook:
+        return await webhook.deliver(cloudevent())
+
+
+async def failure(url: str, resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **given: Any) -> Deferred:
+    """The Deferred of one delivery, after a look that no text of it shows a secret or the URL."""
+    with pytest.raises(Deferred) as caught:
+        await deliver(url, resolver, tls, **given)
+    shown = "".join(traceback.format_exception(caught.value)) + caught.value.reason
+    assert not [telltale for telltale in TELLTALES if telltale in shown]
+    assert caught.value.reason.startswith(("expected ", "the url or secrets"))
+    return caught.value
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """What is done here takes no longer than that."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    yield
+    assert loop.time() - started < seconds
