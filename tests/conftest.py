@@ -1,0 +1,53 @@
+"""What every test may ask for: a RabbitMQ to use, one to mistreat, and names that no other test has."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+
+import aio_pika
+import pytest
+from hypothesis import settings
+
+from tests.rabbitmq import Broker, NamedBroker, Reachable
+
+settings.register_profile("relay", deadline=None)  # on a shared core a slow example says nothing
+settings.load_profile("relay")
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
+    """A RabbitMQ that runs all the time: leave it as it was, and use names of your own (`exchange`)."""
+    if url := os.environ.get("RELAY_TEST_AMQP_URL"):
+        yield NamedBroker(url)
+        return
+    with Broker(tmp_path_factory.mktemp("rabbitmq")) as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture(scope="session")
+def _private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("own-rabbitmq")) as node:
+        yield node
+
+
+@pytest.fixture
+def own_broker(_private_node: Broker) -> Broker:
+    """A private RabbitMQ, running and well, to stop, kill, freeze or fill; the next test gets it healed, with what it then holds."""
+    _private_node.heal()
+    return _private_node
+
+
+@pytest.fixture
+async def exchange(broker: Reachable) -> AsyncIterator[str]:
+    """An exchange name of this test's own on `broker`; it and what the contract derives from it are removed afterwards."""
+    name = f"relay.test.{secrets.token_hex(6)}"
+    yield name
+    connection = await aio_pika.connect(broker.amqp_url())
+    async with connection, connection.channel() as channel:
+        for queue in (".unrouted", ".dead"):
+            await channel.queue_delete(name + queue)
+        for part in ("", ".unrouted", ".approvals", ".dlx"):
+            await channel.exchange_delete(name + part)
