@@ -27,7 +27,7 @@ class Budget:
 
     def delay(self, now: float) -> float | None:
         """Seconds until a place may be taken; None while every place is held by a call that was not sent yet."""
-        recent = [moment for moment in self._sent if now - moment < WINDOW]
+        recent = [moment for moment in self._sent if now < moment + WINDOW]
         if self._unsent + len(recent) < CALLS:
             return 0.0
         return recent[0] + WINDOW - now if recent else None

@@ -1,0 +1,174 @@
+"""A real HTTP server on loopback that answers byte by byte as a test says, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from multidict import CIMultiDict
+
+EMPTY = b'{"DocumentIncarnation":1,"Events":[]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as it arrived. ``at`` is monotonic, in seconds; ``peer`` the port it came from."""
+
+    method: str
+    target: str
+    headers: CIMultiDict[str]
+    body: bytes
+    at: float
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to answer. ``body`` alone decides Content-Length unless ``headers`` do; ``raw`` replaces all of it.
+
+    ``pause`` is in seconds before the answer, ``drip`` between its single bytes of body. ``then`` is what becomes of the connection.
+    """
+
+    body: bytes = EMPTY
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    raw: bytes | None = None
+    pause: float = 0.0
+    drip: float | None = None
+    then: Literal["keep", "close", "reset", "hang"] = "keep"
+
+    def head(self) -> bytes:
+        """Status line and headers."""
+        headers: CIMultiDict[str] = CIMultiDict(self.headers)
+        if "Transfer-Encoding" not in headers:
+            headers.setdefault("Content-Length", str(len(self.body)))
+        lines = [f"HTTP/1.1 {self.status} Reason", *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join([*lines, "", ""]).encode()
+
+
+Script = Callable[[Asked], Answer]
+
+
+class FarSide:
+    """The server. ``answer`` is called for each request, or is the one answer to all of them."""
+
+    def __init__(self, answer: Answer | Script) -> None:
+        self.answer = answer
+        self.asked: list[Asked] = []
+        self.was_asked = asyncio.Event()
+        self.url = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        # Who hangs up, and the end of the test, are no errors of the far side.
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while await self._converse(reader, writer):
+                pass
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        self._tasks.discard(task)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        asked = await _request(reader, writer)
+        self.asked.append(asked)
+        self.was_asked.set()
+        answer = self.answer if isinstance(self.answer, Answer) else self.answer(asked)
+        await asyncio.sleep(answer.pause)
+        await _give(answer, writer)
+        if answer.then == "hang":
+            await asyncio.Event().wait()
+        if answer.then == "reset":
+            # Closing with a linger of zero seconds sends RST instead of FIN.
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return answer.then == "keep"
+
+    async def next_asked(self) -> None:
+        """Wait for one more request."""
+        self.was_asked.clear()
+        await self.was_asked.wait()
+
+    async def end(self) -> None:
+        """End every connection that is still open."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _give(answer: Answer, writer: asyncio.StreamWriter) -> None:
+    if answer.raw is not None:
+        writer.write(answer.raw)
+    elif answer.drip is None:
+        writer.write(answer.head() + answer.body)
+    else:
+        writer.write(answer.head())
+        for byte in answer.body:
+            await asyncio.sleep(answer.drip)
+            writer.write(bytes([byte]))
+            await writer.drain()
+    await writer.drain()
+
+
+async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Asked:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").split("\r\n")
+    at = time.monotonic()
+    method, target, _ = head[0].split(" ")
+    headers: CIMultiDict[str] = CIMultiDict()
+    for line in head[1:]:
+        if line:
+            name, _, value = line.partition(": ")
+            headers.add(name, value)
+    body = await reader.readexactly(int(headers.get("Content-Length", "0")))
+    return Asked(method, target, headers, body, at, writer.get_extra_info("peername")[1])
+
+
+@contextlib.asynccontextmanager
+async def far_side(answer: Answer | Script | None = None) -> AsyncIterator[FarSide]:
+    """Serve on a free port of loopback until the block ends."""
+    side = FarSide(answer or Answer())
+    server = await asyncio.start_server(side._serve, "127.0.0.1", 0)  # noqa: SLF001 - one class and its own context manager
+    side.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield side
+    finally:
+        server.close()
+        await side.end()
+        await server.wait_closed()
+
+
+def one_after_the_other(*answers: Answer) -> Script:
+    """Answer the first request with the first, and so on; the last one goes on."""
+    left = list(answers)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+class HastyClock:
+    """A clock that runs so many times faster than the machine's own."""
+
+    def __init__(self, times: float) -> None:
+        self._times = times
+        self._began = time.monotonic()
+        self._began_at = datetime.now(UTC)
+
+    def now(self) -> datetime:
+        """The hasty wall clock."""
+        return self._began_at + timedelta(seconds=self.monotonic() - self._began)
+
+    def monotonic(self) -> float:
+        """Hasty seconds."""
+        return self._began + (time.monotonic() - self._began) * self._times
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait that many hasty seconds."""
+        await asyncio.sleep(seconds / self._times)

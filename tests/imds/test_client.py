@@ -1,0 +1,434 @@
+"""Calls to the metadata service, against real servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import socket
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+import orjson
+import pytest
+
+from relay import __version__
+from relay.clock import SystemClock
+from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
+from relay.events.document import LARGEST
+from relay.imds import SourceSettings
+from relay.imds.client import ImdsClient, retry_after
+from tests.imds.far_side import EMPTY, Answer, Asked, far_side, one_after_the_other
+
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+@contextlib.asynccontextmanager
+async def client_of(url: str, *, timeout: float = 5.0, first_timeout: float = 5.0) -> AsyncIterator[ImdsClient]:  # noqa: ASYNC109 - the settings' own names
+    settings = SourceSettings(url=url, timeout=timeout, first_timeout=first_timeout)
+    async with ImdsClient(settings, SystemClock()) as client:
+        yield client
+
+
+async def failure_of(answer: Answer, *, timeout: float = 5.0) -> SourceError:  # noqa: ASYNC109 - the settings' own name
+    """What ``read`` raises when the far side answers so."""
+    async with far_side(answer) as side, client_of(side.url, timeout=timeout, first_timeout=timeout) as client:
+        with pytest.raises(SourceError) as caught:
+            await client.read()
+    return caught.value
+
+
+# --- what is asked
+
+
+async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_its_bytes() -> None:
+    async with far_side() as side:
+        settings = SourceSettings(url=side.url, api_version="2019-08-01")
+        async with ImdsClient(settings, SystemClock()) as client:
+            assert await client.read() == EMPTY
+    (asked,) = side.asked
+    assert (asked.method, asked.target, asked.body) == ("GET", "/metadata/scheduledevents?api-version=2019-08-01", b"")
+
+
+async def test_the_default_version_is_the_newest() -> None:
+    async with far_side() as side, client_of(side.url) as client:
+        await client.read()
+    assert side.asked[0].target.endswith("?api-version=2020-07-01")
+
+
+async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() -> None:
+    """Without `Metadata: true`, or with X-Forwarded-For, IMDS answers 400 (FIELD 1.8, 1.11)."""
+    async with far_side() as side, client_of(side.url) as client:
+        await client.read()
+        await client.start(["A"])
+        await client.instance()
+    assert len(side.asked) == 3
+    for asked in side.asked:
+        assert asked.headers.getall("Metadata") == ["true"]
+        assert asked.headers.getall("Accept-Encoding") == ["identity"]
+        assert asked.headers["User-Agent"] == f"imds-relay/{__version__}"
+        assert not {"X-Forwarded-For", "Forwarded", "Via", "Cookie", "Authorization", "Connection"} & set(asked.headers)
+
+
+async def test_a_start_request_names_each_event_in_the_case_it_came_in() -> None:
+    ids = ["C7061BAC-AFDC-4513-B24B-AA5F13A16123", "f020ba2e-3bc0-4c40-a10b-86575a9eabd5"]
+    async with far_side(Answer(b"")) as side, client_of(side.url) as client:
+        await client.start(ids)
+    (asked,) = side.asked
+    assert (asked.method, asked.target) == ("POST", "/metadata/scheduledevents?api-version=2020-07-01")
+    assert asked.headers.getall("Content-Type") == ["application/json"]
+    assert orjson.loads(asked.body) == {"StartRequests": [{"EventId": ids[0]}, {"EventId": ids[1]}]}
+
+
+async def test_a_start_request_is_done_at_200_even_if_the_body_never_comes() -> None:
+    async with far_side(Answer(b"", headers={"Content-Length": "9"}, then="hang")) as side, client_of(side.url, timeout=1.0) as client:
+        await client.start(["A"])
+
+
+async def test_instance_metadata_is_asked_for_as_json() -> None:
+    async with far_side(Answer(b'{"compute":{}}')) as side, client_of(side.url) as client:
+        assert await client.instance() == b'{"compute":{}}'
+    assert side.asked[0].target == "/metadata/instance?api-version=2021-02-01&format=json"
+
+
+async def test_calls_share_one_connection_and_forget_cookies() -> None:
+    async with far_side(Answer(headers={"Set-Cookie": "a=b; Path=/"})) as side, client_of(side.url) as client:
+        await client.read()
+        await client.read()
+    assert side.asked[0].peer == side.asked[1].peer
+    assert "Cookie" not in side.asked[1].headers
+
+
+async def test_a_proxy_of_the_environment_is_bypassed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with far_side() as side, far_side(Answer(status=502)) as proxy:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        async with client_of(side.url) as client:
+            assert await client.read() == EMPTY
+    assert proxy.asked == []
+
+
+# --- what is answered
+
+
+@pytest.mark.parametrize("status", [404, 410, 429, 500, 502, 503, 504])
+async def test_a_passing_failure_is_unavailable(status: int) -> None:
+    failure = await failure_of(Answer(b"sorry", status))
+    assert isinstance(failure, SourceUnavailable)
+    assert (failure.status, failure.retry_after) == (status, None)
+    assert str(status) in failure.reason
+
+
+@pytest.mark.parametrize("status", [201, 204, 206, 401, 403, 405, 418])
+async def test_any_other_status_is_unavailable_and_named(status: int) -> None:
+    failure = await failure_of(Answer(b"", status))
+    assert isinstance(failure, SourceUnavailable)
+    assert failure.status == status
+    assert str(status) in failure.reason
+
+
+async def test_400_is_our_own_fault_and_quotes_what_azure_says() -> None:
+    failure = await failure_of(Answer(b'{"error": "Bad request. api-version is invalid"}' + b"x" * 5000, 400))
+    assert isinstance(failure, SourceRefused)
+    assert failure.status == 400
+    assert "api-version is invalid" in failure.reason
+    assert len(failure.reason) < 400
+
+
+async def test_400_is_said_even_if_its_body_never_comes() -> None:
+    failure = await failure_of(Answer(b"", 400, headers={"Content-Length": "9"}, then="hang"))
+    assert isinstance(failure, SourceRefused)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
+    async with far_side() as elsewhere:
+        location = {"Location": f"{elsewhere.url}/metadata/scheduledevents?token=secret"}
+        async with far_side(Answer(b"", status, headers=location)) as side, client_of(side.url) as client:
+            with pytest.raises(SourceUnavailable, match=rf"{status}: a redirect to {elsewhere.url}/") as read:
+                await client.read()
+            with pytest.raises(SourceUnavailable):
+                await client.start(["A"])
+    assert read.value.status == status
+    assert "secret" not in read.value.reason
+    assert elsewhere.asked == []
+    assert len(side.asked) == 2
+
+
+async def test_a_refused_start_request_is_told_from_an_unavailable_one() -> None:
+    async with far_side(one_after_the_other(Answer(b"", 400), Answer(b"", 503))) as side, client_of(side.url) as client:
+        with pytest.raises(SourceRefused):
+            await client.start(["A"])
+        with pytest.raises(SourceUnavailable):
+            await client.start(["A"])
+
+
+async def test_retry_after_reaches_the_caller() -> None:
+    failure = await failure_of(Answer(b"", 429, headers={"Retry-After": "7"}))
+    assert isinstance(failure, SourceUnavailable)
+    assert failure.retry_after == 7.0
+
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("0", 0.0),
+        ("5", 5.0),
+        (" 5 ", 5.0),
+        ("1.5", 1.5),
+        ("3600", 60.0),
+        ("99999999999999999999", None),
+        ("-5", None),
+        ("\u0665", None),  # a five, but no ASCII digit
+        ("inf", None),
+        ("soon", None),
+        ("", None),
+        (format_datetime(NOW.replace(second=35), usegmt=True), 30.0),
+        (format_datetime(NOW.replace(hour=5), usegmt=True), 60.0),
+        (format_datetime(NOW.replace(hour=1), usegmt=True), 0.0),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_date_and_capped_at_a_minute(header: str | None, seconds: float | None) -> None:
+    assert retry_after(header, NOW) == seconds
+
+
+# --- broken answers
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(Answer(raw=b"", then="close"), id="closed without a word"),
+        pytest.param(Answer(raw=b"", then="reset"), id="reset without a word"),
+        pytest.param(Answer(b"{", headers={"Content-Length": "100"}, then="close"), id="closed in the body"),
+        pytest.param(Answer(b"{", headers={"Content-Length": "100"}, then="reset"), id="reset in the body"),
+        pytest.param(Answer(b"5\r\n{    \r\n", headers=CHUNKED, then="close"), id="closed between chunks"),
+        pytest.param(Answer(b"zz\r\n{}\r\n0\r\n\r\n", headers=CHUNKED), id="no chunk"),
+        pytest.param(Answer(raw=b"HELLO\r\n\r\n", then="close"), id="no HTTP"),
+        pytest.param(Answer(raw=b"HTTP/1.1 200 OK\r\nContent-Len", then="close"), id="closed in the headers"),
+    ],
+)
+async def test_a_broken_answer_is_unavailable(answer: Answer) -> None:
+    assert isinstance(await failure_of(answer), SourceUnavailable)
+
+
+async def test_nobody_listening_is_unavailable() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        async with client_of(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
+            with pytest.raises(SourceUnavailable):
+                await client.read()
+
+
+async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
+    async with client_of("http://metadata.invalid") as client:
+        with pytest.raises(SourceUnavailable, match=r"metadata\.invalid"):
+            await client.read()
+
+
+async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> None:
+    """The library would send a GET again: a call beside the budget."""
+    async with far_side(one_after_the_other(Answer(), Answer(raw=b"", then="reset"))) as side, client_of(side.url) as client:
+        await client.read()
+        with pytest.raises(SourceUnavailable):
+            await client.read()
+    assert len(side.asked) == 2
+    assert side.asked[0].peer == side.asked[1].peer
+
+
+async def test_an_answer_declared_too_large_is_refused_before_it_is_read() -> None:
+    failure = await failure_of(Answer(b"{", headers={"Content-Length": str(LARGEST + 1)}, then="hang"))
+    assert isinstance(failure, DocumentError)
+    assert str(LARGEST) in failure.reason
+
+
+async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
+    """The far side sees the connection end soon after the limit."""
+    sent = 0
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(Answer(b"", headers=CHUNKED).head())
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+                await writer.drain()
+                sent += 0x10000
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        ended.set()
+
+    ended = asyncio.Event()
+    server = await asyncio.start_server(pour, "127.0.0.1", 0)
+    async with server, client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        with pytest.raises(DocumentError):
+            await client.read()
+        await asyncio.wait_for(ended.wait(), 5)
+    assert LARGEST <= sent < 6 * LARGEST, "what is over the limit is what lay in the buffers of two sockets"
+
+
+async def test_an_answer_of_exactly_the_limit_is_read() -> None:
+    body = b" " * LARGEST
+    async with far_side(Answer(body)) as side, client_of(side.url) as client:
+        assert await client.read() == body
+
+
+@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("br", bytes), ("deflate", bytes)])
+async def test_an_encoded_answer_is_refused(encoding: str, encode: type[bytes]) -> None:
+    """We said identity; unpacking what comes anyway is a way around the limit of size."""
+    failure = await failure_of(Answer(encode(EMPTY), headers={"Content-Encoding": encoding}))
+    assert isinstance(failure, DocumentError)
+    assert encoding in failure.reason
+
+
+async def test_identity_is_no_encoding() -> None:
+    async with far_side(Answer(headers={"Content-Encoding": "identity"})) as side, client_of(side.url) as client:
+        assert await client.read() == EMPTY
+
+
+async def test_an_empty_body_is_given_as_it_is() -> None:
+    """It is the document's business to refuse it."""
+    async with far_side(Answer(b"")) as side, client_of(side.url) as client:
+        assert await client.read() == b""
+
+
+# --- time
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(Answer(raw=b"", then="hang"), id="no word"),
+        pytest.param(Answer(raw=b"HTTP/1.1 200 OK\r\n", then="hang"), id="half of the headers"),
+        pytest.param(Answer(b"{", headers={"Content-Length": "99"}, then="hang"), id="half of the body"),
+        pytest.param(Answer(drip=0.1), id="a byte now and then"),
+    ],
+)
+async def test_the_timeout_covers_the_whole_call(answer: Answer) -> None:
+    began = time.monotonic()
+    failure = await failure_of(answer, timeout=0.4)
+    assert isinstance(failure, SourceUnavailable)
+    assert "within 0.4s" in failure.reason
+    assert failure.status is None
+    assert 0.39 <= time.monotonic() - began < 2
+
+
+async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
+    async with far_side(Answer(pause=0.6)) as side, client_of(side.url, timeout=0.2) as client:
+        assert await client.read() == EMPTY
+        with pytest.raises(SourceUnavailable, match=r"within 0\.2s"):
+            await client.read()
+
+
+async def test_the_long_timeout_holds_until_a_call_succeeded() -> None:
+    answers = one_after_the_other(Answer(b"", 410), Answer(pause=0.6))
+    async with far_side(answers) as side, client_of(side.url, timeout=0.2) as client:
+        with pytest.raises(SourceUnavailable):
+            await client.read()
+        assert await client.read() == EMPTY
+
+
+# --- the budget of calls
+
+
+def spans_of_three(asked: list[Asked]) -> list[float]:
+    """Seconds from each call to the next but one, as the far side saw them arrive."""
+    arrived = sorted(call.at for call in asked)
+    return [later - earlier for earlier, later in zip(arrived, arrived[2:], strict=False)]
+
+
+async def test_no_more_than_two_calls_of_any_kind_arrive_in_one_second() -> None:
+    async with far_side() as side, client_of(side.url) as client, asyncio.TaskGroup() as calls:
+        calls.create_task(client.read())
+        calls.create_task(client.start(["A"]))
+        calls.create_task(client.instance())
+        calls.create_task(client.read())
+        calls.create_task(client.start(["B"]))
+        calls.create_task(client.instance())
+    assert len(side.asked) == 6
+    assert min(spans_of_three(side.asked)) >= 1.0
+    assert max(spans_of_three(side.asked)) < 2.0, "and no time is wasted"
+
+
+async def test_failed_calls_count_too() -> None:
+    async with far_side(Answer(b"", 503)) as side, client_of(side.url) as client:
+        for _ in range(4):
+            with pytest.raises(SourceUnavailable):
+                await client.read()
+    assert min(spans_of_three(side.asked)) >= 1.0
+
+
+async def test_calls_go_in_order_of_arrival() -> None:
+    async with far_side() as side, client_of(side.url) as client, asyncio.TaskGroup() as calls:
+        for name in "ABCDE":
+            calls.create_task(client.start([name]))
+            await asyncio.sleep(0)
+    names = [orjson.loads(asked.body)["StartRequests"][0]["EventId"] for asked in side.asked]
+    # The two of one window travel on two connections and may overtake each other.
+    assert [sorted(names[0:2]), sorted(names[2:4]), names[4:]] == [["A", "B"], ["C", "D"], ["E"]]
+
+
+async def test_a_cancelled_wait_neither_loses_nor_leaks_a_place() -> None:
+    async with far_side() as side, client_of(side.url) as client:
+        await asyncio.gather(client.read(), client.read())
+        waiting = [asyncio.create_task(client.read()) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(client.start(["A"]), client.start(["B"]))
+    assert [asked.method for asked in side.asked] == ["GET", "GET", "POST", "POST"]
+    spans = spans_of_three(side.asked)
+    assert 1.0 <= min(spans) <= max(spans) < 2.0
+
+
+async def test_a_call_cancelled_under_way_counts_once() -> None:
+    async with far_side(one_after_the_other(Answer(raw=b"", then="hang"), Answer())) as side, client_of(side.url) as client:
+        hanging = asyncio.create_task(client.read())
+        await asyncio.wait_for(side.was_asked.wait(), 5)
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+        await asyncio.gather(*(client.read() for _ in range(3)))
+    spans = spans_of_three(side.asked)
+    assert 1.0 <= min(spans) <= max(spans) < 2.0
+
+
+async def test_calls_that_never_got_through_take_nothing_from_the_budget() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        async with client_of(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
+            began = time.monotonic()
+            for _ in range(6):
+                with pytest.raises(SourceUnavailable):
+                    await client.read()
+            assert time.monotonic() - began < 1.0
+
+
+async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() -> None:
+    """A connection that hangs holds its place: nobody knows when its call will go out."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as fillers:
+        for _ in range(2):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        async with client_of(f"http://127.0.0.1:{full.getsockname()[1]}", first_timeout=0.3) as client:
+            began = time.monotonic()
+            results = await asyncio.gather(*(client.read() for _ in range(4)), return_exceptions=True)
+            took = time.monotonic() - began
+    assert [type(result) for result in results] == [SourceUnavailable] * 4
+    assert took >= 0.55, "two and two"
+
+
+async def test_a_client_that_was_not_entered_says_so() -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        await ImdsClient(SourceSettings(), SystemClock()).read()

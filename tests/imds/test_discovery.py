@@ -1,0 +1,272 @@
+"""Which VM this is: identity, scope, names, and the wait for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.errors import DocumentError
+from relay.imds import SourceSettings, discovery
+from relay.imds.client import ImdsClient
+from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, parse_instance, relay_of, scope_of
+from tests.imds.far_side import Answer, FarSide, HastyClock, far_side, one_after_the_other
+
+VM = Instance("02AAB8A4-74EF-476E-8182-F6D2BA4166A6", "Web.Server_01", "webserver01", "SUB-1", "My_Group", "", "")
+IN_SET = Instance("VMID", "Prod_VMSS_18", "prodvmss00000i", "Sub-1", "Group", "Prod_VMSS", "PG-1")
+COMPUTE = {
+    "vmId": VM.vm_id,
+    "name": VM.name,
+    "subscriptionId": VM.subscription_id,
+    "resourceGroupName": VM.resource_group,
+    "vmScaleSetName": "",
+    "placementGroupId": "",
+    "osProfile": {"adminUsername": "admin", "computerName": VM.computer_name, "disablePasswordAuthentication": "true"},
+    "tagsList": [],
+}
+
+
+def body(**changes: Any) -> bytes:
+    return orjson.dumps({"compute": COMPUTE | changes, "network": {"interface": []}})
+
+
+# --- reading
+
+
+def test_instance_metadata_says_which_vm_this_is() -> None:
+    assert parse_instance(body()) == VM
+
+
+def test_a_member_of_a_scale_set_is_told() -> None:
+    instance = parse_instance(body(vmScaleSetName="Prod_VMSS", placementGroupId="PG-1"))
+    assert (instance.scale_set, instance.placement_group) == ("Prod_VMSS", "PG-1")
+
+
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        ({"vmId": "ID"}, "ID"),
+        ({"vmId": "ID", "name": None, "osProfile": None, "vmScaleSetName": None}, "ID"),
+        ({"vmId": "ID", "name": " ", "osProfile": {"computerName": "host"}}, "host"),
+        ({"vmId": "ID", "osProfile": {"computerName": None}, "future": {"x": 1}}, "ID"),
+    ],
+)
+def test_only_the_vm_id_is_needed(compute: dict[str, Any], name: str) -> None:
+    instance = parse_instance(orjson.dumps({"compute": compute}))
+    assert (instance.vm_id, instance.name, relay_of(instance)) == ("ID", name, name)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"compute":[]}',
+        b'{"compute":{}}',
+        b'{"compute":{"vmId":""}}',
+        b'{"compute":{"vmId":7}}',
+        b"\xff",
+    ],
+)
+def test_what_has_no_vm_id_is_no_instance_metadata(wrong: bytes) -> None:
+    with pytest.raises(DocumentError, match="expected instance metadata"):
+        parse_instance(wrong)
+
+
+@given(st.binary() | st.recursive(st.none() | st.booleans() | st.floats() | st.text("ab\x00\U0001f600"), st.lists).map(orjson.dumps))
+def test_reading_raises_nothing_but_a_document_error(anything: bytes) -> None:
+    with pytest.raises(DocumentError):
+        parse_instance(anything)
+
+
+# --- scope and names
+
+
+def test_the_scope_of_a_single_vm_is_its_name_and_a_digest_of_its_vm_id() -> None:
+    digest = hashlib.sha256(b"02aab8a4-74ef-476e-8182-f6d2ba4166a6").hexdigest()[:8]
+    assert scope_of(VM) == f"web-server-01-{digest}"
+
+
+def test_the_scope_of_a_scale_set_is_its_name_and_a_digest_of_what_tells_it_from_others() -> None:
+    digest = hashlib.sha256(b"sub-1/group/prod_vmss/pg-1").hexdigest()[:8]
+    assert scope_of(IN_SET) == f"prod-vmss-{digest}"
+
+
+def test_all_vms_of_a_placement_group_have_one_scope_and_no_other_group_has_it() -> None:
+    assert scope_of(dataclasses.replace(IN_SET, vm_id="OTHER", name="Prod_VMSS_19", computer_name="x")) == scope_of(IN_SET)
+    for field in ("subscription_id", "resource_group", "scale_set", "placement_group"):
+        assert scope_of(dataclasses.replace(IN_SET, **{field: "else"})) != scope_of(IN_SET)
+
+
+@given(st.builds(Instance, *[st.text()] * 7))
+def test_a_scope_is_always_what_the_contract_allows_and_knows_no_case(instance: Instance) -> None:
+    scope = scope_of(instance)
+    assert re.fullmatch(r"[a-z0-9-]{1,80}", scope)
+    ascii_only = all(value.isascii() for value in dataclasses.astuple(instance))
+    upper = Instance(*(value.upper() for value in dataclasses.astuple(instance)))
+    assert not ascii_only or scope_of(upper) == scope
+
+
+def test_a_long_name_is_cut_so_that_the_digest_fits() -> None:
+    scope = scope_of(dataclasses.replace(VM, name="v" * 200))
+    assert re.fullmatch(r"v{71}-[0-9a-f]{8}", scope)
+
+
+@pytest.mark.parametrize("resource", ["Web.Server_01", "WEB.SERVER_01", "webserver01", "_Web.Server_01", "web-host", "web-host.internal"])
+def test_resources_mean_this_vm_by_any_of_its_names(resource: str) -> None:
+    names = names_of(VM, "Web-Host.internal")
+    assert names_this_vm([resource], names)
+    assert names_this_vm(["other", resource], names)
+
+
+@pytest.mark.parametrize("resource", ["Prod_VMSS_18", "prod_vmss_18", "_Prod_VMSS_18", "prodvmss00000i", "prod_vmss00000I", "prodvmss_18"])
+def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(resource: str) -> None:
+    """`set_18` in Resources while the host is called `set00000i` (FIELD 1.9)."""
+    assert names_this_vm([resource], names_of(IN_SET, "prodvmss00000i"))
+
+
+@pytest.mark.parametrize("resource", ["Prod_VMSS_1", "Prod_VMSS_180", "prodvmss00000j", "prodvmss000018", "", "_", "Prod_VMSS", "18"])
+def test_a_neighbour_is_not_meant(resource: str) -> None:
+    assert not names_this_vm([resource], names_of(IN_SET, "prodvmss00000i"))
+
+
+def test_the_host_name_alone_tells_a_member_of_a_scale_set() -> None:
+    """Where instance metadata gives neither the VM's own name nor its computer name."""
+    nameless = dataclasses.replace(IN_SET, name="VMID", computer_name="")
+    assert names_this_vm(["Prod_VMSS_18"], names_of(nameless, "prodvmss00000i"))
+
+
+@given(st.integers(0, 36**6 - 1))
+def test_both_ways_of_counting_mean_the_same_vm(number: int) -> None:
+    digits, left = "", number
+    for _ in range(6):
+        left, digit = divmod(left, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    by_vm_name = dataclasses.replace(IN_SET, name=f"Prod_VMSS_{number}", computer_name="")
+    by_computer_name = dataclasses.replace(IN_SET, name="VMID", computer_name=f"prod_vmss{digits}")
+    if number < 10**9:
+        assert names_this_vm([f"Prod_VMSS{digits}"], names_of(by_vm_name, ""))
+    assert names_this_vm([f"prod_vmss_{number}"], names_of(by_computer_name, ""))
+
+
+def test_a_name_outside_a_scale_set_is_not_taken_for_a_number() -> None:
+    assert names_of(dataclasses.replace(VM, name="db_18", computer_name=""), "") == {"db_18", "_db_18"}
+
+
+def test_an_event_without_resources_names_nobody() -> None:
+    assert not names_this_vm([], names_of(VM, "host"))
+
+
+# --- boot
+
+
+@pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="this system has no boot id")
+def test_the_boot_id_stays_the_same_while_the_machine_runs() -> None:
+    first = boot_id()
+    assert first is not None
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", first)
+    assert boot_id() == first
+
+
+@pytest.mark.parametrize("text", [None, b"", b"\n", b"\xff\xfe"])
+def test_a_system_without_a_boot_id_has_none(text: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "boot_id"
+    if text is not None:
+        path.write_bytes(text)
+    monkeypatch.setattr(discovery, "_BOOT_ID", path)
+    assert boot_id() is None
+
+
+# --- waiting for it
+
+
+async def found(side: FarSide, *, needed: bool, times: float = 20.0) -> Instance | None:
+    clock = HastyClock(times)
+    async with ImdsClient(SourceSettings(url=side.url, timeout=1.0), clock) as client, asyncio.timeout(10):
+        return await discover(client, clock, needed=needed, chance=lambda: 0.5)
+
+
+async def test_an_answer_ends_the_wait() -> None:
+    async with far_side(Answer(body())) as side:
+        assert await found(side, needed=True) == VM
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(Answer(b"", 404), id="404"),
+        pytest.param(Answer(b"", 410), id="410"),
+        pytest.param(Answer(b"", 400), id="400"),
+        pytest.param(Answer(b"", 500), id="500"),
+        pytest.param(Answer(raw=b"", then="reset"), id="reset"),
+        pytest.param(Answer(b""), id="empty"),
+        pytest.param(Answer(b'{"compute":{}}'), id="no vmId"),
+    ],
+)
+@pytest.mark.parametrize("needed", [True, False])
+async def test_every_failure_is_waited_out(failure: Answer, needed: bool) -> None:
+    async with far_side(one_after_the_other(failure, failure, Answer(body()))) as side:
+        assert await found(side, needed=needed) == VM
+    assert len(side.asked) == 3
+
+
+async def test_ten_seconds_of_404_mean_that_there_is_none_where_it_is_not_needed(caplog: pytest.LogCaptureFixture) -> None:
+    async with far_side(Answer(b"", 404)) as side:
+        assert await found(side, needed=False) is None
+        span = (side.asked[-1].at - side.asked[0].at) * 20
+    assert 10.0 <= span < 20.0
+    assert "no vmId to compare" in caplog.text
+
+
+async def test_where_it_is_needed_404_is_waited_out_for_ever() -> None:
+    async with far_side(Answer(b"", 404)) as side:
+        wait = asyncio.create_task(found(side, needed=True, times=100.0))
+        while not side.asked or (side.asked[-1].at - side.asked[0].at) * 100 < 40:
+            await asyncio.wait_for(side.next_asked(), 5)
+        side.answer = Answer(body())
+        assert await wait == VM
+
+
+async def test_only_an_unbroken_run_of_404_counts() -> None:
+    """A service that is being updated says 404 and 503 in turn; that is no proof of anything."""
+    answers = [Answer(b"", 404), Answer(b"", 503)] * 5
+    async with far_side(one_after_the_other(*answers, Answer(body()))) as side:
+        assert await found(side, needed=False, times=100.0) == VM
+
+
+async def test_retry_after_slows_the_wait() -> None:
+    asks_for_rest = Answer(b"", 429, headers={"Retry-After": "20"})
+    async with far_side(one_after_the_other(asks_for_rest, Answer(body()))) as side:
+        await found(side, needed=True, times=100.0)
+    assert (side.asked[1].at - side.asked[0].at) * 100 >= 20.0
+
+
+async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "relay.imds.discovery")
+    answers = [*[Answer(b"", 404)] * 3, *[Answer(b"", 503)] * 3, Answer(body())]
+    async with far_side(one_after_the_other(*answers)) as side:
+        await found(side, needed=True, times=100.0)
+    said = [record.getMessage() for record in caplog.records if record.name == "relay.imds.discovery"]
+    assert len(said) == 3
+    assert "404" in said[0]
+    assert "503" in said[1]
+    assert VM.vm_id in said[2]
+
+
+async def test_an_answer_at_once_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "relay.imds.discovery")
+    async with far_side(Answer(body())) as side:
+        await found(side, needed=True)
+    assert not [record for record in caplog.records if record.name == "relay.imds.discovery"]

@@ -1,0 +1,73 @@
+"""The ``source`` section of the YAML document."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from relay.imds import SourceSettings
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    assert SourceSettings().model_dump() == {
+        "url": "http://169.254.169.254",
+        "api_version": "2020-07-01",
+        "interval": 1.0,
+        "timeout": 10.0,
+        "first_timeout": 130.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("http://127.0.0.1:8169", "http://127.0.0.1:8169"),
+        ("http://127.0.0.1:8169/", "http://127.0.0.1:8169"),
+        ("https://simulator.example", "https://simulator.example"),
+        ("http://[::1]:80", "http://[::1]:80"),
+    ],
+)
+def test_a_url_is_an_origin(url: str, kept: str) -> None:
+    assert SourceSettings(url=url).url == kept
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("169.254.169.254", "expected http:// or https://"),
+        ("ftp://169.254.169.254", "expected http:// or https://"),
+        ("http://", "expected http:// or https://"),
+        ("http://host:99999", "expected http:// or https://"),
+        ("http://host:0", "expected http:// or https://"),
+        ("http://[::1", "expected http:// or https://"),
+        ("", "expected http:// or https://"),
+        ("http://user:hunter2@host", "without user and password"),
+        ("http://hunter2@host", "without user and password"),
+        ("http://host/metadata", "without path, query or fragment"),
+        ("http://host?a=hunter2", "without path, query or fragment"),
+        ("http://host#hunter2", "without path, query or fragment"),
+    ],
+)
+def test_anything_else_is_refused_without_saying_what_may_be_a_secret(url: str, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SourceSettings(url=url)
+    assert said in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_interval_under_half_a_second_is_refused_and_says_why() -> None:
+    assert SourceSettings.model_validate({"interval": "500ms"}).interval == 0.5
+    with pytest.raises(ValidationError, match=r"500ms or more: Azure allows a VM five calls a second, shared"):
+        SourceSettings.model_validate({"interval": "499ms"})
+
+
+@pytest.mark.parametrize("key", ["timeout", "first_timeout"])
+def test_no_time_at_all_is_no_timeout(key: str) -> None:
+    with pytest.raises(ValidationError, match="more than 0s"):
+        SourceSettings.model_validate({key: "0s"})
+
+
+@pytest.mark.parametrize("version", ["latest", "2020-7-1", "2020-07-01-preview", " 2020-07-01", ""])
+def test_an_api_version_is_a_date(version: str) -> None:
+    with pytest.raises(ValidationError, match="api_version"):
+        SourceSettings(api_version=version)
