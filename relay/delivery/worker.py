@@ -125,7 +125,9 @@ class Worker:
     async def _carry(self, entry: Entry) -> None:
         began, at = self._clock.monotonic(), self._clock.now()
         try:
-            event = entry.event or await self._store.read(lambda tx: tx.journal.event(entry.position))
+            event = entry.event
+            if event is None:
+                event = await self._store.read(lambda tx: tx.journal.event(entry.position))
             receipt = await self._sink.deliver(event)
         except KeyError:
             self._parked(entry, "its event was pruned from the journal before it could be sent", None)
@@ -200,7 +202,7 @@ class Worker:
             verdict = Again(0.0)
         until = moment_of(verdict, now)
         self._lanes.rest(replace(entry, attempts=entry.attempts + 1, next_at=until), self._clock.monotonic() + verdict.after)
-        self._remember(lambda tx: (tx.deliveries.tried(entry.id, attempt), tx.deliveries.defer(entry.id, until, error.reason)))
+        self._remember(lambda tx: tx.deliveries.defer(entry.id, attempt, until))
         self.reason = error.reason
         if verdict.rest:
             self._rest_until = max(self._rest_until, self._clock.monotonic() + verdict.after)

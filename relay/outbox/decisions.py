@@ -118,7 +118,7 @@ def _decision(row: tuple[Any, ...]) -> Decision:
     return Decision(
         approval_id,
         occurrence,
-        decision,
+        kind,
         principal,
         channel,
         revision,

@@ -87,9 +87,10 @@ class Deliveries:
             (sortable(attempt.at), attempt.took, attempt.outcome, attempt.status, attempt.reason, attempt.answer, entry),
         )
 
-    def defer(self, entry: int, until: datetime, reason: str) -> None:
-        """Not yet: try again at that moment."""
-        self._connection.execute("UPDATE entry SET next_at = ?, reason = ? WHERE id = ?", (sortable(until), reason, entry))
+    def defer(self, entry: int, attempt: Attempt, until: datetime) -> None:
+        """Not yet: log the attempt, and try again at that moment."""
+        self.tried(entry, attempt)
+        self._connection.execute("UPDATE entry SET next_at = ?, reason = ? WHERE id = ?", (sortable(until), attempt.reason, entry))
 
     def settle(self, entry: int, state: EntryState, reason: str | None, at: datetime) -> None:
         """Delivered, superseded or parked."""
