@@ -72,7 +72,7 @@ class Happening:
 
 
 class Scope:
-    """The state machine. Every method that is given ``now`` first lets happen what was due until then."""
+    """The state machine. When a method that is given ``now`` returns, all that was due until then has happened."""
 
     def __init__(self, setup: Setup, *, new_id: Callable[[], str], watch: Callable[[Happening], None] = lambda _: None) -> None:
         self.setup = setup
@@ -162,7 +162,7 @@ class Scope:
         else:
             event = Event(event_id, plan, "Scheduled", not_before, not_before + self.span(plan.starts_after), None)
         self._put(event, now, "started" if plan.started else "scheduled")
-        return event
+        return self._after(event, now)
 
     def approve(self, event_ids: Iterable[str], vm: str, now: datetime) -> None:
         """A StartRequest of ``vm``. Raises UnknownEvent, and then approves nothing, when one is not the EventId of a live event."""
@@ -186,7 +186,7 @@ class Scope:
 
     def start(self, ref: str, now: datetime) -> Event:
         """Start a Scheduled event at once. Raises UnknownEvent, WrongMove."""
-        return self._start(self._expect(ref, "Scheduled", now), now)
+        return self._after(self._start(self._expect(ref, "Scheduled", now), now), now)
 
     def end(self, ref: str, now: datetime) -> Event:
         """End a Started event at once. Raises UnknownEvent, WrongMove."""
@@ -225,10 +225,11 @@ class Scope:
             forward = event.approved and plan.approvals != "ignored"
             event = replace(event, not_before=not_before, starts=event.starts if forward else not_before + self.span(plan.starts_after))
         self._put(event, now, "updated")
-        return event
+        return self._after(event, now)
 
-    def skip(self, numbers: int) -> None:
+    def skip(self, numbers: int, now: datetime) -> None:
         """Let DocumentIncarnation leave out that many numbers at the next change."""
+        self.tick(now)
         self._skip += numbers
 
     def reset(self, incarnation: int, now: datetime) -> None:
@@ -253,6 +254,11 @@ class Scope:
 
     def _end_of(self, plan: Plan, started: datetime) -> datetime | None:
         return started + self.span(plan.lasts) if plan.lasts is not None else None
+
+    def _after(self, event: Event, now: datetime) -> Event:
+        """The event as it is when what else is due at this very moment has happened too."""
+        self.tick(now)
+        return self.find(event.event_id)
 
     def _start(self, event: Event, at: datetime) -> Event:
         event = replace(event, status="Started", starts=None, ends=self._end_of(event.plan, at))

@@ -121,18 +121,16 @@ class Stage:
 
     def skip_incarnations(self, numbers: int) -> None:
         """Let DocumentIncarnation leave out that many numbers at the next change."""
-        self.scope.skip(numbers)
+        self.scope.skip(numbers, self.clock.now())
 
     def reset_incarnation(self, to: int = 1) -> None:
         """Let DocumentIncarnation go on from another number."""
         self.scope.reset(to, self.clock.now())
-        self.tick()
         self.notify()
 
     def disable(self) -> None:
         """Switch the service off, as Azure does after a day without a call."""
         self.scope.disable(self.clock.now())
-        self.tick()
         self.notify()
 
     def tell(self, text: str) -> None:
@@ -208,7 +206,6 @@ class Stage:
         self.notify()
 
     def _settled(self, event: Event) -> Event:
-        self.tick()
         self.notify()
         return event
 

@@ -1,0 +1,1 @@
+"""The simulated IMDS, called over loopback as users' software calls it."""

@@ -1,0 +1,132 @@
+"""The control API: what tests in any language drive the simulator with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator.event import NEWEST
+from relay.simulator.playbook import ACTIONS
+
+PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
+
+
+async def do(sim: Simulator, action: str, body: Any) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.post(f"{sim.url}/sim/{action}", json=body) as response:
+        return response.status, await response.json()
+
+
+async def look(sim: Simulator, path: str) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.get(f"{sim.url}/sim/{path}") as response:
+        return response.status, await response.json()
+
+
+async def test_an_event_can_be_led_through_its_life() -> None:
+    async with Simulator(PAIR) as sim:
+        status, event = await do(sim, "schedule", {"name": "reboot", "type": "Reboot", "resources": ["vm-1"], "notice": "15m"})
+        assert (status, event["status"], event["plan"]["resources"]) == (200, "Scheduled", ["vm-1"])
+        assert (await do(sim, "update", {"event": "reboot", "notice": "30m", "duration": 9}))[1]["plan"]["duration"] == 9
+        assert (await do(sim, "approve", {"event": "reboot", "vm": "vm-0"}))[1]["approved_by"] == ["vm-0"]
+        assert (await do(sim, "start", event["event_id"]))[1]["status"] == "Started"
+        assert (await do(sim, "end", "reboot"))[1]["status"] == "Completed"
+        assert (await look(sim, "events/reboot"))[1]["status"] == "Completed"
+
+
+async def test_an_event_can_be_canceled() -> None:
+    async with Simulator(PAIR) as sim:
+        await do(sim, "schedule", {"name": "reboot"})
+        assert (await do(sim, "cancel", "reboot"))[1]["status"] == "Canceled"
+        assert (await look(sim, "state"))[1]["events"] == []
+
+
+async def test_faults_come_and_go(client: aiohttp.ClientSession) -> None:
+    async with Simulator(PAIR) as sim:
+        assert (await do(sim, "fault", {"status": 410, "lasts": "70s"}))[0] == 200
+        assert (await look(sim, "state"))[1]["faults"][0]["status"] == 410
+        async with client.get(f"{sim.url}/metadata/scheduledevents", params={"api-version": NEWEST}) as response:
+            assert response.status == 410
+        assert (await do(sim, "clear_faults", True))[0] == 200
+        assert (await look(sim, "state"))[1]["faults"] == []
+
+
+async def test_the_incarnation_can_be_moved() -> None:
+    async with Simulator(PAIR) as sim:
+        await do(sim, "skip_incarnations", 10)
+        await do(sim, "schedule", {})
+        assert (await look(sim, "state"))[1]["incarnation"] == 12
+        await do(sim, "reset_incarnation", 3)
+        assert (await look(sim, "state"))[1]["incarnation"] == 3
+        await do(sim, "disable", True)
+        assert (await look(sim, "state"))[1]["incarnation"] == 1
+
+
+async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
+    async with Simulator(PAIR) as sim:
+        async with client.post(f"{sim.urls['vm-1']}/metadata/scheduledevents", params={"api-version": NEWEST}, data=b"\xff{") as response:
+            assert response.status == 400
+        _, calls = await look(sim, "calls")
+        assert [(call["vm"], call["method"], call["status"], call["body"]) for call in calls] == [("vm-1", "POST", 400, "\ufffd{")]
+
+
+async def test_the_state_names_vms_scale_and_events() -> None:
+    async with Simulator(PAIR) as sim:
+        event = sim.schedule(Plan())
+        _, state = await look(sim, "state")
+        assert (state["vms"], state["scale"], state["now"][-1]) == (["vm-0", "vm-1"], 1.0, "Z")
+        assert [found["event_id"] for found in state["events"]] == [event.event_id]
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "status", "text"),
+    [
+        (
+            "schedule",
+            {"type": "Rebot"},
+            400,
+            "schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or 'Terminate', got 'Rebot'",
+        ),
+        ("schedule", {"notice": 15}, 400, "schedule.notice: expected a duration such as 500ms, 1s, 5m, 2h or 7d, got 15"),
+        ("schedule", {"kind": "Reboot"}, 400, "schedule.kind: unknown key"),
+        ("fault", {"kind": "fire"}, 400, "fault.kind: expected 'status'"),
+        ("update", {}, 400, "update.event: expected a value, got none"),
+        ("cancel", "nothing", 404, "expected the EventId or name of an event, got 'nothing'"),
+        ("end", "reboot", 409, "to be Started, it is Scheduled"),
+        ("explode", {}, 404, "expected one of schedule, start"),
+        ("start", 7, 400, "start: expected a valid string, got 7"),
+    ],
+)
+async def test_what_cannot_be_done_is_said(action: str, body: Any, status: int, text: str) -> None:
+    async with Simulator(PAIR) as sim:
+        sim.schedule(Plan(name="reboot"))
+        answer = await do(sim, action, body)
+        assert answer[0] == status
+        assert text in answer[1]["error"]
+        assert len(sim.events) == 1
+
+
+async def test_a_body_that_is_not_json_is_refused() -> None:
+    async with Simulator(PAIR) as sim, aiohttp.ClientSession() as session, session.post(f"{sim.url}/sim/schedule", data=b"{") as response:
+        assert response.status == 400
+        assert "expected JSON" in (await response.json())["error"]
+
+
+async def test_an_unknown_event_is_404() -> None:
+    async with Simulator(PAIR) as sim:
+        assert (await look(sim, "events/nothing"))[0] == 404
+
+
+async def test_control_calls_are_no_calls_of_imds() -> None:
+    async with Simulator(Setup()) as sim:
+        for _ in range(10):
+            assert (await look(sim, "state"))[0] == 200
+        assert not sim.calls
+
+
+def test_every_action_has_a_deed() -> None:
+    assert set(ACTIONS) == {
+        *("schedule", "start", "end", "cancel", "update", "approve", "fault", "clear_faults"),
+        *("skip_incarnations", "reset_incarnation", "disable", "say"),
+    }

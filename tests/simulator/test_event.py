@@ -1,0 +1,86 @@
+"""What the document of each api-version shows of an event."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from relay.simulator.event import API_VERSIONS, Event, EventType, Plan, shown
+from relay.simulator.instance import VM, compute
+
+NOT_BEFORE = datetime(2022, 4, 11, 22, 26, 58, 999999, tzinfo=UTC)
+OLDEST_FIELDS = {"EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore"}
+
+
+def event(plan: Plan) -> Event:
+    return Event("C7061BAC-AFDC-4513-B24B-AA5F13A16123", plan, "Scheduled", NOT_BEFORE, NOT_BEFORE, None)
+
+
+@pytest.mark.parametrize(
+    ("api_version", "more"),
+    [
+        ("2017-03-01", set()),
+        ("2017-08-01", set()),
+        ("2017-11-01", set()),
+        ("2019-01-01", set()),
+        ("2019-04-01", {"Description"}),
+        ("2019-08-01", {"Description", "EventSource"}),
+        ("2020-07-01", {"Description", "EventSource", "DurationInSeconds"}),
+    ],
+)
+def test_each_api_version_shows_the_fields_that_it_knows(api_version: str, more: set[str]) -> None:
+    entry = shown(event(Plan()), api_version)
+    assert entry is not None
+    assert set(entry) == OLDEST_FIELDS | more
+
+
+@pytest.mark.parametrize(("kind", "since"), [("Freeze", "2017-03-01"), ("Preempt", "2017-11-01"), ("Terminate", "2019-01-01")])
+def test_a_type_is_shown_from_the_api_version_on_that_knows_it(kind: EventType, since: str) -> None:
+    assert [version for version in API_VERSIONS if shown(event(Plan(type=kind)), version)] == [
+        version for version in API_VERSIONS if version >= since
+    ]
+
+
+def test_the_preview_version_puts_an_underscore_before_names() -> None:
+    plan = Plan(resources=("FrontEnd_IN_0",))
+    names = {version: entry["Resources"] for version in API_VERSIONS if (entry := shown(event(plan), version))}
+    assert names.pop("2017-03-01") == ["_FrontEnd_IN_0"]
+    assert set(map(tuple, names.values())) == {("FrontEnd_IN_0",)}
+
+
+def test_not_before_is_rfc_1123_and_never_later_than_it_is() -> None:
+    """Whole seconds are all that the format has; cutting keeps the promise that an event does not start before NotBefore."""
+    entry = shown(event(Plan()), "2020-07-01")
+    assert entry is not None
+    assert entry["NotBefore"] == "Mon, 11 Apr 2022 22:26:58 GMT"
+
+
+def test_odd_fields_replace_the_right_ones_and_none_takes_a_field_away() -> None:
+    entry = shown(event(Plan(fields={"NotBefore": None, "EventType": "Hibernate", "Severity": 1})), "2020-07-01")
+    assert entry is not None
+    assert "NotBefore" not in entry
+    assert (entry["EventType"], entry["Severity"]) == ("Hibernate", 1)
+
+
+@pytest.mark.parametrize(
+    ("vm", "scale_set", "computer_name"),
+    [
+        (VM("set_18"), "set", "set00000i"),
+        (VM("set_0"), "set", "set000000"),
+        (VM("db-0"), "", "db-0"),
+        (VM("FrontEnd_IN_0", scale_set=""), "", "frontend_in_0"),
+        (VM("flex_ab12", scale_set="flex"), "flex", "flex_ab12"),
+        (VM("set_18", computer_name="other"), "set", "other"),
+    ],
+)
+def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer_name: str) -> None:
+    about = compute(vm)
+    assert (about["vmScaleSetName"], about["osProfile"]["computerName"]) == (scale_set, computer_name)
+
+
+def test_vms_of_one_scale_set_share_the_placement_group_and_nothing_else() -> None:
+    one, other, stranger = compute(VM("a_0")), compute(VM("a_1")), compute(VM("b_0"))
+    assert one["placementGroupId"] == other["placementGroupId"] != stranger["placementGroupId"]
+    assert len({one["vmId"], other["vmId"], stranger["vmId"]}) == 3
+    assert compute(VM("a_0")) == one

@@ -1,0 +1,207 @@
+"""What goes wrong, how often, and how it looks to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import orjson
+import pytest
+
+from relay.simulator import VM, Fault, Plan, Setup, Simulator
+from relay.simulator.event import NEWEST
+from relay.simulator.faults import Faults, Kind
+
+EVENTS = "/metadata/scheduledevents"
+FREE = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def span(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+async def ask(client: aiohttp.ClientSession, sim: Simulator, **more: float) -> tuple[int, bytes]:
+    timeout = aiohttp.ClientTimeout(total=more.get("total", 10))
+    params = {"api-version": NEWEST}
+    async with client.get(sim.url + EVENTS, params=params, allow_redirects=False, timeout=timeout) as response:
+        return response.status, await response.read()
+
+
+@pytest.mark.parametrize("status", [404, 410, 429, 500, 503])
+async def test_a_status_is_answered_as_often_as_asked(client: aiohttp.ClientSession, status: int) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(status=status, calls=2))
+        assert [(await ask(client, sim))[0] for _ in range(3)] == [status, status, 200]
+
+
+async def test_retry_after_is_in_whole_seconds_and_scaled_like_any_wait(client: aiohttp.ClientSession) -> None:
+    async with Simulator(Setup(scale=10.0)) as sim:
+        for seconds, header in ((70.0, "7"), (1.0, "1"), (11.0, "2")):
+            sim.fault(Fault(status=429, retry_after=seconds))
+            async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}) as response:
+                assert (response.status, response.headers["Retry-After"]) == (429, header)
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "stop"),
+    [("empty", b"", b""), ("truncated", b'{"DocumentIncarnation":2', b'Scheduled"'), ("malformed", b'{"DocumentIncarnation"=2', b"}]}")],
+)
+async def test_a_broken_body_comes_with_200(client: aiohttp.ClientSession, kind: Kind, start: bytes, stop: bytes) -> None:
+    async with Simulator(FREE) as sim:
+        sim.schedule(Plan(id="A", description="x" * 20))
+        sim.fault(Fault(kind=kind))
+        status, body = await ask(client, sim)
+        assert status == 200
+        assert body.startswith(start)
+        assert not body or stop in body or kind == "truncated"
+        with pytest.raises(orjson.JSONDecodeError):
+            orjson.loads(body)
+        orjson.loads((await ask(client, sim))[1])
+
+
+async def test_a_document_can_lack_its_events(client: aiohttp.ClientSession) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(kind="no-events"))
+        assert orjson.loads((await ask(client, sim))[1]) == {"DocumentIncarnation": 1}
+
+
+async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSession) -> None:
+    async with Simulator(FREE) as sim:
+        sim.schedule(Plan(id="A"))
+        sim.fault(Fault(kind="duplicate", fields={"EventStatus": "Started"}))
+        events = orjson.loads((await ask(client, sim))[1])["Events"]
+        assert [(event["EventId"], event["EventStatus"]) for event in events] == [("A", "Scheduled"), ("A", "Started")]
+
+
+async def test_an_oversize_answer_is_still_json(client: aiohttp.ClientSession) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(kind="oversize", size=5_000_000))
+        status, body = await ask(client, sim)
+        assert (status, orjson.loads(body)) == (200, {"DocumentIncarnation": 1, "Events": []})
+        assert len(body) > 5_000_000
+
+
+async def test_a_wrong_content_type_leaves_the_body(client: aiohttp.ClientSession) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(kind="wrong-type"))
+        async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}) as response:
+            assert (response.status, response.content_type) == (200, "text/html")
+            assert orjson.loads(await response.read())["Events"] == []
+
+
+async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSession) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(kind="redirect"))
+        sim.fault(Fault(kind="redirect", location="http://127.0.0.1:1/"))
+        assert (await ask(client, sim))[0] == 302
+        async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}, allow_redirects=False) as response:
+            assert response.headers["Location"] == "http://127.0.0.1:1/"
+        sim.fault(Fault(kind="redirect"))
+        async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}) as response:
+            assert response.status == 200
+        assert "redirected=true" in sim.calls[-1].query
+
+
+async def test_a_reset_breaks_the_connection_off(client: aiohttp.ClientSession) -> None:
+    """Two in a row: aiohttp's client quietly tries a GET once more when its connection breaks."""
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(kind="reset", calls=2))
+        with pytest.raises(aiohttp.ClientOSError) as caught:
+            await ask(client, sim)
+        assert caught.value.errno == errno.ECONNRESET
+        assert (sim.calls[-1].status, sim.calls[-1].fault) == (None, "reset")
+
+
+async def test_a_hang_lasts_until_the_client_has_enough(client: aiohttp.ClientSession) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(kind="hang"))
+        with pytest.raises(TimeoutError):
+            await ask(client, sim, total=0.2)
+        assert (await ask(client, sim))[0] == 200
+
+
+async def test_a_hang_does_not_keep_the_simulator_from_ending(client: aiohttp.ClientSession) -> None:
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, Simulator(FREE) as sim:
+        sim.fault(Fault(kind="hang", calls=2))
+
+        async def hung() -> None:
+            with pytest.raises(aiohttp.ClientError):
+                await ask(client, sim)
+
+        tasks.create_task(hung())
+        await sim.until(lambda: bool(sim.calls), within=2)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("delay", 0.2), ("drip", 0.2)])
+async def test_a_slow_answer_is_right_in_the_end(client: aiohttp.ClientSession, kind: Kind, least: float) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(kind=kind, time=0.2 if kind == "delay" else 0.006))
+        began = sim.clock.monotonic()
+        assert await ask(client, sim) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
+        assert least <= sim.clock.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(("processed", "approved_by"), [(True, ("vm-0",)), (False, ())])
+async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
+    client: aiohttp.ClientSession, processed: bool, approved_by: tuple[str, ...]
+) -> None:
+    async with Simulator(FREE) as sim:
+        event = sim.schedule(Plan())
+        sim.fault(Fault(status=503, on="approval", processed=processed))
+        assert (await ask(client, sim))[0] == 200
+        body = {"StartRequests": [{"EventId": event.event_id}]}
+        async with client.post(sim.url + EVENTS, params={"api-version": NEWEST}, json=body) as response:
+            assert response.status == 503
+        assert sim.event(event).approved_by == approved_by
+        assert sim.start_requests[0].event_ids == (event.event_id,)
+
+
+async def test_a_fault_of_instance_metadata_leaves_the_events_alone(client: aiohttp.ClientSession) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(kind="empty", on="instance"))
+        assert (await ask(client, sim))[1]
+        async with client.get(sim.url + "/metadata/instance", params={"api-version": "2021-02-01"}) as response:
+            assert (response.status, await response.read()) == (200, b"")
+
+
+async def test_faults_can_be_cleared(client: aiohttp.ClientSession) -> None:
+    async with Simulator(FREE) as sim:
+        sim.fault(Fault(status=503, lasts=3600.0))
+        assert (await ask(client, sim))[0] == 503
+        sim.clear_faults()
+        assert (await ask(client, sim))[0] == 200
+
+
+def test_without_a_number_or_a_time_a_fault_happens_once() -> None:
+    faults = Faults()
+    faults.add(Fault(), T0, span)
+    assert faults.take("document", "vm-0", T0) is not None
+    assert faults.take("document", "vm-0", T0) is None
+
+
+def test_a_fault_that_lasts_is_over_at_its_time() -> None:
+    faults = Faults()
+    faults.add(Fault(lasts=70.0), T0, span)
+    assert [faults.take("document", "vm-0", T0 + span(seconds)) is not None for seconds in (0, 69.9, 70)] == [True, True, False]
+    assert faults.active == ()
+
+
+def test_of_number_and_time_whichever_is_over_first_ends_a_fault() -> None:
+    faults = Faults()
+    faults.add(Fault(lasts=70.0, calls=1), T0, span)
+    faults.add(Fault(lasts=10.0, calls=5, status=503), T0, span)
+    taken = [faults.take("document", "vm-0", T0 + span(seconds)) for seconds in (0, 0, 11)]
+    assert [fault.status if fault else None for fault in taken] == [500, 503, None]
+
+
+def test_a_fault_waits_for_the_calls_that_it_is_meant_for() -> None:
+    faults = Faults()
+    faults.add(Fault(on="approval", vm="vm-1"), T0, span)
+    faults.add(Fault(on="any", status=410), T0, span)
+    assert faults.take("approval", "vm-0", T0) == Fault(on="any", status=410)
+    assert faults.take("approval", "vm-0", T0) is None
+    assert faults.take("document", "vm-1", T0) is None
+    assert faults.take("approval", "vm-1", T0) == Fault(on="approval", vm="vm-1")

@@ -1,0 +1,237 @@
+"""Playbooks: how wrong ones are refused, that all shipped ones run to their end, and what the telling ones show."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from relay.errors import ConfigError
+from relay.simulator import VM, Playbook, Setup, Simulator, list_playbooks, load_playbook, play, run_simulator
+from relay.simulator.event import NEWEST
+
+SHIPPED = list_playbooks()
+FINITE = sorted(name for name, playbook in SHIPPED.items() if not playbook.loop)
+STEPS = "description: a case\nsteps:\n"
+
+
+def load(folder: Path, text: str) -> Playbook:
+    file = folder / "own.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load_playbook(file)
+
+
+def spans(value: Any) -> float:
+    """All times of a playbook together, in seconds of Azure: its end cannot come much later."""
+    if isinstance(value, dict):
+        return sum(map(spans, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(spans, value))
+    return value if isinstance(value, float) else 0.0
+
+
+def hurried(playbook: Playbook) -> Setup:
+    """The scope, in such a hurry that the whole playbook takes about a fifth of a second."""
+    azure = {name: getattr(playbook.azure, name) for name in ("first_call", "events_after")}
+    return replace(playbook.azure, rate_limit=None, scale=5 * (spans(playbook.model_dump()["steps"]) + spans(azure) + 900))
+
+
+@pytest.mark.parametrize("name", FINITE)
+async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
+    lines: list[str] = []
+    playbook = SHIPPED[name]
+    async with Simulator(hurried(playbook), tell=lines.append) as sim:
+        async with asyncio.timeout(20):
+            await play(sim, playbook)
+        assert sim.events == ()
+    assert not [line for line in lines if "left out" in line]
+    assert [line for line in lines if "completed" in line or "canceled" in line]
+
+
+@pytest.mark.parametrize("name", FINITE)
+async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_once(client: aiohttp.ClientSession, name: str) -> None:
+    """A step that comes too late for the software under test is left out; the playbook goes on."""
+    playbook = SHIPPED[name]
+    timeout = aiohttp.ClientTimeout(total=0.1)
+
+    async def approve_everything(url: str) -> None:
+        while True:
+            try:
+                async with client.get(f"{url}/metadata/scheduledevents", params={"api-version": NEWEST}, timeout=timeout) as response:
+                    events = (await response.json())["Events"]
+                body = {"StartRequests": [{"EventId": event["EventId"]} for event in events if event["EventStatus"] == "Scheduled"]}
+                if body["StartRequests"]:
+                    async with client.post(f"{url}/metadata/scheduledevents", params={"api-version": NEWEST}, json=body) as response:
+                        assert response.status in (200, 400)  # 400: it was gone already
+            except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError, KeyError):
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)
+
+    async with Simulator(hurried(playbook)) as sim, asyncio.timeout(20):
+        pollers = [asyncio.create_task(approve_everything(url)) for url in sim.urls.values()]
+        await play(sim, playbook)
+        for poller in pollers:
+            poller.cancel()
+        await asyncio.gather(*pollers, return_exceptions=True)
+        assert sim.events == ()
+
+
+def test_every_shipped_playbook_says_in_a_line_what_it_is() -> None:
+    for name, playbook in SHIPPED.items():
+        assert 20 < len(playbook.description) < 120, name
+        assert playbook.description.endswith("."), name
+        assert playbook.source or playbook.loop, name
+
+
+async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSession) -> None:
+    playbook = load_playbook("live-migration")
+    documents: list[dict[str, Any]] = []
+    async with Simulator(hurried(playbook)) as sim, asyncio.TaskGroup() as tasks:
+        playing = tasks.create_task(play(sim, playbook))
+        while not playing.done():
+            async with client.get(f"{sim.url}/metadata/scheduledevents", params={"api-version": NEWEST}) as response:
+                document = await response.json()
+            if document not in documents:
+                documents.append(document)
+        incarnation = sim.scope.incarnation
+    assert incarnation == 4
+    assert [document["DocumentIncarnation"] for document in documents][:3] == [1, 2, 3]
+    scheduled, started = documents[1]["Events"][0], documents[2]["Events"][0]
+    assert scheduled.pop("NotBefore").endswith("GMT")
+    assert started.pop("NotBefore") == ""
+    assert scheduled | {"EventStatus": "Started"} == started
+    assert started == {
+        "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "EventStatus": "Started",
+        "EventType": "Freeze",
+        "ResourceType": "VirtualMachine",
+        "Resources": ["WestNO_0", "WestNO_1"],
+        "Description": "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+        "EventSource": "Platform",
+        "DurationInSeconds": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            STEPS + "  - schedule: {type: Rebot}",
+            "steps[0].schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or 'Terminate', got 'Rebot'",
+        ),
+        (STEPS + "  - schedule: {notice: 15}", "steps[0].schedule.notice: expected a duration such as 500ms, 1s, 5m, 2h or 7d, got 15"),
+        (STEPS + "  - schedule: {kind: Reboot}", "steps[0].schedule.kind: unknown key"),
+        (STEPS + "  - after: 5s", "steps[0]: expected exactly one of schedule, start"),
+        (STEPS + "  - {say: hello, disable: true}", "got disable and say"),
+        (STEPS + "  - {at: 5s, after: 5s, say: hello}", "steps[0]: expected at alone, or after and when"),
+        (STEPS + "  - cancel: reboot", "steps[0]: expected the name or id of an event that an earlier step schedules, got 'reboot'"),
+        (
+            STEPS + "  - {say: hello, when: {event: x, is: started}}",
+            "expected the name or id of an event that an earlier step schedules, got 'x'",
+        ),
+        (STEPS + "  - fault: {kind: fire}", "steps[0].fault.kind: expected 'status'"),
+        (STEPS, "steps: expected a valid tuple, got None"),
+        ("description: a case", "steps: expected a value, got none"),
+        ("[]", "the document: expected a valid dictionary or instance of Playbook, got []"),
+        ("description: [", "expected YAML"),
+        ("azure: {vms: []}\n" + STEPS + "  - say: hello", "azure: expected at least one VM and no name twice, got []"),
+        ("azure: {vms: [a, {name: b, colour: red}]}\n" + STEPS + "  - say: hello", "azure.vms[1].colour: unknown key"),
+        ("azure: {vms: [a], scale: 0}\n" + STEPS + "  - say: hello", "azure: expected scale above 0"),
+    ],
+)
+def test_a_wrong_playbook_names_file_place_expectation_and_value(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "own.yaml"))
+    assert message in str(caught.value)
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, STEPS + "  - schedule: {type: Rebot, notice: soon}\n  - nonsense: 1\n")
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_an_unknown_name_gets_a_hint() -> None:
+    with pytest.raises(ConfigError, match="did you mean live-migration"):
+        load_playbook("live-migraton")
+    with pytest.raises(ConfigError, match="there are approval-ignored, "):
+        load_playbook("zzz")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: expected a readable file"):
+        load_playbook(tmp_path / "nowhere.yaml")
+
+
+def test_vms_are_names_or_more(tmp_path: Path) -> None:
+    text = "azure: {vms: [a, {name: b, tags: {role: db}}], scale: 60, first_call: 2m}\n" + STEPS + "  - say: hello"
+    assert load(tmp_path, text).azure == Setup(vms=(VM("a"), VM("b", tags={"role": "db"})), scale=60.0, first_call=120.0)
+
+
+async def test_steps_keep_their_times(tmp_path: Path) -> None:
+    """``at`` counts from the start, ``after`` from the step before or from what ``when`` waits for."""
+    playbook = load(
+        tmp_path,
+        STEPS + "  - {at: 6s, schedule: {name: a, notice: 3s, starts_after: 0s, lasts: 6s}}\n"
+        "  - {when: {event: a, is: started}, after: 3s, say: b}\n"
+        "  - {when: {event: a, is: gone}, say: c}\n"
+        "  - {after: 3s, say: d}\n",
+    )
+    told: list[tuple[float, str]] = []
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with Simulator(replace(playbook.azure, scale=30.0), tell=lambda line: told.append((loop.time() - began, line.split()[1]))) as sim:
+        await play(sim, playbook)
+    expected = {"scheduled": 0.2, "started": 0.3, "b": 0.4, "completed": 0.5, "c": 0.5, "d": 0.6}
+    assert [word for _, word in told] == list(expected)
+    for moment, word in told:
+        assert expected[word] - 0.01 <= moment < expected[word] + 0.25, word
+
+
+async def test_a_step_that_comes_too_late_is_left_out_and_said(tmp_path: Path) -> None:
+    playbook = load(
+        tmp_path,
+        STEPS
+        + "  - schedule: {name: a, notice: 0s, starts_after: 0s, lasts: 1s}\n  - {when: {event: a, is: started}, cancel: a}\n  - say: on\n",
+    )
+    lines: list[str] = []
+    async with Simulator(replace(playbook.azure, scale=10.0), tell=lines.append) as sim:
+        await play(sim, playbook)
+    assert any("a step is left out: expected" in line for line in lines)
+    assert any(line.endswith(" on") for line in lines)
+
+
+async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
+    playbook = load(tmp_path, "loop: true\n" + STEPS + "  - schedule: {id: A, notice: 1s, starts_after: 0s, lasts: 1s}")
+    lines: list[str] = []
+    async with Simulator(replace(playbook.azure, scale=100.0), tell=lines.append) as sim:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await play(sim, playbook)
+    assert sum("scheduled" in line for line in lines) > 2
+
+
+async def test_the_program_tells_addresses_description_and_end(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("azure: {vms: [a, b], scale: 2}\n" + STEPS + "  - schedule: {notice: 5s, lasts: 5s}", encoding="utf-8")
+    lines: list[str] = []
+    async with asyncio.timeout(5):
+        await run_simulator(port=0, playbook=file, scale=100.0, stay=False, tell=lines.append)
+    texts = [line.split(" ", 1)[1] for line in lines]
+    assert texts[0].startswith("a finds its IMDS at http://127.0.0.1:")
+    assert texts[1].startswith("b finds its IMDS at http://127.0.0.1:")
+    assert texts[2] == "a case"
+    assert texts[-1] == "the playbook has ended"
+
+
+async def test_the_program_stays_until_it_is_canceled_and_warns_of_an_open_address() -> None:
+    lines: list[str] = []
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await run_simulator(host="0.0.0.0", port=0, tell=lines.append)
+    assert any("0.0.0.0 is not a loopback address" in line for line in lines)

@@ -1,0 +1,416 @@
+"""The state machine: how events come, change and go, and what nobody can make them do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.simulator.event import API_VERSIONS, Plan
+from relay.simulator.instance import VM
+from relay.simulator.scope import Happening, Scope, Setup, UnknownEvent, WrongMove
+
+T0 = datetime(2022, 4, 11, 22, 11, 58, tzinfo=UTC)
+VMS = (VM("vm-0"), VM("vm-1"))
+BOTH = ("vm-0", "vm-1")
+
+
+def later(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def scope(watch: Callable[[Happening], None] = lambda _: None, **setup: Any) -> Scope:
+    numbers = itertools.count(1)
+    return Scope(Setup(**{"vms": VMS} | setup), new_id=lambda: f"event-{next(numbers)}", watch=watch)
+
+
+def statuses(machine: Scope) -> dict[str, str]:
+    return {event["EventId"]: event["EventStatus"] for event in machine.document()["Events"]}
+
+
+def test_the_example_of_the_pages_comes_out_document_for_document() -> None:
+    """Microsoft, "Scheduled Events", sample responses: four documents of one live migration."""
+    description = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+    event_id = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+    example = {
+        "EventId": event_id,
+        "EventStatus": "Scheduled",
+        "EventType": "Freeze",
+        "ResourceType": "VirtualMachine",
+        "Resources": ["WestNO_0", "WestNO_1"],
+        "NotBefore": "Mon, 11 Apr 2022 22:26:58 GMT",
+        "Description": description,
+        "EventSource": "Platform",
+        "DurationInSeconds": 5,
+    }
+    machine = scope(vms=(VM("WestNO_0"), VM("WestNO_1")))
+    assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
+    plan = Plan(type="Freeze", id=event_id, resources=("WestNO_0", "WestNO_1"), duration=5, starts_after=0.0)
+    machine.schedule(plan, T0)
+    document = machine.document()
+    assert document == {"DocumentIncarnation": 2, "Events": [example]}
+    assert list(document["Events"][0]) == list(example)
+    machine.tick(later(900))
+    assert machine.document() == {"DocumentIncarnation": 3, "Events": [example | {"EventStatus": "Started", "NotBefore": ""}]}
+    machine.tick(later(900 + 600))
+    assert machine.document() == {"DocumentIncarnation": 4, "Events": []}
+
+
+@pytest.mark.parametrize(("kind", "notice"), [("Freeze", 900), ("Reboot", 900), ("Redeploy", 600), ("Preempt", 30), ("Terminate", 300)])
+def test_the_usual_notice_is_that_of_the_pages(kind: Any, notice: float) -> None:
+    assert scope().schedule(Plan(type=kind), T0).not_before == later(notice)
+
+
+def test_new_event_ids_are_upper_case_and_given_ones_stay_as_they_are() -> None:
+    machine = scope()
+    assert machine.schedule(Plan(), T0).event_id == "EVENT-1"
+    assert machine.schedule(Plan(id="f020ba2e"), T0).event_id == "f020ba2e"
+
+
+def test_an_event_id_cannot_be_in_the_document_twice() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A"), T0)
+    with pytest.raises(WrongMove, match="expected a new EventId"):
+        machine.schedule(Plan(id="a"), T0)
+
+
+def test_an_approval_by_any_vm_brings_the_start_forward_for_all_resources() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", resources=BOTH, starts_after=2.0), T0)
+    machine.approve(["a"], "vm-1", later(10))
+    assert statuses(machine) == {"A": "Scheduled"}
+    machine.tick(later(11.9))
+    assert statuses(machine) == {"A": "Scheduled"}
+    machine.tick(later(12))
+    assert statuses(machine) == {"A": "Started"}
+
+
+def test_an_approval_does_not_change_the_document_until_the_event_starts() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A"), T0)
+    before = machine.document()
+    machine.approve(["A"], "vm-0", later(1))
+    assert machine.document() == before
+
+
+def test_where_all_must_approve_one_is_not_enough() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", resources=(*BOTH, "a-stranger"), approvals="all", starts_after=0.0), T0)
+    machine.approve(["A"], "vm-0", later(1))
+    machine.approve(["A"], "vm-0", later(2))
+    assert statuses(machine) == {"A": "Scheduled"}
+    machine.approve(["A"], "vm-1", later(3))
+    assert statuses(machine) == {"A": "Started"}
+
+
+def test_an_ignored_approval_leaves_the_start_at_not_before() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", notice=60.0, approvals="ignored", starts_after=0.0), T0)
+    machine.approve(["A"], "vm-0", later(1))
+    machine.tick(later(59.9))
+    assert statuses(machine) == {"A": "Scheduled"}
+    machine.tick(later(60))
+    assert statuses(machine) == {"A": "Started"}
+
+
+def test_an_approval_of_several_events_of_which_one_is_unknown_approves_none() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A"), T0)
+    with pytest.raises(UnknownEvent, match="'B'"):
+        machine.approve(["A", "B"], "vm-0", later(1))
+    assert not machine.find("A").approved
+
+
+def test_a_started_event_can_be_approved_and_nothing_changes() -> None:
+    """The pages: 200 for any valid EventId, approved before or not."""
+    machine = scope()
+    machine.schedule(Plan(id="A", started=True), T0)
+    before = machine.find("A")
+    machine.approve(["A"], "vm-0", later(1))
+    assert machine.find("A") == before
+
+
+def test_a_name_approves_nothing() -> None:
+    machine = scope()
+    machine.schedule(Plan(name="reboot"), T0)
+    with pytest.raises(UnknownEvent):
+        machine.approve(["reboot"], "vm-0", later(1))
+
+
+def test_a_hardware_failure_is_first_seen_as_started() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", started=True, lasts=60.0), T0)
+    entry = machine.document()["Events"][0]
+    assert (entry["EventStatus"], entry["NotBefore"]) == ("Started", "")
+    machine.tick(later(60))
+    assert statuses(machine) == {}
+
+
+def test_a_canceled_event_leaves_from_scheduled() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A"), T0)
+    assert machine.cancel("A", later(1)).status == "Canceled"
+    assert machine.document() == {"DocumentIncarnation": 3, "Events": []}
+    assert machine.find("A").status == "Canceled"
+
+
+@pytest.mark.parametrize(("started", "move"), [(True, "cancel"), (True, "start"), (False, "end")])
+def test_what_cannot_happen_in_a_state_is_refused(started: bool, move: str) -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", started=started), T0)
+    with pytest.raises(WrongMove, match=r"expected A to be \w+, it is \w+"):
+        getattr(machine, move)("A", later(1))
+
+
+def test_an_event_that_only_a_hand_ends_stays() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", started=True, lasts=None), T0)
+    machine.tick(later(1e6))
+    assert statuses(machine) == {"A": "Started"}
+    assert machine.end("A", later(1e6)).status == "Completed"
+
+
+def test_a_new_notice_moves_the_start_of_an_event_that_nobody_approved() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", notice=60.0, starts_after=0.0), T0)
+    machine.update("A", later(30), notice=120.0)
+    assert machine.document()["Events"][0]["NotBefore"] == "Mon, 11 Apr 2022 22:14:28 GMT"
+    machine.tick(later(149))
+    assert statuses(machine) == {"A": "Scheduled"}
+    machine.tick(later(150))
+    assert statuses(machine) == {"A": "Started"}
+
+
+def test_a_new_notice_does_not_take_back_what_an_approval_brought_forward() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", starts_after=2.0), T0)
+    machine.approve(["A"], "vm-0", later(1))
+    machine.update("A", later(2), notice=3600.0)
+    machine.tick(later(3))
+    assert statuses(machine) == {"A": "Started"}
+
+
+def test_a_started_event_gets_no_new_notice() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", started=True), T0)
+    with pytest.raises(WrongMove, match="new notice"):
+        machine.update("A", later(1), notice=60.0)
+
+
+def test_an_update_that_changes_nothing_leaves_the_incarnation() -> None:
+    machine = scope()
+    machine.schedule(Plan(id="A", duration=5), T0)
+    machine.update("A", later(1), duration=5)
+    assert machine.incarnation == 2
+    machine.update("A", later(1), duration=6, resources=BOTH, description="other")
+    assert machine.incarnation == 3
+
+
+def test_the_incarnation_can_skip_numbers_and_start_again() -> None:
+    machine = scope()
+    machine.skip(40, T0)
+    machine.schedule(Plan(id="A"), T0)
+    assert machine.incarnation == 42
+    machine.reset(1, later(1))
+    assert machine.document()["DocumentIncarnation"] == 1
+    assert statuses(machine) == {"A": "Scheduled"}
+
+
+def test_waits_and_notice_run_as_many_times_faster_as_asked() -> None:
+    machine = scope(scale=60.0)
+    machine.schedule(Plan(id="A", notice=900.0, starts_after=60.0, lasts=600.0), T0)
+    moments = []
+    while (due := machine.due()) is not None:
+        machine.tick(due)
+        moments.append((due - T0).total_seconds())
+    assert moments == [16.0, 26.0]
+
+
+def test_the_first_call_waits_and_events_come_later_still() -> None:
+    machine = scope(first_call=120.0, events_after=300.0)
+    machine.schedule(Plan(id="A"), T0)
+    assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
+    assert machine.call(later(10)) == timedelta(seconds=120)
+    assert machine.call(later(70)) == timedelta(seconds=60)
+    assert machine.call(later(140)) == timedelta(0)
+    machine.tick(later(309))
+    assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
+    machine.tick(later(310))
+    assert machine.document()["DocumentIncarnation"] == 2
+    assert statuses(machine) == {"A": "Scheduled"}
+
+
+def test_a_day_without_a_call_switches_the_service_off() -> None:
+    machine = scope(first_call=120.0)
+    machine.call(T0)
+    machine.schedule(Plan(id="A", started=True, lasts=None), T0)
+    machine.skip(10, T0)
+    machine.end("A", later(1))
+    assert machine.call(later(86400)) == timedelta(0)
+    assert machine.incarnation == 13
+    assert machine.call(later(2 * 86400 + 1)) == timedelta(seconds=120)
+    assert machine.incarnation == 1
+
+
+def test_without_broadcast_a_vm_sees_what_names_it() -> None:
+    machine = scope(broadcast=False)
+    machine.schedule(Plan(id="A", resources=("vm-0",)), T0)
+    assert len(machine.document(vm="vm-0")["Events"]) == 1
+    assert machine.document(vm="vm-1")["Events"] == []
+
+
+@pytest.mark.parametrize("wrong", [{"vms": ()}, {"vms": (VM("a"), VM("a"))}, {"scale": 0.0}, {"rate_limit": 0}])
+def test_a_setup_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Setup(**wrong)
+
+
+# laws
+
+Deed = tuple[float, str, Any]  # seconds after the one before, what, and with what
+EVENTS = st.sampled_from("ABC")
+SECONDS = st.integers(0, 40).map(float)
+PLANS = st.builds(
+    Plan,
+    id=EVENTS,
+    resources=st.sampled_from([("vm-0",), BOTH, ()]),
+    notice=SECONDS,
+    starts_after=SECONDS,
+    lasts=SECONDS,
+    approvals=st.sampled_from(["any", "all", "ignored"]),
+    started=st.booleans(),
+)
+CHANGES = st.fixed_dictionaries({}, optional={"notice": SECONDS, "duration": st.integers(0, 1), "resources": st.just(BOTH)})
+DEEDS = st.lists(
+    st.one_of(
+        st.tuples(SECONDS, st.just("schedule"), PLANS),
+        st.tuples(SECONDS, st.sampled_from(["start", "end", "cancel", "tick"]), EVENTS),
+        st.tuples(SECONDS, st.just("update"), st.tuples(EVENTS, CHANGES)),
+        st.tuples(SECONDS, st.just("approve"), st.tuples(EVENTS, st.sampled_from(BOTH))),
+        st.tuples(SECONDS, st.just("skip"), st.integers(1, 3)),
+    ),
+    max_size=25,
+)
+
+
+def do(machine: Scope, deed: Deed, now: datetime) -> None:
+    _, what, given = deed
+    try:
+        match what:
+            case "schedule":
+                machine.schedule(given, now)
+            case "update":
+                machine.update(given[0], now, **given[1])
+            case "approve":
+                machine.approve([given[0]], given[1], now)
+            case "skip":
+                machine.skip(given, now)
+            case "tick":
+                machine.tick(now)
+            case _:
+                getattr(machine, what)(given, now)
+    except (UnknownEvent, WrongMove):
+        pass
+
+
+def played(machine: Scope, deeds: list[Deed], between: Callable[[datetime, datetime], None] = lambda _, __: None) -> list[dict[str, Any]]:
+    now, documents = T0, [machine.document()]
+    for deed in deeds:
+        between(now, now + timedelta(seconds=deed[0]))
+        now += timedelta(seconds=deed[0])
+        do(machine, deed, now)
+        documents.append(machine.document())
+    return documents
+
+
+@given(DEEDS)
+def test_documents_of_one_incarnation_hold_the_same_events(deeds: list[Deed]) -> None:
+    """The pages: documents with the same incarnation contain the same event information, and it grows when an event changes."""
+    documents = played(scope(), deeds)
+    for before, after in itertools.pairwise(documents):
+        assert (before["Events"] == after["Events"]) or before["DocumentIncarnation"] < after["DocumentIncarnation"]
+        assert before["DocumentIncarnation"] <= after["DocumentIncarnation"]
+    seen: dict[int, list[dict[str, Any]]] = {}
+    for document in documents:
+        assert seen.setdefault(document["DocumentIncarnation"], document["Events"]) == document["Events"]
+
+
+@given(DEEDS, st.lists(st.floats(0, 1), max_size=5))
+def test_how_often_time_is_looked_at_changes_nothing(deeds: list[Deed], looks: list[float]) -> None:
+    """What is due happens at its own moment, whether a tick comes at once or late."""
+    late, eager = scope(), scope()
+
+    def look(start: datetime, stop: datetime) -> None:
+        for part in sorted(looks):
+            eager.tick(start + part * (stop - start))
+
+    assert played(late, deeds) == played(eager, deeds, look)
+    assert late.events == eager.events
+
+
+@given(DEEDS)
+def test_an_event_only_goes_from_scheduled_to_started_to_gone(deeds: list[Deed]) -> None:
+    told: dict[str, list[str]] = {}
+
+    def watch(happening: Happening) -> None:
+        if happening.event is not None and happening.what in ("scheduled", "started", "completed", "canceled"):
+            told.setdefault(happening.event.event_id, []).append(happening.what)
+
+    played(scope(watch), deeds)
+    for states in told.values():
+        lives = "".join(state[:3] + " " for state in states)
+        while lives:
+            life = next(path for path in ("sch sta com ", "sch can ", "sta com ", "sch sta ", "sch ", "sta ") if lives.startswith(path))
+            lives = lives.removeprefix(life)
+            assert not lives or life.endswith(("com ", "can "))
+
+
+@given(DEEDS)
+def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(deeds: list[Deed]) -> None:
+    by_hand: set[str] = set()
+
+    def watch(happening: Happening) -> None:
+        event = happening.event
+        if happening.what == "started" and event is not None and not event.plan.started and event.event_id not in by_hand:
+            brought_forward = event.approved and event.plan.approvals != "ignored"
+            assert brought_forward or happening.at >= event.not_before
+
+    machine = scope(watch)
+    now = T0
+    for deed in deeds:
+        now += timedelta(seconds=deed[0])
+        machine.tick(now)
+        if deed[1] == "start":
+            by_hand.add(deed[2])
+        do(machine, deed, now)
+        by_hand.clear()
+
+
+@given(DEEDS)
+def test_not_before_is_blank_exactly_when_an_event_is_started(deeds: list[Deed]) -> None:
+    for document in played(scope(), deeds):
+        for event in document["Events"]:
+            assert (event["NotBefore"] == "") == (event["EventStatus"] == "Started")
+
+
+@given(DEEDS, st.sampled_from(API_VERSIONS))
+def test_every_api_version_shows_the_same_incarnation(deeds: list[Deed], api_version: str) -> None:
+    machine = scope()
+    played(machine, deeds)
+    document = machine.document(api_version)
+    assert document["DocumentIncarnation"] == machine.incarnation
+    assert len(document["Events"]) == len(machine.events)
+
+
+@given(DEEDS)
+def test_left_alone_every_event_ends(deeds: list[Deed]) -> None:
+    machine = scope()
+    played(machine, deeds)
+    machine.tick(later(1e6))
+    assert machine.events == ()
+    assert machine.due() is None

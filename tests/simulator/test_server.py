@@ -1,0 +1,239 @@
+"""The simulator over HTTP: what IMDS answers, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+import pytest
+
+from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator.event import API_VERSIONS, NEWEST
+
+EVENTS = "/metadata/scheduledevents"
+PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
+
+
+async def get(client: aiohttp.ClientSession, url: str, path: str = EVENTS, **more: Any) -> tuple[int, Any]:
+    async with client.get(url + path, **({"params": {"api-version": NEWEST}} | more)) as response:
+        return response.status, await response.json()
+
+
+async def approve(client: aiohttp.ClientSession, url: str, *event_ids: str) -> int:
+    body = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
+    async with client.post(url + EVENTS, params={"api-version": NEWEST}, json=body) as response:
+        return response.status
+
+
+async def test_without_events_the_document_is_empty(client: aiohttp.ClientSession) -> None:
+    async with Simulator() as sim:
+        assert await get(client, sim.url) == (200, {"DocumentIncarnation": 1, "Events": []})
+
+
+async def test_two_vms_share_one_document_and_either_may_approve(client: aiohttp.ClientSession) -> None:
+    async with Simulator(PAIR) as sim:
+        event = sim.schedule(Plan(resources=("vm-0", "vm-1"), starts_after=0.0))
+        assert await get(client, sim.urls["vm-0"]) == await get(client, sim.urls["vm-1"])
+        assert await approve(client, sim.urls["vm-1"], event.event_id) == 200
+        assert await approve(client, sim.urls["vm-0"], event.event_id) == 200
+        assert (await sim.started(event, within=2)).approved_by == ("vm-1",)
+        status, document = await get(client, sim.urls["vm-0"])
+        assert (status, document["Events"][0]["EventStatus"]) == (200, "Started")
+
+
+async def test_time_passes_without_a_call(client: aiohttp.ClientSession) -> None:
+    async with Simulator() as sim:
+        event = sim.schedule(Plan(notice=0.05, starts_after=0.05, lasts=0.05))
+        await sim.started(event, within=2)
+        assert (await sim.ended(event, within=2)).status == "Completed"
+        assert await get(client, sim.url) == (200, {"DocumentIncarnation": 4, "Events": []})
+
+
+async def test_not_before_is_an_rfc_1123_date_in_the_future(client: aiohttp.ClientSession) -> None:
+    async with Simulator() as sim:
+        sim.schedule(Plan(notice=900.0))
+        _, document = await get(client, sim.url)
+        text = document["Events"][0]["NotBefore"]
+        assert text.endswith(" GMT")
+        assert 890 < (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds() <= 900
+
+
+async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_will_do(client: aiohttp.ClientSession) -> None:
+    """The pages approve with plain ``curl -d``, which sends a form's content type."""
+    async with Simulator() as sim:
+        event = sim.schedule(Plan())
+        body = f'{{"StartRequests": [{{"EventId": "{event.event_id.lower()}"}}]}}'.encode()
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        async with client.post(sim.url + EVENTS, params={"api-version": NEWEST}, data=body, headers=headers) as response:
+            assert (response.status, await response.read()) == (200, b"")
+        assert (await sim.approved(event, within=1)).approved_by == ("vm-0",)
+
+
+async def test_an_unknown_event_id_is_refused(client: aiohttp.ClientSession) -> None:
+    async with Simulator() as sim:
+        event = sim.schedule(Plan())
+        assert await approve(client, sim.url, event.event_id, "00000000-0000-0000-0000-000000000000") == 400
+        assert not sim.event(event).approved_by
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"StartRequests": []}', b'{"StartRequests": [{}]}', b'{"StartRequests": "A"}'])
+async def test_a_malformed_start_request_is_refused(client: aiohttp.ClientSession, body: bytes) -> None:
+    async with Simulator() as sim:
+        async with client.post(sim.url + EVENTS, params={"api-version": NEWEST}, data=body) as response:
+            assert response.status == 400
+        assert [(call.body, call.status, call.event_ids) for call in sim.start_requests] == [(body, 400, ())]
+
+
+@pytest.mark.parametrize("path", [EVENTS, "/metadata/instance", "/metadata/instance/compute"])
+async def test_without_the_metadata_header_nothing_is_answered(path: str) -> None:
+    async with Simulator() as sim, aiohttp.ClientSession() as bare:
+        status, problem = await get(bare, sim.url, path)
+        assert (status, problem) == (400, {"error": "Bad request. Required metadata header not specified"})
+        async with bare.post(sim.url + EVENTS, params={"api-version": NEWEST}, data=b"{}") as response:
+            assert response.status == 400
+
+
+async def test_the_preview_version_alone_does_not_need_the_header() -> None:
+    async with Simulator(PAIR) as sim, aiohttp.ClientSession() as bare:
+        answers = {version: (await get(bare, sim.url, params={"api-version": version}))[0] for version in API_VERSIONS}
+        assert [version for version, status in answers.items() if status == 200] == ["2017-03-01"]
+
+
+async def test_a_forwarded_request_is_refused(client: aiohttp.ClientSession) -> None:
+    async with Simulator() as sim:
+        status, problem = await get(client, sim.url, headers={"X-Forwarded-For": "10.0.0.1"})
+        assert status == 400
+        assert "X-Forwarded-For" in problem["error"]
+
+
+@pytest.mark.parametrize("params", [{}, {"api-version": ""}, {"api-version": "latest"}, {"api-version": "2020-07-02"}])
+async def test_an_api_version_that_is_not_known_is_refused_with_the_newest(client: aiohttp.ClientSession, params: dict[str, str]) -> None:
+    async with Simulator() as sim:
+        status, problem = await get(client, sim.url, params=params)
+        assert status == 400
+        assert problem["newest-versions"] == ["2020-07-01", "2019-08-01", "2019-04-01"]
+
+
+async def test_every_api_version_of_the_pages_is_answered(client: aiohttp.ClientSession) -> None:
+    async with Simulator(PAIR) as sim:
+        sim.schedule(Plan())
+        documents = {version: (await get(client, sim.url, params={"api-version": version}))[1] for version in API_VERSIONS}
+        assert {version: len(document["Events"][0]) for version, document in documents.items()} == dict(
+            zip(API_VERSIONS, [6, 6, 6, 6, 7, 8, 9], strict=True)
+        )
+
+
+async def test_instance_metadata_tells_the_vm_of_the_address(client: aiohttp.ClientSession) -> None:
+    async with Simulator(Setup(vms=(VM("set_0", tags={"role": "db"}), VM("set_18")), rate_limit=None)) as sim:
+        version = {"params": {"api-version": "2021-02-01"}}
+        status, whole = await get(client, sim.urls["set_18"], "/metadata/instance", **version)
+        assert (status, whole["compute"]["name"], whole["compute"]["osProfile"]["computerName"]) == (200, "set_18", "set00000i")
+        assert "network" in whole
+        _, part = await get(client, sim.urls["set_0"], "/metadata/instance/compute", **version)
+        assert part["tagsList"] == [{"name": "role", "value": "db"}]
+        assert part["vmScaleSetName"] == whole["compute"]["vmScaleSetName"] == "set"
+        assert part["vmId"] != whole["compute"]["vmId"]
+
+
+async def test_instance_metadata_can_be_missing(client: aiohttp.ClientSession) -> None:
+    async with Simulator(Setup(instance_metadata=False)) as sim:
+        assert (await get(client, sim.url, "/metadata/instance"))[0] == 400
+        assert (await get(client, sim.url, "/metadata/instance", params={"api-version": "2021-02-01"}))[0] == 404
+        assert (await get(client, sim.url))[0] == 200
+
+
+async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSession) -> None:
+    """Five a second for each VM, instance metadata and events together; the other VM is not held to it."""
+    async with Simulator(Setup(vms=PAIR.vms)) as sim:
+        paths = [EVENTS, "/metadata/instance?api-version=2021-02-01", EVENTS, EVENTS, EVENTS, EVENTS]
+        answers = []
+        for path in paths:
+            params = {} if "?" in path else {"api-version": NEWEST}
+            async with client.get(sim.url + path, params=params) as response:
+                answers.append((response.status, response.headers.get("Retry-After")))
+        assert answers == [(200, None)] * 5 + [(429, "1")]
+        assert (await get(client, sim.urls["vm-1"]))[0] == 200
+        await asyncio.sleep(1)  # the limit is a matter of real time
+        assert (await get(client, sim.url))[0] == 200
+
+
+async def test_the_first_call_is_slow_and_calls_during_it_wait_no_longer(client: aiohttp.ClientSession) -> None:
+    async with Simulator(Setup(first_call=120.0, scale=400.0, rate_limit=None)) as sim:
+        began = sim.clock.monotonic()
+        assert [answer[0] for answer in await asyncio.gather(*(get(client, sim.url) for _ in range(3)))] == [200] * 3
+        took = sim.clock.monotonic() - began
+        assert 0.3 <= took < 0.6
+        await get(client, sim.url)
+        assert sim.clock.monotonic() - began - took < 0.2
+
+
+async def test_every_call_is_remembered(client: aiohttp.ClientSession) -> None:
+    async with Simulator(PAIR) as sim:
+        event = sim.schedule(Plan())
+        await get(client, sim.urls["vm-1"], headers={"User-Agent": "ours"})
+        await approve(client, sim.urls["vm-0"], event.event_id)
+        seen = [(call.vm, call.method, call.path, call.query, call.status) for call in sim.calls]
+        assert seen == [
+            ("vm-1", "GET", EVENTS, "api-version=2020-07-01", 200),
+            ("vm-0", "POST", EVENTS, "api-version=2020-07-01", 200),
+        ]
+        first = sim.calls[0]
+        assert first.headers["user-agent"] == "ours"
+        assert first.peer.startswith("127.0.0.1:")
+        assert abs((datetime.now(UTC) - first.at).total_seconds()) < 5
+        (request,) = sim.start_requests
+        assert request.event_ids == (event.event_id,)
+        assert event.event_id.encode() in request.body
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", EVENTS), ("HEAD", EVENTS), ("POST", "/metadata/instance"), ("GET", "/metadata/other")]
+)
+async def test_other_methods_and_paths_are_not_answered(client: aiohttp.ClientSession, method: str, path: str) -> None:
+    async with Simulator() as sim, client.request(method, sim.url + path, params={"api-version": NEWEST}) as response:
+        assert response.status in (404, 405)
+
+
+async def test_vms_listen_on_ports_in_a_row_on_loopback_alone() -> None:
+    for first in itertools.count(28169, 10):  # as many tries as it takes to find two free ports
+        try:
+            async with Simulator(PAIR, port=first) as sim:
+                assert sim.urls == {"vm-0": f"http://127.0.0.1:{first}", "vm-1": f"http://127.0.0.1:{first + 1}"}
+                assert sim.loopback
+                with pytest.raises(OSError, match=str(first)):
+                    await Simulator(PAIR, port=first).__aenter__()
+            return
+        except OSError:
+            continue
+
+
+async def test_an_address_beyond_loopback_is_known_as_such() -> None:
+    async with Simulator(host="0.0.0.0") as sim:
+        assert not sim.loopback
+
+
+async def test_waiting_in_vain_says_what_was_missing() -> None:
+    async with Simulator() as sim:
+        event = sim.schedule(Plan())
+        with pytest.raises(TimeoutError, match=r"expected .* to be approved within 0\.01 s, it is Scheduled, approved by nobody"):
+            await sim.approved(event, within=0.01)
+
+
+async def test_whoever_watches_is_told_a_line_for_each_thing(client: aiohttp.ClientSession) -> None:
+    lines: list[str] = []
+    async with Simulator(tell=lines.append) as sim:
+        event = sim.schedule(Plan(type="Freeze", source="User", duration=5, id="A", starts_after=0.0))
+        await approve(client, sim.url, "A")
+        await approve(client, sim.url, "B")
+        sim.end(event)
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        f"scheduled Freeze A of vm-0, not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC, User, 5 s",
+        "approved  Freeze A of vm-0 by vm-0",
+        "started   Freeze A of vm-0",
+        f'vm-0 POST {EVENTS} is refused: 400 {{"error":"Bad request. An EventId is not that of an event in the document"}}',
+        "completed Freeze A of vm-0",
+    ]
