@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from aiohttp.connector import AddrInfoType
@@ -77,6 +78,7 @@ def guarded_socket(info: AddrInfoType) -> socket.socket:
     return socket.socket(family, kind, protocol)
 
 
+@lru_cache(maxsize=64)
 def parse_url(text: str, *, allow_http: bool) -> URL:
     """Read the URL of a receiver. Raises ValueError, which holds nothing of the URL but its scheme."""
     if re.search(r"[\s\x00-\x1f\x7f]", text):

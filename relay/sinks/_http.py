@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
+from io import BytesIO
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -81,14 +82,19 @@ async def post(session: aiohttp.ClientSession, request: Request, *, seconds: flo
     deadline = get_running_loop().time() + seconds
     try:
         async with timeout_at(deadline):
-            response = await session.post(request.url, data=request.body, headers=request.headers, proxy=proxy, allow_redirects=False)
+            # BytesIO: bytes over 1 MiB would be written in one go, and warned of.
+            response = await session.post(
+                request.url, data=BytesIO(request.body), headers=request.headers, proxy=proxy, allow_redirects=False
+            )
     except TimeoutError:
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
         reason, failure = _no_answer(error)
         raise Deferred(reason, failure=failure) from None  # the library's own texts can hold the URL
     async with response:
-        start = await _start_of_body(response, min(deadline, get_running_loop().time() + BODY_PATIENCE))
+        start = b""
+        if not response.content.at_eof():
+            start = await _start_of_body(response, min(deadline, get_running_loop().time() + BODY_PATIENCE))
         if not response.content.is_eof():
             response.close()  # what is still to come would be taken for the answer to the next request
     readable = "Content-Encoding" not in response.headers  # nothing is unpacked

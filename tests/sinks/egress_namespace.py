@@ -1,0 +1,121 @@
+"""A program for a network namespace of its own, whose loopback has the addresses that no sink may reach.
+
+There it shows that a plain client reaches a listener on each of them, then has the guarded session try every way to them,
+and writes what came of it as JSON. `test_webhook_egress` runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from yarl import URL
+
+from relay.errors import Deferred
+from relay.sinks._http import Request, open_session, post
+from tests.make import cloudevent
+from tests.sinks.sending import sink
+
+PORT = 8080
+ADDRESSES = ("169.254.169.254", "168.63.129.16", "fd00:ec2::254", "64:ff9b::a9fe:a9fe", "fe80::1")
+REACHED = (*ADDRESSES[:-1], "fe80::1%lo", "::ffff:169.254.169.254", "127.0.0.1")
+HOSTS = """
+127.0.0.1 localhost
+169.254.169.254 metadata.test both.test three.test
+168.63.129.16 host.test three.test
+127.0.0.1 both.test
+fd00:ec2::254 six.test three.test
+::ffff:169.254.169.254 mapped.test
+fe80::1 local.test
+"""
+LITERALS = (
+    *("169.254.169.254", "168.63.129.16", "2852039166", "0xa9fea9fe", "0xA9.0xFE.0xA9.0xFE", "0251.0376.0251.0376"),
+    *("169.254.43518", "169.16689662", "169.254.169.254."),
+    *("[fd00:ec2::254]", "[fe80::1]", "[fe80::1%25lo]", "[fe80::1%lo]", "[64:ff9b::169.254.169.254]"),
+    *("[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]", "[0:0:0:0:0:ffff:a83f:8110]"),
+)
+NAMES = ("metadata.test", "host.test", "six.test", "mapped.test", "local.test", "three.test")
+
+
+def prepare() -> None:
+    """Give loopback the addresses, and names to them."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    for address in ADDRESSES:
+        subprocess.run(["ip", "address", "add", address, "dev", "lo", *(["nodad"] if ":" in address else [])], check=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".hosts", delete=False) as hosts:
+        hosts.write(HOSTS)
+    subprocess.run(["mount", "--bind", hosts.name, "/etc/hosts"], check=True)
+    Path(hosts.name).unlink()
+
+
+def opened() -> int:
+    """How many TCP connections anybody has started in this namespace: counted before the first packet."""
+    names, values = (line.split() for line in Path("/proc/self/net/snmp").read_text().splitlines() if line.startswith("Tcp:"))
+    return int(dict(zip(names, values, strict=True))["ActiveOpens"])
+
+
+async def tried(host: str) -> str:
+    """What came of a guarded POST straight to that host."""
+    async with open_session() as session:
+        try:
+            return str((await post(session, Request(URL(f"http://{host}:{PORT}/"), {}, b""), seconds=5)).status)
+        except Deferred as deferred:
+            return deferred.failure
+
+
+async def delivered(name: str, proxy: str | None = None) -> str:
+    """What came of the whole sink with a name in its URL."""
+    async with sink(url=f"http://{name}:{PORT}/", proxy=proxy) as webhook:
+        try:
+            return str((await webhook.deliver(cloudevent())).status)
+        except Deferred as deferred:
+            return deferred.failure
+
+
+async def main() -> None:
+    """Show it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, ["0.0.0.0", "::"], PORT):
+        reachable = []
+        for address in REACHED:
+            reader, writer = await asyncio.open_connection(address, PORT)
+            writer.write(b"x")
+            reachable.append(bool(await reader.read()))
+            writer.close()
+            await writer.wait_closed()
+        looked_up = {name: sorted({str(info[4][0]) for info in socket.getaddrinfo(name, PORT)}) for name in NAMES}
+        before = opened()
+        refused = {
+            **{host: await tried(host) for host in LITERALS},
+            **{name: await delivered(name) for name in NAMES},
+            "through a proxy of such a name": await delivered("drain.test", f"http://metadata.test:{PORT}"),
+        }
+        shown = opened()
+        sys.stdout.write(
+            json.dumps(
+                {
+                    "reachable": reachable,
+                    "looked_up": looked_up,
+                    "refused": refused,
+                    "opened": shown - before,
+                    "allowed": [await tried("127.0.0.1"), await tried("[::1]"), await delivered("both.test")],
+                    "opened_for_allowed": opened() - shown,
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    prepare()
+    asyncio.run(main())

@@ -1,0 +1,203 @@
+"""Deliveries to receivers that behave: what is delivered, what is never done on the way, and what is read anew."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from standardwebhooks import Webhook as StandardWebhook
+
+from relay.clock import SystemClock
+from relay.errors import Deferred
+from relay.sinks import Receipt, Sink
+from relay.sinks.webhook import connect
+from tests.make import cloudevent
+from tests.sinks.receiver import CERTIFICATE, Connection, good, listening
+from tests.sinks.sending import OTHER_SECRET, SECRET, deliver, failure, settings, sink
+
+
+async def test_a_2xx_is_delivered_and_its_first_words_are_kept_for_the_log() -> None:
+    async def thankful(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer(202, {}, "  drained: dør\x1b[31m\n".encode())
+
+    async with listening(thankful) as receiver:
+        assert await deliver(receiver.url) == Receipt(202, "drained: dør\N{REPLACEMENT CHARACTER}[31m")
+
+
+async def test_at_most_one_kibibyte_of_an_answer_is_kept() -> None:
+    async def talkative(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer(500, {}, b"x" + "é".encode() * 5000)
+
+    async with listening(talkative) as receiver:
+        answer = (await failure(receiver.url)).answer
+    assert answer is not None
+    assert answer.startswith("xéé")
+    assert 1000 < len(answer.encode()) <= 1024
+
+
+async def test_a_sink_is_connected_without_its_receiver_being_up() -> None:
+    async with connect(settings(url="http://127.0.0.1:9/"), SystemClock()) as webhook:
+        contract: Sink = webhook
+        assert (contract.concurrency, contract.give_up_after, contract.longest_pause) == (16, 86400.0, 300.0)
+
+
+async def test_one_connection_is_used_again_and_again() -> None:
+    async with listening(good) as receiver, sink(url=receiver.url) as webhook:
+        for _ in range(20):
+            await webhook.deliver(cloudevent())
+    assert (receiver.connections, len(receiver.requests)) == (1, 20)
+
+
+async def test_sixteen_deliveries_are_under_way_at_once_and_a_hung_one_holds_up_none() -> None:
+    everyone = asyncio.Barrier(16)
+
+    async def together(connection: Connection) -> None:
+        received = await connection.request()
+        if b"hang" in received.body:
+            await asyncio.Event().wait()
+        await everyone.wait()
+        await connection.answer()
+
+    async with listening(together) as receiver, sink(url=receiver.url, timeout="60s") as webhook:
+        hung = asyncio.create_task(webhook.deliver(cloudevent(subject="hang")))
+        await asyncio.gather(*(webhook.deliver(cloudevent(subject=str(number))) for number in range(16)))
+        assert not hung.done()
+        hung.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hung
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
+    async with listening(good) as elsewhere:
+
+        async def redirecting(connection: Connection) -> None:
+            await connection.request()
+            await connection.answer(status, {"Location": elsewhere.url})
+
+        async with listening(redirecting) as receiver:
+            refused = await failure(receiver.url)
+    assert (refused.failure, refused.status) == ("slow", status)
+    assert (len(receiver.requests), elsewhere.connections) == (1, 0)
+
+
+async def test_proxies_and_passwords_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login relay password t0ken\n")
+    netrc.chmod(0o600)
+    async with listening(good) as proxy, listening(good) as receiver:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("NETRC", str(netrc))
+        monkeypatch.delenv("no_proxy", raising=False)
+        await deliver(receiver.url)
+    assert proxy.connections == 0
+    assert "Authorization" not in receiver.requests[0].headers
+
+
+async def test_cookies_are_not_kept() -> None:
+    async def cookie(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.answer(204, {"Set-Cookie": "session=1; Path=/"})
+
+    async with listening(cookie) as receiver, sink(url=receiver.url.replace("127.0.0.1", "localhost")) as webhook:
+        await webhook.deliver(cloudevent())
+        await webhook.deliver(cloudevent())
+    assert ["Cookie" in received.headers for received in receiver.requests] == [False, False]
+
+
+async def test_files_are_read_anew_at_each_attempt(tmp_path: Path) -> None:
+    url, secrets = tmp_path / "url", tmp_path / "secrets"
+    async with listening(good) as first, listening(good) as second:
+        url.write_text(first.url)
+        secrets.write_text(SECRET)
+        given = settings(url_file=str(url), secrets_file=str(secrets), secrets=[])
+        async with connect(given, SystemClock()) as webhook:
+            await webhook.deliver(cloudevent())
+            url.write_text(second.url)
+            secrets.write_text(OTHER_SECRET)
+            await webhook.deliver(cloudevent())
+    for receiver, secret in ((first, SECRET), (second, OTHER_SECRET)):
+        (received,) = receiver.requests
+        StandardWebhook(secret).verify(received.body, dict(received.headers))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("url", "https://u:t0ken@h/", "without user and password"),
+        ("url", "http://169.254.169.254/t0ken", "a metadata or host address"),
+        ("secrets", f"{SECRET}\nwhsec_t0ken", "number 2: expected whsec_"),
+        ("secrets", "", "expected at least one secret"),
+    ],
+)
+async def test_a_file_that_has_become_wrong_is_waited_for_and_told_without_its_content(
+    tmp_path: Path, name: str, text: str, told: str
+) -> None:
+    files = {"url": tmp_path / "url", "secrets": tmp_path / "secrets"}
+    files["url"].write_text("http://127.0.0.1:9/")
+    files["secrets"].write_text(SECRET)
+    given = settings(url_file=str(files["url"]), secrets_file=str(files["secrets"]), secrets=[])
+    files[name].write_text(text)
+    async with connect(given, SystemClock()) as webhook:
+        with pytest.raises(Deferred, match=told) as caught:
+            await webhook.deliver(cloudevent())
+    assert caught.value.failure == "slow"
+    assert "t0ken" not in caught.value.reason
+
+
+async def test_tls_is_spoken_with_a_receiver_whose_certificate_is_trusted() -> None:
+    trusting = ssl.create_default_context(cafile=CERTIFICATE)
+    async with listening(good, tls=True) as receiver:
+        assert (await deliver(receiver.url, tls=trusting, allow_http=False)).status == 204
+
+
+async def test_a_proxy_is_asked_for_the_receiver_and_knows_nothing_of_tls_within() -> None:
+    async with listening(good, tls=True) as receiver:
+
+        async def tunnel(connection: Connection) -> None:
+            await connection.request()
+            reader, writer = await asyncio.open_connection("127.0.0.1", receiver.port)
+            await connection.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+
+            async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+                while data := await source.read(65536):
+                    target.write(data)
+
+            try:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(copy(connection.reader, writer))
+                    both.create_task(copy(reader, connection.writer))
+            finally:
+                writer.transport.abort()
+
+        async with listening(tunnel) as proxy:
+            trusting = ssl.create_default_context(cafile=CERTIFICATE)
+            receipt = await deliver(receiver.url.replace("127.0.0.1", "localhost"), tls=trusting, proxy=f"http://127.0.0.1:{proxy.port}")
+    assert receipt.status == 204
+    assert [asked.line for asked in proxy.requests] == [f"CONNECT localhost:{receiver.port} HTTP/1.1"]
+    assert receiver.requests[0].line == "POST /hook/t0ken-in-path?key=t0ken-in-query HTTP/1.1"
+
+
+async def test_what_a_proxy_refuses_is_no_answer_of_the_receiver() -> None:
+    async def closed(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer(410, {}, b"no way")
+
+    async with listening(closed) as proxy:
+        refused = await failure("https://drain.example.com/t0ken", proxy=f"http://127.0.0.1:{proxy.port}")
+    assert (refused.failure, refused.status) == ("transient", None)
+    assert "it answered 410 Gone" in refused.reason
+
+
+async def test_time_is_the_machines_when_nothing_else_is_given() -> None:
+    async with listening(good) as receiver, connect(settings(url=receiver.url), SystemClock()) as webhook:
+        await webhook.deliver(cloudevent())
+    sent = int(receiver.requests[0].headers["webhook-timestamp"])
+    assert abs(sent - datetime.now(UTC).timestamp()) < 10

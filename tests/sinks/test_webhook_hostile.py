@@ -1,0 +1,321 @@
+"""Receivers that hang, drip, flood and lie: each ends within the timeout, costs little memory and shows no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import ssl
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from relay.errors import Deferred
+from relay.sinks import Receipt
+from tests.make import cloudevent
+from tests.sinks.receiver import CERTIFICATE, Behaviour, Connection, Names, good, listening
+from tests.sinks.sending import deliver, failure, sink, within
+
+MIB = 1024 * 1024
+TIMEOUT = "300ms"
+SOON = 1.0
+"""Seconds within which a request with that timeout must be over, on a slow machine."""
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """What is done in the test takes no more than 4 MiB at any time, the receiver included."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+# --- before there is an answer
+
+
+async def accepts_and_says_nothing(connection: Connection) -> None:
+    await connection.request()
+    await asyncio.Event().wait()
+
+
+async def never_reads(connection: Connection) -> None:
+    connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport both reads and writes
+    await asyncio.Event().wait()
+
+
+async def drips_headers(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        await connection.send(b"X: y\r\n")
+        await asyncio.sleep(0.01)
+
+
+async def says_continue_for_ever(connection: Connection) -> None:
+    await connection.request()
+    while True:
+        await connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("behaviour", [accepts_and_says_nothing, never_reads, says_continue_for_ever])
+async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) -> None:
+    async with listening(behaviour) as receiver, within(SOON):
+        refused = await failure(receiver.url, timeout=TIMEOUT)
+    assert (refused.failure, refused.status) == ("transient", None)
+    assert refused.reason == "expected an answer within 0.3 s, none came"
+
+
+async def test_headers_that_drip_are_left_at_the_timeout_or_when_they_are_too_many() -> None:
+    async with listening(drips_headers) as receiver, within(SOON):
+        assert (await failure(receiver.url, timeout=TIMEOUT)).failure == "transient"
+
+
+async def test_the_timeout_covers_a_look_up_that_hangs() -> None:
+    async with within(SOON):
+        refused = await failure("http://t0ken.test/", resolver=Names({"t0ken.test": []}), timeout=TIMEOUT)
+    assert "expected an answer within 0.3 s" in refused.reason
+
+
+async def test_the_timeout_covers_a_connection_that_is_never_accepted() -> None:
+    """A full accept queue drops our SYN, as a firewall does."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        fillers = [socket.socket() for _ in range(4)]
+        try:
+            for filler in fillers:
+                filler.setblocking(False)
+                filler.connect_ex(("127.0.0.1", port))
+            async with within(SOON):
+                refused = await failure(f"http://127.0.0.1:{port}/t0ken", timeout=TIMEOUT)
+        finally:
+            for filler in fillers:
+                filler.close()
+    assert "expected an answer within 0.3 s" in refused.reason
+
+
+async def test_the_timeout_covers_a_tls_handshake_that_hangs() -> None:
+    async def silent(_: Connection) -> None:
+        await asyncio.Event().wait()
+
+    async with listening(silent) as receiver, within(SOON):
+        refused = await failure(receiver.url.replace("http:", "https:"), timeout=TIMEOUT)
+    assert "expected an answer within 0.3 s" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"", "the connection was closed without one"),
+        (b"HTTP/1.1 200 OK\r\nConte", "the connection was closed without one"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "expected an HTTP answer, got something else"),
+        (b"HTTP/1.1 99999 Much\r\n\r\n", "expected an HTTP answer, got something else"),
+        (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", "expected an HTTP answer, got something else"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: t0ken\r\n\r\n", "expected an HTTP answer, got something else"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", "expected an HTTP answer, got something else"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000 + b"\r\n", "expected an HTTP answer, got something else"),
+    ],
+)
+@pytest.mark.parametrize("then", ["closed", "half-closed", "reset"])
+@pytest.mark.usefixtures("little_memory")
+async def test_what_is_not_http_is_a_failure_that_passes(said: bytes, reason: str, then: str) -> None:
+    async def broken(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(said)
+        if then == "half-closed":
+            connection.writer.write_eof()
+            await asyncio.Event().wait()
+        if then == "reset":
+            connection.writer.transport.abort()
+
+    async with listening(broken) as receiver, within(SOON):
+        refused = await failure(receiver.url, timeout="900ms")
+    assert refused.failure == "transient"
+    assert reason in refused.reason or (then == "reset" and "expected a connection to the receiver" in refused.reason)
+
+
+async def test_nobody_there_is_a_failure_that_passes() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        refused = await failure(f"http://127.0.0.1:{bound.getsockname()[1]}/t0ken")
+    assert (refused.failure, refused.reason) == ("transient", "expected a connection to the receiver: Connection refused")
+
+
+async def test_a_name_that_cannot_be_looked_up_is_a_failure_that_passes() -> None:
+    names = Names({"t0ken.test": socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "odd.test": OSError("odd")})
+    refused = await failure("http://t0ken.test/", resolver=names)
+    assert (refused.failure, refused.reason) == ("transient", "expected an address for the name in the URL: Name or service not known")
+    assert (await failure("http://odd.test/t0ken", resolver=names)).failure == "transient"
+
+
+async def refuses_before_it_has_read(connection: Connection) -> None:
+    await connection.reader.readuntil(b"\r\n\r\n")
+    await connection.answer(413, {"Connection": "close"})
+
+
+@pytest.mark.parametrize("behaviour", [never_reads, refuses_before_it_has_read])
+async def test_a_huge_event_that_is_not_read_to_its_end_is_a_failure_in_time(behaviour: Behaviour) -> None:
+    huge = cloudevent(data={"resources": ["x" * 100] * 200_000})
+    async with listening(behaviour) as receiver, sink(url=receiver.url, timeout=TIMEOUT) as webhook, within(2 * SOON):
+        with pytest.raises(Deferred):
+            await webhook.deliver(huge)
+
+
+async def test_a_huge_event_is_delivered_whole() -> None:
+    huge = cloudevent(data={"resources": ["x" * 100] * 40_000})
+    async with listening(good) as receiver, sink(url=receiver.url) as webhook:
+        await webhook.deliver(huge)
+    assert receiver.requests[0].body == huge.body
+
+
+# --- TLS
+
+
+async def test_a_certificate_that_is_not_trusted_is_a_failure_that_passes() -> None:
+    async with listening(good, tls=True) as receiver, within(SOON):
+        refused = await failure(receiver.url)
+    assert refused.failure == "transient"
+    assert refused.reason.startswith("expected a certificate that this machine trusts: self")
+    assert receiver.requests == []
+
+
+async def test_a_certificate_for_another_name_is_a_failure_that_does_not_tell_the_name() -> None:
+    async with listening(good, tls=True) as receiver:
+        names = Names({"t0ken.test": ["127.0.0.1"]})
+        trusting = ssl.create_default_context(cafile=CERTIFICATE)
+        refused = await failure(f"https://t0ken.test:{receiver.port}/", resolver=names, tls=trusting)
+    assert refused.reason == "expected a certificate that this machine trusts: it is for another name"
+    assert receiver.requests == []
+
+
+async def test_tls_to_a_plain_port_is_a_failure_that_passes() -> None:
+    async def plain(connection: Connection) -> None:
+        await connection.reader.read(1)
+        await connection.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async with listening(plain) as receiver, within(SOON):
+        refused = await failure(receiver.url.replace("http:", "https:"))
+    assert refused.failure == "transient"
+    assert refused.reason.startswith("expected TLS, the handshake failed: WRONG_VERSION_NUMBER")
+
+
+async def test_plain_http_to_a_tls_port_is_a_failure_that_passes() -> None:
+    async with listening(good, tls=True) as receiver, within(SOON):
+        refused = await failure(receiver.url.replace("https:", "http:"))
+    assert refused.failure == "transient"
+
+
+# --- once there is an answer, its status decides
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+async def drips(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(HEAD, b"Content-Length: 1000\r\n\r\n")
+    while True:
+        await connection.send(b".")
+        await asyncio.sleep(0.01)
+
+
+async def stops_in_the_middle(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(HEAD, b"Content-Length: 1000\r\n\r\nstart")
+
+
+async def half_closes(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(HEAD, b"\r\nstart")
+    connection.writer.write_eof()
+    await asyncio.Event().wait()
+
+
+async def says_nothing_more(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(HEAD, b"Content-Length: 5\r\n\r\n")
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("behaviour", [drips, stops_in_the_middle, half_closes, says_nothing_more])
+@pytest.mark.parametrize("limit", [TIMEOUT, "60s"])
+async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(behaviour: Behaviour, limit: str) -> None:
+    """The receiver has said that it has the event. Its body is for the log, and holds up the next event a second at most."""
+    async with listening(behaviour) as receiver, within(SOON + (1 if limit == "60s" else 0)):
+        receipt = await deliver(receiver.url, timeout=limit)
+    assert receipt.status == 200
+    assert receipt.answer is None or receipt.answer.startswith((".", "start"))
+
+
+@pytest.mark.parametrize("chunks", [b"5\r\nstart\r\nnonsense\r\n", b"-1\r\n", b"f" * 100 + b"\r\n", b"5;" + b"x" * 100_000, b"5\r\nst"])
+async def test_broken_chunks_are_the_end_of_an_answer_or_no_answer(chunks: bytes) -> None:
+    """The parser meets them with the headers or after these, as the packets fall: it is a 2xx or a failure that passes."""
+
+    async def breaks_its_chunks(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(HEAD, b"Transfer-Encoding: chunked\r\n\r\n", chunks)
+
+    async with listening(breaks_its_chunks) as receiver, sink(url=receiver.url) as webhook, within(SOON):
+        (outcome,) = await asyncio.gather(webhook.deliver(cloudevent()), return_exceptions=True)
+    if isinstance(outcome, Deferred):
+        assert (outcome.failure, outcome.reason) == ("transient", "expected an HTTP answer, got something else")
+    else:
+        assert isinstance(outcome, Receipt)
+        assert outcome.status == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.usefixtures("little_memory")
+async def test_of_a_gigabyte_64_kibibytes_are_read_and_the_connection_is_dropped(chunked: bool) -> None:
+    flood = b"x" * 65536
+
+    async def floods(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(HEAD, b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"Content-Length: 1073741824\r\n\r\n")
+        try:
+            for _ in range(16384):
+                await connection.send(*((b"10000\r\n", flood, b"\r\n") if chunked else (flood,)))
+                taken.append(len(flood))
+        finally:
+            dropped.set()
+
+    taken: list[int] = []
+    dropped = asyncio.Event()
+    async with listening(floods) as receiver, sink(url=receiver.url) as webhook, within(SOON):
+        receipt = await webhook.deliver(cloudevent())
+        await dropped.wait()  # while the session is still open
+    assert (receipt.status, receipt.answer) == (200, "x" * 1024)
+    assert sum(taken) < 16 * MIB  # what the kernel's buffers on both sides hold
+
+
+@pytest.mark.usefixtures("little_memory")
+async def test_a_bomb_is_not_unpacked() -> None:
+    bomb = gzip.compress(b"\0" * (64 * MIB), compresslevel=9)
+    tracemalloc.reset_peak()
+
+    async def bombs(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer(500, {"Content-Encoding": "gzip"}, bomb)
+
+    async with listening(bombs) as receiver, within(SOON):
+        refused = await failure(receiver.url)
+    assert (refused.status, refused.answer) == (500, None)
+
+
+async def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one() -> None:
+    async def hasty(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" * 2)
+        await connection.request()
+        await connection.answer(500)
+
+    async with listening(hasty) as receiver, sink(url=receiver.url) as webhook:
+        assert (await webhook.deliver(cloudevent())).status == 200
+        await webhook.deliver(cloudevent())
+    assert receiver.connections == 2

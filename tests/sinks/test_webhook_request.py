@@ -1,0 +1,87 @@
+"""What goes over the wire: one POST, signed and structured, that others' libraries read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+from cloudevents.core.bindings.http import HTTPMessage, from_http_event
+from standardwebhooks import Webhook as StandardWebhook
+from yarl import URL
+
+from relay import __version__
+from relay.clock import SystemClock
+from relay.sinks.webhook import build, connect
+from tests.make import cloudevent
+from tests.sinks.receiver import Received, good, listening
+from tests.sinks.sending import NOW, OTHER_SECRET, SECRET, settings
+
+URL_ = URL("https://drain.example.com/azure?x=%2F")
+
+
+async def sent(**given: Any) -> Received:
+    async with listening(good) as receiver, connect(settings(url=receiver.url, **given), SystemClock()) as sink:
+        await sink.deliver(cloudevent())
+    return receiver.requests[0]
+
+
+def test_building_a_request_is_pure_and_gives_the_headers_of_the_contract() -> None:
+    event = cloudevent()
+    request = build(URL_, [SECRET, OTHER_SECRET], event, NOW)
+    assert request == build(URL_, [SECRET, OTHER_SECRET], event, NOW)
+    assert request.url == URL_
+    assert request.body is event.body
+    assert set(request.headers) == {"Content-Type", "webhook-id", "webhook-timestamp", "webhook-signature"}
+    assert request.headers["Content-Type"] == "application/cloudevents+json; charset=utf-8"
+    assert request.headers["webhook-id"] == event.id
+    first, second = request.headers["webhook-signature"].split(" ")
+    assert first.startswith("v1,")
+    assert second.startswith("v1,")
+    assert first != second
+
+
+def test_the_timestamp_is_the_attempts_whole_seconds_in_utc() -> None:
+    """FIELD 3.7: a fraction, or local time taken for UTC, fails at every receiver."""
+    east = NOW.astimezone(timezone(timedelta(hours=5, minutes=45)))
+    for now in (NOW, east):
+        assert build(URL_, [SECRET], cloudevent(), now).headers["webhook-timestamp"] == "1775946418"
+
+
+def test_a_retry_has_the_same_id_and_body_and_a_timestamp_and_signature_of_its_own() -> None:
+    event = cloudevent()
+    first, second = (build(URL_, [SECRET], event, NOW + timedelta(seconds=after)) for after in (0, 7))
+    assert (first.headers["webhook-id"], first.body) == (second.headers["webhook-id"], second.body)
+    assert first.headers["webhook-timestamp"] != second.headers["webhook-timestamp"]
+    assert first.headers["webhook-signature"] != second.headers["webhook-signature"]
+
+
+async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine_would_add() -> None:
+    received = await sent()
+    assert received.line == "POST /hook/t0ken-in-path?key=t0ken-in-query HTTP/1.1"
+    assert received.body == cloudevent().body
+    assert {name.lower() for name in received.headers} == {
+        *("host", "user-agent", "accept", "accept-encoding", "content-length"),
+        *("content-type", "webhook-id", "webhook-timestamp", "webhook-signature"),
+    }
+    assert received.headers["User-Agent"] == f"imds-relay/{__version__}"
+    assert received.headers["Accept-Encoding"] == "identity"
+
+
+async def test_the_standardwebhooks_library_verifies_it_with_each_secret_of_a_rotation() -> None:
+    received = await sent(secrets=[SECRET, OTHER_SECRET])
+    for secret in (SECRET, OTHER_SECRET):
+        assert StandardWebhook(secret).verify(received.body, dict(received.headers))["id"] == cloudevent().id
+
+
+async def test_the_cloudevents_sdk_reads_it() -> None:
+    received = await sent()
+    headers = {name.lower(): value for name, value in received.headers.items()}
+    event = from_http_event(HTTPMessage(headers, received.body))
+    ours = cloudevent()
+    assert event.get_id() == ours.id == headers["webhook-id"]
+    assert event.get_type() == "io.imdsrelay.event.scheduled.v1"
+    assert event.get_source() == ours.attributes["source"]
+    assert event.get_subject() == ours.subject
+    assert event.get_time() == datetime(2022, 4, 11, 22, 11, 58, 123456, UTC)
+    assert event.get_extension("partitionkey") == ours.subject
+    assert event.get_data() == ours.data
