@@ -1,0 +1,191 @@
+"""The only holder of the StartRequest port: takes requests in, lets the ledger decide, and sends what was granted.
+
+Every StartRequest follows from a grant that is on disk. Before each one: wait until what there is to say was said, or
+``tell_first`` has passed; read the document afresh; check everything again and claim, in one transaction; then send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from relay.approvals import StartRequestPort
+from relay.approvals.ledger import Claim, Ledger
+from relay.approvals.request import Answer, Approval
+from relay.clock import Clock
+from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
+from relay.outbox import Grant, Mode
+from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
+
+_log = logging.getLogger(__name__)
+_LOOK = 0.05
+"""Seconds between two looks at whether the notices about a granted event are out."""
+_AGAIN = 1.0
+"""Seconds before a StartRequest without an answer is tried again, at least; it doubles up to `_AGAIN_LATEST`."""
+_AGAIN_LATEST = 8.0
+
+
+class Gate:
+    """Approvals in, StartRequests out. ``names_us`` tells whether an event's resources name this VM."""
+
+    def __init__(
+        self, ledger: Ledger, store: Store, port: StartRequestPort, clock: Clock, names_us: Callable[[Sequence[str]], bool]
+    ) -> None:
+        self.ledger = ledger
+        self._store = store
+        self._port = port
+        self._clock = clock
+        self._names_us = names_us
+        self._stepped = asyncio.Event()
+        self._granted = asyncio.Event()
+        self._alone: set[int] = set()  # grants that a shared StartRequest with a 400 held: each is sent by itself
+        self._failures = 0
+
+    async def submit(self, approval: Approval) -> Answer:
+        """Decide one request. The answer is given after the decision is on disk; 503 where it cannot be put there."""
+        try:
+            answer = await self._store.transact(lambda tx: self.ledger.submit(tx, approval))
+        except StoreUnavailable:
+            return Answer(503, {"detail": "the decision cannot be recorded now; nothing was decided, try again"})
+        self.changed()
+        return answer
+
+    async def mode(self) -> Mode:
+        """The switch as it holds."""
+        return await self._store.read(self.ledger.mode)
+
+    async def set_mode(self, mode: Mode, principal: str) -> Mode:
+        """Turn the switch, remembered; returns how it holds now: of file and switch the stricter. Raises StoreUnavailable."""
+        now = self._clock.now()
+
+        def work(tx: Transaction) -> Mode:
+            tx.set_mode(mode, principal, now)
+            return self.ledger.mode(tx)
+
+        effective = await self._store.transact(work)
+        _log.warning("approvals were set to %s by %s; they are %s", mode, principal, effective)
+        self.changed()
+        return effective
+
+    def changed(self) -> None:
+        """Something happened that rules or votes may depend on: look again."""
+        self._stepped.set()
+        self._granted.set()
+
+    async def run(self) -> None:
+        """Step and send until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._step(), name="approvals: step")
+            group.create_task(self._send(), name="approvals: send")
+
+    async def _step(self) -> None:
+        """Do what time, the document and the switch make necessary, when they do."""
+        while True:
+            self._stepped.clear()
+            now = self._clock.now()
+            pause: float | None
+            try:
+                moment = await self._store.transact(lambda tx, now=now: self.ledger.step_all(tx, now))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                pause = None if moment is None else max(0.0, (moment - self._clock.now()).total_seconds())
+                self._granted.set()
+            except StoreUnavailable:
+                pause = _AGAIN
+            await _wait(self._stepped, pause)
+
+    async def _send(self) -> None:
+        while True:
+            self._granted.clear()
+            grants = await self._store.read(lambda tx: tx.decisions.open_grants() if self.ledger.mode(tx) == "on" else [])
+            ready = await self._ready(grants)
+            if ready:
+                await self._start(ready)
+            elif grants:
+                await _wait(self._granted, _LOOK)
+            else:
+                await self._granted.wait()
+
+    async def _ready(self, grants: Sequence[Grant]) -> list[Grant]:
+        """Those of which everything that had to be said first was said, or has had its time."""
+        now = self._clock.now()
+        held = await self._store.read(lambda tx: {grant.id for grant in grants if not self._may_go(tx, grant, now)})
+        ready = [grant for grant in grants if grant.id not in held]
+        alone = [grant for grant in ready if grant.id in self._alone]
+        return alone[:1] or ready
+
+    def _may_go(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
+        occurrence = tx.snapshot.by_id(grant.occurrence)
+        if self.ledger.standing(tx, occurrence, now).holds:
+            return False
+        told_for = (now - grant.granted_at).total_seconds()
+        return (
+            told_for >= self.ledger.settings.tell_first
+            or not self._names_us(occurrence.event.resources)
+            or not tx.deliveries.waits_about(occurrence.key)
+        )
+
+    async def _start(self, grants: Sequence[Grant]) -> None:
+        """One fresh read and one POST for these grants, as far as they still hold then."""
+        try:
+            await self._port.fresh()
+            # Set before the claim is on disk: from then on a step must leave these grants to their answer.
+            self.ledger.in_flight = frozenset(grant.id for grant in grants)
+            now = self._clock.now()
+            claims = await self._store.transact(lambda tx: self.ledger.claim(tx, grants, now))
+            if claims:
+                await self._post(claims)
+            else:
+                await _wait(self._granted, _LOOK)  # what stood in the way is for the next step to tell
+        except SourceError as error:
+            await self._rest(error)
+        except StoreUnavailable:
+            await self._clock.sleep(_AGAIN)
+        finally:
+            self.ledger.in_flight = frozenset()
+            self._stepped.set()
+
+    async def _post(self, claims: Sequence[Claim]) -> None:
+        """Send, and write the answer down. Raises SourceUnavailable when there was none that says yes or no."""
+        named = ", ".join(claim.event_id for claim in claims)
+        try:
+            await self._port.start([claim.event_id for claim in claims])
+        except SourceRefused as error:
+            status, reason = error.status, error.reason
+            if len(claims) > 1:
+                self._alone |= {claim.grant.id for claim in claims}
+                await self._note(lambda tx, _: self.ledger.unanswered(tx, claims, None))
+                return
+            _log.error("IMDS refused the StartRequest for %s: %s", named, reason)
+            await self._note(lambda tx, now: self.ledger.failed(tx, claims, status, reason, now))
+        except SourceError as error:
+            status = error.status
+            await self._note(lambda tx, _: self.ledger.unanswered(tx, claims, status))
+            raise
+        else:
+            _log.info("StartRequest accepted for %s", named)
+            await self._note(lambda tx, now: self.ledger.accepted(tx, claims, now))
+        self._failures = 0
+        self._alone -= {claim.grant.id for claim in claims}
+
+    async def _note(self, work: Callable[[Transaction, datetime], None]) -> None:
+        # It has happened, so it is told in any case: from memory, where the file cannot be written.
+        now = self._clock.now()
+        await self._store.transact(lambda tx: work(tx, now), fail_open=True)
+
+    async def _rest(self, error: SourceError) -> None:
+        if self._failures == 0:
+            _log.warning("a StartRequest could not be sent, it will be tried again: %s", error.reason)
+        self._failures += 1
+        asked = error.retry_after if isinstance(error, SourceUnavailable) and error.retry_after else 0.0
+        await self._clock.sleep(max(asked, min(_AGAIN * 2.0 ** (self._failures - 1), _AGAIN_LATEST)))
+
+
+async def _wait(event: asyncio.Event, seconds: float | None) -> None:
+    """Return when the event is set, or after so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,127 @@
+"""What somebody asks: one decision about one state of one event, however it came in. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Choice = Literal["approve", "hold", "release"]
+Right = Literal["read", "approve", "hold", "operate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a principal may do. ``resources``: patterns that must cover every resource of the event; None: no limit."""
+
+    can: frozenset[Right]
+    resources: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as the door through which they came has established. ``channel``: http, callback, amqp, local."""
+
+    principal: str
+    channel: str
+    rights: Rights
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One request. ``request_id`` makes repeats known and comes with the ``digest`` of the body; ``message_id``: of AMQP."""
+
+    caller: Caller
+    event_id: str
+    decision: Choice
+    revision: str
+    at: datetime
+    reason: str | None = None
+    scope: str | None = None
+    request_id: str | None = None
+    digest: str = ""
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the caller is told. ``status`` is that of HTTP; ``body`` the answer's JSON, for a refusal a problem's."""
+
+    status: int
+    body: Mapping[str, Any]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the decision was recorded."""
+        return self.status == 202  # HTTP
+
+
+class MalformedError(ValueError):
+    """The body is not a JSON object."""
+
+
+class WrongFieldError(ValueError):
+    """A field is missing or wrong. ``field`` names it."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name}: {problem}")
+        self.field = name
+        self.problem = problem
+
+
+class Body(BaseModel):
+    """The body of ``POST /v1/approvals``, of a signed callback, and of a message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+
+    eventId: str = Field(min_length=1, max_length=256)  # noqa: N815  # the name that the contract gives it
+    """The EventId; compared without case."""
+    decision: Choice
+    revision: str = Field(min_length=1, max_length=128)
+    """The revision of the state that the approver saw."""
+    reason: str | None = Field(default=None, max_length=1000)
+    """For the audit."""
+    scope: str | None = Field(default=None, max_length=80)
+    """Guards against a request that reached the wrong relay."""
+
+    def approval(
+        self, caller: Caller, at: datetime, raw: bytes, *, request_id: str | None = None, message_id: str | None = None
+    ) -> Approval:
+        """The request that this body makes when it comes from this caller; ``raw`` are its bytes."""
+        return Approval(
+            caller,
+            self.eventId,
+            self.decision,
+            self.revision,
+            at,
+            self.reason,
+            self.scope,
+            request_id,
+            hashlib.sha256(raw).hexdigest(),
+            message_id,
+        )
+
+
+def parse_body(raw: bytes) -> Body:
+    """Read the body. Raises MalformedError for what is no JSON object, WrongFieldError for the first wrong field."""
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise MalformedError(f"expected a JSON object: {error}") from error
+    return body_of(fields)
+
+
+def body_of(fields: object) -> Body:
+    """As `parse_body`, of what was JSON already."""
+    if not isinstance(fields, dict):
+        raise MalformedError("expected a JSON object")
+    try:
+        return Body.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise WrongFieldError(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error

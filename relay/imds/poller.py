@@ -1,0 +1,179 @@
+"""Reads the document for ever, and is the one way through which anything is said to IMDS: the gate's port.
+
+One conversation, so that a StartRequest goes before the next poll, and the fresh read before it counts as that poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from relay.clock import Clock
+from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
+from relay.events.document import parse
+from relay.imds import SourceSettings
+from relay.imds.client import ImdsClient
+from relay.imds.pace import retry_delay
+from relay.imds.recorder import Recorder, Sighting
+from relay.outbox.sqlite import Store
+
+LOST_BEFORE_FIRST = 150.0
+"""Seconds without a usable answer after which the source counts as lost, before there was one: the first may take 130."""
+LOST_AFTER = 90.0
+"""The same after the first: the service may answer 410 for 70 seconds while it updates (FIELD 1.7)."""
+
+_log = logging.getLogger(__name__)
+
+Say = Callable[[str, str | None, str, int], None]
+
+
+class Poller:
+    """Polls, and records what it sees. ``on_change`` is called after each recorded change."""
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        client: ImdsClient,
+        recorder: Recorder,
+        store: Store,
+        clock: Clock,
+        *,
+        say: Say,
+        on_change: Callable[[], None],
+        last_read: datetime | None,
+    ) -> None:
+        self.lost = False
+        """Whether there has been no usable answer for too long."""
+        self.polls = 0
+        self.failures = 0
+        """Polls in a row without a usable answer."""
+        self._settings = settings
+        self._client = client
+        self._recorder = recorder
+        self._store = store
+        self._clock = clock
+        self._say = say
+        self._on_change = on_change
+        self._began = clock.monotonic()
+        self._seen: bytes | None = None  # the bytes that were recorded last
+        self._seen_at: float | None = None
+        self._seen_wall = last_read
+        self._told: str | None = None
+        self._rest: float | None = None  # what the service asked for, in seconds
+        self._asked: list[asyncio.Future[None]] = []
+        self._ask = asyncio.Event()
+
+    @property
+    def last_read(self) -> datetime | None:
+        """When the document was last read; None when it never was."""
+        return self._seen_wall
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._poll_for_ever(), name="source: poll")
+            group.create_task(self._watch(), name="source: watch")
+
+    async def fresh(self) -> None:
+        """Read the document with a call begun from now on, and have what it holds recorded. Raises SourceError."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._ask.set()
+        await future
+
+    async def start(self, event_ids: Sequence[str]) -> None:
+        """Send one StartRequest for these events; return on 200. Raises SourceRefused on 400, else SourceUnavailable."""
+        await self._client.start(event_ids)
+
+    async def _poll_for_ever(self) -> None:
+        while True:
+            began = self._clock.monotonic()
+            asked, self._asked = self._asked, []
+            self._ask.clear()
+            self.polls += 1
+            try:
+                await self._poll()
+            except SourceError as error:
+                self._failed(error)
+                for future in asked:
+                    if not future.done():
+                        future.set_exception(error)
+            else:
+                self._succeeded()
+                for future in asked:
+                    if not future.done():
+                        future.set_result(None)
+            await self._pause(self._until_next(began))
+
+    def _until_next(self, began: float) -> float:
+        if self.failures:
+            return retry_delay(self.failures, self._rest, self._settings.interval, random.random())  # noqa: S311  # jitter
+        return began + self._settings.interval - self._clock.monotonic()
+
+    async def _poll(self) -> None:
+        """One read. An idle poll, whose bytes are those of the last, does no more than compare them."""
+        body = await self._client.read()
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        if body != self._seen:
+            sighting = Sighting(parse(body), now, self._gap(now, monotonic))
+            recording = self._store.submit(lambda tx: self._recorder.record(tx, sighting), fail_open=True)
+            # Told in the same breath, so that what follows from the change is in the same commit.
+            self._on_change()
+            try:
+                changes = await recording
+            except StoreUnavailable as error:
+                raise SourceUnavailable(f"what was read could not be recorded: {error}") from error
+            self._seen = body
+            if changes:
+                self._on_change()
+        self._seen_at, self._seen_wall = monotonic, now
+
+    def _gap(self, now: datetime, monotonic: float) -> bool:
+        """Whether polling paused for so long that an event may have started and ended unseen.
+
+        Measured by both clocks: one stands still while the VM is frozen, the other may be set.
+        """
+        if self._seen_wall is None:
+            return True
+        passed = (now - self._seen_wall).total_seconds()
+        if self._seen_at is not None:
+            passed = max(passed, monotonic - self._seen_at)
+        return passed > max(3 * self._settings.interval, 5.0)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._ask.wait()
+        except TimeoutError:
+            return
+
+    def _failed(self, error: SourceError) -> None:
+        self.failures += 1
+        self._rest = error.retry_after if isinstance(error, SourceUnavailable) else None
+        if error.reason != self._told:
+            self._told = error.reason
+            level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
+            _log.log(level, "the metadata service gave no usable answer: %s", error.reason)
+
+    def _succeeded(self) -> None:
+        if self.failures:
+            _log.info("the metadata service answers again")
+        self.failures, self._rest, self._told = 0, None, None
+        if self.lost:
+            self.lost = False
+            self._say("relay.source-recovered", None, "the metadata service answers again", 1)
+
+    async def _watch(self) -> None:
+        """Say that the source is lost when it is: also while a call hangs."""
+        while True:
+            since, patience = (self._began, LOST_BEFORE_FIRST) if self._seen_at is None else (self._seen_at, LOST_AFTER)
+            left = since + patience - self._clock.monotonic()
+            if left <= 0 and not self.lost:
+                self.lost = True
+                reason = self._told or "no answer came"
+                _log.error("the metadata service is lost, no usable answer for %.0f s: %s", patience, reason)
+                self._say("relay.source-lost", None, f"no usable answer for {patience:g} s: {reason}", 1)
+            await self._clock.sleep(max(left, 0.5))

@@ -1,0 +1,102 @@
+"""From a document to the journal: what changed since the last one is told, and the snapshot moves on, in one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from relay.events.delta import Change, diff
+from relay.events.document import Document, Event
+from relay.events.normalise import EndFacts, Origin, Outcome, event_data, outcome_of, tell_change, transition_of
+from relay.outbox import Grant, Occurrence
+from relay.outbox.transaction import Transaction
+
+_REBOOTING = ("reboot", "redeploy")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One successful poll. ``gap``: polling had paused before it for longer than cancellations can be told for."""
+
+    document: Document
+    at: datetime
+    gap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Who saw it: the relay, the VM's boot, and by which names events mean this VM (None: not known)."""
+
+    origin: Origin
+    boot_id: str | None
+    names: frozenset[str] | None
+
+    def record(self, tx: Transaction, sighting: Sighting) -> int:
+        """Work for the store: tell every change and keep the new snapshot; returns how many changes there were."""
+        live = {occurrence.key: occurrence for occurrence in tx.snapshot.live()}
+        changes = diff((occurrence.event for occurrence in live.values()), sighting.document)
+        for change in changes:
+            self._tell(tx, change, live.get(change.event.key), sighting)
+        gone = {change.event.key for change in changes if change.kind == "ended"}
+        for key, occurrence in live.items():
+            if key not in gone and occurrence.boot_id != self.boot_id and not _under_way(tx, occurrence, sighting.at):
+                tx.snapshot.booted(occurrence.id, self.boot_id)
+        return len(changes)
+
+    def _tell(self, tx: Transaction, change: Change, occurrence: Occurrence | None, sighting: Sighting) -> None:
+        transition = transition_of(change, self.origin)
+        grants = tx.decisions.grants(occurrence.id) if occurrence is not None else []
+        outcome: Outcome | None = None
+        data: dict[str, Any]
+        if change.kind == "ended" and occurrence is not None:
+            data = occurrence.data
+            outcome = outcome_of(change.event, self._end_facts(occurrence, grants, sighting), sighting.at)
+        else:
+            data = event_data(change.event, sighting.document.incarnation)
+        said = tell_change(
+            change,
+            self.origin,
+            sighting.at,
+            data=data,
+            told=tx.journal.times_told(transition),
+            approved=any(grant.state == "accepted" for grant in grants),
+            outcome=outcome,
+        )
+        tx.say(said, sighting.at, transition=transition)
+        if occurrence is None:
+            tx.snapshot.begin(change.event.key, data, self.boot_id, said, sighting.at)
+        elif outcome is None:
+            tx.snapshot.update(change.event.key, data, said, sighting.at)
+        else:
+            tx.snapshot.end(change.event.key, outcome[0], said, sighting.at)
+
+    def _end_facts(self, occurrence: Occurrence, grants: list[Grant], sighting: Sighting) -> EndFacts:
+        event = occurrence.event
+        booted = None not in (self.boot_id, occurrence.boot_id) and occurrence.boot_id != self.boot_id
+        return EndFacts(
+            start_sent=_start_sent(grants),
+            gap=sighting.gap,
+            rebooted=booted and _reboots(event) and self._is_ours(event) and (_start_sent(grants) or _due(event, sighting.at)),
+        )
+
+    def _is_ours(self, event: Event) -> bool:
+        return self.names is not None and any(name.lower() in self.names for name in event.resources)
+
+
+def _under_way(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
+    """Whether a boot may have been the event's doing: it was approved by us, or due."""
+    return occurrence.event.started or _due(occurrence.event, now) or _start_sent(tx.decisions.grants(occurrence.id))
+
+
+def _start_sent(grants: list[Grant]) -> bool:
+    """Whether a StartRequest was sent that IMDS did not answer with 400."""
+    return any(grant.attempts > 0 and grant.status != 400 for grant in grants)  # HTTP
+
+
+def _due(event: Event, now: datetime) -> bool:
+    return event.due is not None and event.due <= now
+
+
+def _reboots(event: Event) -> bool:
+    return (event.event_type or "").lower() in _REBOOTING
