@@ -181,14 +181,13 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
     if encoding.lower() != "identity":
         raise DocumentError(f"expected an answer without Content-Encoding, got {encoding[:50]!r}", status=200)
     too_large = DocumentError(f"expected an answer of at most {LARGEST} bytes, got a larger one", status=200)
+    # Leaving an answer that was not read to its end closes the connection.
     if (answer.content_length or 0) > LARGEST:
-        answer.close()
         raise too_large
     body = bytearray()
     async for chunk in answer.content.iter_any():
         body += chunk
         if len(body) > LARGEST:
-            answer.close()
             raise too_large
     return bytes(body)
 
