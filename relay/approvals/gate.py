@@ -75,6 +75,12 @@ class Gate:
         self._stepped.set()
         self._granted.set()
 
+    async def quiet(self, within: float) -> None:
+        """Return when no StartRequest is being sent, or after so many seconds."""
+        until = self._clock.monotonic() + within
+        while self.ledger.in_flight and self._clock.monotonic() < until:
+            await self._clock.sleep(_LOOK)
+
     async def run(self) -> None:
         """Step and send until cancelled."""
         async with asyncio.TaskGroup() as group:

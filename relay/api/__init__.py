@@ -1,0 +1,130 @@
+"""WHAT OTHERS CALL: the HTTP API. This is its section of the YAML document, and what it is handed of the relay."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+
+from relay.approvals.gate import Gate
+from relay.clock import Clock
+from relay.delivery.dispatcher import Dispatcher
+from relay.events.normalise import Origin
+from relay.outbox.sqlite import Store
+from relay.settings import Section
+from relay.signature import key_of
+
+_LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?")
+_LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})")
+
+
+def _sha256(text: str) -> str:
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text) is None:
+        raise ValueError("expected 64 hexadecimal digits: the SHA-256 of the key, as `imds-relay keys` prints it")
+    return text.lower()
+
+
+def _listen(text: str) -> str:
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError("expected <host>:<port> such as 127.0.0.1:8080")
+    return text
+
+
+class Client(Section):
+    """One who may call: a bearer key, and secrets for signed callbacks; and what they may do."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """The principal is client:<name>."""
+    key_sha256: tuple[Annotated[str, AfterValidator(_sha256)], ...] = Field(default=(), max_length=2)
+    """SHA-256 of the bearer key; two while it is changed."""
+    key: SecretStr | None = None
+    """The bearer key itself, where it must be."""
+    key_file: Path | None = None
+    secrets: tuple[SecretStr, ...] = ()
+    """Signs this client's callbacks; several while they are changed."""
+    secrets_file: Path | None = None
+    amqp_user: str | None = None
+    """The RabbitMQ user whose messages count as this client's."""
+    can: tuple[Literal["read", "approve", "hold", "operate"], ...] = ("read",)
+    """What the client may do."""
+    resources: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Patterns; every resource of an event must match one for this client to decide about it."""
+
+    @field_validator("key_sha256", mode="before")
+    @classmethod
+    def _one_or_two(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("secrets")
+    @classmethod
+    def _usable(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for value in values:
+            key_of(value.get_secret_value())
+        return values
+
+
+class TlsSettings(Section):
+    """TLS on the listener."""
+
+    cert_file: Path
+    key_file: Path
+    client_ca_file: Path | None = None
+    """Where given, callers must show a certificate that it signed."""
+
+
+class ApiSettings(Section):
+    """Where the API listens, and who may call it."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8080"
+    socket: Path | None = None
+    """A local socket for the command line; its file rights are the authority."""
+    tls: TlsSettings | None = None
+    allow_http: bool = False
+    """Needed to listen beyond loopback without tls, behind a proxy."""
+    public_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """What links in messages start with."""
+    clients: tuple[Client, ...] = ()
+
+    @property
+    def host(self) -> str:
+        """The address to listen on."""
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port to listen on; 0 takes a free one."""
+        return int(self.listen.rpartition(":")[2])
+
+    @model_validator(mode="after")
+    def _safe(self) -> ApiSettings:
+        if self.tls is None and not self.allow_http and _LOOPBACK.fullmatch(self.host) is None:
+            raise ValueError(f"listen: expected tls, or allow_http: true behind a proxy, to listen on {self.listen}")
+        for what, values in (("name", [one.name for one in self.clients]), ("amqp_user", [one.amqp_user for one in self.clients])):
+            repeated = {value for value in values if value is not None and values.count(value) > 1}
+            if repeated:
+                raise ValueError(f"clients: expected every {what} once, {', '.join(sorted(repeated))} comes again")
+        return self
+
+
+class Source(Protocol):
+    """What the API may know of the poller."""
+
+    lost: bool
+    polls: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """The parts of a running relay that the API talks to."""
+
+    store: Store
+    gate: Gate
+    dispatcher: Dispatcher
+    source: Source
+    origin: Origin
+    clock: Clock

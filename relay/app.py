@@ -1,0 +1,196 @@
+"""The composition root: the only module that knows every room. Starts them in order, and drains them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from relay.api import Relay
+from relay.api.server import Server
+from relay.approvals.gate import Gate
+from relay.approvals.ledger import Ledger
+from relay.clock import Clock, SystemClock
+from relay.config import USER_EVENTS_WAIT, Config, sink_members
+from relay.delivery.dispatcher import Dispatcher
+from relay.delivery.route import wanting
+from relay.events.normalise import Origin, tell_of_relay
+from relay.imds.client import ImdsClient
+from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, relay_of, scope_of
+from relay.imds.poller import Poller
+from relay.imds.recorder import Recorder
+from relay.outbox import Identity
+from relay.outbox.retention import keep
+from relay.outbox.sqlite import Store, open_store
+
+DRAIN = 5.0
+"""Seconds that what can be sent at the end has to be sent."""
+GIVE_UP = 9.0
+"""Seconds after which a stop is forced."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A relay that runs, for whoever embeds it: the demo and tests. ``api_port`` is the port that the API listens on."""
+
+    relay: Relay
+    poller: Poller
+    api_port: int
+
+
+async def run(config: Config, *, clock: Clock | None = None) -> None:
+    """Run until SIGINT or SIGTERM; then drain, and return within ten seconds.
+
+    Raises what keeps a relay from running: ConfigError, StoreError, OSError where the API cannot listen.
+    """
+    stop = asyncio.Event()
+    _on_signals(stop.set)
+    task = asyncio.create_task(_run_until(config, clock or SystemClock(), stop), name="relay")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    _, unfinished = await asyncio.wait({task}, timeout=GIVE_UP if stop.is_set() else None)
+    if unfinished:
+        _log.error("the relay did not stop within %g s and is stopped by force; what waits is in the store", GIVE_UP)
+        task.cancel()
+        return
+    await task
+
+
+async def _run_until(config: Config, clock: Clock, stop: asyncio.Event) -> None:
+    async with AsyncExitStack() as stack:
+        starting = asyncio.ensure_future(stack.enter_async_context(started(config, clock)))
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # stopped while still waiting for the metadata service
+            starting.cancel()
+            await asyncio.wait({starting})
+            return
+        running = await starting
+        await stopping
+        _log.info("stopping: what can be sent is sent, the rest waits in the store")
+        del running
+
+
+@asynccontextmanager
+async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None] = boot_id) -> AsyncIterator[Running]:
+    """A relay that runs inside this context and drains when it is left. ``boot`` names the machine's running boot."""
+    if config.user_events_wait:
+        _log.warning("%s", USER_EVENTS_WAIT)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Server(config.api, clock))
+        client = await stack.enter_async_context(ImdsClient(config.source, clock))
+        instance = await discover(client, clock, needed="auto" in (config.scope, config.relay))
+        origin = _origin(config, instance)
+        identity = Identity(origin.scope, instance.vm_id if instance is not None else None)
+        store = await stack.enter_async_context(
+            open_store(config.store, identity, clock, lambda event: tuple(wanting(event, config.sinks)))
+        )
+        if not store.trusted:
+            _log.warning("the state file is bound to a VM, and which VM this is is not known: approvals are off")
+        say = _sayer(store, origin, clock)
+        store.listeners.failing.append(lambda reason: _on_store(reason, say))
+        sinks = {
+            settings.name: (settings, await stack.enter_async_context(sink_members()[settings.kind].connect(settings, clock)))  # type: ignore[attr-defined]  # each member's settings have a kind
+            for settings in config.sinks
+        }
+        dispatcher = Dispatcher(sinks, store, clock, say)
+        await dispatcher.start()
+        names = names_of(instance, socket.gethostname()) if instance is not None else None
+        poller, gate = await _source_and_gate(config, client, store, origin, clock, names=names, boot=boot(), say=say)
+        relay = Relay(store, gate, dispatcher, poller, origin, clock)
+        _log.info("relay %s of scope %s runs; the API listens on %s", origin.relay, origin.scope, server.address)
+        async with _tasks(poller, gate, dispatcher, store, clock):
+            server.attach(relay)
+            yield Running(relay, poller, server.port)
+            server.detach()
+
+
+@asynccontextmanager
+async def _tasks(poller: Poller, gate: Gate, dispatcher: Dispatcher, store: Store, clock: Clock) -> AsyncIterator[None]:
+    """Everything that runs at the side. None of it lives without the others; at the end sinks have a moment to send."""
+    async with asyncio.TaskGroup() as group:
+        source = [
+            group.create_task(poller.run(), name="source"),
+            group.create_task(keep(store, clock), name="retention"),
+        ]
+        approvals = group.create_task(gate.run(), name="approvals")
+        delivery = group.create_task(dispatcher.run(), name="delivery")
+        try:
+            yield
+        finally:
+            for task in source:
+                task.cancel()
+            await gate.quiet(DRAIN / 2)
+            approvals.cancel()
+            if poller.last_read is not None:
+                moment = poller.last_read.isoformat()
+                store.submit(lambda tx: tx.set_meta("last_read", moment), fail_open=True)
+            try:
+                async with asyncio.timeout(DRAIN):
+                    await dispatcher.drain()
+            except TimeoutError:
+                _log.warning("not everything could be sent; the rest waits in the store")
+            delivery.cancel()
+
+
+async def _source_and_gate(
+    config: Config,
+    client: ImdsClient,
+    store: Store,
+    origin: Origin,
+    clock: Clock,
+    *,
+    names: frozenset[str] | None,
+    boot: str | None,
+    say: Callable[[str, str | None, str, int], None],
+) -> tuple[Poller, Gate]:
+    def names_us(resources: Sequence[str]) -> bool:
+        return names is None or names_this_vm(resources, names)
+
+    last_read = await store.transact(lambda tx: (tx.last_read(), tx.set_meta("last_read", None))[0], fail_open=True)
+    poller = Poller(
+        config.source, client, Recorder(origin, boot, names), store, clock, say=say, on_change=lambda: gate.changed(), last_read=last_read
+    )
+    gate = Gate(Ledger(config.approvals, origin, store.trusted), store, poller, clock, names_us)
+    return poller, gate
+
+
+def _origin(config: Config, instance: Instance | None) -> Origin:
+    scope = scope_of(instance) if config.scope == "auto" and instance is not None else config.scope
+    relay = relay_of(instance) if config.relay == "auto" and instance is not None else config.relay
+    return Origin(scope, relay)
+
+
+def _sayer(store: Store, origin: Origin, clock: Clock) -> Callable[[str, str | None, str, int], None]:
+    def say(name: str, sink: str | None, reason: str, count: int) -> None:
+        at = clock.now()
+        future = store.submit(
+            lambda tx: tx.say(tell_of_relay(name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+            fail_open=True,
+        )
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    return say
+
+
+def _on_store(reason: str | None, say: Callable[[str, str | None, str, int], None]) -> None:
+    if reason is None:
+        _log.info("the state file can be written again; what was seen meanwhile is in it")
+        return
+    _log.error("the state file cannot be written: %s. Notices go out from memory, approvals are refused", reason)
+    say("relay.store-failing", None, f"the state file cannot be written: {reason}", 1)
+
+
+def _on_signals(stop: Callable[[], object]) -> None:
+    loop = asyncio.get_running_loop()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(one, stop)
+        except NotImplementedError:  # Windows: only signal.signal, which runs between two bytecodes
+            signal.signal(one, lambda *_: loop.call_soon_threadsafe(stop))
