@@ -76,7 +76,10 @@ def run_in_container(engine: str, target: str) -> NoReturn:
     """Run the make target on a copy of this tree in a container; the tree itself is only read."""
     print(f"RabbitMQ is not installed: running `make {target}` with {engine} in {IMAGE} …", flush=True)
     here = f"{Path.cwd()}:/from:ro"
-    os.execvp(engine, [engine, "run", "--rm", "--init", "--env", "CI", "--volume", here, IMAGE, "sh", "-ec", COPY_AND_MAKE + target])
+    os.execvp(
+        engine,
+        [engine, "run", "--rm", "--init", "--env", "CI", "--env", "ARGS", "--volume", here, IMAGE, "sh", "-ec", COPY_AND_MAKE + target],
+    )
 
 
 if __name__ == "__main__":
