@@ -5,6 +5,8 @@ Source of every field: Microsoft, "Azure Metadata Service: Scheduled Events", se
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
@@ -99,12 +101,20 @@ class Document:
 
 
 def _whole_seconds(value: object) -> int | None:
-    # Text is read too, as Microsoft's own sample does; what is no number, or negative (-1: unknown), is unknown.
-    try:
-        seconds = int(value)  # type: ignore[call-overload]  # whatever JSON may hold; what int() refuses is unknown
-    except (TypeError, ValueError, OverflowError):
+    # Text is read too, as Microsoft's own sample does. Rounded up, so that no rule takes 8.9 s for 8. What is no number, or
+    # negative (-1), or larger than JSON can be trusted with, is unknown.
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,15}\s*", value, re.ASCII):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
         return None
-    return seconds if seconds >= 0 else None
+    return math.ceil(value)
+
+
+def _incarnation(value: object) -> int | None:
+    # A hint is never worth an error; 64 bits with a sign are what the store can hold.
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if -(2**63) <= value < 2**63 else None
 
 
 def _or_none(value: object) -> object:
@@ -145,7 +155,7 @@ class _WireEvent(BaseModel):
 class _WireDocument(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
 
-    DocumentIncarnation: Annotated[int | None, BeforeValidator(lambda value: value if isinstance(value, int) else None)] = None
+    DocumentIncarnation: Annotated[int | None, BeforeValidator(_incarnation)] = None
     Events: list[_WireEvent]
 
 
@@ -153,8 +163,8 @@ def parse(body: bytes) -> Document:
     """Read the document from the bytes of a 200 answer.
 
     Raises DocumentError for an empty body, what is not JSON, a document without ``Events`` or an event that is not one:
-    none of these means "no events". An EventId twice in one document becomes one event: the furthest state, and the
-    resources of all, so that nothing is approved for a machine that no rule looked at.
+    none of these means "no events". An EventId twice in one document becomes one event: the furthest state, the gravest
+    type, the longest duration and the resources of all, so that nothing is approved that no rule looked at.
     """
     if not body.strip():
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
@@ -172,9 +182,25 @@ def parse(body: bytes) -> Document:
     return Document(wire.DocumentIncarnation, tuple(_merge(same) for same in entries.values()))
 
 
+_GRAVITY = ("terminate", "preempt", "redeploy", "reboot", "freeze", "")
+
+
 def _merge(entries: list[Event]) -> Event:
     if len(entries) == 1:
         return entries[0]
     # Independent of the order in the document: Started beats anything, then the text of the fields decides.
-    furthest = min(entries, key=lambda event: (not event.started, str(event.fields())))
-    return replace(furthest, resources=tuple(sorted({name for event in entries for name in event.resources})))
+    entries = sorted(entries, key=lambda event: (not event.started, str(event.fields())))
+    durations = [event.duration for event in entries if event.duration is not None]
+    return replace(
+        entries[0],
+        resources=tuple(sorted({name for event in entries for name in event.resources})),
+        event_type=min((event.event_type for event in entries), key=_gravity),
+        # What users start is what rules approve most readily.
+        event_source=min((event.event_source for event in entries), key=lambda source: (source or "").lower() == "user"),
+        duration=max(durations) if len(durations) == len(entries) else None,
+    )
+
+
+def _gravity(event_type: str | None) -> int:
+    lowered = (event_type or "").lower()
+    return _GRAVITY.index(lowered) if lowered in _GRAVITY else -1  # what nobody knows yet may be worse than all

@@ -45,7 +45,8 @@ def outcome_of(event: Event, facts: EndFacts, now: datetime) -> Outcome:
     if facts.rebooted:
         return "completed", "rebooted"
     due = event.due
-    if due is not None and now < due and not facts.start_sent and not facts.gap:
+    scheduled = (event.event_status or "").lower() == "scheduled"
+    if scheduled and due is not None and now < due and not facts.start_sent and not facts.gap:
         return "canceled", "observed"
     return "unknown", "none"
 
