@@ -154,9 +154,7 @@ async def _source_and_gate(
         return names is None or names_this_vm(resources, names)
 
     last_read = await store.transact(lambda tx: (tx.last_read(), tx.set_meta("last_read", None))[0], fail_open=True)
-    poller = Poller(
-        config.source, client, Recorder(origin, boot, names), store, clock, say=say, on_change=lambda: gate.changed(), last_read=last_read
-    )
+    poller = Poller(config.source, client, Recorder(origin, boot, names), store, clock, say=say, last_read=last_read)
     gate = Gate(Ledger(config.approvals, origin, store.trusted), store, poller, clock, names_us)
     return poller, gate
 

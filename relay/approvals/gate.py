@@ -43,6 +43,7 @@ class Gate:
         self._granted = asyncio.Event()
         self._alone: set[int] = set()  # grants that a shared StartRequest with a 400 held: each is sent by itself
         self._failures = 0
+        store.listeners.recorded.append(lambda _: self.changed())
 
     async def submit(self, approval: Approval) -> Answer:
         """Decide one request. The answer is given after the decision is on disk; 503 where it cannot be put there."""

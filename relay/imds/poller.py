@@ -31,7 +31,7 @@ Say = Callable[[str, str | None, str, int], None]
 
 
 class Poller:
-    """Polls, and records what it sees. ``on_change`` is called after each recorded change."""
+    """Polls, and records what it sees."""
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class Poller:
         clock: Clock,
         *,
         say: Say,
-        on_change: Callable[[], None],
         last_read: datetime | None,
     ) -> None:
         self.lost = False
@@ -56,7 +55,6 @@ class Poller:
         self._store = store
         self._clock = clock
         self._say = say
-        self._on_change = on_change
         self._began = clock.monotonic()
         self._seen: bytes | None = None  # the bytes that were recorded last
         self._seen_at: float | None = None
@@ -119,16 +117,11 @@ class Poller:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if body != self._seen:
             sighting = Sighting(parse(body), now, self._gap(now, monotonic))
-            recording = self._store.submit(lambda tx: self._recorder.record(tx, sighting), fail_open=True)
-            # Told in the same breath, so that what follows from the change is in the same commit.
-            self._on_change()
             try:
-                changes = await recording
+                await self._store.transact(lambda tx: self._recorder.record(tx, sighting), fail_open=True)
             except StoreUnavailable as error:
                 raise SourceUnavailable(f"what was read could not be recorded: {error}") from error
             self._seen = body
-            if changes:
-                self._on_change()
         self._seen_at, self._seen_wall = monotonic, now
 
     def _gap(self, now: datetime, monotonic: float) -> bool:
