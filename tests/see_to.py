@@ -18,7 +18,9 @@ from tests.rabbitmq import server_scripts
 IMAGE = "docker.io/library/python:3.13-bookworm"
 """Debian with Python, make and git: a bare machine."""
 
-COPY_AND_MAKE = "mkdir /relay && cd /relay && tar -C /from --exclude=./.venv -cf - . | tar -xf - && exec make --no-print-directory "
+COPY_AND_MAKE = (
+    "mkdir /relay && cd /relay && tar -C /from --exclude=./.venv -cf - . | tar --no-same-owner -xf - && exec make --no-print-directory "
+)
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 

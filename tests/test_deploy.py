@@ -21,6 +21,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
+from relay.config import load
 from tests.rabbitmq import Broker
 
 ROOT = Path(__file__).parent.parent
@@ -207,6 +208,12 @@ def test_the_compose_file_uses_the_users_of_the_definitions(services: dict[str, 
     assert (relay.user, relay.password) == ("relay", users["relay"])
     assert (consumer.user, consumer.password) == ("example", users["example"])
     assert services["consumer"]["environment"]["QUEUE"] == EXAMPLE_QUEUE
+
+
+def test_the_relay_of_the_compose_file_has_a_configuration_that_holds() -> None:
+    config = load(ROOT / "deploy/compose/relay.yaml", {"IMDS_RELAY_STORE__PATH": "/var/lib/imds-relay/relay.db"}).config
+    assert str(config.store.path) == "/var/lib/imds-relay/relay.db"
+    assert not config.user_events_wait
 
 
 def test_image_and_unit_keep_the_store_where_the_contract_says() -> None:
