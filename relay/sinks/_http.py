@@ -91,14 +91,12 @@ async def post(session: aiohttp.ClientSession, request: Request, *, seconds: flo
     except (aiohttp.ClientError, OSError) as error:
         reason, failure = _no_answer(error)
         raise Deferred(reason, failure=failure) from None  # the library's own texts can hold the URL
-    async with response:
+    async with response:  # closes the connection if more is to come: the next request would take it for its answer
         start = b""
         if not response.content.at_eof():
             start = await _start_of_body(response, min(deadline, get_running_loop().time() + BODY_PATIENCE))
-        if not response.content.is_eof():
-            response.close()  # what is still to come would be taken for the answer to the next request
     readable = "Content-Encoding" not in response.headers  # nothing is unpacked
-    return Answer(response.status, response.headers, _text(start) if readable else None)
+    return Answer(response.status, response.headers, _text(start, request.url) if readable else None)
 
 
 async def _start_of_body(response: aiohttp.ClientResponse, deadline: float) -> bytes:
@@ -114,8 +112,12 @@ async def _start_of_body(response: aiohttp.ClientResponse, deadline: float) -> b
     return start
 
 
-def _text(start: bytes) -> str | None:
+def _text(start: bytes, url: URL) -> str | None:
+    """The start of a body as text to log: of a page that repeats what was asked for, without the path that may hold a token."""
     text = start.decode("utf-8", "replace").strip()
+    for part in (url.raw_path_qs, url.path_qs, url.raw_path, url.path, url.raw_query_string, url.query_string):
+        if len(part) > 1:
+            text = text.replace(part, "…")
     shown = "".join(char if char.isprintable() or char in "\t\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
     return shown.encode()[:MOST_KEPT].decode("utf-8", "ignore") or None
 

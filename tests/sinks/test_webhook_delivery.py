@@ -40,6 +40,20 @@ async def test_at_most_one_kibibyte_of_an_answer_is_kept() -> None:
     assert 1000 < len(answer.encode()) <= 1024
 
 
+@pytest.mark.parametrize("page", ["Cannot POST {0}", "no {0} here", "{0}"])
+async def test_an_answer_that_repeats_the_url_is_kept_without_it(page: str) -> None:
+    """Common frameworks do so in their page for 404, and the path or query may be what lets us in."""
+
+    async def echo(connection: Connection) -> None:
+        target = (await connection.request()).line.split(" ")[1]
+        path, _, query = target.partition("?")
+        await connection.answer(404, {}, " ".join(page.format(part) for part in (target, path, query)).encode())
+
+    async with listening(echo) as receiver:
+        answer = (await failure(receiver.url)).answer
+    assert answer == " ".join(page.format("…") for _ in range(3))
+
+
 async def test_a_sink_is_connected_without_its_receiver_being_up() -> None:
     async with connect(settings(url="http://127.0.0.1:9/"), SystemClock()) as webhook:
         contract: Sink = webhook

@@ -64,7 +64,7 @@ async def says_continue_for_ever(connection: Connection) -> None:
 
 @pytest.mark.parametrize("behaviour", [accepts_and_says_nothing, never_reads, says_continue_for_ever])
 async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) -> None:
-    async with listening(behaviour) as receiver, within(SOON):
+    async with listening(behaviour) as receiver, within(SOON, at_least=0.3):
         refused = await failure(receiver.url, timeout=TIMEOUT)
     assert (refused.failure, refused.status) == ("transient", None)
     assert refused.reason == "expected an answer within 0.3 s, none came"
@@ -306,6 +306,16 @@ async def test_a_bomb_is_not_unpacked() -> None:
     async with listening(bombs) as receiver, within(SOON):
         refused = await failure(receiver.url)
     assert (refused.status, refused.answer) == (500, None)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "t0ken"])
+async def test_an_encoding_that_was_not_asked_for_or_is_a_lie_changes_nothing(encoding: str) -> None:
+    async def lies(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer(200, {"Content-Encoding": encoding}, b"plain")
+
+    async with listening(lies) as receiver:
+        assert await deliver(receiver.url) == Receipt(200, None)
 
 
 async def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one() -> None:
