@@ -103,32 +103,34 @@ class Gate:
             await _wait(self._stepped, pause)
 
     async def _send(self) -> None:
+        """Send what was granted, as soon as it may go."""
         while True:
             self._granted.clear()
-            grants = await self._store.read(lambda tx: tx.decisions.open_grants() if self.ledger.mode(tx) == "on" else [])
-            ready = await self._ready(grants)
+            now = self._clock.now()
+            try:
+                ready, soon = await self._store.read(lambda tx, now=now: self._look(tx, now))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            except StoreUnavailable:
+                await self._clock.sleep(_AGAIN)
+                continue
             if ready:
                 await self._start(ready)
-            elif grants:
-                await _wait(self._granted, _LOOK)
             else:
-                await self._granted.wait()
+                await _wait(self._granted, _LOOK if soon else None)
 
-    async def _ready(self, grants: Sequence[Grant]) -> list[Grant]:
-        """Those of which everything that had to be said first was said, or has had its time."""
-        now = self._clock.now()
-        held = await self._store.read(lambda tx: {grant.id for grant in grants if not self._may_go(tx, grant, now)})
-        ready = [grant for grant in grants if grant.id not in held]
+    def _look(self, tx: Transaction, now: datetime) -> tuple[list[Grant], bool]:
+        """The grants that may go now, and whether others wait for nothing but their notices to get out."""
+        if self.ledger.mode(tx) != "on":
+            return [], False
+        free = [grant for grant in tx.decisions.open_grants() if not self.ledger.held(tx, grant, now)]
+        ready = [grant for grant in free if self._is_told(tx, grant, now)]
         alone = [grant for grant in ready if grant.id in self._alone]
-        return alone[:1] or ready
+        return alone[:1] or ready, len(ready) < len(free)
 
-    def _may_go(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
+    def _is_told(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
+        """Whether what there is to say of an event that names this VM was said, or has had its time (promise 4)."""
         occurrence = tx.snapshot.by_id(grant.occurrence)
-        if self.ledger.standing(tx, occurrence, now).holds:
-            return False
-        told_for = (now - grant.granted_at).total_seconds()
         return (
-            told_for >= self.ledger.settings.tell_first
+            (now - grant.granted_at).total_seconds() >= self.ledger.settings.tell_first
             or not self._names_us(occurrence.event.resources)
             or not tx.deliveries.waits_about(occurrence.key)
         )

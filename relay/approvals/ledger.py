@@ -106,6 +106,10 @@ class Ledger:
                 moments.append(moment)
         return min(moments, default=None)
 
+    def held(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
+        """Whether somebody's hold keeps a grant back."""
+        return bool(self.standing(tx, tx.snapshot.by_id(grant.occurrence), now).holds)
+
     def claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
         """The last step before the POST: check everything again, and write the claim down."""
         claims = []
