@@ -22,106 +22,125 @@ from relay.events.cloudevent import PREFIX, VERSION
 _Strict = with_config({"extra": "forbid"})
 
 
+def _said(description: str) -> Any:
+    return Field(description=description)
+
+
+_Type = Annotated[str | None, _said("Freeze, Reboot, Redeploy, Preempt, Terminate, or what Azure adds")]
+_Status = Annotated[str | None, _said("Scheduled or Started, or what Azure adds")]
+_ResourceType = Annotated[str | None, _said("VirtualMachine, or what Azure adds")]
+_NotBefore = Annotated[str | None, _said("RFC 3339: Azure starts the event then at the earliest; null once started")]
+_Description = Annotated[str | None, _said("what Azure says of it, for people")]
+_Source = Annotated[str | None, _said("Platform or User, or what Azure adds")]
+_Duration = Annotated[int | None, _said("announced length of the interruption in seconds; null: unknown")]
+_Incarnation = Annotated[int | None, _said("of the document that it was last seen in; a hint, it can go back")]
+_ApprovedByRelay = Annotated[bool, _said("we had sent a StartRequest for it that was accepted")]
+
+
 @_Strict
 class EventData(TypedDict):
     """A scheduled event as Azure last described it."""
 
-    eventId: Annotated[str, Field(description="Azure's identifier, in the case it came in; compare without case")]
-    eventType: Annotated[str | None, Field(description="Freeze, Reboot, Redeploy, Preempt, Terminate, or what Azure adds")]
-    eventStatus: Annotated[str | None, Field(description="Scheduled or Started, or what Azure adds")]
-    resourceType: str | None
-    resources: Annotated[list[str], Field(description="names of the machines that the event concerns, all of them")]
-    notBefore: Annotated[str | None, Field(description="RFC 3339: Azure starts the event then at the earliest; null once started")]
-    description: str | None
-    eventSource: Annotated[str | None, Field(description="Platform or User, or what Azure adds")]
-    durationSeconds: Annotated[int | None, Field(description="announced length of the interruption in seconds; null: unknown")]
-    documentIncarnation: int | None
-    revision: Annotated[str, Field(description="names this state; an approval is bound to it")]
+    eventId: Annotated[str, _said("Azure's identifier, in the case it came in; compare without case")]
+    eventType: _Type
+    eventStatus: _Status
+    resourceType: _ResourceType
+    resources: Annotated[list[str], _said("names of the machines that the event concerns, all of them")]
+    notBefore: _NotBefore
+    description: _Description
+    eventSource: _Source
+    durationSeconds: _Duration
+    documentIncarnation: _Incarnation
+    revision: Annotated[str, _said("names this state; an approval is bound to it")]
 
 
 @_Strict
 class UpdatedData(EventData):
     """What changed in a known event."""
 
-    changed: Annotated[dict[str, Any], Field(description="name as in data, to the value before")]
+    changed: Annotated[dict[str, Any], _said("name as in data, to the value before; never revision or documentIncarnation")]
 
 
 @_Strict
-class StartedData(UpdatedData):
+class StartedData(EventData):
     """The event is under way."""
 
-    approvedByRelay: Annotated[bool, Field(description="we had sent a StartRequest for it that was accepted")]
+    changed: Annotated[dict[str, Any], _said("name as in data, to the value before; empty where it was first seen as Started")]
+    approvedByRelay: _ApprovedByRelay
 
 
 @_Strict
 class EndedData(EventData):
     """The event left Azure's document; the rest is as last seen."""
 
-    outcome: Literal["completed", "canceled", "unknown"]
-    evidence: Literal["observed", "rebooted", "none"]
-    approvedByRelay: bool
+    outcome: Annotated[Literal["completed", "canceled", "unknown"], _said("how it ended, as far as this relay saw")]
+    evidence: Annotated[Literal["observed", "rebooted", "none"], _said("what the outcome rests on")]
+    approvedByRelay: _ApprovedByRelay
 
 
 class _AboutEvent(TypedDict, total=False):
-    eventId: Required[str]
-    eventType: Required[str | None]
-    eventStatus: Required[str | None]
-    resourceType: Required[str | None]
-    resources: Required[list[str] | None]
-    notBefore: Required[str | None]
-    description: Required[str | None]
-    eventSource: Required[str | None]
-    durationSeconds: Required[int | None]
-    documentIncarnation: Required[int | None]
-    revision: Required[str | None]
+    eventId: Required[Annotated[str, _said("Azure's identifier; of an unknown event as the caller wrote it, and the rest is null")]]
+    eventType: Required[_Type]
+    eventStatus: Required[_Status]
+    resourceType: Required[_ResourceType]
+    resources: Required[Annotated[list[str] | None, _said("names of the machines that the event concerns, all of them")]]
+    notBefore: Required[_NotBefore]
+    description: Required[_Description]
+    eventSource: Required[_Source]
+    durationSeconds: Required[_Duration]
+    documentIncarnation: Required[_Incarnation]
+    revision: Required[Annotated[str | None, _said("names the state that the decision is about")]]
+
+
+_DryRun = Annotated[bool, _said("present and true where no StartRequest will follow: approvals.dry_run")]
 
 
 @_Strict
 class ApprovalData(_AboutEvent, total=False):
     """A decision about an event, with the event as it then stood (all but eventId null where the EventId is unknown)."""
 
-    approvalId: Required[str]
-    decision: Required[Literal["approve", "hold", "release"]]
-    principal: Required[Annotated[str, Field(description="client:<name>, local:<user>, rule:<name> or relay")]]
-    channel: Required[Annotated[str, Field(description="http, callback, amqp, local, rule or relay")]]
-    reason: Required[str | None]
-    votes: Required[int]
-    required: Required[int]
-    rule: Required[str | None]
-    dryRun: Annotated[bool, Field(description="present and true where no StartRequest will follow: approvals.dry_run")]
+    approvalId: Required[Annotated[str, _said("names the decision, as the caller was told")]]
+    decision: Required[Annotated[Literal["approve", "hold", "release"], _said("what was asked for")]]
+    principal: Required[Annotated[str, _said("who: client:<name>, local:<user>, rule:<name> or relay")]]
+    channel: Required[Annotated[str, _said("the way it came: http, callback, amqp, local, rule or relay")]]
+    reason: Required[Annotated[str | None, _said("why, in the caller's words")]]
+    votes: Required[Annotated[int, _said("how many count now; 0 when automatic")]]
+    required: Required[Annotated[int, _said("how many the rule asks for; 0 when automatic")]]
+    rule: Required[Annotated[str | None, _said("name of the rule that matches the event")]]
+    dryRun: _DryRun
 
 
 @_Strict
 class RefusedData(ApprovalData, total=False):
     """An authenticated attempt that was refused."""
 
-    refusal: Required[Annotated[str, Field(description="the reason, as the caller was told")]]
+    refusal: Required[Annotated[str, _said("the reason, as the caller was told")]]
 
 
 @_Strict
 class VoidedData(_AboutEvent, total=False):
     """Recorded votes count no more."""
 
-    why: Required[Literal["changed", "expired", "ended"]]
-    dryRun: bool
+    why: Required[Annotated[Literal["changed", "expired", "ended"], _said("what became of what was voted on")]]
+    dryRun: _DryRun
 
 
 @_Strict
 class StartRequestData(_AboutEvent, total=False):
     """What became of a StartRequest."""
 
-    status: Required[Annotated[int | None, Field(description="HTTP status of the last answer; null when there was none")]]
-    attempts: Required[Annotated[int, Field(description="how often it was sent")]]
-    reason: Required[str | None]
+    status: Required[Annotated[int | None, _said("HTTP status of the last answer; null when there was none")]]
+    attempts: Required[Annotated[int, _said("how often it was sent")]]
+    reason: Required[Annotated[str | None, _said("why it was given up")]]
 
 
 @_Strict
 class RelayData(TypedDict):
     """Something about the relay itself."""
 
-    sink: Annotated[str | None, Field(description="the sink it is about, if one is meant")]
-    reason: str
-    count: Annotated[int, Field(description="how many it stands for")]
+    sink: Annotated[str | None, _said("the sink it is about, if one is meant")]
+    reason: Annotated[str, _said("what happened, for people")]
+    count: Annotated[int, _said("how many it stands for")]
 
 
 @dataclass(frozen=True, slots=True)
