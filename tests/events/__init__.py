@@ -1,0 +1,1 @@
+"""The pure room: laws of the document, the delta and the CloudEvents."""

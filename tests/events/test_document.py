@@ -1,0 +1,354 @@
+"""The document: tolerant of what is unknown, strict about what is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.errors import DocumentError
+from relay.events.document import Document, Event, parse
+from tests.events.made import EVENTS, body, event, settled, wire
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+ANYTHING = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3))
+NAMES = tuple(wire())
+ENTRIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "EventId": st.sampled_from(["A", "a", "", " ", "B"]) | ANYTHING,
+        "Resources": st.lists(st.sampled_from(["vm_0", "vm_1"])) | ANYTHING,
+        "NotBefore": st.text("0123456789:-+TZ ,AprMonGT", max_size=30) | ANYTHING,
+        **{
+            name: st.sampled_from(["Freeze", "Started", "User", ""]) | ANYTHING
+            for name in NAMES[1:]
+            if name not in ("Resources", "NotBefore")
+        },
+    },
+)
+
+
+def one(**changes: Any) -> Event:
+    """The one event of a document whose entry differs so."""
+    (found,) = parse(body(wire(**changes))).events
+    return found
+
+
+# --- whatever comes
+
+
+@given(st.binary())
+def test_bytes_are_a_document_or_a_document_error(anything: bytes) -> None:
+    with pytest.raises(DocumentError):
+        parse(anything)
+
+
+@given(ANYTHING | st.fixed_dictionaries({"Events": st.lists(ENTRIES, max_size=4) | ANYTHING}, optional={"DocumentIncarnation": ANYTHING}))
+def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: object) -> None:
+    """Nothing that was parsed may fail later: its revision, its JSON and its way through the store all work."""
+    try:
+        document = parse(json.dumps(anything).encode())
+    except DocumentError:
+        return
+    assert document.incarnation is None or -(2**63) <= document.incarnation < 2**63
+    for found in document.events:
+        assert len(found.revision) == 16
+        assert Event.from_fields(orjson.loads(orjson.dumps(found.fields()))) == found
+        assert found.due is None or found.due.tzinfo is not None
+    assert len({found.key for found in document.events}) == len(document.events)
+
+
+@pytest.mark.parametrize("empty", [b"", b" ", b"\r\n\t "])
+def test_an_empty_body_is_an_error(empty: bytes) -> None:
+    """It would end every event (FIELD 1.4)."""
+    with pytest.raises(DocumentError, match="empty body"):
+        parse(empty)
+
+
+@pytest.mark.parametrize("broken", [b"{", b"<html></html>", b'{"DocumentIncarnation":1,"Events":[', b"\xff", b'{"Events":[]} x', b"NaN"])
+def test_what_is_no_json_is_an_error(broken: bytes) -> None:
+    with pytest.raises(DocumentError, match="not JSON"):
+        parse(broken)
+
+
+@pytest.mark.parametrize(
+    ("broken", "place"),
+    [
+        (b"{}", "Events"),
+        (b'{"DocumentIncarnation":3}', "Events"),
+        (b'{"DocumentIncarnation":3,"events":[]}', "Events"),
+        (b'{"Events":null}', "Events"),
+        (b'{"Events":{}}', "Events"),
+        (b"[]", "document"),
+        (b"null", "document"),
+        (body("A"), "Events.0"),
+        (body(wire(), None), "Events.1"),
+        (body(wire(EventId=...)), "Events.0.EventId"),
+        (body(wire(EventId=None)), "Events.0.EventId"),
+        (body(wire(EventId="")), "Events.0.EventId"),
+        (body(wire(EventId="  ")), "Events.0.EventId"),
+        (body(wire(EventId=7)), "Events.0.EventId"),
+        (body(wire(EventId="x" * 257)), "Events.0.EventId"),
+        (body(wire(Resources="WestNO_0")), "Events.0.Resources"),
+        (body(wire(Resources=[None])), "Events.0.Resources.0"),
+        (body(wire(EventType=7)), "Events.0.EventType"),
+        (body(wire(EventStatus=["Started"])), "Events.0.EventStatus"),
+    ],
+)
+def test_a_broken_document_is_an_error_that_names_the_place(broken: bytes, place: str) -> None:
+    with pytest.raises(DocumentError, match=rf"expected a Scheduled Events document, {place}: "):
+        parse(broken)
+
+
+def test_no_events_is_a_document() -> None:
+    assert parse(b'{"DocumentIncarnation":  1, "Events":  [ ]}') == Document(1, ())
+
+
+# --- field by field
+
+
+def test_every_field_is_read() -> None:
+    assert parse(body(wire())) == Document(2, (event(),))
+
+
+def test_the_case_of_an_event_id_is_kept_and_compared_without() -> None:
+    upper, lower = one(EventId="ABC-d"), one(EventId="abc-D")
+    assert (upper.event_id, lower.event_id) == ("ABC-d", "abc-D")
+    assert upper.key == lower.key
+    assert upper.revision == lower.revision
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t", None, ...])
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [
+        ("EventType", "event_type"),
+        ("EventStatus", "event_status"),
+        ("ResourceType", "resource_type"),
+        ("NotBefore", "not_before"),
+        ("Description", "description"),
+        ("EventSource", "event_source"),
+    ],
+)
+def test_what_azure_left_blank_or_out_is_none(name: str, attribute: str, blank: Any) -> None:
+    assert getattr(one(**{name: blank}), attribute) is None
+
+
+@pytest.mark.parametrize("blank", [None, ..., []])
+def test_without_resources_there_are_none(blank: Any) -> None:
+    assert one(Resources=blank).resources == ()
+
+
+def test_a_resource_named_twice_is_one() -> None:
+    assert one(Resources=["b", "a", "b"]).resources == ("b", "a")
+
+
+def test_what_azure_adds_in_future_passes_as_it_came() -> None:
+    found = one(EventType="Quake", EventStatus="Paused", ResourceType="Rack", EventSource="Martian", Novelty={"a": [1]})
+    assert (found.event_type, found.event_status, found.resource_type, found.event_source) == ("Quake", "Paused", "Rack", "Martian")
+    assert not found.started
+
+
+@pytest.mark.parametrize("status", ["Started", "started", "STARTED"])
+def test_started_is_known_in_any_case(status: str) -> None:
+    assert one(EventStatus=status).started
+    assert one(EventStatus=status).event_status == status
+
+
+@pytest.mark.parametrize(
+    ("wrote", "seconds"),
+    [
+        (5, 5),
+        (0, 0),
+        (-1, None),
+        (-7, None),
+        ("9", 9),
+        (" 9 ", 9),
+        ("-1", None),
+        ("", None),
+        ("nine", None),
+        ("1_0", None),
+        ("\u0665", None),  # a five, but no ASCII digit
+        ("9" * 25, None),
+        (8.0, 8),
+        (8.1, 9),
+        (-0.5, None),
+        (1e20, None),
+        (2**53, None),
+        (2**63, None),
+        (True, None),
+        (None, None),
+        (..., None),
+        ([5], None),
+        ({}, None),
+    ],
+)
+def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None) -> None:
+    """Azure says -1 for unknown; garbage is unknown too, and a fraction is rounded up: no rule takes 8.1 s for 8."""
+    assert one(DurationInSeconds=wrote).duration == seconds
+
+
+@pytest.mark.parametrize(
+    ("wrote", "kept"),
+    [
+        ("Mon, 11 Apr 2022 22:26:58 GMT", "2022-04-11T22:26:58Z"),
+        ("Fri, 11 Apr 2022 22:26:58 GMT", "2022-04-11T22:26:58Z"),  # a Monday: Azure gets it wrong at times
+        ("Mon, 11 Apr 2022 22:26:58", "2022-04-11T22:26:58Z"),
+        ("2022-04-11T22:26:58Z", "2022-04-11T22:26:58Z"),
+        ("2022-04-11T22:26:58", "2022-04-11T22:26:58Z"),
+        ("2022-04-12T00:26:58+02:00", "2022-04-11T22:26:58Z"),
+        ("2022-04-11T22:26:58.1234567Z", "2022-04-11T22:26:58.123456Z"),
+        ("when we get to it", "when we get to it"),
+        ("Mon, 99 Apr 2022 22:26:58 GMT", "Mon, 99 Apr 2022 22:26:58 GMT"),
+        ("", None),
+        (None, None),
+        (..., None),
+    ],
+)
+def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(wrote: Any, kept: str | None) -> None:
+    found = one(NotBefore=wrote)
+    assert found.not_before == kept
+    assert (found.due is not None) == (kept is not None and kept.startswith("2022"))
+
+
+@pytest.mark.parametrize(
+    ("wrote", "kept"),
+    [
+        (7, 7),
+        (0, 0),
+        (-3, -3),
+        (2**63 - 1, 2**63 - 1),
+        (2**63, None),
+        (1e30, None),
+        (1.5, None),
+        ("7", None),
+        (True, None),
+        (None, None),
+        ([], None),
+    ],
+)
+def test_the_incarnation_is_a_hint_that_is_never_an_error(wrote: Any, kept: int | None) -> None:
+    document = parse(body(wire(), incarnation=wrote))
+    assert document.incarnation == kept
+    assert document.events == (event(),)
+
+
+# --- an EventId twice in one document
+
+
+@given(
+    st.lists(EVENTS.map(lambda made: dataclasses.replace(made, event_id=made.event_id[0])), max_size=5).flatmap(
+        lambda made: st.tuples(st.just(made), st.permutations(made))
+    )
+)
+def test_an_event_id_twice_becomes_one_event_whatever_the_order(both: tuple[list[Event], list[Event]]) -> None:
+    first, second = ({found.key: settled(found) for found in parse(body(*map(_as_wire, events))).events} for events in both)
+    assert first == second
+
+
+def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> None:
+    entries = [wire(Resources=["b"]), wire(EventId=wire()["EventId"].lower(), EventStatus="Started", NotBefore="", Resources=["c", "a"])]
+    (found,) = parse(body(*entries)).events
+    assert (found.event_status, found.not_before, found.resources) == ("Started", None, ("a", "b", "c"))
+    assert found.event_id == wire()["EventId"].lower()
+
+
+@pytest.mark.parametrize(
+    ("types", "gravest"),
+    [
+        (["Freeze", "Reboot"], "Reboot"),
+        (["Reboot", "Redeploy"], "Redeploy"),
+        (["Redeploy", "Preempt"], "Preempt"),
+        (["Preempt", "Terminate"], "Terminate"),
+        (["Terminate", "Quake"], "Quake"),
+        (["Freeze", None], "Freeze"),
+        (["freeze", "REBOOT", "Freeze"], "REBOOT"),
+    ],
+)
+def test_two_entries_of_different_types_count_as_the_graver(types: list[str | None], gravest: str) -> None:
+    """A rule for a Freeze must not approve what is a Reboot for another machine."""
+    for order in (types, types[::-1]):
+        (found,) = parse(body(*(wire(EventType=event_type) for event_type in order))).events
+        assert found.event_type == gravest
+
+
+@pytest.mark.parametrize(("durations", "longest"), [([5, 9], 9), ([0, 5], 5), ([5, -1], None), ([-1, -1], None)])
+def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_all(durations: list[int], longest: int | None) -> None:
+    for order in (durations, durations[::-1]):
+        (found,) = parse(body(*(wire(DurationInSeconds=duration, Description=str(duration)) for duration in order))).events
+        assert found.duration == longest
+
+
+def test_two_entries_of_different_source_do_not_count_as_the_users() -> None:
+    """What users start is approved most readily."""
+    for order in (["User", "Platform"], ["Platform", "User"]):
+        (found,) = parse(body(*(wire(EventSource=source) for source in order))).events
+        assert found.event_source == "Platform"
+
+
+def test_one_entry_keeps_the_order_of_its_resources() -> None:
+    assert one(Resources=["b", "a"]).resources == ("b", "a")
+
+
+# --- revision
+
+
+@given(EVENTS, EVENTS)
+def test_a_revision_changes_exactly_when_what_an_approver_saw_changes(first: Event, second: Event) -> None:
+    second = dataclasses.replace(second, event_id=first.event_id)
+
+    def seen(made: Event) -> object:
+        return made.event_type, made.event_source, sorted(made.resources), made.not_before, made.duration, made.event_status
+
+    assert (first.revision == second.revision) == (seen(first) == seen(second))
+
+
+@pytest.mark.parametrize(
+    ("change", "moves"),
+    [
+        ({"EventType": "Reboot"}, True),
+        ({"EventSource": "User"}, True),
+        ({"Resources": ["WestNO_0"]}, True),
+        ({"NotBefore": "Mon, 11 Apr 2022 22:26:59 GMT"}, True),
+        ({"DurationInSeconds": 6}, True),
+        ({"EventStatus": "Started"}, True),
+        ({"EventId": "another"}, True),
+        ({"Description": "Other words."}, False),
+        ({"ResourceType": "Rack"}, False),
+        ({"Resources": ["WestNO_1", "WestNO_0"]}, False),
+        ({"NotBefore": "2022-04-11T22:26:58+00:00"}, False),
+        ({"DurationInSeconds": "5"}, False),
+        ({"Novelty": 1}, False),
+    ],
+)
+def test_each_field_moves_the_revision_or_does_not(change: dict[str, Any], moves: bool) -> None:
+    assert (one(**change).revision != one().revision) == moves
+
+
+def test_a_revision_is_the_same_in_every_version_of_the_relay() -> None:
+    """Approvers hold it while the relay is upgraded."""
+    assert event().revision == "24d767cef042bdfd"
+
+
+@given(EVENTS)
+def test_an_event_comes_back_from_its_fields(made: Event) -> None:
+    assert Event.from_fields({**made.fields(), "changed": {}, "revision": made.revision}) == made
+
+
+def _as_wire(made: Event) -> dict[str, Any]:
+    return {
+        "EventId": made.event_id,
+        "EventType": made.event_type,
+        "EventStatus": made.event_status,
+        "ResourceType": made.resource_type,
+        "Resources": list(made.resources),
+        "NotBefore": made.not_before,
+        "Description": made.description,
+        "EventSource": made.event_source,
+        "DurationInSeconds": -1 if made.duration is None else made.duration,
+    }

@@ -1,0 +1,52 @@
+"""Moments as text: lenient in, RFC 3339 out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.events.moment import parse_moment, rfc3339
+
+ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+SCRAPS = st.sampled_from(
+    ["Mon,", "11", "Apr", "2022", "22:26:58", "GMT", "-0000", "+9999", "PST", "99", "T", "Z", "W15", "-", ":", "24:00", "9" * 20, "("]
+)
+
+
+@given(st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2200, 1, 1), timezones=ZONES))  # noqa: DTZ001  # bounds are naive here
+def test_a_moment_that_was_written_is_read_again(moment: datetime) -> None:
+    text = rfc3339(moment)
+    assert text.endswith("Z")
+    assert parse_moment(text) == moment
+
+
+@given(
+    st.text()
+    | st.text("0123456789:+-TZWGMTonApr., ")
+    | st.lists(SCRAPS, max_size=8).map(" ".join)
+    | st.lists(SCRAPS, max_size=8).map("".join)
+)
+def test_whatever_text_comes_is_a_moment_in_utc_or_none(text: str) -> None:
+    moment = parse_moment(text)
+    if moment is not None:
+        assert moment.utcoffset() == timedelta(0)
+        assert parse_moment(rfc3339(moment)) == moment
+
+
+def test_a_moment_without_a_zone_is_not_written() -> None:
+    with pytest.raises(ValueError, match="time zone"):
+        rfc3339(datetime(2022, 4, 11))  # noqa: DTZ001  # this is the point
+
+
+@pytest.mark.parametrize("text", [None, "", " ", "soon", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "4/11/2022 10:26:58 PM"])
+def test_what_is_no_moment_is_none(text: str | None) -> None:
+    assert parse_moment(text) is None
+
+
+@pytest.mark.parametrize("zone", ["GMT", "UTC", "+0000", "-0000", ""])
+def test_rfc_1123_is_read_with_any_weekday_and_without_zone_as_utc(zone: str) -> None:
+    for weekday in ("Mon", "Tue", "Sun"):
+        assert parse_moment(f"{weekday}, 11 Apr 2022 22:26:58 {zone}".strip()) == datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
