@@ -9,6 +9,7 @@
     ├── DeliveryError             a sink could not deliver
     │   ├── Deferred                  a later try may work
     │   └── Rejected                  no later try will
+    ├── SignatureRefused          headers that do not prove who sent a body (in `signature`)
     └── StoreError                the state file
         ├── StoreLocked               another relay holds it
         ├── StoreTooNew               a newer version wrote it
