@@ -63,6 +63,7 @@ chaos: $(VENV)/.dev
 	@$(BIN)/python -m tests.see_to chaos $(BIN)/python -m bench.chaos $(ARGS)
 
 docs: $(VENV)/.dev
+	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m typer relay.cli utils docs --name imds-relay --output docs/commands.md
 
 # Every wheel and platform of each version is in the lock; no address of a registry is.

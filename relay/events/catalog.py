@@ -195,6 +195,7 @@ def schema(event_type: EventType) -> dict[str, Any]:
     """The JSON Schema (2020-12) of a whole CloudEvent of this type, as structured JSON."""
     data = TypeAdapter(event_type.data).json_schema(ref_template="#/$defs/{model}")
     definitions = data.pop("$defs", {})
+    del data["additionalProperties"]  # what we write is strict; who reads must live with fields that a later version adds
     text = {"type": "string", "minLength": 1}
     properties: dict[str, Any] = {
         "specversion": {"const": "1.0"},
