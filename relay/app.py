@@ -129,8 +129,8 @@ async def _tasks(poller: Poller, gate: Gate, dispatcher: Dispatcher, store: Stor
             await gate.quiet(DRAIN / 2)
             approvals.cancel()
             if poller.last_read is not None:
-                moment = poller.last_read.isoformat()
-                store.submit(lambda tx: tx.set_meta("last_read", moment), fail_open=True)
+                moment = poller.last_read
+                store.submit(lambda tx: tx.set_last_read(moment), fail_open=True)
             try:
                 async with asyncio.timeout(DRAIN):
                     await dispatcher.drain()
@@ -153,7 +153,7 @@ async def _source_and_gate(
     def names_us(resources: Sequence[str]) -> bool:
         return names is None or names_this_vm(resources, names)
 
-    last_read = await store.transact(lambda tx: (tx.last_read(), tx.set_meta("last_read", None))[0], fail_open=True)
+    last_read = await store.transact(lambda tx: tx.take_last_read(), fail_open=True)
     poller = Poller(config.source, client, Recorder(origin, boot, names), store, clock, say=say, last_read=last_read)
     gate = Gate(Ledger(config.approvals, origin, store.trusted), store, poller, clock, names_us)
     return poller, gate

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.moment import parse_moment
+from relay.events.moment import parse_moment, sortable
 from relay.outbox import Entry, Head, Mode, Recorded
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
@@ -67,9 +67,15 @@ class Transaction:
         self.set_meta("mode", mode)
         self.journal.note(at, "mode", {"mode": mode, "principal": principal})
 
-    def last_read(self) -> datetime | None:
-        """When the document was last read before the relay stopped in an orderly way; None after a crash."""
-        return parse_moment(self._meta("last_read"))
+    def set_last_read(self, moment: datetime) -> None:
+        """The relay stops in an orderly way; this is when it last read the document."""
+        self.set_meta("last_read", sortable(moment))
+
+    def take_last_read(self) -> datetime | None:
+        """When the document was last read before an orderly stop, and forget it; None after a crash."""
+        moment = parse_moment(self._meta("last_read"))
+        self.set_meta("last_read", None)
+        return moment
 
     def set_meta(self, key: str, value: str | None) -> None:
         """Remember one value; None forgets it."""

@@ -1,0 +1,256 @@
+"""From a decision to Azure's StartRequest, through kills, hangs and full disks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from standardwebhooks import Webhook
+
+from relay.app import started
+from relay.clock import SystemClock
+from relay.config import Config
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import rows, verify
+from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
+from tests.journey.process import SECRET, RelayProcess, client, eventually, inbox, relay, webhook
+
+VOTE = {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 1, "from": ["client:drain"]}}
+
+
+def _document(sim: Simulator, *sinks: dict[str, Any], **approvals: Any) -> dict[str, Any]:
+    return {
+        "source": {"url": sim.url},
+        "sinks": list(sinks),
+        "approvals": {"rules": [VOTE], **approvals},
+        "api": {"clients": [client(secrets=[SECRET])]},
+    }
+
+
+async def _seen(process: RelayProcess, event: Event) -> dict[str, Any]:
+    """The event as the API gives it, once the relay has seen it."""
+    found: dict[str, Any] = {}
+
+    async def there() -> bool:
+        status, body = await process.call("GET", f"/v1/events/{event.event_id}")
+        found.update(body if status == 200 else {})
+        return status == 200
+
+    await eventually(there)
+    return found
+
+
+def _wish(seen: dict[str, Any], decision: str = "approve") -> dict[str, Any]:
+    return {"eventId": seen["eventId"], "decision": decision, "revision": seen["revision"], "reason": "drained"}
+
+
+async def test_a_vote_starts_the_event_and_everybody_hears_how_it_went(tmp_path: Path) -> None:
+    """The main job, over the API, with what the receiver was told in order."""
+    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim, webhook(box.url))) as process:
+        await process.start()
+        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
+        seen = await _seen(process, event)
+        status, answer = await process.call("POST", "/v1/approvals", _wish(seen))
+        assert (status, answer["state"], answer["votes"], answer["required"], answer["rule"]) == (202, "granted", 1, 1, "reboots")
+        await sim.approved(event, within=10)
+        await sim.started(event, within=10)
+        sim.end(event)
+        await eventually(lambda: "event.ended" in box.types_of(event.event_id))
+        assert box.types_of(event.event_id) == [
+            "event.scheduled",
+            "approval.recorded",
+            "approval.granted",
+            "startrequest.accepted",
+            "event.started",
+            "event.ended",
+        ]
+        ended = box.by_subject()[event.event_id][-1]["data"]
+        assert (ended["outcome"], ended["evidence"], ended["approvedByRelay"]) == ("completed", "observed", True)
+        assert [call.event_ids for call in sim.start_requests] == [(event.event_id,)]
+
+
+async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_path: Path) -> None:
+    """Signed by the reference library; the second copy gets the first answer; a forged one gets 401."""
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim)) as process:
+        await process.start()
+        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
+        body = orjson.dumps(_wish(await _seen(process, event)))
+        now = datetime.now(UTC)
+        headers = {
+            "content-type": "application/json",
+            "webhook-id": "msg_1",
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": Webhook(SECRET).sign("msg_1", now, body.decode()),
+        }
+        answers = []
+        async with aiohttp.ClientSession() as session:
+            for signed in ({**headers, "webhook-signature": "v1,AAAA"}, headers, headers):
+                async with session.post(f"{process.url}/v1/callbacks/drain", data=body, headers=signed) as answer:
+                    answers.append((answer.status, await answer.json(content_type=None)))
+        assert [status for status, _ in answers] == [401, 202, 202]
+        assert answers[1][1] == answers[2][1]
+        await sim.approved(event, within=10)
+        assert len(sim.start_requests) == 1
+
+
+async def test_an_approval_of_a_state_that_has_changed_starts_nothing(tmp_path: Path) -> None:
+    """409 with the current revision, and no StartRequest."""
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim)) as process:
+        await process.start()
+        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
+        seen = await _seen(process, event)
+        sim.update(event, resources=("vm-0", "vm-1"))
+
+        async def changed() -> bool:
+            return bool((await _seen(process, event))["revision"] != seen["revision"])
+
+        await eventually(changed)
+        status, problem = await process.call("POST", "/v1/approvals", _wish(seen))
+        assert status == 409
+        assert problem["revision"] == (await _seen(process, event))["revision"]
+        assert not sim.start_requests
+
+
+@pytest.mark.parametrize("processed", [False, True], ids=["lost on the way there", "lost on the way back"])
+async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event_still_waits(tmp_path: Path, *, processed: bool) -> None:
+    """The claim is on disk before the POST, so the next life knows of it."""
+    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim, webhook(box.url))) as process:
+        await process.start()
+        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=0.5 if processed else 1.0))
+        seen = await _seen(process, event)
+        sim.fault(Fault(kind="hang", on="approval", calls=1, processed=processed))
+        assert (await process.call("POST", "/v1/approvals", _wish(seen)))[0] == 202
+        await eventually(lambda: len(sim.start_requests) == 1)
+        await process.kill()
+        if processed:
+            await sim.started(event, within=10)
+        await process.start()
+        if processed:
+            # It started: asking again would be asking for something else. What became of our request is not known.
+            await eventually(lambda: "startrequest.failed" in box.types_of(event.event_id))
+            assert len(sim.start_requests) == 1
+        else:
+            await sim.started(event, within=15)
+            await eventually(lambda: "startrequest.accepted" in box.types_of(event.event_id))
+            assert len(sim.start_requests) == 2
+        await process.stop()
+        connection = open_for_reading(process.store)
+        kinds = [row.kind for row in rows(connection)]
+        assert verify(connection)[1] == len(kinds)
+        assert kinds.index("approval.granted") < kinds.index("claim")
+        connection.close()
+
+
+async def test_after_the_reboot_that_was_approved_the_boot_id_tells_that_it_happened(tmp_path: Path) -> None:
+    """Approve, start, kill, boot with another boot id, empty document: completed, evidence rebooted."""
+    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        config = Config.model_validate(
+            {
+                "source": {"url": sim.url},
+                "store": {"path": str(tmp_path / "relay.db")},
+                "sinks": [webhook(box.url)],
+                "approvals": {"rules": [{"name": "all", "approve": "automatic"}]},
+                "api": {"listen": "127.0.0.1:0"},
+            }
+        )
+        async with started(config, SystemClock(), boot=lambda: "first-boot"):
+            event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), starts_after=60.0))
+            await eventually(lambda: "startrequest.accepted" in box.types_of(event.event_id))
+        sim.cancel(event)  # gone from Scheduled: nobody saw it start
+        async with started(config, SystemClock(), boot=lambda: "second-boot"):
+            await eventually(lambda: "event.ended" in box.types_of(event.event_id))
+        ended = box.by_subject()[event.event_id][-1]["data"]
+        assert (ended["outcome"], ended["evidence"], ended["approvedByRelay"]) == ("completed", "rebooted", True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB of the test's own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(tmp_path: Path, small_disk: Path) -> None:
+    """Notices go out from memory, approvals answer 503 and start nothing; with room again all is on record, in order."""
+    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        document = {**_document(sim, webhook(box.url)), "store": {"path": str(small_disk / "relay.db")}}
+        async with relay(tmp_path / "relay", document) as process:
+            await process.start()
+            first = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
+            seen = await _seen(process, first)
+            await eventually(lambda: box.types_of(first.event_id) == ["event.scheduled"])
+            filler = small_disk / "filler"
+            with filler.open("wb") as file:
+                try:
+                    while True:
+                        file.write(b"x" * 4096)
+                        file.flush()
+                except OSError:
+                    pass
+            second = sim.schedule(Plan(type="Freeze", resources=("vm-0",), lasts=None))
+            await eventually(lambda: box.types_of(second.event_id) == ["event.scheduled"], what="notice from memory")
+            status, _ = await process.call("POST", "/v1/approvals", _wish(seen))
+            assert status == 503
+            assert not await process.ready()
+            await eventually(lambda: any(event["type"] == "io.imdsrelay.relay.store-failing.v1" for event in box.events))
+            assert not sim.start_requests
+            filler.unlink()
+            await eventually(process.ready)
+            status, answer = await process.call("POST", "/v1/approvals", _wish(seen))
+            assert (status, answer["state"]) == (202, "granted")
+            await sim.approved(first, within=10)
+            assert await process.stop() == 0
+            connection = open_for_reading(small_disk / "relay.db")
+            verify(connection)
+            told = {row.event_key for row in rows(connection) if row.kind == "event.scheduled"}
+            assert told == {first.event_id.lower(), second.event_id.lower()}
+            waiting = connection.execute("SELECT count(*) FROM entry WHERE state = 'waiting'").fetchone()
+            assert waiting == (0,)
+            connection.close()
+
+
+async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path: Path) -> None:
+    """Over HTTP and signed callbacks at once."""
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim)) as process:
+        await process.start()
+        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3.0))
+        wish = _wish(await _seen(process, event))
+        body = orjson.dumps(wish)
+        now = datetime.now(UTC)
+        signed = {
+            "content-type": "application/json",
+            "webhook-id": "msg_200",
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": Webhook(SECRET).sign("msg_200", now, body.decode()),
+        }
+
+        async def callback() -> int:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{process.url}/v1/callbacks/drain", data=body, headers=signed) as answer,
+            ):
+                return answer.status
+
+        async def call() -> int:
+            return (await process.call("POST", "/v1/approvals", wish, {"Idempotency-Key": "msg_200"}))[0]
+
+        statuses = await asyncio.gather(*(callback() if number % 2 else call() for number in range(200)))
+        assert set(statuses) <= {202, 409, 429}  # 429: that many at once are too many of one client
+        assert 202 in statuses
+        await sim.started(event, within=15)
+        assert len(sim.start_requests) == 1

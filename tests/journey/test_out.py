@@ -1,0 +1,165 @@
+"""From Azure's document to queue and webhook, through kills and outages."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import orjson
+
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import verify
+from relay.simulator import VM, Plan, Setup, Simulator
+from tests.journey.process import client, eventually, inbox, name_of, relay, webhook
+from tests.rabbitmq import Broker, Reachable
+
+MANY = 1000
+
+
+async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:
+    """A consumer that was there all along."""
+    connection = await aio_pika.connect(url)
+    async with connection, connection.channel() as channel:
+        await channel.set_qos(prefetch_count=200)
+        await channel.declare_exchange(
+            exchange, aio_pika.ExchangeType.TOPIC, durable=True, arguments={"alternate-exchange": f"{exchange}.unrouted"}
+        )
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind(exchange, "event.#")
+        async with queue.iterator() as messages:
+            async for message in messages:
+                async with message.process():
+                    into.append(orjson.loads(message.body))
+
+
+def _in_order(events: list[dict[str, Any]], wanted: list[str]) -> bool:
+    """Whether the first arrivals about one event came in this order, whatever repeats came later."""
+    first: dict[str, str] = {}
+    for event in events:
+        first.setdefault(event["id"], name_of(event))
+    return list(first.values()) == wanted
+
+
+async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_through_kills(
+    broker: Reachable, exchange: str, tmp_path: Path
+) -> None:
+    """``kill -9`` in the middle, four times, loses nothing; every signature holds, and each event's story is in order."""
+    queue: list[dict[str, Any]] = []
+    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim, asyncio.TaskGroup() as group:
+        consumer = group.create_task(_consume(broker.amqp_url(), exchange, queue))
+        document = {
+            "source": {"url": sim.url, "interval": "500ms"},
+            "sinks": [{"kind": "rabbitmq", "name": "bus", "url": broker.amqp_url(), "exchange": exchange}, webhook(box.url)],
+        }
+        async with relay(tmp_path / "relay", document) as process:
+            await process.start()
+            events = [sim.schedule(Plan(resources=("vm-0",), lasts=None)) for _ in range(MANY)]
+            chance = random.Random(7)  # noqa: S311  # when to kill
+            for goal in (MANY // 10, MANY // 2, MANY * 9 // 10):
+                await eventually(lambda goal=goal: len(box.events) >= goal, within=40)
+                await asyncio.sleep(chance.random() * 0.05)
+                await process.kill()
+                await process.start(ready=False)
+            await eventually(lambda: len(box.by_subject()) == MANY, within=40)
+            for event in events:
+                sim.start(event)
+            await eventually(lambda: any(one["type"].endswith("started.v1") for one in box.events), within=20)
+            await process.kill()
+            await process.start(ready=False)
+            for event in events:
+                sim.end(event)
+            wanted = ["event.scheduled", "event.started", "event.ended"]
+
+            def told(events: list[dict[str, Any]]) -> bool:
+                by_subject: dict[str, list[dict[str, Any]]] = {}
+                for one in events:
+                    by_subject.setdefault(one["subject"], []).append(one)
+                return len(by_subject) == MANY and all(_in_order(story, wanted) for story in by_subject.values())
+
+            await eventually(lambda: told(box.events), within=60)
+            await eventually(lambda: told(queue), within=60)
+            assert box.forged == 0
+            assert await process.stop() == 0
+            connection = open_for_reading(process.store)
+            _, rows = verify(connection)
+            assert rows >= 3 * MANY
+            connection.close()
+        consumer.cancel()
+
+
+async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(own_broker: Broker, tmp_path: Path) -> None:
+    """Neither a broker nor a receiver is needed to start; both get everything when they come."""
+    own_broker.stop()
+    queue: list[dict[str, Any]] = []
+    async with inbox() as box:
+        port = int(box.url.rsplit(":", 1)[1].strip("/"))
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        document = {
+            "source": {"url": sim.url},
+            "sinks": [{"kind": "rabbitmq", "name": "bus", "url": own_broker.amqp_url(), "exchange": "journey.late"}, webhook(box.url)],
+        }
+        async with relay(tmp_path / "relay", document) as process:
+            await process.start()
+            event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
+            await eventually(lambda: "is failing" in process.log, within=20)
+            own_broker.start()
+            async with inbox(port) as late, asyncio.TaskGroup() as group:
+                consumer = group.create_task(_consume(own_broker.amqp_url(), "journey.late", queue))
+                await eventually(lambda: "event.scheduled" in late.types_of(event.event_id), within=20)
+                sim.start(event)
+                await eventually(lambda: "event.started" in late.types_of(event.event_id), within=20)
+                await eventually(lambda: any(one["type"].endswith("started.v1") for one in queue), within=20)
+                assert await process.stop() == 0
+                consumer.cancel()
+
+
+async def test_what_ended_while_the_relay_was_down_is_told_without_a_guess(tmp_path: Path) -> None:
+    """The previous document comes from the store; nobody watched, so the outcome is unknown."""
+    async with (
+        inbox() as box,
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        relay(tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}) as process,
+    ):
+        await process.start()
+        event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
+        await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled"])
+        await process.kill()
+        sim.cancel(event)
+        await process.start()
+        await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled", "event.ended"])
+        assert (box.events[-1]["data"]["outcome"], box.events[-1]["data"]["evidence"]) == ("unknown", "none")
+
+
+async def test_sigterm_ends_it_within_ten_seconds_though_a_receiver_hangs(tmp_path: Path) -> None:
+    """What could not be sent waits in the store and goes out after the next start, under the same id."""
+    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        box.status = 503
+        async with relay(tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}) as process:
+            await process.start()
+            event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
+            await eventually(lambda: "is failing" in process.log, within=20)
+            async with asyncio.timeout(10):
+                assert await process.stop() == 0
+            box.status = 204
+            await process.start()
+            await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled"])
+
+
+async def test_one_relay_alone_holds_a_state_file(tmp_path: Path) -> None:
+    """The second one ends with 1 and says why; the first does not notice."""
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        document = {"source": {"url": sim.url}, "api": {"clients": [client()]}}
+        async with relay(tmp_path / "relay", document) as first:
+            await first.start()
+            second = {**document, "store": {"path": str(first.store)}}
+            async with relay(tmp_path / "second", second) as other:
+                await other.start(ready=False)
+                assert other.process is not None
+                async with asyncio.timeout(20):
+                    assert await other.process.wait() == 1
+                assert "another relay holds" in other.log
+                assert "Traceback" not in other.log
+            assert await first.ready()
