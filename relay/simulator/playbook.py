@@ -13,7 +13,6 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
-from typing_extensions import override
 
 from relay.errors import ConfigError
 from relay.settings import Duration, Section
@@ -79,11 +78,6 @@ class Action(Section):
         """What is to be done, as its key."""
         return [name for name in Action.model_fields if getattr(self, name) is not None]
 
-    def refs(self) -> list[str]:
-        """The events that it needs, as they are called in it."""
-        named = (self.update.event if self.update else None, self.approve.event if self.approve else None)
-        return [ref for ref in (self.start, self.end, self.cancel, *named) if ref is not None]
-
 
 class Step(Action):
     """An action and its time. Times are ``5s`` or ``15m`` of Azure, and run ``scale`` times faster."""
@@ -99,11 +93,6 @@ class Step(Action):
         if self.at is not None and (self.after is not None or self.when is not None):
             raise ValueError("expected at alone, or after and when; got at with another")
         return self
-
-    @override
-    def refs(self) -> list[str]:
-        """The events that it needs, that which it waits for included."""
-        return [*super().refs(), *([self.when.event] if self.when else [])]
 
 
 def _names_are_vms(given: object) -> object:
@@ -130,12 +119,18 @@ class Playbook(Section):
     def _steps_know_their_events(self) -> Playbook:
         known: set[str | None] = set()
         for number, step in enumerate(self.steps):
-            for ref in step.refs():
+            for ref in _refs(step):
                 if ref not in known:
                     raise ValueError(f"steps[{number}]: expected the name or id of an event that an earlier step schedules, got {ref!r}")
             if step.schedule is not None:
                 known |= {step.schedule.name, step.schedule.id}
         return self
+
+
+def _refs(step: Step) -> Iterable[str]:
+    """The events that a step needs, as they are called in it."""
+    named = (part.event for part in (step.update, step.approve, step.when) if part is not None)
+    return (ref for ref in (step.start, step.end, step.cancel, *named) if ref is not None)
 
 
 ACTIONS = tuple(Action.model_fields)

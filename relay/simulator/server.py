@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -11,6 +12,7 @@ from typing import Any, Final, Self
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, Field, ValidationError
 from yarl import URL
 
@@ -54,6 +56,7 @@ class Simulator(Stage):
         self._port = port
         self._open = AsyncExitStack()
         self._recent: dict[str, deque[float]] = {vm.name: deque() for vm in self.setup.vms}
+        self._heard: set[str] = set()
         self.urls: dict[str, str] = {}
         """Where each VM finds its IMDS, by its name; without a slash at the end."""
         self.loopback = True
@@ -66,10 +69,17 @@ class Simulator(Stage):
 
     async def __aenter__(self) -> Self:
         """Listen. Raises OSError when an address cannot be had, after letting go of the others."""
+        log = logging.getLogger(__name__)
+        log.addFilter(_is_ours)
         async with AsyncExitStack() as opening:
             for number, vm in enumerate(self.setup.vms):
                 runner = web.AppRunner(
-                    self._app(vm), access_log=None, handler_cancellation=True, keepalive_timeout=15.0, shutdown_timeout=1.0
+                    self._app(vm),
+                    access_log=None,
+                    logger=log,
+                    handler_cancellation=True,
+                    keepalive_timeout=15.0,
+                    shutdown_timeout=1.0,
                 )
                 await runner.setup()
                 opening.push_async_callback(runner.cleanup)
@@ -154,6 +164,9 @@ class Simulator(Stage):
         )
         if request.method == "POST":
             call.event_ids = _event_ids(call.body)
+        if call.vm not in self._heard:
+            self._heard.add(call.vm)
+            self.tell(f"{call.vm} is called for the first time, by {call.peer}")
         self.calls.append(call)
         return call
 
@@ -199,6 +212,11 @@ class Simulator(Stage):
         except UnknownEvent:
             return 400, _error("Bad request. An EventId is not that of an event in the document")
         return 200, b""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a fault is ours to hear of: requests that are not HTTP are answered 400, and no traceback is due for them."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _event_ids(body: bytes) -> tuple[str, ...]:

@@ -106,6 +106,7 @@ def test_where_all_must_approve_one_is_not_enough() -> None:
     assert statuses(machine) == {"A": "Scheduled"}
     machine.approve(["A"], "vm-1", later(3))
     assert statuses(machine) == {"A": "Started"}
+    assert machine.find("A").approved_by == BOTH
 
 
 def test_an_ignored_approval_leaves_the_start_at_not_before() -> None:

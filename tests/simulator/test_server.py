@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.event import API_VERSIONS, NEWEST
@@ -198,6 +199,25 @@ async def test_other_methods_and_paths_are_not_answered(client: aiohttp.ClientSe
         assert response.status in (404, 405)
 
 
+@pytest.mark.parametrize("garbage", [b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /sim/say HTTP/1.1\r\nContent-Length: x\r\n\r\n"])
+async def test_what_is_not_http_is_answered_400_without_a_traceback(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with Simulator() as sim:
+        address = URL(sim.url)
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(garbage)
+        assert b" 400 " in await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        await writer.wait_closed()
+    assert not [record for record in caplog.records if record.name != "asyncio"]
+
+
+async def test_a_body_that_is_too_long_is_refused(client: aiohttp.ClientSession) -> None:
+    async with Simulator() as sim:
+        async with client.post(sim.url + EVENTS, params={"api-version": NEWEST}, data=b"x" * 70_000) as response:
+            assert response.status == 413
+        assert (await get(client, sim.url))[0] == 200
+
+
 async def test_vms_listen_on_ports_in_a_row_on_loopback_alone() -> None:
     for first in itertools.count(28169, 10):  # as many tries as it takes to find two free ports
         try:
@@ -230,7 +250,9 @@ async def test_whoever_watches_is_told_a_line_for_each_thing(client: aiohttp.Cli
         await approve(client, sim.url, "A")
         await approve(client, sim.url, "B")
         sim.end(event)
-    assert [line.split(" ", 1)[1] for line in lines] == [
+    texts = [line.split(" ", 1)[1] for line in lines]
+    assert texts.pop(1).startswith("vm-0 is called for the first time, by 127.0.0.1:")
+    assert texts == [
         f"scheduled Freeze A of vm-0, not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC, User, 5 s",
         "approved  Freeze A of vm-0 by vm-0",
         "started   Freeze A of vm-0",

@@ -1,0 +1,83 @@
+"""docs/simulator.md, run: its commands, its JSON, its Python, its playbook, and that it leaves nothing out."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from relay.simulator import VM, Fault, Plan, Setup, Simulator, load_playbook
+from relay.simulator.faults import Kind
+from relay.simulator.playbook import ACTIONS, Playbook
+from relay.simulator.run import DEFAULT_PORT
+
+PAGE = Path(__file__).parents[2] / "docs" / "simulator.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)
+
+
+async def run(*command: str) -> str:
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+def without_dates(document: dict[str, Any]) -> dict[str, Any]:
+    return document | {"Events": [event | {"NotBefore": bool(event["NotBefore"])} for event in document["Events"]]}
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
+async def test_the_commands_do_what_the_page_shows() -> None:
+    """In the order of the page, against a simulator as ``imds-relay simulate`` starts it."""
+    answers: list[str] = []
+    async with Simulator(Setup(rate_limit=None)) as sim:
+        for kind, text in BLOCKS:
+            if kind == "sh":
+                assert f"http://127.0.0.1:{DEFAULT_PORT}/" in text
+                answers.append(await run("bash", "-ec", text.replace(f"http://127.0.0.1:{DEFAULT_PORT}", sim.url)))
+            elif kind == "json":
+                assert without_dates(json.loads(answers[-1])) == without_dates(json.loads(text))
+        assert not [answer for answer in answers if '"error"' in answer]
+        assert (await sim.started("reboot", within=5)).approved_by == ("vm-0",)
+        assert [call.status for call in sim.calls] == [200, 200, 200]
+        assert sim.faults.active == ()
+
+
+async def test_the_python_runs() -> None:
+    (source,) = (text for kind, text in BLOCKS if kind == "python")
+    assert "db_1" in await run(sys.executable, "-c", source)
+
+
+def test_the_playbook_holds(tmp_path: Path) -> None:
+    (source,) = (text for kind, text in BLOCKS if kind == "yaml")
+    file = tmp_path / "page.yaml"
+    file.write_text(source, encoding="utf-8")
+    assert len(load_playbook(file).steps) == 6
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ACTIONS,
+        get_args(Kind),
+        [part.name for part in dataclasses.fields(Plan)],
+        [part.name for part in dataclasses.fields(Setup)],
+        [part.name for part in dataclasses.fields(Fault)],
+        Playbook.model_fields,
+    ],
+)
+def test_every_key_is_on_the_page(names: list[str]) -> None:
+    assert [name for name in names if not re.search(rf"`{re.escape(name)}[`:,]", TEXT)] == []
+
+
+def test_every_part_of_a_vm_is_on_the_page() -> None:
+    (listed,) = re.findall(r"`\{(name, scale_set[^}]*)\}`", TEXT)
+    assert set(listed.split(", ")) == {part.name for part in dataclasses.fields(VM)}
