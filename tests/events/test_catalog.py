@@ -1,0 +1,174 @@
+"""Schemas and pages that are made from the catalogue: right, strict, shipped and up to date."""
+
+from __future__ import annotations
+
+import copy
+import importlib.resources
+import re
+from datetime import datetime
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.exceptions import ValidationError
+
+from docs import generate
+from relay.events.catalog import CATALOG, EventType, schema
+from relay.events.cloudevent import CloudEvent
+from relay.events.delta import diff
+from relay.events.document import Document
+from relay.events.normalise import event_data, tell_change
+from tests.events.made import DOCUMENTS
+from tests.events.test_normalise import AT, ORIGIN
+
+FORMATS = FormatChecker(())
+
+
+@FORMATS.checks("date-time", raises=ValueError)
+def _is_rfc_3339(text: object) -> bool:
+    return isinstance(text, str) and text.endswith("Z") and datetime.fromisoformat(text).tzinfo is not None
+
+
+def strict(kind: EventType) -> Draft202012Validator:
+    """The schema that is shipped, but without room for what nobody named: what we write holds nothing else."""
+    closed = copy.deepcopy(schema(kind))
+    closed["additionalProperties"] = False
+    closed["properties"]["data"]["additionalProperties"] = False
+    return Draft202012Validator(closed, format_checker=FORMATS)
+
+
+STRICT = {kind.name: strict(kind) for kind in CATALOG}
+EXAMPLES = {said.name: said for said in generate.examples()}
+EACH_TYPE = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.name)
+
+
+def written(said: CloudEvent) -> dict[str, Any]:
+    """The bytes as JSON."""
+    event: dict[str, Any] = orjson.loads(said.body)
+    return event
+
+
+def test_the_catalogue_is_that_of_the_contract() -> None:
+    assert [kind.name for kind in CATALOG] == [
+        *(f"event.{change}" for change in ("scheduled", "updated", "started", "ended")),
+        *(f"approval.{change}" for change in ("recorded", "granted", "refused", "voided")),
+        *(f"startrequest.{change}" for change in ("accepted", "failed")),
+        *(f"relay.{change}" for change in ("source-lost", "source-recovered", "sink-failing", "sink-recovered", "sink-disabled")),
+        *(f"relay.{change}" for change in ("dead-lettered", "store-failing", "clock-skewed", "ping")),
+    ]
+
+
+@EACH_TYPE
+def test_a_schema_is_a_schema(kind: EventType) -> None:
+    Draft202012Validator.check_schema(schema(kind))
+
+
+@EACH_TYPE
+def test_each_example_meets_its_schema_and_no_other(kind: EventType) -> None:
+    event = written(EXAMPLES[kind.name])
+    assert [name for name, validator in STRICT.items() if validator.is_valid(event)] == [kind.name]
+
+
+@EACH_TYPE
+def test_a_schema_misses_everything_that_is_left_out(kind: EventType) -> None:
+    event = written(EXAMPLES[kind.name])
+    optional = {"eventtype", "eventsource", "notbefore", "outcome", "causationid", "subject" if kind.name.startswith("relay.") else ""}
+    for name in set(event) - optional:
+        with pytest.raises(ValidationError):
+            STRICT[kind.name].validate({key: value for key, value in event.items() if key != name})
+    for name in event["data"]:
+        with pytest.raises(ValidationError):
+            STRICT[kind.name].validate(event | {"data": {key: value for key, value in event["data"].items() if key != name}})
+
+
+@EACH_TYPE
+def test_a_schema_minds_every_wrong_value(kind: EventType) -> None:
+    event = written(EXAMPLES[kind.name])
+    for name in event:
+        with pytest.raises(ValidationError):
+            STRICT[kind.name].validate(event | {name: ["wrong"]})
+    for name in event["data"]:
+        with pytest.raises(ValidationError):
+            STRICT[kind.name].validate(event | {"data": event["data"] | {name: [["wrong"]]}})
+
+
+@EACH_TYPE
+def test_what_is_shipped_leaves_room_for_fields_of_a_later_version(kind: EventType) -> None:
+    event = written(EXAMPLES[kind.name])
+    Draft202012Validator(schema(kind)).validate(event | {"traceparent": "00-x", "novelty": "x", "data": event["data"] | {"novelty": 1}})
+
+
+@given(DOCUMENTS, DOCUMENTS)
+def test_every_event_that_is_made_meets_its_schema(old: Document, new: Document) -> None:
+    for change in diff(old.events, new):
+        said = tell_change(
+            change,
+            ORIGIN,
+            AT,
+            data=event_data(change.event, new.incarnation),
+            told=0,
+            approved=True,
+            outcome=("unknown", "none") if change.kind == "ended" else None,
+        )
+        STRICT[said.name].validate(written(said))
+
+
+# --- what is written from them
+
+
+def test_every_generated_file_is_up_to_date() -> None:
+    """If this fails, run `make docs`."""
+    assert generate.stale() == []
+
+
+def test_a_stale_a_missing_and_a_leftover_file_are_found_and_mended(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schemas, page = tmp_path / "schemas", tmp_path / "events.md"
+    page.write_text("# By hand\n")
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(generate, "SCHEMAS", schemas)
+    monkeypatch.setattr(generate, "EVENTS_PAGE", page)
+    assert generate.main(["--check"]) == 1
+    assert not schemas.exists()
+    assert generate.main([]) == 0
+    assert generate.main(["--check"]) == 0
+    assert page.read_text().startswith(f"# By hand\n{generate.MARK}")
+    (schemas / "event.scheduled.v1.json").write_text("{}")
+    (schemas / "event.imagined.v1.json").write_text("{}")
+    (schemas / "event.ended.v1.json").unlink()
+    capsys.readouterr()
+    assert generate.main(["--check"]) == 1
+    assert capsys.readouterr().out.count("out of date") == 3
+    assert generate.main([]) == 0
+    assert generate.stale() == []
+    assert not (schemas / "event.imagined.v1.json").exists()
+
+
+@EACH_TYPE
+def test_the_package_holds_each_schema(kind: EventType) -> None:
+    resource = importlib.resources.files("relay.events") / "schemas" / f"{kind.name}.v1.json"
+    assert orjson.loads(resource.read_bytes()) == schema(kind)
+
+
+@EACH_TYPE
+def test_the_page_names_each_type_with_every_field_and_a_true_example(kind: EventType) -> None:
+    page = generate.EVENTS_PAGE.read_text(encoding="utf-8")
+    section = page.partition(f"\n## {kind.name}\n")[2].partition("\n## ")[0]
+    assert kind.type in section
+    assert kind.when in section
+    (example,) = re.findall(r"```json\n(.*?)\n```", section, re.DOTALL)
+    STRICT[kind.name].validate(orjson.loads(example))
+    shared = set(schema(CATALOG[0])["properties"]["data"]["properties"]) if kind is not CATALOG[0] else set()
+    for name in set(schema(kind)["properties"]["data"]["properties"]) - shared:
+        assert f"| `{name}` |" in section
+
+
+def test_the_page_names_every_attribute() -> None:
+    page = generate.EVENTS_PAGE.read_text(encoding="utf-8").partition("## Attributes")[2].partition(generate.MARK)[0]
+    attributes = {name for kind in CATALOG for name in schema(kind)["properties"]} - {"data", "specversion"}
+    assert {
+        name for row in page.splitlines() for name in re.findall(r"`([a-z]+)`", row.partition("| ")[2].partition(" |")[0])
+    } == attributes

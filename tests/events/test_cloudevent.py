@@ -1,0 +1,106 @@
+"""The one form in which everything is written, read by the public SDK as an oracle."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
+from cloudevents.core.formats.json import JSONFormat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from docs.generate import examples
+from relay.events.cloudevent import CONTENT_TYPE, CloudEvent, digest_id
+from relay.events.delta import diff
+from relay.events.document import Document
+from relay.events.moment import parse_moment
+from relay.events.normalise import Origin, event_data, tell_change
+from tests.events.made import DOCUMENTS, event
+
+EXAMPLES = examples()
+ORIGIN = Origin("s", "r")
+AT = datetime(2022, 4, 11, 22, 11, 58, tzinfo=UTC)
+
+
+def assert_the_sdk_reads(said: CloudEvent) -> None:
+    """Attribute by attribute and field by field, as the SDK sees it."""
+    read = JSONFormat().read(None, said.body)
+    attributes = read.get_attributes()
+    assert attributes["time"] == parse_moment(said.attributes["time"])
+    assert {name: value for name, value in attributes.items() if name != "time"} == {
+        name: value for name, value in said.attributes.items() if name != "time"
+    }
+    assert read.get_data() == said.data
+
+
+@pytest.mark.parametrize("said", EXAMPLES, ids=lambda said: said.name)
+def test_the_sdk_reads_what_is_written(said: CloudEvent) -> None:
+    assert_the_sdk_reads(said)
+
+
+@given(DOCUMENTS)
+def test_the_sdk_reads_whatever_azure_sends(document: Document) -> None:
+    for change in diff((), document):
+        assert_the_sdk_reads(tell_change(change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False))
+
+
+@pytest.mark.parametrize("said", EXAMPLES, ids=lambda said: said.name)
+def test_the_sdk_takes_it_as_a_structured_http_message(said: CloudEvent) -> None:
+    message = HTTPMessage(headers={"content-type": CONTENT_TYPE}, body=said.body)
+    assert from_structured_event(message, JSONFormat()).get_id() == said.id
+
+
+@pytest.mark.parametrize("said", EXAMPLES, ids=lambda said: said.name)
+def test_what_was_written_is_read_back(said: CloudEvent) -> None:
+    assert CloudEvent.parse(said.body) == said
+
+
+@given(
+    st.dictionaries(st.from_regex(r"[a-z0-9]{1,20}", fullmatch=True).filter(lambda name: name != "data"), st.text()),
+    st.dictionaries(st.text(), st.text()),
+)
+def test_any_attributes_and_data_come_back_from_the_bytes(attributes: dict[str, str | None], data: dict[str, str]) -> None:
+    said = CloudEvent.build(attributes, data)
+    assert CloudEvent.parse(said.body) == said
+
+
+def test_an_attribute_that_is_none_is_not_written() -> None:
+    said = CloudEvent.build({"id": "1", "subject": None}, {"a": None})
+    assert said.attributes == {"id": "1"}
+    assert said.body == b'{"id":"1","data":{"a":null}}'
+
+
+def test_what_a_sink_asks_of_an_event() -> None:
+    said = CloudEvent.build({"id": "1", "type": "io.imdsrelay.event.scheduled.v1", "scope": "s", "subject": "A", "eventtype": "Freeze"}, {})
+    assert (said.id, said.type, said.name, said.scope, said.subject, said.detail) == (
+        "1",
+        "io.imdsrelay.event.scheduled.v1",
+        "event.scheduled",
+        "s",
+        "A",
+        "Freeze",
+    )
+
+
+def test_the_detail_of_an_event_without_type_is_none_and_of_the_relay_its_sink() -> None:
+    def detail(name: str, **more: str) -> str:
+        return CloudEvent.build({"id": "1", "type": f"io.imdsrelay.{name}.v1", **more}, {}).detail
+
+    assert detail("event.ended", subject="A") == "none"
+    assert detail("relay.sink-failing", subject="bus") == "bus"
+    assert detail("relay.source-lost") == "none"
+
+
+def test_a_digest_knows_parts_from_each_other_and_keys_without_order() -> None:
+    assert digest_id("a", "b") != digest_id("ab")
+    assert digest_id("a", None) != digest_id("a")
+    assert digest_id(1) != digest_id("1")
+    assert digest_id({"a": 1, "b": 2}) == digest_id({"b": 2, "a": 1})
+    assert len(digest_id()) == 32
+
+
+def test_bytes_are_utf_8_as_they_are_told() -> None:
+    (change,) = diff((), Document(1, (event(description="påvirker «WestNO» 🛠"),)))
+    said = tell_change(change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False)
+    assert "påvirker «WestNO» 🛠".encode() in said.body

@@ -1,0 +1,305 @@
+"""What the relay says of a change, a decision and itself: attributes, ids and outcomes (contract, section 5)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.events.cloudevent import CloudEvent
+from relay.events.delta import Change, Kind, diff
+from relay.events.document import Document, Event
+from relay.events.normalise import (
+    EndFacts,
+    Origin,
+    Outcome,
+    event_data,
+    outcome_of,
+    tell_change,
+    tell_decision,
+    tell_of_relay,
+    transition_of,
+)
+from tests.events.made import DOCUMENTS, event
+
+ORIGIN = Origin("prod-vmss-a-1f0c33ab", "westno-0")
+AT = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
+HEAD = f"41:{'0f' * 32}"
+ALWAYS = {"specversion", "id", "type", "source", "time", "datacontenttype", "dataschema", "scope", "relay"}
+ABOUT_EVENT = {"subject", "eventtype", "eventsource", "correlationid", "partitionkey"}
+
+
+def change(kind: Kind, **changes: Any) -> Change:
+    """A change of that kind to the one event of these tests."""
+    now = event(**({"event_status": "Started", "not_before": None} if kind == "started" else {}) | changes)
+    before = None if kind == "scheduled" else event()
+    return Change(kind, now, before, {"description": "Before."} if kind == "updated" else {})
+
+
+def told(
+    said: Change, *, times: int = 0, origin: Origin = ORIGIN, at: datetime = AT, incarnation: int = 2, approved: bool = False
+) -> CloudEvent:
+    """The event of that change."""
+    outcome: Outcome | None = ("canceled", "observed") if said.kind == "ended" else None
+    return tell_change(said, origin, at, data=event_data(said.event, incarnation), told=times, approved=approved, outcome=outcome)
+
+
+# --- attributes of event.*
+
+
+def test_a_scheduled_event_says_all_that_the_contract_names() -> None:
+    said = told(change("scheduled"))
+    assert said.attributes == {
+        "specversion": "1.0",
+        "id": said.id,
+        "type": "io.imdsrelay.event.scheduled.v1",
+        "source": "imds://prod-vmss-a-1f0c33ab",
+        "subject": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "time": "2022-04-11T22:11:58.250000Z",
+        "datacontenttype": "application/json",
+        "dataschema": "urn:imdsrelay:schema:event.scheduled.v1",
+        "scope": "prod-vmss-a-1f0c33ab",
+        "relay": "westno-0",
+        "eventtype": "Freeze",
+        "eventsource": "Platform",
+        "notbefore": "2022-04-11T22:26:58Z",
+        "correlationid": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "partitionkey": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+    }
+    assert said.data == {
+        "eventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "eventType": "Freeze",
+        "eventStatus": "Scheduled",
+        "resourceType": "VirtualMachine",
+        "resources": ["WestNO_0", "WestNO_1"],
+        "notBefore": "2022-04-11T22:26:58Z",
+        "description": "Paused.",
+        "eventSource": "Platform",
+        "durationSeconds": 5,
+        "documentIncarnation": 2,
+        "revision": event().revision,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("scheduled", {"notbefore"}), ("updated", {"notbefore"}), ("started", set()), ("ended", {"outcome"})],
+)
+def test_each_kind_of_change_has_its_attributes_and_no_other(kind: Kind, more: set[str]) -> None:
+    said = told(change(kind, not_before="2022-04-11T22:26:58Z"))
+    assert set(said.attributes) == ALWAYS | ABOUT_EVENT | more
+    assert said.type == f"io.imdsrelay.event.{kind}.v1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "added"),
+    [
+        ("scheduled", set()),
+        ("updated", {"changed"}),
+        ("started", {"changed", "approvedByRelay"}),
+        ("ended", {"outcome", "evidence", "approvedByRelay"}),
+    ],
+)
+def test_each_kind_of_change_adds_its_data_and_no_other(kind: Kind, added: set[str]) -> None:
+    said = told(change(kind), approved=True)
+    assert set(said.data) == set(event_data(event(), 2)) | added
+    assert said.data.get("approvedByRelay", True) is True
+
+
+def test_changed_and_outcome_are_told() -> None:
+    assert told(change("updated")).data["changed"] == {"description": "Before."}
+    ended = told(change("ended"))
+    assert (ended.data["outcome"], ended.data["evidence"], ended.attributes["outcome"]) == ("canceled", "observed", "canceled")
+    assert ended.data["approvedByRelay"] is False
+
+
+@pytest.mark.parametrize(
+    ("field", "attribute"), [("event_type", "eventtype"), ("event_source", "eventsource"), ("not_before", "notbefore")]
+)
+def test_what_is_not_known_is_no_attribute_and_null_in_the_data(field: str, attribute: str) -> None:
+    said = told(change("scheduled", **{field: None}))
+    assert attribute not in said.attributes
+    assert None in said.data.values()
+
+
+def test_a_not_before_that_cannot_be_read_is_only_in_the_data() -> None:
+    said = told(change("updated", not_before="soon"))
+    assert "notbefore" not in said.attributes
+    assert said.data["notBefore"] == "soon"
+
+
+# --- ids
+
+
+def test_an_id_is_32_hexadecimal_digits_and_the_same_in_every_version() -> None:
+    """A consumer drops repeats by it while the relay is upgraded."""
+    assert told(change("scheduled")).id == "d006ca5e8f5f306db5dbe3b916687f21"
+
+
+def test_the_same_transition_told_as_often_has_the_same_id() -> None:
+    assert told(change("updated")).id == told(change("updated")).id
+    assert told(change("updated"), times=1).id != told(change("updated"), times=0).id
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_ids_differ_exactly_as_the_count_of_tellings_does(first: int, second: int) -> None:
+    assert (told(change("ended"), times=first).id == told(change("ended"), times=second).id) == (first == second)
+
+
+def test_two_relays_of_a_scope_give_the_same_id_at_their_own_times() -> None:
+    here = told(change("scheduled"))
+    there = told(change("scheduled"), origin=Origin(ORIGIN.scope, "westno-1"), at=AT + timedelta(seconds=1), incarnation=9, approved=True)
+    assert here.id == there.id
+    assert here.attributes["relay"] != there.attributes["relay"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["event_type", "event_status", "resource_type", "resources", "not_before", "description", "event_source", "duration", "event_id"],
+)
+def test_another_state_has_another_id(field: str) -> None:
+    other = {"resources": ("x",), "duration": 6}.get(field, "other")
+    assert told(change("updated", **{field: other})).id != told(change("updated")).id
+
+
+def test_another_scope_or_change_has_another_id() -> None:
+    ids = {told(change(kind, event_status="Started", not_before=None)).id for kind in get_args(Kind)}
+    assert len(ids) == 4
+    assert told(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay)).id != told(change("scheduled")).id
+
+
+def test_case_of_the_event_id_and_order_of_the_resources_are_no_other_state() -> None:
+    twisted = change("updated", event_id=event().event_id.lower(), resources=("WestNO_1", "WestNO_0"))
+    assert told(twisted).id == told(change("updated")).id
+
+
+def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
+    """What a relay tells of these documents, counting as the journal does."""
+    live: tuple[Event, ...] = ()
+    counts: Counter[str] = Counter()
+    said: list[CloudEvent] = []
+    for document in documents:
+        for one in diff(live, document):
+            transition = transition_of(one, origin)
+            said.append(told(one, times=counts[transition], origin=origin, incarnation=document.incarnation or 0))
+            counts[transition] += 1
+        live = document.events
+    return said
+
+
+@given(st.lists(DOCUMENTS, max_size=6))
+def test_no_id_is_given_twice_in_a_history(documents: list[Document]) -> None:
+    """Events come, go and come back; each telling is one of its own."""
+    ids = [one.id for one in history(documents, ORIGIN)]
+    assert len(ids) == len(set(ids))
+
+
+@given(st.lists(st.tuples(DOCUMENTS, st.integers(1, 3)), max_size=6))
+def test_relays_that_saw_the_same_give_the_same_ids_however_often_they_looked(documents: list[tuple[Document, int]]) -> None:
+    often = [dataclasses.replace(one, incarnation=n) for one, times in documents for n in range(times)]
+    first = history((one for one, _ in documents), ORIGIN)
+    second = history(often, Origin(ORIGIN.scope, "westno-1"))
+    assert [one.id for one in first] == [one.id for one in second]
+
+
+# --- outcomes
+
+BEFORE, AFTER = datetime(2022, 4, 11, 22, 26, 57, tzinfo=UTC), datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
+COMPLETED, REBOOTED = ("completed", "observed"), ("completed", "rebooted")
+CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
+
+
+@pytest.mark.parametrize(
+    ("state", "start_sent", "gap", "rebooted", "now", "outcome"),
+    [
+        # It was seen as started: it is over, whatever else.
+        ({"event_status": "Started"}, False, False, False, BEFORE, COMPLETED),
+        ({"event_status": "started"}, True, True, True, AFTER, COMPLETED),
+        # Our own reboot proves it.
+        ({}, True, True, True, BEFORE, REBOOTED),
+        ({}, False, True, True, AFTER, REBOOTED),
+        # Gone before it was due, nobody of us approved, and we looked all the time.
+        ({}, False, False, False, BEFORE, CANCELED),
+        ({"event_status": "scheduled"}, False, False, False, BEFORE, CANCELED),
+        # Each of the reasons for doubt alone.
+        ({}, True, False, False, BEFORE, UNKNOWN),
+        ({}, False, True, False, BEFORE, UNKNOWN),
+        ({}, False, False, False, AFTER, UNKNOWN),
+        ({"not_before": None}, False, False, False, BEFORE, UNKNOWN),
+        ({"not_before": "soon"}, False, False, False, BEFORE, UNKNOWN),
+        ({"event_status": "Paused"}, False, False, False, BEFORE, UNKNOWN),
+        ({"event_status": None}, False, False, False, BEFORE, UNKNOWN),
+    ],
+)
+def test_an_outcome_claims_no_more_than_was_seen(
+    state: dict[str, Any], start_sent: bool, gap: bool, rebooted: bool, now: datetime, outcome: tuple[str, str]
+) -> None:
+    assert outcome_of(event(**state), EndFacts(start_sent=start_sent, gap=gap, rebooted=rebooted), now) == outcome
+
+
+@given(
+    st.booleans(), st.booleans(), st.booleans(), st.sampled_from([BEFORE, AFTER]), st.sampled_from(["Scheduled", "Started", "Paused", None])
+)
+def test_canceled_is_claimed_only_without_any_doubt(start_sent: bool, gap: bool, rebooted: bool, now: datetime, status: str | None) -> None:
+    found, evidence = outcome_of(event(event_status=status), EndFacts(start_sent=start_sent, gap=gap, rebooted=rebooted), now)
+    without_doubt = status == "Scheduled" and now == BEFORE and not (start_sent or gap or rebooted)
+    assert (found == "canceled") == without_doubt
+    assert (evidence == "none") == (found == "unknown")
+
+
+# --- decisions and the relay itself
+
+
+def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() -> None:
+    data = event_data(event(), 2)
+    said = tell_decision("approval.granted", ORIGIN, AT, event=data, added={"decision": "approve"}, cause="cause-1", head=HEAD)
+    assert set(said.attributes) == ALWAYS | ABOUT_EVENT | {"causationid", "journalhead"}
+    assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
+    assert said.attributes["causationid"] == "cause-1"
+    assert said.attributes["journalhead"] == HEAD
+    assert said.attributes["dataschema"] == "urn:imdsrelay:schema:approval.granted.v1"
+    assert said.data == {**data, "decision": "approve"}
+
+
+def test_a_decision_about_an_unknown_event_names_it_as_sent() -> None:
+    data = dict.fromkeys(event_data(event(), 2)) | {"eventId": "Nobody-Knows"}
+    said = tell_decision("approval.refused", ORIGIN, AT, event=data, added={}, cause=None, head=HEAD)
+    assert set(said.attributes) == ALWAYS | {"subject", "correlationid", "partitionkey", "journalhead"}
+    assert {said.attributes[name] for name in ("subject", "correlationid", "partitionkey")} == {"Nobody-Knows"}
+
+
+def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
+    def said(head: str, name: str = "approval.recorded", relay: str = "a", **added: Any) -> str:
+        return tell_decision(name, Origin("s", relay), AT, event=event_data(event(), 2), added=added, cause=None, head=head).id
+
+    assert said("1:aa") == said("1:aa")
+    assert len({said("1:aa"), said("2:aa"), said("1:aa", "approval.granted"), said("1:aa", relay="b"), said("1:aa", votes=1)}) == 5
+
+
+def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
+    said = tell_of_relay("relay.dead-lettered", ORIGIN, AT, sink="bus", reason="gone for a day", count=3, head=HEAD)
+    assert set(said.attributes) == ALWAYS | {"subject", "journalhead"}
+    assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
+    assert (said.subject, said.detail) == ("bus", "bus")
+    assert said.data == {"sink": "bus", "reason": "gone for a day", "count": 3}
+
+
+def test_what_is_about_no_sink_has_no_subject() -> None:
+    said = tell_of_relay("relay.source-lost", ORIGIN, AT, sink=None, reason="no answer", count=1, head=HEAD)
+    assert set(said.attributes) == ALWAYS | {"journalhead"}
+    assert (said.subject, said.detail, said.data["sink"]) == (None, "none", None)
+
+
+def test_each_telling_of_the_relay_has_an_id_of_its_own() -> None:
+    def said(at: datetime = AT, **changes: Any) -> str:
+        told_of: dict[str, Any] = {"sink": "bus", "reason": "r", "count": 1, "head": HEAD}
+        return tell_of_relay("relay.sink-failing", ORIGIN, at, **told_of | changes).id
+
+    assert said() == said()
+    assert len({said(), said(AT + timedelta(seconds=1)), said(sink="drain"), said(reason="other"), said(head="42:bb")}) == 5
