@@ -1,0 +1,166 @@
+"""Events a second from recorded to settled, durable and in order, beside raw loops over the same wire in the same run."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import aiohttp
+from aiohttp import web
+
+from bench.figures import Figure, percentiles
+from relay import sinks
+from relay.clock import SystemClock
+from relay.config import sink_members
+from relay.delivery.dispatcher import Dispatcher
+from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.outbox import Identity, StoreSettings
+from relay.outbox.sqlite import Store, open_store
+from relay.outbox.transaction import Transaction
+from relay.signature import sign
+from tests.journey.process import SECRET
+from tests.make import cloudevent
+
+EVENTS = 2000
+
+
+async def measure(amqp_url: str) -> list[Figure]:
+    """Each pair in turn, so that both meet the same noise; the relay's rate, the raw rate, and their ratio."""
+    figures: list[Figure] = []
+    async with _endpoint() as url:
+        raw = await _raw_posts(url)
+        for endpoints in (1, 10):
+            sections = [_webhook(url, f"w{number}") for number in range(endpoints)]
+            rate, spans = await _relayed(sections)
+            figures += _compared(f"deliveries to {endpoints} endpoint{'s' * (endpoints > 1)}", rate, raw, "0.7")
+            figures += percentiles(f"recorded to delivered, {endpoints} endpoint{'s' * (endpoints > 1)}", spans)
+    published = await _raw_publishes(amqp_url)
+    rate, spans = await _relayed([{"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": "imds-relay.bench"}])
+    figures += _compared("publishes", rate, published, "0.8")
+    figures += percentiles("recorded to confirmed", spans)
+    return figures
+
+
+def _compared(name: str, rate: float, raw: float, aim: str) -> list[Figure]:
+    return [
+        Figure(f"{name}, durable", rate, "/s"),
+        Figure(f"{name}, raw loop", raw, "/s"),
+        Figure(f"{name}, ratio", rate / raw, "", f"over {aim}"),
+    ]
+
+
+def _events() -> list[CloudEvent]:
+    return [cloudevent(subject=f"EVENT-{number}") for number in range(EVENTS)]
+
+
+def _webhook(url: str, name: str) -> dict[str, Any]:
+    return {"kind": "webhook", "name": name, "url": url, "allow_http": True, "secrets": [SECRET]}
+
+
+@asynccontextmanager
+async def _endpoint() -> AsyncIterator[str]:
+    async def receive(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(status=204)
+
+    application = web.Application()
+    application.router.add_post("/", receive)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
+
+
+async def _raw_posts(url: str) -> float:
+    events = iter(_events())
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        for event in events:
+            now = int(time.time())
+            headers = {
+                "Content-Type": CONTENT_TYPE,
+                "webhook-id": event.id,
+                "webhook-timestamp": str(now),
+                "webhook-signature": sign([SECRET], event.id, now, event.body),
+            }
+            async with session.post(url, data=event.body, headers=headers) as answer:
+                await answer.read()
+
+    async with aiohttp.ClientSession() as session:
+        began = time.perf_counter()
+        await asyncio.gather(*(client(session) for _ in range(16)))
+        return EVENTS / (time.perf_counter() - began)
+
+
+async def _raw_publishes(amqp_url: str) -> float:
+    events = iter(_events())
+    connection = await aio_pika.connect(amqp_url)
+    async with connection, connection.channel(on_return_raises=True) as channel:
+        exchange = await channel.declare_exchange("imds-relay.bench.raw", aio_pika.ExchangeType.FANOUT, auto_delete=True)
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind(exchange)
+
+        async def publisher() -> None:
+            for event in events:
+                message = aio_pika.Message(event.body, delivery_mode=2, message_id=event.id, content_type=CONTENT_TYPE)
+                await exchange.publish(message, "bench", mandatory=True)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(publisher() for _ in range(64)))
+        return EVENTS / (time.perf_counter() - began)
+
+
+async def _relayed(sections: Sequence[dict[str, Any]]) -> tuple[float, list[float]]:
+    """Record every event and wait until all are settled: rate over all sinks, and the span of each delivery."""
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        settings = [sink_members()[section["kind"]].Settings.model_validate(section) for section in sections]
+        names = [one.name for one in settings]
+        store = await stack.enter_async_context(
+            open_store(StoreSettings(path=Path(directory) / "bench.db"), Identity("bench", None), clock, lambda _: names)
+        )
+        opened: dict[str, tuple[sinks.SinkSettings, sinks.Sink]] = {
+            one.name: (one, await stack.enter_async_context(sink_members()[one.kind].connect(one, clock))) for one in settings
+        }
+        dispatcher = Dispatcher(opened, store, clock, lambda *_: None)
+        await dispatcher.start()
+        running = asyncio.create_task(dispatcher.run())
+        await asyncio.sleep(1)  # connected
+        events, began = _events(), time.perf_counter()
+        for event in events:
+            await _record(store, event)
+        await store.read(lambda _: None)  # behind the last of them
+        while any(status.waiting for status in dispatcher.status()):
+            await clock.sleep(0.005)
+        rate = len(events) * len(names) / (time.perf_counter() - began)
+        spans = await store.read(_spans)
+        running.cancel()
+        await asyncio.wait({running})
+    return rate, spans
+
+
+async def _record(store: Store, event: CloudEvent) -> None:
+    now = datetime.now(UTC)
+    future = store.submit(lambda tx: tx.say(event, now))
+    if event.id.endswith("0"):
+        await future  # let the store and the workers have their turn, as between two polls
+
+
+def _spans(tx: Transaction) -> list[float]:
+    shown = tx.deliveries.page(limit=20 * EVENTS)
+    return [(_moment(one.settled) - _moment(one.recorded)).total_seconds() for one in shown]
+
+
+def _moment(text: str | None) -> datetime:
+    return datetime.fromisoformat(text or "")
