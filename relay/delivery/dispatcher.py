@@ -79,8 +79,10 @@ class Dispatcher:
         self._hand_over(entry for one in recorded for entry in one.entries)
 
     def _on_revived(self, entries: Sequence[Entry]) -> None:
-        # A redelivery starts afresh: neither its age nor its old tries count against it.
-        self._hand_over(replace(entry, attempts=0, recorded=self._clock.now()) for entry in entries)
+        for entry in entries:
+            if entry.sink in self._workers:
+                # A redelivery starts afresh: old tries do not count against it.
+                self._workers[entry.sink].push_again([replace(entry, attempts=0)])
 
     def _hand_over(self, entries: Iterable[Entry]) -> None:
         by_sink: dict[str, list[Entry]] = defaultdict(list)
@@ -91,11 +93,11 @@ class Dispatcher:
                 self._workers[name].push(mine)
 
 
-def redeliver(entry: int) -> Callable[[Transaction], bool]:
-    """Work for the store: a dead letter goes out again. False where there is no such dead letter."""
+def redeliver(entry: int, at: datetime) -> Callable[[Transaction], bool]:
+    """Work for the store: a dead letter goes out again. False where there is none for a sink that is still there."""
 
     def work(tx: Transaction) -> bool:
-        revived = tx.deliveries.revive(entry)
+        revived = tx.deliveries.revive(entry, at)
         if revived is not None:
             tx.revived.append(revived)
         return revived is not None
@@ -107,7 +109,7 @@ def _reconcile(tx: Transaction, settings: Sequence[SinkSettings], now: datetime)
     """Compare the sinks of the configuration with those of the last start; returns the states of the former."""
     known = tx.deliveries.sinks()
     names = {sink.name for sink in settings}
-    for gone in known.keys() - names:
+    for gone in (known.keys() | {entry.sink for entry in tx.deliveries.waiting()}) - names:
         tx.deliveries.forget_sink(gone, f"the sink {gone} is not in the configuration any more", now)
     for sink in settings:
         if sink.name in known:

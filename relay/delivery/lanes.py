@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from relay.outbox import Entry
 
@@ -13,90 +14,132 @@ AT_HAND = 500
 """So many waiting entries keep their event in memory; the rest read it from the journal when they are sent."""
 
 
+@dataclass(slots=True)
+class _Lane:
+    """``busy``: the head is being sent. ``resting``: it waits for another try, until then (monotonic seconds)."""
+
+    waiting: deque[Entry] = field(default_factory=deque)
+    state: Literal["free", "busy", "resting"] = "free"
+    until: float = 0.0
+    alone: bool = False
+
+
 class Lanes:
-    """Entries by lane. A lane is *free*, *busy* (its head is being sent) or *resting* (its head waits for another try)."""
+    """Entries by lane. The state of a lane is the truth; the heaps may hold lines that are out of date."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, deque[Entry]] = {}
+        self._lanes: dict[str, _Lane] = {}
         self._free: list[tuple[int, str]] = []  # heap: id of the head, lane
-        self._resting: list[tuple[float, int, str]] = []  # heap: when (monotonic), id of the head, lane
-        self._busy: set[str] = set()
+        self._resting: list[tuple[float, str]] = []  # heap: until when, lane
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[Entry]:
+        """Everything that waits or is being sent."""
+        return (entry for lane in self._lanes.values() for entry in lane.waiting)
+
     @property
     def any_free(self) -> bool:
         """Whether some lane's head could be sent now."""
-        return any(name in self._lanes and name not in self._busy and self._lanes[name][0].id == id_ for id_, name in self._free)
+        return any(lane.state == "free" for lane in self._lanes.values())
 
     def push(self, entry: Entry) -> None:
         """Put an entry behind the others of its lane."""
         if self._count >= AT_HAND:
             entry = replace(entry, event=None)
         self._count += 1
-        lane = self._lanes.setdefault(entry.lane, deque())
-        lane.append(entry)
-        if len(lane) == 1:
-            heapq.heappush(self._free, (entry.id, entry.lane))
+        lane = self._lanes.setdefault(entry.lane, _Lane())
+        lane.waiting.append(entry)
+        if len(lane.waiting) == 1:
+            self._set_free(entry.lane, lane)
 
-    def replaceable(self, entry: Entry) -> list[Entry]:
+    def supersede(self, entry: Entry) -> list[Entry]:
         """Take out what waits in the entry's lane with the same family and is not being sent: it replaces them."""
-        family = entry.type.split(".")[0]
-        lane = self._lanes.get(entry.lane, deque())
-        first = 1 if entry.lane in self._busy else 0
-        stale = [old for old in list(lane)[first:] if old.type.split(".")[0] == family]
-        for old in stale:
-            lane.remove(old)
+        lane = self._lanes.get(entry.lane)
+        if lane is None:
+            return []
+        head = lane.waiting[0]
+        stale = [old for old in lane.waiting if _same_family(entry, old) and not (old is head and lane.state == "busy")]
+        gone = {old.id for old in stale}
+        lane.waiting = deque(old for old in lane.waiting if old.id not in gone)
         self._count -= len(stale)
-        if not lane:
-            self._lanes.pop(entry.lane, None)
-        elif not first and stale:
-            heapq.heappush(self._free, (lane[0].id, entry.lane))
+        if not lane.waiting:
+            del self._lanes[entry.lane]
+        elif lane.waiting[0] is not head:
+            self._set_free(entry.lane, lane)
         return stale
 
-    def take(self) -> Entry | None:
-        """The oldest head of a free lane; the lane is busy until `done` or `rest`. None when no lane is free."""
+    def outdated(self, entry: Entry) -> bool:
+        """Whether a newer one of the same family waits behind the head of a lane."""
+        waiting = iter(self._lanes[entry.lane].waiting)
+        next(waiting)
+        return any(_same_family(newer, entry) for newer in waiting)
+
+    def take(self, *, least_tried: bool = False) -> Entry | None:
+        """The oldest head of a free lane; the lane is busy until `done` or `rest`. None when no lane is free.
+
+        ``least_tried``: of the heads that were tried least.
+        """
+        if least_tried:
+            self._free = [(lane.waiting[0].id, name) for name, lane in self._lanes.items() if lane.state == "free"]
+            heapq.heapify(self._free)
+            heads = (self._lanes[name].waiting[0] for _, name in self._free)
+            head = min(heads, key=lambda one: (one.attempts, one.id), default=None)
+            if head is not None:
+                self._lanes[head.lane].state = "busy"
+            return head
         while self._free:
             id_, name = heapq.heappop(self._free)
             lane = self._lanes.get(name)
-            if lane and lane[0].id == id_ and name not in self._busy:
-                self._busy.add(name)
-                return lane[0]
+            if lane is not None and lane.state == "free" and lane.waiting[0].id == id_:
+                lane.state = "busy"
+                return lane.waiting[0]
         return None
 
     def done(self, entry: Entry) -> None:
         """The head of a busy lane is settled: the next one is free."""
-        self._busy.discard(entry.lane)
         lane = self._lanes[entry.lane]
-        lane.popleft()
+        lane.waiting.popleft()
         self._count -= 1
-        if lane:
-            heapq.heappush(self._free, (lane[0].id, entry.lane))
+        if lane.waiting:
+            self._set_free(entry.lane, lane)
         else:
             del self._lanes[entry.lane]
 
-    def rest(self, entry: Entry, until: float) -> None:
-        """The head of a busy lane failed: it is free again at that moment (monotonic seconds)."""
-        self._busy.discard(entry.lane)
-        self._lanes[entry.lane][0] = entry
-        heapq.heappush(self._resting, (until, entry.id, entry.lane))
+    def rest(self, entry: Entry, until: float, *, alone: bool = False) -> None:
+        """The head of a busy lane failed: it is free again at that moment (monotonic seconds).
+
+        ``alone``: it failed for a reason of its own, and rests however the others fare.
+        """
+        lane = self._lanes[entry.lane]
+        lane.waiting[0] = entry
+        lane.state, lane.until, lane.alone = "resting", until, alone
+        heapq.heappush(self._resting, (until, entry.lane))
 
     def wake(self, now: float) -> None:
         """Free the lanes whose rest is over."""
         while self._resting and self._resting[0][0] <= now:
-            _, id_, name = heapq.heappop(self._resting)
-            heapq.heappush(self._free, (id_, name))
+            until, name = heapq.heappop(self._resting)
+            lane = self._lanes.get(name)
+            if lane is not None and lane.state == "resting" and lane.until == until:
+                self._set_free(name, lane)
 
-    def wake_all(self) -> None:
-        """Free every resting lane: the far side answers again."""
-        self.wake(float("inf"))
+    def wake_all(self, *, alone: bool) -> None:
+        """Free every resting lane; ``alone``: also those that rest for a reason of their own."""
+        for name, lane in self._lanes.items():
+            if lane.state == "resting" and (alone or not lane.alone):
+                self._set_free(name, lane)
 
     def next_wake(self) -> float | None:
-        """When the next lane's rest is over (monotonic seconds)."""
+        """When to call `wake` next (monotonic seconds)."""
         return self._resting[0][0] if self._resting else None
 
-    def heads(self) -> Iterator[Entry]:
-        """The head of every lane."""
-        return (lane[0] for lane in self._lanes.values())
+    def _set_free(self, name: str, lane: _Lane) -> None:
+        lane.state = "free"
+        heapq.heappush(self._free, (lane.waiting[0].id, name))
+
+
+def _same_family(one: Entry, other: Entry) -> bool:
+    return one.type.split(".")[0] == other.type.split(".")[0]

@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 from relay.errors import Failure
 
 WINDOW = 15 * 60.0
-"""Seconds before NotBefore in which a try comes at least every `URGENT` + `JITTER` seconds."""
-FIRST, URGENT, EARLY, SLOW, LATEST = 0.5, 7.0, 55.0, 55.0, 300.0
+"""Seconds before NotBefore in which a try comes at least every 8 s."""
+FIRST, URGENT, EARLY, SLOW, LATEST = 0.5, 7.0, 54.0, 54.0, 300.0
 JITTER = 0.1
 """Jitter only adds: at most this share of the pause, so that relays that failed together do not come back together."""
 LAST_CALL = 2.0
-"""Seconds before NotBefore at which there is a last call."""
+"""Seconds before NotBefore at which there is a last call; jitter makes it later by at most half of that."""
 LONGEST_REST = 3600.0
 """Seconds: a Retry-After over this is cut."""
 OWN_ERRORS = 5
@@ -26,10 +26,10 @@ OWN_ERRORS = 5
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Try again after this many seconds. ``rest`` says that the far side asked for it: the whole sink rests."""
+    """Try again after so many seconds. ``rest``: the far side asked that nothing at all be sent for so long; 0 if not."""
 
     after: float
-    rest: bool = False
+    rest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,21 @@ def plan(
     """What to do after a failed try.
 
     ``tries``: how often in a row it failed, this time included. ``asked``: Retry-After in seconds; it only lengthens.
-    ``chance``: in [0, 1), makes the jitter.
+    ``chance``: in [0, 1), makes the jitter. While NotBefore is ahead nothing is given up for its age.
     """
     if failure == "disabled":
         return Disable()
     left = (not_before - now).total_seconds() if not_before is not None else 0.0
     if failure == "slow" and left <= 0:
         return Park("refused, and no NotBefore ahead to keep trying for")
-    if (now - recorded).total_seconds() >= give_up_after:
+    if left <= 0 and (now - recorded).total_seconds() >= give_up_after:
         return Park(f"given up after {give_up_after:g} s")
-    pause = SLOW if failure == "slow" else min(pause_of(tries, left), longest_pause)
-    pause *= 1 + JITTER * chance
-    if asked is not None and min(asked, LONGEST_REST) > pause:
-        return Again(min(asked, LONGEST_REST), rest=True)
-    return Again(pause)
+    stretch = 1 + JITTER * chance
+    pause = min(SLOW if failure == "slow" else pause_of(tries, left), longest_pause) * stretch
+    if left > LAST_CALL:
+        pause = min(pause, left - LAST_CALL * (1 - chance / 2))
+    rest = min(max(asked or 0.0, 0.0), LONGEST_REST) * stretch
+    return Again(max(pause, rest), rest)
 
 
 def pause_of(tries: int, left: float) -> float:
@@ -85,9 +86,7 @@ def pause_of(tries: int, left: float) -> float:
         return min(grown, LATEST)
     if left > WINDOW:
         return min(grown, EARLY, max(left - WINDOW, URGENT))
-    pause = min(grown, URGENT)
-    # One last call while there is still something to be done about it.
-    return left - LAST_CALL if LAST_CALL < left <= pause + LAST_CALL else pause
+    return min(grown, URGENT)
 
 
 def moment_of(again: Again, now: datetime) -> datetime:

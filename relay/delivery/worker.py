@@ -1,7 +1,7 @@
 """One sink's worker: takes its entries in order, lets the sink deliver, and does what the retry plan says.
 
-While a sink fails, one entry at a time, the oldest, is tried; when it gets through, everything that waited goes out at
-once, in order per event (FIELD 3.5).
+While a sink fails it is probed with one entry at a time; when one gets through, everything that waited goes out at once,
+in order per event (FIELD 3.5).
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from dataclasses import replace
 from datetime import datetime
 
 from relay.clock import Clock
+from relay.delivery.circuit import Circuit
 from relay.delivery.lanes import Lanes
 from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, Verdict, moment_of, plan
-from relay.errors import Deferred, Rejected, RelayError
+from relay.errors import Deferred, Rejected, RelayError, StoreUnavailable
+from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.sqlite import Store, Work
 from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
 
-FAILING = 3
-"""So many failed tries in a row, and a sink is said to be failing."""
+UNREAD = 1.0
+"""Seconds until another try where the store could not be read."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,30 +34,35 @@ Say = Callable[[str, str | None, str, int], None]
 
 
 class Worker:
-    """Carries entries to one sink. ``state`` and ``failing`` are for whoever asks how the sink is."""
+    """Carries entries to one sink. ``state``, ``failing`` and ``reason`` are for whoever asks how the sink is."""
 
     def __init__(self, settings: SinkSettings, sink: Sink, store: Store, clock: Clock, say: Say) -> None:
         self.settings = settings
         self.state: SinkState = "on"
-        self.reason: str | None = None
-        """Why it is paused, disabled or failing."""
         self._sink = sink
         self._store = store
         self._clock = clock
         self._say = say
         self._lanes = Lanes()
         self._under_way = 0
-        self._failures = 0
-        self._probe_at: float | None = None  # set: only one try at a time, and not before that, until one gets through
-        self._rest_until = 0.0  # the far side asked for rest until then
+        self._circuit = Circuit()
+        self._stopped: str | None = None
+        self._trouble: str | None = None
         self._own_errors: dict[int, int] = {}
+        self._own_error: str | None = None  # what was logged last
         self._dead = 0
         self._wake = asyncio.Event()
+        self._ending = False
 
     @property
     def failing(self) -> bool:
-        """Whether the last tries all failed."""
-        return self._failures >= FAILING
+        """Whether it failed several times in a row, or asked us to stop, and has not delivered since."""
+        return self._circuit.failing
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is paused or disabled, or what the last try failed with."""
+        return self._trouble if self.state == "on" else self._stopped
 
     @property
     def waiting(self) -> int:
@@ -65,109 +72,130 @@ class Worker:
     @property
     def quiet(self) -> bool:
         """Whether nothing is being sent and nothing could be sent now: a good moment to stop."""
-        return self._under_way == 0 and (self.state != "on" or self.failing or not self._lanes.any_free)
+        stopped = self.state != "on" or self._circuit.probing or self._clock.monotonic() < self._circuit.opens
+        return self._under_way == 0 and (stopped or not self._lanes.any_free)
 
     def push(self, entries: Iterable[Entry]) -> None:
         """Take in entries, in the order in which they were recorded."""
         for entry in entries:
-            about_relay = entry.type.startswith("relay.")
-            if about_relay or (self.settings.stale == "drop" and entry.type.startswith("event.")):
-                for old in self._lanes.replaceable(entry):
+            if self._replaces(entry):
+                for old in self._lanes.supersede(entry):
                     self._settle(old, "superseded", f"replaced by a newer {entry.type}")
             self._lanes.push(entry)
+        self._circuit.hasten(self._clock.monotonic())
+        self._wake.set()
+
+    def push_again(self, entries: Iterable[Entry]) -> None:
+        """Take in entries that an operator wants sent once more, whatever came after them."""
+        for entry in entries:
+            self._lanes.push(entry)
+        self._circuit.hasten(self._clock.monotonic())
         self._wake.set()
 
     def set_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume; what waits is kept, and goes out at once when the sink is on again."""
-        self.state, self.reason = state, reason
+        self.state, self._stopped = state, reason
+        if state == "disabled":
+            self._circuit.failing = True
         if state == "on":
-            self._failures, self._probe_at, self._rest_until = 0, None, 0.0
-            self._lanes.wake_all()
+            self._circuit.resume(self._clock.monotonic())
+            self._lanes.wake_all(alone=True)
         self._wake.set()
 
     async def run(self) -> None:
         """Deliver until cancelled."""
         async with asyncio.TaskGroup() as group:
-            while True:
-                self._wake.clear()
-                self._begin(group)
-                try:
-                    async with asyncio.timeout(self._pause()):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+            try:
+                while True:
+                    self._wake.clear()
+                    self._begin(group)
+                    pause = self._pause()
+                    alarm = group.create_task(self._ring(pause)) if pause is not None else None
+                    await self._wake.wait()
+                    if alarm is not None:
+                        alarm.cancel()
+            except asyncio.CancelledError:
+                self._ending = True
+                raise
+
+    async def _ring(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._wake.set()
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         now = self._clock.monotonic()
-        if self.state != "on" or now < self._not_before():
+        if self.state != "on" or now < self._circuit.opens:
             return
-        if self._probe_at is not None:
-            self._lanes.wake_all()  # so that the oldest of all is tried
+        if self._circuit.probing and self._under_way == 0:
+            self._lanes.wake_all(alone=False)
         self._lanes.wake(now)
-        while self._under_way < self._most() and (entry := self._lanes.take()) is not None:
+        while self._under_way < self._most() and (entry := self._lanes.take(least_tried=self._circuit.least_tried)) is not None:
+            self._circuit.begun()
             self._under_way += 1
             group.create_task(self._carry(entry), name=f"{self.settings.name}:{entry.id}")
 
     def _most(self) -> int:
-        return self._sink.concurrency if self._probe_at is None else 1
-
-    def _not_before(self) -> float:
-        return max(self._rest_until, self._probe_at or 0.0)
+        return 1 if self._circuit.probing else self._sink.concurrency
 
     def _pause(self) -> float | None:
         """Seconds until something may be begun; None: only when something happens."""
         if self.state != "on" or self._under_way >= self._most() or not len(self._lanes):
             return None
-        now = self._clock.monotonic()
-        due = self._not_before() if now < self._not_before() else self._lanes.next_wake()
+        now, opens = self._clock.monotonic(), self._circuit.opens
+        due = opens if now < opens else self._lanes.next_wake()
         return max(0.0, due - now) if due is not None else None
 
     async def _carry(self, entry: Entry) -> None:
-        began, at = self._clock.monotonic(), self._clock.now()
         try:
             event = entry.event
             if event is None:
                 event = await self._store.read(lambda tx: tx.journal.event(entry.position))
-            receipt = await self._sink.deliver(event)
-        except KeyError:
-            self._parked(entry, "its event was pruned from the journal before it could be sent", None)
-        except Rejected as error:
-            attempt = Attempt(at, self._clock.monotonic() - began, "parked", error.status, error.reason, error.answer)
-            self._parked(entry, error.reason, attempt)
-        except Deferred as error:
-            attempt = Attempt(at, self._clock.monotonic() - began, "deferred", error.status, error.reason, error.answer)
-            self._failed(entry, error, attempt)
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            # A library cancels publishers when a connection dies (FIELD 5.1): nobody cancelled us.
-            attempt = Attempt(at, self._clock.monotonic() - began, "deferred", None, "the connection was lost", None)
-            self._failed(entry, Deferred("the connection was lost"), attempt)
-        except Exception as error:  # noqa: BLE001  # a sink's own code may fail in any way, and must not take others along
-            attempt = Attempt(at, self._clock.monotonic() - began, "error", None, _named(error), None)
-            self._own_error(entry, error, attempt)
+        except StoreUnavailable:
+            self._lanes.rest(entry, self._clock.monotonic() + UNREAD, alone=True)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with this row, the next ones can be sent
+            self._parked(entry, f"its event could not be read from the journal: {_named(error)}", None)
         else:
-            attempt = Attempt(at, self._clock.monotonic() - began, "delivered", receipt.status, None, receipt.answer)
-            self._delivered(entry, attempt)
+            await self._try(entry, event)
         finally:
             self._under_way -= 1
             self._wake.set()
 
+    async def _try(self, entry: Entry, event: CloudEvent) -> None:
+        began, at = self._clock.monotonic(), self._clock.now()
+
+        def took() -> float:
+            return self._clock.monotonic() - began
+
+        try:
+            receipt = await self._sink.deliver(event)
+            attempt = Attempt(at, took(), "delivered", receipt.status, None, receipt.answer)
+        except Rejected as error:
+            self._parked(entry, error.reason, Attempt(at, took(), "parked", error.status, error.reason, error.answer))
+        except Deferred as error:
+            self._failed(entry, error, Attempt(at, took(), "deferred", error.status, error.reason, error.answer), began)
+        except asyncio.CancelledError:
+            if self._ending:
+                raise
+            # A library cancels publishers when a connection dies (FIELD 5.1): nobody cancelled us.
+            lost = Deferred("the connection was lost")
+            self._failed(entry, lost, Attempt(at, took(), "deferred", None, lost.reason, None), began)
+        except Exception as error:  # noqa: BLE001  # a sink's own code may fail in any way, and must not take others along
+            self._failed_by_itself(entry, error, Attempt(at, took(), "error", None, _named(error), None), began)
+        else:
+            self._delivered(entry, attempt)
+
     def _delivered(self, entry: Entry, attempt: Attempt) -> None:
         self._settle(entry, "delivered", None, attempt)
         self._lanes.done(entry)
-        self._own_errors.pop(entry.id, None)
-        if self.failing:
+        self._trouble, self._own_error = None, None
+        if self.state != "disabled" and self._circuit.delivered():
             _log.info("sink %s delivers again; %d entries waited", self.settings.name, len(self._lanes))
             self._say("relay.sink-recovered", self.settings.name, "it delivers again", len(self._lanes))
-        if self._probe_at is not None:
-            self._lanes.wake_all()
-        self._failures, self._probe_at, self.reason = 0, None, None
+            self._lanes.wake_all(alone=True)
 
     def _parked(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
         name = self.settings.name
         self._lanes.done(entry)
-        self._own_errors.pop(entry.id, None)
         if entry.type.startswith("relay."):
             # What the relay says of itself never becomes a dead letter, or one failure would tell of itself for ever.
             self._settle(entry, "superseded", f"dropped: {reason}", attempt)
@@ -177,37 +205,40 @@ class Worker:
         self._dead += 1
         self._say("relay.dead-lettered", name, f"{entry.type} (entry {entry.id}): {reason}", self._dead)
 
-    def _own_error(self, entry: Entry, error: Exception, attempt: Attempt) -> None:
-        count = self._own_errors.get(entry.id, 0) + 1
-        self._own_errors[entry.id] = count
-        if count == 1:
+    def _failed_by_itself(self, entry: Entry, error: Exception, attempt: Attempt, began: float) -> None:
+        count = self._own_errors[entry.id] = self._own_errors.get(entry.id, 0) + 1
+        if _named(error) != self._own_error:
+            self._own_error = _named(error)
             _log.error("sink %s failed in its own code on %s", self.settings.name, entry.type, exc_info=error)
-        if count >= OWN_ERRORS:
-            self._parked(entry, f"the sink's own code failed {count} times: {_named(error)}", attempt)
-        else:
-            self._failed(entry, Deferred(f"the sink's own code failed: {_named(error)}"), attempt)
+        failure = Deferred(f"the sink's own code failed: {_named(error)}")
+        spent = Park(f"the sink's own code failed {count} times") if count >= OWN_ERRORS else None
+        self._failed(entry, failure, attempt, began, spent)
 
-    def _failed(self, entry: Entry, error: Deferred, attempt: Attempt) -> None:
-        self._failures += 1
-        if self._failures == FAILING:
+    def _failed(self, entry: Entry, error: Deferred, attempt: Attempt, began: float, spent: Park | None = None) -> None:
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        self._trouble = error.reason
+        if self._circuit.failed(began, monotonic):
             _log.warning("sink %s is failing: %s", self.settings.name, error.reason)
             self._say("relay.sink-failing", self.settings.name, error.reason, len(self._lanes))
-        now = self._clock.now()
-        verdict = self._verdict(entry, error, now)
-        if isinstance(verdict, Park):
-            self._parked(entry, f"{verdict.reason}; last: {error.reason}", attempt)
-            return
+        verdict = spent or self._verdict(entry, error, now)
         if isinstance(verdict, Disable):
             self._disable(error.reason)
             verdict = Again(0.0)
-        until = moment_of(verdict, now)
-        self._lanes.rest(replace(entry, attempts=entry.attempts + 1, next_at=until), self._clock.monotonic() + verdict.after)
-        self._remember(lambda tx: tx.deliveries.defer(entry.id, attempt, until))
-        self.reason = error.reason
-        if verdict.rest:
-            self._rest_until = max(self._rest_until, self._clock.monotonic() + verdict.after)
-        if self.failing and error.failure == "transient":
-            self._probe_at = self._clock.monotonic() + self._next_probe(now)
+        if isinstance(verdict, Again):
+            self._circuit.rest(monotonic + verdict.rest)
+        if self.failing:
+            # Who refuses one event (slow) answers, and may take the others.
+            self._circuit.probe(monotonic + self._next_probe(entry, now) if error.failure == "transient" else None)
+        if isinstance(verdict, Park):
+            self._parked(entry, f"{verdict.reason}; last: {error.reason}", attempt)
+        elif self._replaces(entry) and self._lanes.outdated(entry):
+            self._lanes.done(entry)
+            self._settle(entry, "superseded", "replaced by a newer one while it was being sent", attempt)
+        else:
+            until = moment_of(verdict, now)
+            tried = replace(entry, attempts=entry.attempts + 1, next_at=until)
+            self._lanes.rest(tried, monotonic + verdict.after, alone=error.failure == "slow")
+            self._remember(lambda tx: tx.deliveries.defer(entry.id, attempt, until))
 
     def _verdict(self, entry: Entry, error: Deferred, now: datetime) -> Verdict:
         return plan(
@@ -222,12 +253,13 @@ class Worker:
             chance=random.random(),  # noqa: S311  # jitter
         )
 
-    def _next_probe(self, now: datetime) -> float:
+    def _next_probe(self, entry: Entry, now: datetime) -> float:
         """Seconds until the sink as a whole is tried again: as the most pressing of what waits demands."""
-        ahead = [entry.not_before for entry in self._lanes.heads() if entry.not_before is not None and entry.not_before > now]
+        ahead = [one.not_before for one in self._lanes if one.not_before is not None and one.not_before > now]
+        pressing = entry.not_before is not None and entry.not_before > now
         verdict = plan(
             "transient",
-            tries=self._failures,
+            tries=min(self._circuit.failures, entry.attempts + 1) if pressing else self._circuit.failures,
             now=now,
             recorded=now,
             not_before=min(ahead, default=None),
@@ -238,13 +270,20 @@ class Worker:
         return verdict.after if isinstance(verdict, Again) else 0.0
 
     def _disable(self, reason: str) -> None:
+        if self.state == "disabled":
+            return
         _log.error("sink %s asked us to stop, it is disabled and keeps its entries: %s", self.settings.name, reason)
         self.set_state("disabled", reason)
         self._remember(lambda tx: tx.deliveries.set_sink(self.settings.name, "disabled", reason))
         self._say("relay.sink-disabled", self.settings.name, reason, len(self._lanes))
 
+    def _replaces(self, entry: Entry) -> bool:
+        """Whether a newer entry of the same lane and family takes the place of this one, and this one that of older ones."""
+        return entry.type.startswith("relay.") or (self.settings.stale == "drop" and entry.type.startswith("event."))
+
     def _settle(self, entry: Entry, state: EntryState, reason: str | None, attempt: Attempt | None = None) -> None:
         at = self._clock.now()
+        self._own_errors.pop(entry.id, None)
 
         def work(tx: Transaction) -> None:
             if attempt is not None:

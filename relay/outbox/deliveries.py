@@ -11,10 +11,11 @@ from typing import Any
 from relay.events.moment import parse_moment, sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 
-_ENTRY = "id, sink, position, lane, type, event_key, not_before, attempts, next_at, recorded"
+_ENTRY = "id, sink, position, lane, type, event_key, not_before, attempts, next_at, coalesce(revived, recorded)"
 _SHOWN = (
-    "e.id, e.sink, json_extract(CAST(j.body AS TEXT), '$.subject'), e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, "
-    "e.recorded, e.settled FROM entry e LEFT JOIN journal j ON j.position = e.position"
+    "e.id, e.sink, CASE WHEN e.event_key IS NOT NULL THEN json_extract(CAST(j.body AS TEXT), '$.subject') END, e.type, "
+    "e.state, e.attempts, e.next_at, e.reason, e.last_status, e.recorded, e.settled "
+    "FROM entry e LEFT JOIN journal j ON j.position = e.position"
 )
 
 
@@ -98,11 +99,12 @@ class Deliveries:
             "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?", (state, reason, sortable(at), entry)
         )
 
-    def revive(self, entry: int) -> Entry | None:
-        """Make a parked entry wait again; None where there is no such parked entry."""
+    def revive(self, entry: int, at: datetime) -> Entry | None:
+        """Make a parked entry wait again, as old as if it were new; None where there is none for a sink that is still there."""
         found = self._connection.execute(
-            f"UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL WHERE id = ? AND state = 'parked' RETURNING {_ENTRY}",  # noqa: S608  # our own text
-            (entry,),
+            "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, revived = ? WHERE id = ? AND state = 'parked' "  # noqa: S608  # our own text
+            f"AND sink IN (SELECT name FROM sink) RETURNING {_ENTRY}",
+            (sortable(at), entry),
         ).fetchone()
         return _entry(found) if found else None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import logging
+import os
 import sqlite3
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,50 +33,42 @@ class Opened:
         self.lock.close()
 
 
+class _NotOurs(Exception):
+    """The file cannot be used; the text goes on from "the state file x"."""
+
+
 def open_file(path: Path, identity: Identity, now: datetime) -> Opened:
     """Open the file, or begin one; blocking.
 
     A corrupt or foreign file is set aside under a new name, loudly, and the fresh one begins with approvals off. Raises
     StoreLocked when another relay holds it, StoreTooNew when a newer version wrote it, StoreError when it cannot be opened.
     """
+    path = path.resolve()  # where SQLite puts its log, and one lock however the file is called
     lock = _lock(path)
     try:
-        connection = _connect(path)
-        wrong = _what_is_wrong(connection, identity)
-        if wrong is not None:
-            connection.close()
-            aside = _set_aside(path, now)
-            _log.warning(
-                "the state file %s %s. It is now %s and a fresh one was begun. Approvals are off until an operator turns them on: "
-                "imds-relay approvals on",
-                path,
-                wrong,
-                aside,
-            )
-            connection = _connect(path)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")
-            _migrate(connection, "off" if wrong else "on")
-            bound = dict(connection.execute("SELECT key, value FROM meta WHERE key = 'vm_id'")).get("vm_id")
-            connection.execute("INSERT OR REPLACE INTO meta VALUES ('scope', ?)", (identity.scope,))
-            if identity.vm_id is not None:
-                connection.execute("INSERT OR REPLACE INTO meta VALUES ('vm_id', ?)", (identity.vm_id,))
-    except (sqlite3.Error, OSError) as error:
+        try:
+            connection, trusted = _open(path, identity)
+        except _NotOurs as wrong:
+            _log.warning("the state file %s %s. It is now %s, and a fresh one is begun", path, wrong, _set_aside(path, now))
+            connection, trusted = _open(path, identity)
+    except (sqlite3.Error, OSError, _NotOurs) as error:
         lock.close()
         raise StoreError(f"store.path: expected a file that can be written, {path}: {error}") from error
-    except StoreError:
+    except Exception:
         lock.close()
         raise
-    return Opened(connection, lock, trusted=identity.vm_id is not None or bound is None)
+    return Opened(connection, lock, trusted)
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """A second, read-only connection, for the audit; works beside a running relay. Raises StoreError where there is none."""
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-        connection.execute("SELECT 1 FROM journal LIMIT 1")
+        try:
+            connection.execute("SELECT 1 FROM journal LIMIT 1")
+        except sqlite3.Error:
+            connection.close()
+            raise
     except sqlite3.Error as error:
         raise StoreError(f"store.path: expected a relay's state file, {path}: {error}") from error
     return connection
@@ -90,50 +84,99 @@ def _lock(path: Path) -> sqlite3.Connection:
         raise StoreError(f"store.path: expected a folder that can be written, {path.parent}: {error}") from error
     try:
         lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError as error:
+    except sqlite3.Error as error:
         lock.close()
-        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+        if _code(error) == sqlite3.SQLITE_BUSY:
             raise StoreLocked(f"another relay holds {path}: stop it, or give this one a store.path of its own") from error
         raise StoreError(f"store.path: expected a folder that can be written, {path.parent}: {error}") from error
     return lock
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _open(path: Path, identity: Identity) -> tuple[sqlite3.Connection, bool]:
+    """The file, checked and with its tables, and whether it is to be trusted. Raises _NotOurs, StoreTooNew, sqlite3.Error."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA busy_timeout = 5000")
-    # A spill would write to the file in the middle of a transaction: a full disk is to be met at the commit.
-    connection.execute("PRAGMA cache_spill = OFF")
-    connection.execute("PRAGMA foreign_keys = ON")
-    return connection
-
-
-def _what_is_wrong(connection: sqlite3.Connection, identity: Identity) -> str | None:
-    """Why the file cannot be used, or None. Raises StoreTooNew, and StoreError for trouble that is not the file's."""
+    broken = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
     try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-        if tables == 0:
-            return None
-        if application != _APPLICATION:
-            return "is a database of something else"
-        if version > VERSION:
-            raise StoreTooNew(
-                f"store.path: expected a file of version {VERSION} or older, a newer relay wrote version {version}; update this one"
-            )
-        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if problem != "ok":
-            return f"is corrupt ({problem})"
-        known = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('vm_id', 'scope')"))
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):
-            return f"is corrupt ({error})"
+        connection.execute("PRAGMA busy_timeout = 5000")
+        # A spill would write to the file in the middle of a transaction: a full disk is to be met at the commit.
+        connection.execute("PRAGMA cache_spill = OFF")
+        connection.execute("PRAGMA foreign_keys = ON")
+        fresh = _check(connection, identity)
+        broken.remove(sqlite3.SQLITE_ERROR)  # after this it would be a mistake in our own SQL
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if fresh:
+            replaces = _set_aside_before(path)
+            _begin(connection, "off" if replaces else "on")
+            if replaces:
+                _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
+        bound = _meta(connection, "vm_id")
+        if identity.vm_id is not None and bound is None:
+            connection.execute("INSERT INTO meta VALUES ('vm_id', ?)", (identity.vm_id,))
+        if _meta(connection, "scope") is None:
+            connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))
+    except sqlite3.Error as error:
+        connection.close()
+        if _code(error) in broken or _claims_to_be_read_only(path, error):
+            raise _NotOurs(f"is corrupt ({error})") from error
         raise
-    if identity.vm_id is not None and known.get("vm_id", identity.vm_id) != identity.vm_id:
-        return "belongs to another VM (a cloned image or a restored disk)"
-    if known.get("scope", identity.scope) != identity.scope:
-        return f"belongs to another scope ({known['scope']})"
-    return None
+    except UnicodeDecodeError as error:  # names in a broken schema
+        connection.close()
+        raise _NotOurs(f"is corrupt ({error})") from error
+    except Exception:
+        connection.close()
+        raise
+    return connection, identity.vm_id is not None or bound is None
+
+
+def _check(connection: sqlite3.Connection, identity: Identity) -> bool:
+    """Whether the file is still empty. Raises _NotOurs, StoreTooNew, sqlite3.Error, UnicodeDecodeError."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
+        return True
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+        raise _NotOurs("is a database of something else")
+    if version > VERSION:
+        raise StoreTooNew(
+            f"store.path: expected a file of version {VERSION} or older, a newer relay wrote version {version}; update this one"
+        )
+    if version < 1:
+        raise _NotOurs(f"is corrupt (it has version {version})")
+    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise _NotOurs(f"is corrupt ({problem})")
+    vm_id, scope = _meta(connection, "vm_id"), _meta(connection, "scope")
+    if identity.vm_id is not None and vm_id is not None and vm_id.lower() != identity.vm_id.lower():
+        raise _NotOurs("belongs to another VM (a cloned image or a restored disk)")
+    if scope is not None and scope != identity.scope:
+        raise _NotOurs(f"belongs to another scope ({scope})")
+    return False
+
+
+def _begin(connection: sqlite3.Connection, mode: str) -> None:
+    """Make the tables: all or none."""
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in _statements(files("relay.outbox").joinpath("schema.sql").read_text(encoding="utf-8")):
+        connection.execute(statement)
+    connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
+    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute("COMMIT")
+
+
+def _meta(connection: sqlite3.Connection, key: str) -> str | None:
+    found = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return found[0] if found else None
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code; SQLITE_ERROR for what Python's own module complains of."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _claims_to_be_read_only(path: Path, error: sqlite3.Error) -> bool:
+    # A broken header can say so of a file that everybody may write.
+    return _code(error) == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
 def _set_aside(path: Path, now: datetime) -> Path:
@@ -146,14 +189,9 @@ def _set_aside(path: Path, now: datetime) -> Path:
     return aside
 
 
-def _migrate(connection: sqlite3.Connection, mode: str) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version < 1:
-        for statement in _statements(files("relay.outbox").joinpath("schema.sql").read_text(encoding="utf-8")):
-            connection.execute(statement)
-        connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
-    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-    connection.execute(f"PRAGMA user_version = {VERSION}")
+def _set_aside_before(path: Path) -> bool:
+    # Also when a crash came between setting aside and beginning afresh, or somebody has removed the fresh one.
+    return any(path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"))
 
 
 def _statements(script: str) -> list[str]:

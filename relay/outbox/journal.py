@@ -96,11 +96,13 @@ class Journal:
 
         A checkpoint with the last hash stays, so the chain still verifies.
         """
-        last = self._connection.execute(
-            "SELECT max(position) FROM journal WHERE at < ? AND position < coalesce("
-            "(SELECT min(position) FROM entry WHERE state IN ('waiting', 'parked')), 9e18)",
+        # Up to the first row that is younger, not every older one: a clock that was wrong for a while wrote old dates late.
+        first = self._connection.execute(
+            "SELECT min((SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= ?), "
+            "(SELECT coalesce(min(position), 9e18) FROM entry WHERE state IN ('waiting', 'parked')))",
             (sortable(before),),
         ).fetchone()[0]
+        last = self._connection.execute("SELECT max(position) FROM journal WHERE position < ?", (first,)).fetchone()[0]
         if last is None:
             return 0
         digest = self._connection.execute("SELECT hash FROM journal WHERE position = ?", (last,)).fetchone()[0]
@@ -134,18 +136,31 @@ def verify(connection: sqlite3.Connection, expected: Head | None = None) -> tupl
     ``expected`` is a head that was seen before, elsewhere: a ``journalhead`` that some consumer holds shows a cut tail.
     Raises StoreError that names the first position at which the chain does not hold.
     """
+    connection.execute("SAVEPOINT verify")  # one view of the file, also while a relay prunes it
+    try:
+        return _walk(connection, expected)
+    except sqlite3.Error as error:
+        raise StoreError(f"journal: it cannot be read: {error}") from error
+    finally:
+        connection.execute("RELEASE verify")
+
+
+def _walk(connection: sqlite3.Connection, expected: Head | None) -> tuple[Head, int]:
     checkpoint = connection.execute("SELECT position, hash FROM checkpoint").fetchone()
     head, count = Head(*checkpoint) if checkpoint else GENESIS, 0
-    met = expected is None or expected == head or expected.position < head.position
+    _compare(head, expected)
     for row in rows(connection):
         if row.position != head.position + 1:
             raise StoreError(f"journal: expected position {head.position + 1}, found {row.position}: rows were removed or inserted")
         if row.hash != chain(head.hash, row.position, row.at, row.kind, row.event_key, row.transition, row.body):
             raise StoreError(f"journal: the row at position {row.position} is not the one that was written")
         head, count = Head(row.position, row.hash), count + 1
-        met = met or head == expected
-        if expected is not None and head.position == expected.position and head != expected:
-            raise StoreError(f"journal: the row at position {row.position} is not the one that was seen before")
-    if expected is not None and not met:
+        _compare(head, expected)
+    if expected is not None and expected.position > head.position:
         raise StoreError(f"journal: it ends at position {head.position}, {expected.position} was seen before: its tail was cut")
     return head, count
+
+
+def _compare(head: Head, expected: Head | None) -> None:
+    if expected is not None and head.position == expected.position and head != expected:
+        raise StoreError(f"journal: the row at position {head.position} is not the one that was seen before")

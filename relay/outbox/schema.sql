@@ -1,6 +1,6 @@
 -- The state file, version 1. PRAGMA user_version holds the version, PRAGMA application_id marks the file as ours.
 
--- Whose file it is and what an operator told it: vm_id, scope, mode, last_read.
+-- Whose file it is and what an operator told it: vm_id, scope, mode, last_read; probe, written to see whether it can be.
 CREATE TABLE meta (
   key   TEXT PRIMARY KEY,
   value TEXT NOT NULL
@@ -20,6 +20,9 @@ CREATE INDEX journal_of_event ON journal (event_key, position) WHERE event_key I
 CREATE INDEX journal_of_transition ON journal (transition) WHERE transition IS NOT NULL;
 CREATE TRIGGER journal_is_append_only BEFORE UPDATE ON journal
 BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+CREATE TRIGGER journal_grows_at_its_end BEFORE INSERT ON journal
+WHEN new.position <= (SELECT max(position) FROM journal)
+BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 
 -- Where a pruned journal begins: position and hash of the last row that was removed.
 CREATE TABLE checkpoint (
@@ -27,6 +30,9 @@ CREATE TABLE checkpoint (
   hash     TEXT NOT NULL,
   at       TEXT NOT NULL
 ) STRICT;
+CREATE TRIGGER journal_is_pruned_behind_a_checkpoint BEFORE DELETE ON journal
+WHEN old.position > coalesce((SELECT position FROM checkpoint), 0)
+BEGIN SELECT RAISE(ABORT, 'only what a checkpoint covers is removed from the journal'); END;
 
 -- One row each time an EventId was in the document without a break. The live ones are the snapshot.
 CREATE TABLE occurrence (
@@ -109,6 +115,7 @@ CREATE TABLE entry (
   reason      TEXT,
   last_status INTEGER,
   recorded    TEXT NOT NULL,
+  revived     TEXT,                  -- when an operator last had a dead letter sent again
   settled     TEXT
 ) STRICT;
 CREATE INDEX entry_waiting ON entry (sink, id) WHERE state = 'waiting';

@@ -15,6 +15,7 @@ import queue
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -27,17 +28,33 @@ from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
+"""What is done in one transaction. It may be run more than once, and has no effect but through the transaction."""
 _GROUP = 512
 _RETRY = 1.0
+_TROUBLE = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+"""Primary result codes that are the file's fault; any other is a mistake in the work."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     work: Work[Any]
     fails: Literal["open", "closed", "read"]
-    future: asyncio.Future[Any]
-    told: bool = False  # its result and effects went out already, from memory
+    future: asyncio.Future[Any] | None = None
     result: Any = None
     error: Exception | None = None
     said: Sequence[Recorded] = ()
@@ -50,18 +67,13 @@ class _Job:
         try:
             self.result = self.work(transaction)
         except Exception as error:
-            if _is_trouble(error):
+            if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _TROUBLE:
                 raise
             connection.execute("ROLLBACK TO work")
             self.error = error
         else:
             self.error, self.said, self.revived = None, transaction.said, transaction.revived
         connection.execute("RELEASE work")
-
-
-def _is_trouble(error: Exception) -> bool:
-    """Whether it is the file's fault: full, broken, read-only; not a mistake in the work."""
-    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError)
 
 
 def _probe(transaction: Transaction) -> None:
@@ -93,8 +105,10 @@ class Store:
         self._route = route
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._pending: list[_Job] = []
+        self._closed = False
+        self._pending: list[Work[Any]] = []  # done in memory, to be done on the file
         self._memory: sqlite3.Connection | None = None
+        self._retry_at = 0.0
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
@@ -116,42 +130,73 @@ class Store:
 
     def _put(self, work: Work[T], fails: Literal["open", "closed", "read"]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(_Job(work, fails, future))
+        if self._closed:
+            future.set_exception(StoreUnavailable("the state file was closed: the relay is stopping"))
+        else:
+            self._jobs.put(_Job(work, fails, future))
         return future
 
     async def close(self) -> None:
         """Run what was submitted, and close the file."""
+        self._closed = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
-        self._opened.close()
 
     # --- the thread
 
     def _run(self) -> None:
+        jobs: list[_Job] = []
         open_ = True
-        while open_:
-            jobs: list[_Job] = []
-            try:
-                job = self._jobs.get(timeout=_RETRY if self._memory is not None else None)
-                while job is not None and len(jobs) < _GROUP:
-                    jobs.append(job)
-                    job = self._jobs.get_nowait()
-                if job is not None:
-                    jobs.append(job)
-                open_ = job is not None
-            except queue.Empty:
-                pass
-            self._commit(jobs)
-        if self._pending:
-            _log.error("the state file could still not be written: %s. What was seen meanwhile was sent from memory", self.failing)
+        try:
+            while open_:
+                jobs, open_ = self._next()
+                self._commit(jobs, last=not open_)
+            if self._pending:
+                _log.error("the state file could still not be written: %s. What was seen meanwhile was sent from memory", self.failing)
+        except Exception as error:  # noqa: BLE001  # whoever waits for an answer must get one, whatever happened
+            _log.critical("the thread that keeps the state file has failed; nothing more can be recorded", exc_info=error)
+            self._set_failing(f"the thread that keeps the state file has failed: {error!r}")
+            self._refused(jobs, self.failing or "")
+            while open_ and (job := self._jobs.get()) is not None:
+                self._refused([job], self.failing or "")
+        finally:
+            self._opened.close()
 
-    def _commit(self, jobs: list[_Job]) -> None:
-        if self._memory is not None and self._try_on_disk([_Job(_probe, "closed", self._loop.create_future()), *self._pending]):
-            self._recovered()
+    def _next(self) -> tuple[list[_Job], bool]:
+        """Wait for work: all that is there, up to a limit; False: it is the last."""
+        jobs: list[_Job] = []
+        try:
+            job = self._jobs.get(timeout=max(0.0, self._retry_at - time.monotonic()) if self.failing is not None else None)
+            while job is not None:
+                jobs.append(job)
+                if len(jobs) == _GROUP:
+                    break
+                job = self._jobs.get_nowait()
+            return jobs, job is not None
+        except queue.Empty:
+            return jobs, True
+
+    def _commit(self, jobs: list[_Job], *, last: bool) -> None:
+        if self.failing is not None and (last or time.monotonic() >= self._retry_at):
+            self._recover()
         if self._memory is None and self._try_on_disk(jobs):
             self._done(jobs)
         else:
             self._in_memory(jobs)
+
+    def _recover(self) -> None:
+        """Try whether the file can be written again, and write what was done in memory."""
+        began = time.monotonic()
+        again = [_Job(work, "open") for work in self._pending]
+        if self._try_on_disk([_Job(_probe, "closed")]) and self._try_on_disk(again):
+            for job in again:
+                if job.error is not None:
+                    _log.error("what was sent from memory could not be written down afterwards", exc_info=job.error)
+            if self._memory is not None:
+                self._memory.close()
+            self._memory, self._pending = None, []
+            self._set_failing(None)
+        self._retry_at = time.monotonic() + max(_RETRY, 10 * (time.monotonic() - began))
 
     def _try_on_disk(self, jobs: Sequence[_Job]) -> bool:
         connection = self._opened.connection
@@ -170,44 +215,42 @@ class Store:
 
     def _in_memory(self, jobs: list[_Job]) -> None:
         """Refuse what fails closed; do what fails open on a copy in memory, and keep it for the file."""
-        reason = self.failing or "unknown"
         for job in jobs:
             if job.fails == "closed":
-                job.error = StoreUnavailable(f"the state file cannot be written: {reason}")
-        try:
-            if self._memory is None:
-                self._memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-                self._opened.connection.backup(self._memory)
-                self._memory.execute("PRAGMA foreign_keys = ON")
-            for job in jobs:
-                if job.fails != "closed":
-                    job.run(self._memory, self._route)
-                if job.fails == "open":
-                    self._pending.append(job)
-        except sqlite3.Error as error:
-            for job in jobs:
-                if job.fails != "closed" and job not in self._pending:
-                    job.error = StoreUnavailable(f"the state file can be neither written nor read: {reason}; {error}")
+                job.error = StoreUnavailable(f"the state file cannot be written: {self.failing}")
+                continue
+            try:
+                if self._memory is None:
+                    self._memory = self._copy()
+                job.run(self._memory, self._route)
+            except sqlite3.Error as error:
+                job.error = StoreUnavailable(f"the state file can be neither written nor read: {self.failing}; {error}")
+            if job.fails == "open" and job.error is None:
+                self._pending.append(job.work)
         self._done(jobs)
 
-    def _recovered(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-        self._memory = None
-        self._pending = []
-        self._set_failing(None)
+    def _copy(self) -> sqlite3.Connection:
+        memory = sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            self._opened.connection.backup(memory)
+            memory.execute("PRAGMA foreign_keys = ON")
+        except sqlite3.Error:
+            memory.close()
+            raise
+        return memory
+
+    def _refused(self, jobs: Sequence[_Job], why: str) -> None:
+        for job in jobs:
+            job.error = StoreUnavailable(why)
+        self._done(jobs)
 
     def _set_failing(self, reason: str | None) -> None:
-        if (reason is None) == (self.failing is None):
-            return
-        self.failing = reason
-        self._on_loop(lambda: [listener(reason) for listener in self.listeners.failing])
+        before, self.failing = self.failing, reason
+        if (reason is None) != (before is None):
+            self._on_loop(lambda: [listener(reason) for listener in self.listeners.failing])
 
     def _done(self, jobs: Sequence[_Job]) -> None:
-        finished = [job for job in jobs if not job.told]
-        for job in finished:
-            job.told = True
-        self._on_loop(lambda: self._tell(finished))
+        self._on_loop(lambda: self._tell(jobs))
 
     def _on_loop(self, callback: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -217,18 +260,25 @@ class Store:
 
     def _tell(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:
-            if job.error is None and job.said:
-                for listener in self.listeners.recorded:
-                    listener(job.said)
-            if job.error is None and job.revived:
-                for revival in self.listeners.revived:
-                    revival(job.revived)
-            if job.future.done():
+            if job.error is None:
+                try:
+                    self._hand_out(job)
+                except Exception as error:  # noqa: BLE001  # it is for whoever submitted the work, and nobody waits in vain
+                    job.error = error
+            if job.future is None or job.future.done():
                 continue
             if job.error is not None:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.result)
+
+    def _hand_out(self, job: _Job) -> None:
+        if job.said:
+            for listener in self.listeners.recorded:
+                listener(job.said)
+        if job.revived:
+            for revival in self.listeners.revived:
+                revival(job.revived)
 
 
 @contextlib.asynccontextmanager

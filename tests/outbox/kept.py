@@ -1,0 +1,63 @@
+"""Stores as tests use them: on a real file, with events to say and a look at what is in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from relay.clock import SystemClock
+from relay.events.cloudevent import CloudEvent
+from relay.outbox import Identity, StoreSettings
+from relay.outbox.file import Opened, open_file
+from relay.outbox.sqlite import Store, Work, open_store
+from relay.outbox.transaction import Route, Transaction
+from tests.make import DATA, cloudevent
+
+BUS: Route = lambda _: ("bus",)  # noqa: E731  # a route is a function
+"""Everything goes to one sink."""
+IDENTITY = Identity("prod-vmss-a-1f0c33ab", "5d7b8a9e-0000-4000-8000-00000000c0de")
+NOW = datetime(2026, 4, 11, 22, 26, 58, tzinfo=UTC)
+
+
+def said(number: int = 0, name: str = "event.scheduled", subject: str | None = None, **data: Any) -> CloudEvent:
+    """A CloudEvent; one for every number."""
+    subject = subject if subject is not None else f"E-{number}"
+    return cloudevent(name, subject, {**DATA, "eventId": subject, "notBefore": None, **data}, id=f"{number:032x}")
+
+
+def say(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
+    """Work for the store: one event; returns where in the journal it is."""
+
+    def work(tx: Transaction) -> int:
+        tx.say(said(number, **given), at)
+        return tx.said[-1].position
+
+    return work
+
+
+@asynccontextmanager
+async def store(folder: Path, route: Route = BUS, identity: Identity = IDENTITY) -> AsyncIterator[Store]:
+    """The store in a folder, by the name relay.db."""
+    async with open_store(StoreSettings(path=folder / "relay.db"), identity, SystemClock(), route) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def opened(path: Path, identity: Identity = IDENTITY, now: datetime = NOW) -> Iterator[Opened]:
+    """The file itself, open."""
+    file = open_file(path, identity, now)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def column(path: Path, query: str) -> list[Any]:
+    """The first column of what a query finds, by a connection of its own."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return [row[0] for row in connection.execute(query)]

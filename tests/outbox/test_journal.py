@@ -1,0 +1,263 @@
+"""The hash chain: what it shows, what it cannot, and that nothing but pruning takes from it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from relay.errors import StoreError
+from relay.outbox import Head
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import GENESIS, Journal, head_of, rows, verify
+from relay.outbox.transaction import Transaction
+from tests.outbox.kept import BUS, NOW, column, opened, said
+
+ROWS = 6
+
+
+def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
+    """So many rows, one a minute; returns the heads that were seen on the way, the first of an empty journal."""
+    journal = Journal(connection)
+    heads = [journal.head()]
+    for number in range(count):
+        at = NOW + timedelta(minutes=number)
+        if number % 3 == 2:
+            journal.note(at, "claim", {"eventId": f"E-{number}"}, event_key=f"e-{number}")
+        else:
+            journal.append(at, "event.scheduled", said(number).body, event_key=f"e-{number}", transition=f"t{number}")
+        heads.append(journal.head())
+    return heads
+
+
+@contextlib.contextmanager
+def filled(path: Path) -> Iterator[tuple[sqlite3.Connection, list[Head]]]:
+    """A journal with rows, and without the triggers that keep honest hands off."""
+    with opened(path) as file:
+        heads = fill(file.connection)
+        for trigger in column(path, "SELECT name FROM sqlite_schema WHERE type = 'trigger'"):
+            file.connection.execute(f"DROP TRIGGER {trigger}")
+        yield file.connection, heads
+
+
+def test_what_was_written_verifies(tmp_path: Path) -> None:
+    with filled(tmp_path / "relay.db") as (connection, heads):
+        assert verify(connection) == (heads[-1], ROWS)
+        for head in heads:
+            assert verify(connection, head) == (heads[-1], ROWS)
+
+
+def test_an_empty_journal_verifies(tmp_path: Path) -> None:
+    with opened(tmp_path / "relay.db") as file:
+        assert verify(file.connection) == (GENESIS, 0)
+        assert verify(file.connection, GENESIS) == (GENESIS, 0)
+
+
+def test_positions_and_hashes_are_those_of_the_contract(tmp_path: Path) -> None:
+    """``journalhead`` is position and hash, and consumers keep it as text."""
+    with filled(tmp_path / "relay.db") as (connection, heads):
+        assert [row.position for row in rows(connection)] == list(range(1, ROWS + 1))
+        assert str(heads[-1]) == f"{ROWS}:{heads[-1].hash}"
+        assert len(heads[-1].hash) == 64
+
+
+TEXTS = st.sampled_from(["", "x", "2026-04-11T22:26:59.000000Z", "event.ended", "\x00", "ä"])
+CHANGES = st.one_of(
+    st.tuples(st.sampled_from(["at", "kind", "event_key", "transition"]), TEXTS),
+    st.tuples(st.sampled_from(["event_key", "transition"]), st.none()),
+    st.tuples(st.just("body"), st.binary(max_size=8)),
+    st.tuples(st.just("hash"), st.integers(0, 2**256 - 1).map(lambda number: f"{number:064x}")),
+    st.tuples(st.just("position"), st.integers(-1, 20)),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(position=st.integers(1, ROWS), change=CHANGES)
+def test_any_changed_column_of_any_row_is_found(journal: sqlite3.Connection, position: int, change: tuple[str, object]) -> None:
+    column_, value = change
+    journal.execute("SAVEPOINT before")
+    try:
+        before = journal.execute(f"SELECT {column_} FROM journal WHERE position = ?", (position,)).fetchone()[0]  # noqa: S608  # our own names
+        taken = column_ == "position" and journal.execute("SELECT 1 FROM journal WHERE position = ?", (value,)).fetchone() is not None
+        if value == before or taken:
+            return
+        journal.execute(f"UPDATE journal SET {column_} = ? WHERE position = ?", (value, position))  # noqa: S608  # our own names
+        with pytest.raises(StoreError, match=r"^journal: "):
+            verify(journal)
+    finally:
+        journal.execute("ROLLBACK TO before")
+        journal.execute("RELEASE before")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(gone=st.sets(st.integers(1, ROWS), min_size=1))
+def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(journal: sqlite3.Connection, gone: set[int]) -> None:
+    """A cut tail alone is a shorter journal that holds: only a head that somebody else kept shows it (FIELD 6.6)."""
+    journal.execute("SAVEPOINT before")
+    try:
+        seen = head_of(journal)
+        for position in gone:
+            journal.execute("DELETE FROM journal WHERE position = ?", (position,))
+        with pytest.raises(StoreError, match=r"^journal: "):
+            verify(journal, seen)
+        only_the_tail = gone == set(range(min(gone), ROWS + 1))
+        if only_the_tail:
+            assert verify(journal)[1] == ROWS - len(gone)
+        else:
+            with pytest.raises(StoreError, match="removed or inserted"):
+                verify(journal)
+    finally:
+        journal.execute("ROLLBACK TO before")
+        journal.execute("RELEASE before")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(position=st.integers(1, ROWS + 1), copied=st.integers(1, ROWS))
+def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, copied: int) -> None:
+    """Also one that moves all behind it, and one that copies a hash that is right elsewhere."""
+    journal.execute("SAVEPOINT before")
+    try:
+        row = journal.execute("SELECT at, kind, event_key, transition, body, hash FROM journal WHERE position = ?", (copied,)).fetchone()
+        for moved in range(ROWS, position - 1, -1):
+            journal.execute("UPDATE journal SET position = position + 1 WHERE position = ?", (moved,))
+        journal.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (position, *row))
+        with pytest.raises(StoreError, match="not the one that was written"):
+            verify(journal)
+    finally:
+        journal.execute("ROLLBACK TO before")
+        journal.execute("RELEASE before")
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    """One journal for many examples; each leaves it as it was."""
+    with filled(tmp_path_factory.mktemp("journal") / "relay.db") as (connection, _):
+        yield connection
+
+
+def test_a_journal_that_was_written_anew_is_found_by_a_head_that_was_seen(tmp_path: Path) -> None:
+    """Whoever may write the file can make a chain that holds; not one that ends as the old one did."""
+    with opened(tmp_path / "one.db") as file:
+        seen = fill(file.connection)[3]
+    with opened(tmp_path / "other.db") as file:
+        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        fill(file.connection)
+        with pytest.raises(StoreError, match="position 3 is not the one that was seen before"):
+            verify(file.connection, seen)
+
+
+def test_text_that_is_no_text_is_a_broken_journal_and_no_crash(tmp_path: Path) -> None:
+    with filled(tmp_path / "relay.db") as (connection, _):
+        connection.execute("UPDATE journal SET kind = CAST(x'ff' AS TEXT) WHERE position = 2")
+        with pytest.raises(StoreError, match="cannot be read"):
+            verify(connection)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE journal SET body = x'' WHERE position = 2",
+        "UPDATE journal SET position = 99 WHERE position = 2",
+        "DELETE FROM journal WHERE position = 2",
+        "DELETE FROM journal",
+        "INSERT OR REPLACE INTO journal SELECT position, at, kind, event_key, transition, x'', hash FROM journal WHERE position = 2",
+        "INSERT INTO journal SELECT 0, at, kind, event_key, transition, body, hash FROM journal WHERE position = 2",
+    ],
+)
+def test_the_table_only_grows_at_its_end(tmp_path: Path, statement: str) -> None:
+    """A slip of our own is refused by the file itself."""
+    with opened(tmp_path / "relay.db") as file:
+        heads = fill(file.connection)
+        with pytest.raises(sqlite3.IntegrityError, match="journal"):
+            file.connection.execute(statement)
+        assert verify(file.connection, heads[2]) == (heads[-1], ROWS)
+
+
+@pytest.mark.parametrize("young", range(ROWS + 1))
+def test_pruning_leaves_a_checkpoint_and_the_chain_verifies(tmp_path: Path, young: int) -> None:
+    with opened(tmp_path / "relay.db") as file:
+        heads = fill(file.connection)
+        gone = Journal(file.connection).prune(NOW + timedelta(minutes=young), NOW)
+        assert gone == young
+        assert verify(file.connection) == (heads[-1], ROWS - gone)
+        for head in heads[young:]:
+            assert verify(file.connection, head) == (heads[-1], ROWS - gone)
+        assert Journal(file.connection).append(NOW, "event.ended", b"{}") == ROWS + 1
+        assert verify(file.connection, heads[-1])[1] == ROWS - gone + 1
+
+
+def test_a_checkpoint_that_is_not_what_was_seen_is_found(tmp_path: Path) -> None:
+    with opened(tmp_path / "relay.db") as file:
+        heads = fill(file.connection)
+        Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW)
+        with pytest.raises(StoreError, match="position 3 is not the one that was seen before"):
+            verify(file.connection, Head(3, "0" * 64))
+        file.connection.execute("DELETE FROM checkpoint")
+        with pytest.raises(StoreError, match="expected position 1, found 4"):
+            verify(file.connection, heads[-1])
+
+
+@pytest.mark.parametrize("state", ["waiting", "parked"])
+def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> None:
+    """A dead letter can be sent again as long as it is listed."""
+    with opened(tmp_path / "relay.db") as file:
+        tx = Transaction(file.connection, BUS)
+        for number in range(4):
+            tx.say(said(number), NOW)
+        settled = [entry.id for one in tx.said for entry in one.entries]
+        for entry in settled:
+            tx.deliveries.settle(entry, "delivered", None, NOW)
+        tx.deliveries.settle(settled[2], state, None, NOW)  # type: ignore[arg-type]  # the cases are states
+        assert tx.journal.prune(NOW + timedelta(days=500), NOW) == 2
+        assert tx.journal.event(3).id == said(2).id
+        assert verify(file.connection)[1] == 2
+
+
+def test_a_clock_that_was_wrong_for_a_while_costs_no_young_row(tmp_path: Path) -> None:
+    """A row that says 1970 in the middle of this year's is no reason to forget this year's."""
+    with opened(tmp_path / "relay.db") as file:
+        journal = Journal(file.connection)
+        for days in (0, 1, -20_000, 2):
+            journal.append(NOW + timedelta(days=days), "event.scheduled", b"{}")
+        assert journal.prune(NOW - timedelta(days=400), NOW) == 0
+        assert verify(file.connection)[1] == 4
+
+
+def test_an_audit_beside_a_relay_that_prunes_sees_one_moment(tmp_path: Path) -> None:
+    """Between its look at the checkpoint and its look at the rows nothing changes for it."""
+    path = tmp_path / "relay.db"
+    with opened(path) as file, contextlib.closing(open_for_reading(path)) as reader:
+        heads = fill(file.connection)
+
+        def prune_in_between(statement: str) -> None:
+            if "FROM journal ORDER BY" in statement:
+                reader.set_trace_callback(None)
+                assert Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW) == 3
+
+        reader.set_trace_callback(prune_in_between)
+        assert verify(reader) == (heads[-1], ROWS)
+        assert verify(reader) == (heads[-1], ROWS - 3)
+
+
+def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path: Path) -> None:
+    with opened(tmp_path / "relay.db") as file:
+        journal = Journal(file.connection)
+        journal.append(NOW, "event.scheduled", said(1, subject="E").body, event_key="e")
+        journal.note(NOW, "mode", {"mode": "off"})
+        journal.note(NOW, "claim", {"eventId": "E"}, event_key="e")
+        journal.append(NOW + timedelta(hours=1), "event.ended", said(2, subject="E").body, event_key="e")
+        journal.append(NOW + timedelta(hours=1), "approval.refused", said(3, subject="E").body, event_key="e")
+        ids: Callable[[int], str] = lambda number: said(number).id  # noqa: E731  # shorter here than a function
+        assert [one.id for one in journal.history("e", "")] == [ids(1), ids(2), ids(3)]
+        assert [one.id for one in journal.history("e", "2026-04-11T23")] == [ids(2), ids(3)]
+        assert [(at, one.id) for at, one in journal.after(0, 2)] == [(1, ids(1)), (4, ids(2))]
+        assert journal.last_told("e") == 4
+        assert journal.last_told("f") is None
+        with pytest.raises(KeyError):
+            journal.event(9)
