@@ -1,0 +1,150 @@
+"""The YAML document, composed of the sections that the rooms declare; the environment wins over it.
+
+Nothing is started on a wrong one: every error names the file (and line) or the variable, the key path, what was expected
+and what came, and never shows a secret.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+
+from relay import plugins, sinks
+from relay.api import ApiSettings
+from relay.approvals import ApprovalsSettings
+from relay.config.document import PREFIX, filled, override, read
+from relay.config.problems import Given, sentences
+from relay.errors import ConfigError
+from relay.events.match import fits
+from relay.imds import SourceSettings
+from relay.outbox import StoreSettings
+from relay.settings import Section
+from relay.sinks import SinkSettings
+from relay.telemetry import TelemetrySettings
+
+OWN = frozenset({"IMDS_RELAY_CONFIG", "IMDS_RELAY_URL", "IMDS_RELAY_KEY"})
+"""Variables that the command line has for itself."""
+PLACES = (Path("relay.yaml"), Path("/etc/imds-relay/relay.yaml"))
+"""Where the document is looked for when none is named."""
+DEFAULTS = importlib.resources.files("relay") / "default.yaml"
+"""The annotated document that is loaded where there is no other; says of every setting what it is for."""
+
+
+@functools.cache
+def sink_members() -> dict[str, Any]:
+    """The members of the family of sinks by kind."""
+    return dict(plugins.members(sinks))
+
+
+if TYPE_CHECKING:
+    AnySink = SinkSettings
+else:
+    _settings = [member.Settings for member in sink_members().values()]
+    AnySink = Annotated[functools.reduce(operator.or_, _settings), Field(discriminator="kind")] if len(_settings) > 1 else _settings[0]
+
+
+class Config(Section):
+    """The whole document."""
+
+    scope: Literal["auto"] | Annotated[str, Field(pattern=r"^[a-z0-9-]{1,80}$")] = "auto"
+    """The group of VMs that reads this document; auto asks the metadata service. Availability sets are named by hand."""
+    relay: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")] = "auto"
+    """This relay's own name; auto is the VM's name."""
+    source: SourceSettings = SourceSettings()
+    store: StoreSettings = StoreSettings()
+    sinks: tuple[AnySink, ...] = ()
+    """Any number, told apart by name."""
+    approvals: ApprovalsSettings = ApprovalsSettings()
+    api: ApiSettings = ApiSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        names = [sink.name for sink in self.sinks]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"sinks: expected every name once, {', '.join(repeated)} comes again")
+        if self.approvals.amqp is not None and not any(_answers(sink) for sink in self.sinks):
+            raise ValueError("approvals.amqp: expected a rabbitmq sink whose events include approval.*, through which the answers go")
+        return self
+
+    @property
+    def user_events_wait(self) -> bool:
+        """Whether no rule can match what users start: Azure then waits up to 15 minutes with each (FIELD 1.13)."""
+        sources = (rule.match.event_source for rule in self.approvals.rules)
+        return not any(source is None or "user" in {one.lower() for one in source} for source in sources)
+
+
+USER_EVENTS_WAIT = (
+    "no rule of approvals.rules can match event_source: [User]. Polling makes Azure wait up to 15 minutes for approval of each reboot that "
+    "a user starts. Remedy: the rule that `imds-relay init` writes"
+)
+
+
+def _answers(sink: SinkSettings) -> bool:
+    answers = ("approval.recorded", "approval.granted", "approval.refused", "approval.voided")
+    return getattr(sink, "kind", None) == "rabbitmq" and all(fits(sink.events, name) for name in answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration that holds, and the file it came from (None: defaults and environment alone)."""
+
+    config: Config
+    file: Path | None
+
+
+def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Loaded:
+    """Find, read and check the document. Raises ConfigError with everything that is wrong, a line each."""
+    named = path or (Path(environment["IMDS_RELAY_CONFIG"]) if environment.get("IMDS_RELAY_CONFIG") else None)
+    file = named or next((place for place in PLACES if _is_there(place)), None)
+    document = read(file or DEFAULTS)
+    values = filled(file, document, environment)
+    variables = {name: value for name, value in environment.items() if name.startswith(PREFIX) and name not in OWN}
+    override(values, variables)
+    try:
+        return Loaded(Config.model_validate(values), file)
+    except ValidationError as error:
+        given = Given(file, document if file is not None else None, values, variables, _secret_names(), sink_members())
+        raise ConfigError("\n".join(sentences(error, given))) from None
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        return place.is_file()
+    except OSError:  # in a folder that is closed to us: reading it says so
+        return True
+
+
+@functools.cache
+def _secret_names() -> frozenset[str]:
+    """The names of all fields that hold secrets, in every section; the key itself is often put where its digest belongs."""
+    found = {"key_sha256"}
+    seen: set[type[BaseModel]] = set()
+
+    def visit(model: type[BaseModel]) -> None:
+        if model in seen:
+            return
+        seen.add(model)
+        for name, field in model.model_fields.items():
+            if SecretStr in _types_in(field.annotation):
+                found.add(name)
+            for inner in _types_in(field.annotation):
+                if isinstance(inner, type) and issubclass(inner, BaseModel):
+                    visit(inner)
+
+    visit(Config)
+    return frozenset(found)
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    arguments = getattr(annotation, "__args__", ())
+    return {annotation, *(inner for argument in arguments for inner in _types_in(argument))}
