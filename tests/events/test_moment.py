@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.moment import parse_moment, rfc3339
+from relay.events.moment import parse_moment, rfc3339, sortable
 
 ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 SCRAPS = st.sampled_from(
@@ -34,6 +34,15 @@ def test_whatever_text_comes_is_a_moment_in_utc_or_none(text: str) -> None:
     if moment is not None:
         assert moment.utcoffset() == timedelta(0)
         assert parse_moment(rfc3339(moment)) == moment
+
+
+HALF_SECONDS = st.integers(-9, 9).map(lambda halves: datetime(2022, 4, 11, tzinfo=UTC) + halves * timedelta(seconds=0.5))
+
+
+@given(st.lists(HALF_SECONDS.flatmap(lambda moment: ZONES.map(moment.astimezone))))
+def test_sortable_texts_sort_as_the_moments_do(moments: list[datetime]) -> None:
+    assert [sortable(moment) for moment in sorted(moments)] == sorted(sortable(moment) for moment in moments)
+    assert all(parse_moment(sortable(moment)) == moment for moment in moments)
 
 
 def test_a_moment_without_a_zone_is_not_written() -> None:
