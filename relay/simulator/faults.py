@@ -138,11 +138,11 @@ def distorted(body: bytes, fault: Fault) -> tuple[bytes, str]:
             return body, JSON
 
 
-async def refuse(request: web.Request, fault: Fault, *, span: Callable[[float], timedelta], closed: asyncio.Event) -> web.StreamResponse:
+async def refuse(request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]) -> web.StreamResponse:
     """Answer with a fault that leaves nothing of the right answer. A hang lasts until the client or the simulator goes."""
     if fault.kind == "hang":
-        await closed.wait()
-    if fault.kind in ("hang", "reset"):
+        await asyncio.Event().wait()
+    if fault.kind == "reset":
         _reset(request)
         return web.Response()
     if fault.kind == "redirect":

@@ -79,7 +79,7 @@ class Simulator(Stage):
                     logger=log,
                     handler_cancellation=True,
                     keepalive_timeout=15.0,
-                    shutdown_timeout=1.0,
+                    shutdown_timeout=0.2,
                 )
                 await runner.setup()
                 opening.push_async_callback(runner.cleanup)
@@ -146,8 +146,8 @@ class Simulator(Stage):
         if fault.processed:
             await self._right(request, call, vm, target)
         self.notify()
-        response = await faults.refuse(request, fault, span=self.scope.span, closed=self.closed)
-        call.status = None if fault.kind in ("hang", "reset") else response.status
+        response = await faults.refuse(request, fault, span=self.scope.span)
+        call.status = None if fault.kind == "reset" else response.status
         return response
 
     async def _received(self, request: web.Request, vm: VM) -> Call:

@@ -57,7 +57,6 @@ class Stage:
         self.scope = Scope(self.setup, new_id=new_id, watch=self._watch)
         self.faults = Faults()
         self.calls: deque[Call] = deque(maxlen=_CALLS)
-        self.closed = asyncio.Event()
         self._tell = tell
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -196,9 +195,8 @@ class Stage:
         self.notify()
 
     def stop(self) -> None:
-        """Let time stand still, and let go of calls that hang."""
+        """Let time stand still."""
         self._running = False
-        self.closed.set()
         self.notify()
 
     def _on_time(self) -> None:

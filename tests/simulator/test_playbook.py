@@ -187,14 +187,15 @@ async def test_steps_keep_their_times(tmp_path: Path) -> None:
         STEPS + "  - {at: 6s, schedule: {name: a, notice: 3s, starts_after: 0s, lasts: 6s}}\n"
         "  - {when: {event: a, is: started}, after: 3s, say: b}\n"
         "  - {when: {event: a, is: gone}, say: c}\n"
-        "  - {after: 3s, say: d}\n",
+        "  - {after: 3s, say: d}\n"
+        "  - {at: 21s, say: e}\n",
     )
     told: list[tuple[float, str]] = []
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with Simulator(replace(playbook.azure, scale=30.0), tell=lambda line: told.append((loop.time() - began, line.split()[1]))) as sim:
         await play(sim, playbook)
-    expected = {"scheduled": 0.2, "started": 0.3, "b": 0.4, "completed": 0.5, "c": 0.5, "d": 0.6}
+    expected = {"scheduled": 0.2, "started": 0.3, "b": 0.4, "completed": 0.5, "c": 0.5, "d": 0.6, "e": 0.7}
     assert [word for _, word in told] == list(expected)
     for moment, word in told:
         assert expected[word] - 0.01 <= moment < expected[word] + 0.25, word

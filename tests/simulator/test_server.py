@@ -102,6 +102,7 @@ async def test_the_preview_version_alone_does_not_need_the_header() -> None:
     async with Simulator(PAIR) as sim, aiohttp.ClientSession() as bare:
         answers = {version: (await get(bare, sim.url, params={"api-version": version}))[0] for version in API_VERSIONS}
         assert [version for version, status in answers.items() if status == 200] == ["2017-03-01"]
+        assert (await get(bare, sim.url, "/metadata/instance", params={"api-version": "2017-03-01"}))[0] == 400
 
 
 async def test_a_forwarded_request_is_refused(client: aiohttp.ClientSession) -> None:
