@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
+from typing import get_args
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
-from relay.outbox import Identity
+from relay.outbox import Identity, Mode
 
 VERSION = 1
 _APPLICATION = 0x494D4452  # "IMDR"
@@ -105,16 +106,16 @@ def _open(path: Path, identity: Identity) -> tuple[sqlite3.Connection, bool]:
         broken.remove(sqlite3.SQLITE_ERROR)  # after this it would be a mistake in our own SQL
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")  # the tables appear whole or not at all
         if fresh:
-            replaces = _set_aside_before(path)
-            _begin(connection, "off" if replaces else "on")
-            if replaces:
-                _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
+            _make_tables(connection, "off" if _set_aside_before(path) else "on")
+        connection.execute("UPDATE meta SET value = '' WHERE key = ''")  # changes nothing; a file that can only be read says so
         bound = _meta(connection, "vm_id")
         if identity.vm_id is not None and bound is None:
             connection.execute("INSERT INTO meta VALUES ('vm_id', ?)", (identity.vm_id,))
-        if _meta(connection, "scope") is None:
+        if fresh:
             connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))
+        connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
         if _code(error) in broken or _claims_to_be_read_only(path, error):
@@ -145,23 +146,24 @@ def _check(connection: sqlite3.Connection, identity: Identity) -> bool:
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise _NotOurs(f"is corrupt ({problem})")
-    vm_id, scope = _meta(connection, "vm_id"), _meta(connection, "scope")
+    vm_id, scope, mode = (_meta(connection, key) for key in ("vm_id", "scope", "mode"))
+    if scope is None or mode not in get_args(Mode):
+        raise _NotOurs("is corrupt (it does not say whose it is)")
     if identity.vm_id is not None and vm_id is not None and vm_id.lower() != identity.vm_id.lower():
         raise _NotOurs("belongs to another VM (a cloned image or a restored disk)")
-    if scope is not None and scope != identity.scope:
+    if scope != identity.scope:
         raise _NotOurs(f"belongs to another scope ({scope})")
     return False
 
 
-def _begin(connection: sqlite3.Connection, mode: str) -> None:
-    """Make the tables: all or none."""
-    connection.execute("BEGIN IMMEDIATE")
+def _make_tables(connection: sqlite3.Connection, mode: str) -> None:
     for statement in _statements(files("relay.outbox").joinpath("schema.sql").read_text(encoding="utf-8")):
         connection.execute(statement)
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
     connection.execute(f"PRAGMA application_id = {_APPLICATION}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
-    connection.execute("COMMIT")
+    if mode == "off":
+        _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
 
 
 def _meta(connection: sqlite3.Connection, key: str) -> str | None:

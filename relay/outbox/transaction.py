@@ -60,7 +60,7 @@ class Transaction:
 
     def mode(self) -> Mode:
         """The remembered switch of the approvals."""
-        return self._meta("mode") or "on"  # type: ignore[return-value]  # only set_mode and file write it
+        return self._meta("mode") or "off"  # type: ignore[return-value]  # only set_mode and file write it
 
     def set_mode(self, mode: Mode, principal: str, at: datetime) -> None:
         """Remember the switch, and who turned it."""

@@ -1,0 +1,389 @@
+"""Whose the state file is, and what becomes of one that is broken, foreign, too new or in use."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from relay.errors import StoreError, StoreLocked, StoreTooNew
+from relay.outbox import Identity
+from relay.outbox.file import VERSION, open_file, open_for_reading
+from relay.outbox.journal import Journal, verify
+from tests.outbox.kept import IDENTITY, NOW, column, opened
+
+HOLD = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from relay.outbox import Identity
+from relay.outbox.file import open_file
+file = open_file(Path(sys.argv[1]), Identity("scope", None), datetime.now(UTC))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def mode(path: Path) -> str:
+    """The remembered switch of the approvals."""
+    found: list[str] = column(path, "SELECT value FROM meta WHERE key = 'mode'")
+    return found[0]
+
+
+def set_aside(path: Path) -> list[Path]:
+    """What was set aside in a file's place, the oldest first."""
+    return sorted(one for one in path.parent.glob(f"{path.name}.set-aside-*") if not one.name.endswith(("-wal", "-shm")))
+
+
+def begin(path: Path, identity: Identity = IDENTITY) -> None:
+    """A state file with a row in it, closed in good order."""
+    with opened(path, identity) as file:
+        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+
+
+def test_a_fresh_file_is_ours_durable_and_on(tmp_path: Path) -> None:
+    path = tmp_path / "not" / "yet" / "there" / "relay.db"
+    with opened(path) as file:
+        assert file.trusted
+        settings_ = {name: file.connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")}
+        assert settings_ == {"journal_mode": "wal", "synchronous": 2}
+        assert verify(file.connection)[1] == 0
+    assert mode(path) == "on"
+    assert dict(zip(("scope", "vm_id"), column(path, "SELECT value FROM meta WHERE key != 'mode' ORDER BY key"), strict=True)) == {
+        "scope": IDENTITY.scope,
+        "vm_id": IDENTITY.vm_id,
+    }
+
+
+def test_a_file_is_opened_again_with_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    begin(path)
+    with opened(path) as file:
+        assert file.trusted
+        assert verify(file.connection)[1] == 1
+    assert not set_aside(path)
+
+
+def test_an_empty_file_is_begun_like_none(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    path.touch()
+    with opened(path) as file:
+        assert verify(file.connection)[1] == 0
+    assert (mode(path), set_aside(path)) == ("on", [])
+
+
+def test_the_schema_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Killed at any statement of the schema, the file is still empty, and is begun again."""
+    path = tmp_path / "relay.db"
+    with opened(path) as file:
+        count = file.connection.execute("SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL").fetchone()[0]
+    dying_relay = """
+import os, signal, sqlite3, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from relay.outbox import Identity
+from relay.outbox.file import open_file
+class Dying(sqlite3.Connection):
+    left = int(sys.argv[2])
+    def execute(self, statement, *values):
+        if "CREATE" in statement or "INSERT" in statement or statement == "COMMIT":
+            Dying.left -= 1
+            if Dying.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().execute(statement, *values)
+connect = sqlite3.connect
+sqlite3.connect = lambda *given, **named: connect(*given, factory=Dying, **named)
+open_file(Path(sys.argv[1]), Identity("scope", None), datetime.now(UTC))
+"""
+    for number in (1, 2, count // 2, count, count + 2):
+        dying = tmp_path / f"{number}.db"
+        ended = subprocess.run([sys.executable, "-c", dying_relay, dying, str(number)], check=False)
+        assert ended.returncode == -9
+        assert column(dying, "SELECT count(*) FROM sqlite_schema") == [0]
+        with opened(dying) as file:
+            assert file.connection.execute("SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL").fetchone()[0] == count
+        assert (mode(dying), set_aside(dying)) == ("on", [])
+
+
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    "garbage": lambda data: os.urandom(len(data)),
+    "text": lambda _: b"this is no database\n" * 500,
+    "short garbage": lambda _: b"\x00\x01\x02" * 9,
+    "cut in the header": lambda data: data[:60],
+    "cut after the header": lambda data: data[:100],
+    "cut in half": lambda data: data[: len(data) // 2],
+    "first page only": lambda data: data[:4096],
+    "zeroes in the middle": lambda data: data[:4096] + bytes(8192) + data[12288:],
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_corrupt_file_is_set_aside_untouched_and_a_fresh_one_begins_off(
+    tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "relay.db"
+    begin(path)
+    content = BROKEN[broken](path.read_bytes())
+    path.write_bytes(content)
+    with opened(path) as file:
+        assert verify(file.connection)[1] == 0
+        assert file.trusted
+    (aside,) = set_aside(path)
+    assert aside.read_bytes() == content
+    assert mode(path) == "off"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "is corrupt" in warnings[0]
+    assert str(aside) in warnings[0]
+    assert "imds-relay approvals on" in warnings[1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state file, to be copied."""
+    path = tmp_path_factory.mktemp("whole") / "relay.db"
+    begin(path)
+    return path
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(flips=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=1, max_size=3))
+@example(flips=[(18, 2)])  # says that it can only be read
+@example(flips=[(47, 0)])  # a format that SQLite does not know
+@example(flips=[(60, 0)])  # the version: newer than ours
+@example(flips=[(63, 0)])  # the version: none
+@example(flips=[(71, 0)])  # whose it is
+def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[int, int]]
+) -> None:
+    """Either it is used as it is, or it is set aside untouched, or it claims to be newer and is refused."""
+    folder = tmp_path_factory.mktemp("flips")
+    path = folder / "relay.db"
+    data = bytearray(whole.read_bytes())
+    for byte, bit in flips:
+        data[byte] ^= 1 << bit
+    path.write_bytes(data)
+    try:
+        with opened(path) as file:
+            count = verify(file.connection)[1]
+            Journal(file.connection).append(NOW, "event.ended", b"{}")
+    except StoreTooNew:
+        assert path.read_bytes() == data
+    else:
+        aside = set_aside(path)
+        assert (count, mode(path), [one.read_bytes() for one in aside]) in ((1, "on", []), (0, "off", [bytes(data)]))
+    finally:
+        shutil.rmtree(folder)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(seed=st.randoms(use_true_random=False), count=st.integers(1, 40))
+def test_flipped_bytes_anywhere_never_keep_a_relay_from_starting(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: Random, count: int
+) -> None:
+    """A schema whose names are no text any more gives errors that cannot even be shown."""
+    folder = tmp_path_factory.mktemp("flips")
+    path = folder / "relay.db"
+    data = bytearray(whole.read_bytes())
+    for _ in range(count):
+        data[100 + seed.randrange(len(data) - 100)] = seed.randrange(256)
+    path.write_bytes(data)
+    try:
+        with opened(path):
+            pass
+        assert mode(path) == ("off" if set_aside(path) else "on")
+        assert all(one.read_bytes() == data for one in set_aside(path))
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE songs (title TEXT)")
+        other.execute("INSERT INTO songs VALUES ('So What')")
+        other.commit()
+    with opened(path):
+        pass
+    (aside,) = set_aside(path)
+    assert column(aside, "SELECT title FROM songs") == ["So What"]
+    assert mode(path) == "off"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Identity(IDENTITY.scope, "another-vm"),
+        Identity("another-scope", IDENTITY.vm_id),
+        Identity("another-scope", None),
+    ],
+    ids=["vm", "scope", "scope, with no vm to compare"],
+)
+def test_another_ones_file_is_set_aside(tmp_path: Path, other: Identity) -> None:
+    """A cloned image or a restored disk would send another VM's notices again, and its votes would count here (FIELD 6.10)."""
+    path = tmp_path / "relay.db"
+    begin(path, other)
+    with opened(path) as file:
+        assert verify(file.connection)[1] == 0
+        assert file.trusted
+    (aside,) = set_aside(path)
+    assert column(aside, "SELECT count(*) FROM journal") == [1]
+    assert mode(path) == "off"
+    with opened(path) as file:
+        assert file.trusted
+    assert len(set_aside(path)) == 1
+
+
+def test_what_a_killed_relay_had_not_moved_into_the_file_is_set_aside_with_it(tmp_path: Path) -> None:
+    path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
+    copy.parent.mkdir()
+    with opened(path, Identity("another-scope", None)) as file:
+        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+    assert Path(f"{copy}-wal").stat().st_size
+    with opened(copy):
+        pass
+    (aside,) = set_aside(copy)
+    assert column(aside, "SELECT count(*) FROM journal") == [1]
+    with opened(copy) as file:
+        assert verify(file.connection)[1] == 0
+
+
+def test_two_that_are_set_aside_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    for number in range(3):
+        path.write_bytes(b"broken %d" % number)
+        with opened(path, now=NOW + timedelta(microseconds=number)):
+            pass
+    assert [one.read_bytes() for one in set_aside(path)] == [b"broken 0", b"broken 1", b"broken 2"]
+
+
+def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    path.write_bytes(b"broken")
+    with opened(path):
+        pass
+    for one in tmp_path.glob("relay.db*"):
+        if "set-aside" not in one.name:
+            one.unlink()  # as it was in the instant between the two
+    with opened(path):
+        pass
+    assert mode(path) == "off"
+
+
+def test_an_operators_switch_outlives_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    path.write_bytes(b"broken")
+    with opened(path) as file:
+        file.connection.execute("UPDATE meta SET value = 'on' WHERE key = 'mode'")
+    with opened(path):
+        pass
+    assert mode(path) == "on"
+
+
+def test_a_newer_relays_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    begin(path)
+    with contextlib.closing(sqlite3.connect(path)) as newer:
+        newer.execute(f"PRAGMA user_version = {VERSION + 1}")
+    content = path.read_bytes()
+    with pytest.raises(StoreTooNew, match=f"expected a file of version {VERSION} or older, a newer relay wrote version {VERSION + 1}"):
+        open_file(path, IDENTITY, NOW)
+    assert (path.read_bytes(), set_aside(path)) == (content, [])
+    with pytest.raises(StoreTooNew):  # and not StoreLocked
+        open_file(path, IDENTITY, NOW)
+
+
+def test_a_second_relay_of_the_same_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    (tmp_path / "by-another-name.db").symlink_to(path)
+    with opened(path) as file:
+        for name in ("relay.db", "by-another-name.db"):
+            with pytest.raises(StoreLocked, match="another relay holds"):
+                open_file(tmp_path / name, IDENTITY, NOW)
+        assert verify(file.connection)[1] == 0
+    with opened(path):
+        pass
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone_however_it_went(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(StoreLocked):
+            open_file(path, Identity("scope", None), NOW)
+        holder.kill()
+        holder.wait()
+        with opened(path, Identity("scope", None)) as file:
+            assert file.trusted
+
+
+def test_a_foreign_file_is_not_set_aside_from_under_a_relay_that_uses_it(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    with opened(path):
+        with pytest.raises(StoreLocked):
+            open_file(path, Identity("another-scope", None), NOW)
+        assert not set_aside(path)
+
+
+def test_a_store_that_is_bound_to_a_vm_is_not_trusted_where_none_can_be_told(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    nobody = Identity(IDENTITY.scope, None)
+    with opened(path, nobody) as file:
+        assert file.trusted
+    with opened(path, IDENTITY) as file:  # binds it
+        assert file.trusted
+    with opened(path, nobody) as file:
+        assert not file.trusted
+    with opened(path, Identity(IDENTITY.scope, str(IDENTITY.vm_id).upper())) as file:
+        assert file.trusted
+    assert not set_aside(path)
+
+
+@pytest.mark.parametrize("place", ["a folder", "under a file", "a lock that is none"])
+def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "relay.db"
+    if place == "a folder":
+        path.mkdir()
+    elif place == "under a file":
+        path.touch()
+        path = path / "relay.db"
+    else:
+        Path(f"{path}.lock").write_bytes(os.urandom(5000))
+    with pytest.raises(StoreError, match=r"store\.path: expected a (file|folder) that can be written"):
+        open_file(path, IDENTITY, NOW)
+
+
+def test_a_reader_sees_a_running_relay_and_cannot_write(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    with opened(path) as file:
+        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        with contextlib.closing(open_for_reading(path)) as reader:
+            assert verify(reader)[1] == 1
+            with pytest.raises(sqlite3.OperationalError, match="readonly"):
+                reader.execute("DELETE FROM meta")
+    with contextlib.closing(open_for_reading(path)) as reader:  # and when it is not running
+        assert verify(reader)[1] == 1
+
+
+@pytest.mark.parametrize("content", [None, b"no database at all" * 99, b""])
+def test_a_reader_needs_a_state_file(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "relay.db"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StoreError, match="expected a relay's state file"):
+        open_for_reading(path)
+    assert path.exists() == (content is not None)
