@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,12 @@ class Client(Section):
             key_of(value.get_secret_value())
         return values
 
+    def digests(self) -> tuple[bytes, ...]:
+        """SHA-256 of every bearer key of this client that is good now: files are read again when they change."""
+        key = self.reveal("key")
+        plain = (hashlib.sha256(key.encode()).digest(),) if key else ()
+        return (*(bytes.fromhex(one) for one in self.key_sha256), *plain)
+
 
 class TlsSettings(Section):
     """TLS on the listener."""
@@ -107,6 +114,11 @@ class ApiSettings(Section):
             repeated = {value for value in values if value is not None and values.count(value) > 1}
             if repeated:
                 raise ValueError(f"clients: expected every {what} once, {', '.join(sorted(repeated))} comes again")
+        owners: dict[bytes, str] = {}
+        for one in self.clients:
+            for digest in one.digests():
+                if owners.setdefault(digest, one.name) != one.name:
+                    raise ValueError(f"clients: expected a key of its own for each, {owners[digest]} and {one.name} have the same")
         return self
 
 

@@ -1,0 +1,69 @@
+"""``/healthz`` and ``/readyz``: whether the relay lives, and whether it does its work."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from relay.api import Relay
+from relay.api.answers import answer
+from relay.api.problems import Problem
+from relay.api.routes import Call, Route
+
+
+class Alive(TypedDict):
+    """The process answers."""
+
+    status: Literal["ok"]
+
+
+class SinksShown(TypedDict):
+    """Sinks that do not deliver now, by name. Their entries wait."""
+
+    failing: list[str]
+    disabled: list[str]
+    paused: list[str]
+
+
+class Ready(TypedDict):
+    """Polling and the store are well. Sinks that are not are named, and leave it so."""
+
+    status: Literal["ok"]
+    source: Literal["ok"]
+    store: Literal["ok"]
+    sinks: SinksShown
+
+
+async def _alive(_call: Call) -> web.StreamResponse:
+    return answer(200, {"status": "ok"})
+
+
+async def _ready(call: Call) -> web.StreamResponse:
+    relay = call.relay
+    lost, failing = relay.source.lost, relay.store.failing is not None
+    parts: dict[str, Any] = {"source": "lost" if lost else "ok", "store": "failing" if failing else "ok", "sinks": _sinks(relay)}
+    if lost or failing:
+        wrong = [text for text, is_so in ((_LOST, lost), (_FAILING, failing)) if is_so]
+        raise Problem(503, "; ".join(wrong), **parts)
+    return answer(200, {"status": "ok", **parts})
+
+
+_LOST = "the metadata service gives no usable answer"
+_FAILING = "the state file cannot be written: notices go out from memory, approvals are refused"
+
+
+def _sinks(relay: Relay) -> dict[str, list[str]]:
+    status = relay.dispatcher.status()
+    return {
+        "failing": [sink.name for sink in status if sink.failing],
+        "disabled": [sink.name for sink in status if sink.state == "disabled"],
+        "paused": [sink.name for sink in status if sink.state == "paused"],
+    }
+
+
+ROUTES = (
+    Route("GET", "/healthz", "whether the relay is alive", _alive, {200: Alive}, access="anyone"),
+    Route("GET", "/readyz", "whether polling and the store are well", _ready, {200: Ready}, access="anyone", refuses=(503,)),
+)
