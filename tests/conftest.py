@@ -34,10 +34,11 @@ def _private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def own_broker(_private_node: Broker) -> Broker:
+def own_broker(_private_node: Broker) -> Iterator[Broker]:
     """A private RabbitMQ, running and well, to stop, kill, freeze or fill; the next test gets it healed, with what it then holds."""
     _private_node.heal()
-    return _private_node
+    yield _private_node
+    _private_node.thaw()  # whoever still waits for it gets an answer
 
 
 @pytest.fixture

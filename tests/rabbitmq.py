@@ -25,8 +25,11 @@ DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 BOOT_SECONDS = 50.0
 STOP_SECONDS = 30.0
 
-NODE = 'exec 3<&0; epmd & (read _ <&3; kill -KILL 0) & exec "$0" 3<&- </dev/null'
-"""The node, its epmd and a guard that ends them all should the tests themselves be killed: its end of the pipe closes then."""
+NODE = 'epmd & exec "$0"'
+"""The node and an epmd of its own."""
+
+GUARD = 'read _; kill -s KILL -- -"$0"'
+"""Ends the node should the tests themselves be killed: their end of the pipe closes then. It stands outside what is frozen."""
 
 
 class Reachable(Protocol):
@@ -70,6 +73,7 @@ class Broker:
         self.port, dist_port, epmd_port = _free_ports(3)
         self.node = f"relay-test-{self.port}@localhost"
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._frozen = False
         self._passwords = {"guest": "guest"}
         (directory / "enabled_plugins").write_text("[].\n")
@@ -121,11 +125,14 @@ class Broker:
             self._process = subprocess.Popen(
                 ["sh", "-c", NODE, self._scripts / "rabbitmq-server"],
                 env=self._environment,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # all that belongs to the node is one process group: a signal reaches the whole of it
             )
+        self._guard = subprocess.Popen(
+            ["sh", "-c", GUARD, str(self._process.pid)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
         deadline = time.monotonic() + BOOT_SECONDS
         while not self.answers():
             if not self.running or time.monotonic() > deadline:
@@ -226,12 +233,14 @@ class Broker:
 
     def _end(self, number: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None:
+        guard, self._guard = self._guard, None
+        if process is None or guard is None:
             return
-        with process:  # closes the guard's pipe
-            if process.poll() is None:
-                os.killpg(process.pid, number)
-            process.wait(timeout=STOP_SECONDS)
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        process.wait(timeout=STOP_SECONDS)
+        with guard:
+            guard.kill()
         self._frozen = False
         deadline = time.monotonic() + STOP_SECONDS
         while self._listens():  # the script may be gone an instant before the virtual machine

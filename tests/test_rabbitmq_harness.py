@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -134,15 +136,19 @@ def test_healing_undoes_what_a_test_did(own_broker: Broker) -> None:
 
 
 def test_the_node_ends_when_the_tests_are_killed(tmp_path: Path) -> None:
-    """A test run that is killed leaves no RabbitMQ behind."""
+    """A test run that is killed leaves no RabbitMQ behind, not even a frozen one."""
     program = (
         "import os, pathlib, signal, sys; from tests.rabbitmq import Broker\n"
-        "node = Broker(pathlib.Path(sys.argv[1])); node.start(); print(node.port, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "node = Broker(pathlib.Path(sys.argv[1])); node.start(); print(node.port, flush=True)\n"
+        "node.freeze(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     run = subprocess.run([sys.executable, "-c", program, tmp_path], check=False, capture_output=True, text=True, env=os.environ)
-    node = Broker(tmp_path)
-    node.port = int(run.stdout)
+    port = int(run.stdout)
     deadline = time.monotonic() + 10
-    while node.answers():
+    while True:
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED:
+                break
         assert time.monotonic() < deadline
         time.sleep(0.05)
