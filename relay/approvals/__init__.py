@@ -29,6 +29,26 @@ def _member(text: str) -> str:
     return text
 
 
+_LONGEST = 3650 * 86400.0
+
+
+def _sensible(seconds: float) -> float:
+    # Moments are counted with it, and those end with the year 9999.
+    if seconds > _LONGEST:
+        raise ValueError(f"expected at most 3650d, got {seconds / 86400:g}d")
+    return seconds
+
+
+def _some_time(seconds: float) -> float:
+    if seconds <= 0:
+        raise ValueError("expected more than 0s: it would be over as soon as it begins")
+    return seconds
+
+
+_Span = Annotated[Duration, AfterValidator(_sensible)]
+_Lifetime = Annotated[_Span, AfterValidator(_some_time)]
+
+
 class Votes(Section):
     """A quorum: how many principals of whom must approve."""
 
@@ -36,9 +56,9 @@ class Votes(Section):
     """How many of them."""
     from_: tuple[Annotated[str, AfterValidator(_voter)], ...] = Field(alias="from", min_length=1)
     """Who may vote: group:<name>, client:<name>, local:<user>."""
-    expires: Duration | None = None
+    expires: _Lifetime | None = None
     """How long a vote counts; until NotBefore where left out."""
-    close_before: Duration = 0.0
+    close_before: _Span = 0.0
     """How long before NotBefore voting closes."""
 
 
@@ -66,9 +86,9 @@ class ApprovalsSettings(Section):
     """Of several relays of one scope, one alone should have it on."""
     dry_run: bool = False
     """Everything but the POST."""
-    tell_first: Duration = 5.0
+    tell_first: _Span = 5.0
     """How long a StartRequest for an event that names this VM waits for the notices about it to get out."""
-    hold_expires: Duration = 86400.0
+    hold_expires: _Lifetime = 86400.0
     """How long a hold holds."""
     amqp: AmqpSettings | None = None
     """Also take approvals from RabbitMQ."""
@@ -106,7 +126,7 @@ class StartRequestPort(Protocol):
     """The way to IMDS. The gate is its only holder."""
 
     async def fresh(self) -> None:
-        """Read the document with a call begun from now on, and have what it holds recorded. Raises SourceError."""
+        """Read the document with a call begun from now on, and have what it holds recorded; return once it is. Raises SourceError."""
 
     async def start(self, event_ids: Sequence[str]) -> None:
         """Send one StartRequest for these events; return on 200.

@@ -26,6 +26,10 @@ _LOOK = 0.05
 _AGAIN = 1.0
 """Seconds before a StartRequest without an answer is tried again, at least; it doubles up to `_AGAIN_LATEST`."""
 _AGAIN_LATEST = 8.0
+_LOOK_AT_LATEST = 60.0
+"""Seconds after which moments are compared with the wall clock again: it may have been set meanwhile."""
+_MOST = 100
+"""Grants that share one StartRequest: its body stays small, however many events a document holds."""
 
 
 class Gate:
@@ -92,39 +96,38 @@ class Gate:
         """Do what time, the document and the switch make necessary, when they do."""
         while True:
             self._stepped.clear()
-            now = self._clock.now()
-            pause: float | None
             try:
-                moment = await self._store.transact(lambda tx, now=now: self.ledger.step_all(tx, now))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-                pause = None if moment is None else max(0.0, (moment - self._clock.now()).total_seconds())
-                self._granted.set()
+                moment = await self._store.transact(lambda tx: self.ledger.step_all(tx, self._clock.now()))
             except StoreUnavailable:
-                pause = _AGAIN
-            await _wait(self._stepped, pause)
+                await self._wait(self._stepped, _AGAIN)
+                continue
+            self._granted.set()
+            await self._wait(self._stepped, None if moment is None else (moment - self._clock.now()).total_seconds())
 
     async def _send(self) -> None:
         """Send what was granted, as soon as it may go."""
         while True:
             self._granted.clear()
-            now = self._clock.now()
             try:
-                ready, soon = await self._store.read(lambda tx, now=now: self._look(tx, now))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                ready, soon = await self._store.read(lambda tx: self._look(tx, self._clock.now()))
             except StoreUnavailable:
                 await self._clock.sleep(_AGAIN)
                 continue
             if ready:
                 await self._start(ready)
             else:
-                await _wait(self._granted, _LOOK if soon else None)
+                await self._wait(self._granted, _LOOK if soon else None)
 
     def _look(self, tx: Transaction, now: datetime) -> tuple[list[Grant], bool]:
         """The grants that may go now, and whether others wait for nothing but their notices to get out."""
         if self.ledger.mode(tx) != "on":
             return [], False
-        free = [grant for grant in tx.decisions.open_grants() if not self.ledger.held(tx, grant, now)]
+        grants = tx.decisions.open_grants()
+        self._alone &= {grant.id for grant in grants}
+        free = [grant for grant in grants if not self.ledger.held(tx, grant, now)]
         ready = [grant for grant in free if self._is_told(tx, grant, now)]
         alone = [grant for grant in ready if grant.id in self._alone]
-        return alone[:1] or ready, len(ready) < len(free)
+        return alone[:1] or ready[:_MOST], len(ready) < len(free)
 
     def _is_told(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
         """Whether what there is to say of an event that names this VM was said, or has had its time (promise 4)."""
@@ -139,21 +142,35 @@ class Gate:
         """One fresh read and one POST for these grants, as far as they still hold then."""
         try:
             await self._port.fresh()
-            # Set before the claim is on disk: from then on a step must leave these grants to their answer.
-            self.ledger.in_flight = frozenset(grant.id for grant in grants)
-            now = self._clock.now()
-            claims = await self._store.transact(lambda tx: self.ledger.claim(tx, grants, now))
-            if claims:
-                await self._post(claims)
-            else:
-                await _wait(self._granted, _LOOK)  # what stood in the way is for the next step to tell
+        except SourceError:
+            await self._clock.sleep(_AGAIN)  # whoever reads says why, and keeps the pace
+            return
+        try:
+            claimed = await self._claim_and_post(grants)
         except SourceError as error:
             await self._rest(error)
         except StoreUnavailable:
             await self._clock.sleep(_AGAIN)
+        else:
+            if not claimed:
+                await self._wait(self._granted, _LOOK)  # what stood in the way is for the next step to tell
+
+    async def _claim_and_post(self, grants: Sequence[Grant]) -> bool:
+        """Whether any could be claimed. Raises StoreUnavailable, with nothing sent, and what `_post` raises."""
+        # Set before the claim is on disk: from then on a step must leave these grants to their answer.
+        self.ledger.in_flight = frozenset(grant.id for grant in grants)
+        try:
+            claims = await self._store.transact(lambda tx: self._claim(tx, grants, self._clock.now()))
+            if claims:
+                await self._post(claims)
         finally:
             self.ledger.in_flight = frozenset()
             self._stepped.set()
+        return bool(claims)
+
+    def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
+        # The fresh read may have brought news, and those come first too.
+        return self.ledger.claim(tx, [grant for grant in grants if self._is_told(tx, grant, now)], now)
 
     async def _post(self, claims: Sequence[Claim]) -> None:
         """Send, and write the answer down. Raises SourceUnavailable when there was none that says yes or no."""
@@ -164,7 +181,7 @@ class Gate:
             status, reason = error.status, error.reason
             if len(claims) > 1:
                 self._alone |= {claim.grant.id for claim in claims}
-                await self._note(lambda tx, _: self.ledger.unanswered(tx, claims, None))
+                await self._note(lambda tx, _: self.ledger.unanswered(tx, claims, status))
                 return
             _log.error("IMDS refused the StartRequest for %s: %s", named, reason)
             await self._note(lambda tx, now: self.ledger.failed(tx, claims, status, reason, now))
@@ -190,11 +207,12 @@ class Gate:
         asked = error.retry_after if isinstance(error, SourceUnavailable) and error.retry_after else 0.0
         await self._clock.sleep(max(asked, min(_AGAIN * 2.0 ** (self._failures - 1), _AGAIN_LATEST)))
 
-
-async def _wait(event: asyncio.Event, seconds: float | None) -> None:
-    """Return when the event is set, or after so many seconds."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
+    async def _wait(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Return when the event is set, or after so many seconds, a minute at most; without seconds, only when it is set."""
+        async with asyncio.TaskGroup() as group:
+            waits: list[asyncio.Task[object]] = [group.create_task(event.wait())]
+            if seconds is not None:
+                waits.append(group.create_task(self._clock.sleep(min(max(0.0, seconds), _LOOK_AT_LATEST))))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()

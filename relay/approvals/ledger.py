@@ -13,6 +13,7 @@ from typing import Any
 
 from relay.approvals import ApprovalsSettings, Votes
 from relay.approvals.policy import (
+    HOLD_MEANS,
     Allow,
     Discount,
     Effect,
@@ -83,7 +84,8 @@ class Ledger:
         occurrence = tx.snapshot.find(approval.event_id.lower())
         if approval.scope is not None and approval.scope != self.origin.scope:
             occurrence = None
-        standing = self.standing(tx, occurrence, approval.at) if occurrence is not None else None
+        # What time and the document made necessary comes first: a vote that is void, or a hold that has expired, is told as such.
+        standing = self._step(tx, occurrence, approval.at) if occurrence is not None else None
         if first is not None:
             refusal: Refusal | None = Refusal(409, "this id came before with another body; give each request an id of its own")
         else:
@@ -113,8 +115,9 @@ class Ledger:
     def claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
         """The last step before the POST: check everything again, and write the claim down."""
         claims = []
+        wanted = {one.id for one in grants}
         for grant in tx.decisions.open_grants():
-            if grant.id not in {one.id for one in grants}:
+            if grant.id not in wanted:
                 continue
             occurrence = tx.snapshot.by_id(grant.occurrence)
             if not claimable(grant, self.standing(tx, occurrence, now)):
@@ -145,7 +148,7 @@ class Ledger:
             self._tell_start(tx, "startrequest.failed", claim.grant, reason, now)
 
     def unanswered(self, tx: Transaction, claims: Sequence[Claim], status: int | None) -> None:
-        """No 200 and no 400: the claim stands, and is tried again after another fresh read."""
+        """No 200, and no 400 for one event alone: the claims stand, and are tried again after another fresh read."""
         for claim in claims:
             tx.decisions.answered(claim.grant.id, "sent", status)
 
@@ -163,7 +166,8 @@ class Ledger:
         return Answer(refusal.status, body)
 
     def _accept(self, tx: Transaction, approval: Approval, standing: Standing) -> Answer:
-        live = _live(approval, standing)
+        # A request with an id of its own is told anew: over AMQP that is its answer. It replaces the vote that it repeats.
+        live = _live(approval, standing) if approval.request_id is None else None
         approval_id = live.approval_id if live is not None else self._record(tx, approval, standing)
         after = self._step(tx, standing.occurrence, approval.at)
         return Answer(
@@ -182,9 +186,14 @@ class Ledger:
     def _record(self, tx: Transaction, approval: Approval, standing: Standing) -> str:
         """Write the decision down and tell it."""
         principal = approval.caller.principal
-        discounted = [hold for hold in standing.holds if approval.decision == "release" and _may_release(approval, hold)]
-        # A principal has one hold; a newer one, given for another revision, replaces it.
-        discounted += [hold for hold in standing.holds if approval.decision == "hold" and hold.principal == principal]
+        dry_run = standing.mode == "dry-run"
+        if approval.decision == "release":
+            discounted = [hold for hold in standing.holds if _may_release(approval, hold)]
+        else:
+            # A principal has one vote and one hold: the newest. What was said in a dry run replaces nothing that was meant.
+            same = (one for one in standing.decisions if (one.decision, one.principal) == (approval.decision, principal))
+            own = (one for one in same if one.decision == "hold" or one.revision == approval.revision)
+            discounted = [one for one in own if one.dry_run or not dry_run]
         for one in discounted:
             tx.decisions.discount(one.approval_id)
         decision = Decision(
@@ -197,7 +206,7 @@ class Ledger:
             approval.reason,
             approval.at,
             self._expires(approval, standing),
-            dry_run=standing.mode == "dry-run",
+            dry_run=dry_run,
             counts=approval.decision != "release",
             told="",
             message_id=approval.message_id,
@@ -232,7 +241,8 @@ class Ledger:
                     tx.decisions.discount(decision.approval_id)
                 if why is not None:
                     cause = decisions[-1].told if why == "expired" else standing.occurrence.told
-                    self._say(tx, "approval.voided", standing.occurrence.data, self._with_mode(tx, {"why": why}), cause, now)
+                    told = {"why": why} | ({"dryRun": True} if all(one.dry_run for one in decisions) else {})
+                    self._say(tx, "approval.voided", standing.occurrence.data, told, cause, now)
             case Expire(hold):
                 tx.decisions.discount(hold.approval_id)
                 self._tell_expired(tx, hold, standing, now)
@@ -246,8 +256,8 @@ class Ledger:
     def _allow(self, tx: Transaction, rule: str, standing: Standing, now: datetime) -> None:
         """Grant: on the word of the newest decision where there is one, else of the rule."""
         votes = standing.voted if standing.required else ()
-        last = max(tx.decisions.of(standing.occurrence.id), key=lambda one: one.at, default=None)
-        completing = next((vote for vote in reversed(votes)), None)
+        completing = votes[-1] if votes else None
+        last = next(reversed(tx.decisions.of(standing.occurrence.id)), None)
         told = {
             "approvalId": completing.approval_id if completing is not None else new_id(),
             "decision": "approve",
@@ -280,7 +290,7 @@ class Ledger:
             "decision": "release",
             "principal": "relay",
             "channel": "relay",
-            "reason": f"the hold of {hold.principal} expired",
+            "reason": f"the hold of {hold.principal} expired; {HOLD_MEANS}",
             **_count(standing),
         }
         said = self._say(tx, "approval.recorded", standing.occurrence.data, self._with_mode(tx, told), hold.told, now)
@@ -359,9 +369,8 @@ def _unknown(event_id: str) -> dict[str, Any]:
 
 def _live(approval: Approval, standing: Standing) -> Decision | None:
     """The same decision of the same principal on the same revision that counts already."""
-    same = (approval.decision, approval.caller.principal, approval.revision, standing.mode == "dry-run")
-    found = (one for one in standing.decisions if (one.decision, one.principal, one.revision, one.dry_run) == same)
-    return next((one for one in found if one.expires is None or one.expires > standing.now), None)
+    same = (approval.decision, approval.caller.principal, approval.revision)
+    return next((one for one in (*standing.voted, *standing.holds) if (one.decision, one.principal, one.revision) == same), None)
 
 
 def _may_release(approval: Approval, hold: Decision) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from relay.approvals import Rule, Votes, voters
 from relay.approvals.request import Approval, Rights
+from relay.events.document import Event
 from relay.events.match import covers, matches
 from relay.events.moment import rfc3339
 from relay.outbox import Decision, Grant, Mode, Occurrence
@@ -16,6 +17,10 @@ from relay.outbox import Decision, Grant, Mode, Occurrence
 State = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]
 Why = Literal["changed", "expired", "ended"]
 _OPEN = ("granted", "sent")
+HOLD_MEANS = (
+    "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"
+)
+"""Every text about a hold says it (contract, section 8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +47,16 @@ class Standing:
     def closes(self) -> datetime | None:
         """When voting closes."""
         before = self.rule.approve.close_before if self.rule is not None and isinstance(self.rule.approve, Votes) else 0.0
-        return self.due - timedelta(seconds=before) if self.due is not None else None
+        try:
+            return self.due - timedelta(seconds=before) if self.due is not None else None
+        except OverflowError:  # a NotBefore in the year 1, as .NET writes "none"
+            return self.due
 
     @property
     def open(self) -> bool:
-        """Whether the event is in the document, has not started and is not yet due."""
+        """Whether the event is in the document, Scheduled and not yet due: nothing else is ever started by us."""
         event = self.occurrence.event
-        return self.occurrence.live and not event.started and (event.due is None or self.now < event.due)
+        return self.occurrence.live and _scheduled(event) and (event.due is None or self.now < event.due)
 
     @property
     def holds(self) -> tuple[Decision, ...]:
@@ -107,6 +115,11 @@ def _expired(decision: Decision, now: datetime) -> bool:
     return decision.expires is not None and decision.expires <= now
 
 
+def _scheduled(event: Event) -> bool:
+    # A status that Azure may add in future is no leave to start anything.
+    return (event.event_status or "").lower() == "scheduled"
+
+
 def rule_for(rules: Sequence[Rule], occurrence: Occurrence, scope: str) -> Rule | None:
     """The first rule whose conditions the event meets: it alone decides."""
     return next((rule for rule in rules if matches(rule.match, occurrence.data, scope)), None)
@@ -143,14 +156,16 @@ def _too_late(approval: Approval, standing: Standing) -> Refusal | None:
     if event.started:
         return Refusal(409, "the event has started already")
     if approval.decision == "release":
-        return Refusal(409, "no hold is on this event") if not standing.holds else None
+        return Refusal(409, f"no hold is on this event; {HOLD_MEANS}") if not standing.holds else None
     closes = standing.closes if approval.decision == "approve" else standing.due
     if closes is not None and standing.now >= closes:
         return Refusal(409, f"too late: it closed at {rfc3339(closes)}, it is {rfc3339(standing.now)}")
     if approval.decision == "hold":
-        return Refusal(409, "too late: the StartRequest is on its way") if standing.claimed else None
+        return Refusal(409, f"too late: the StartRequest is on its way; {HOLD_MEANS}") if standing.claimed else None
     if approval.revision != occurrence.revision:
         return Refusal(409, f"the event has changed since that revision; the current one is {occurrence.revision}")
+    if not _scheduled(event):
+        return Refusal(409, f"only a Scheduled event can be approved, this one is {event.event_status or 'without a status'}")
     if standing.refused_by_imds:
         return Refusal(409, "IMDS refused the StartRequest for this event (400)")
     return None
@@ -181,7 +196,7 @@ def _lacking(approval: Approval, rights: Rights, standing: Standing) -> str | No
     if "hold" not in rights.can:
         return "you may not release: neither hold nor operate is in your rights (can)"
     own = any(hold.principal == approval.caller.principal for hold in standing.holds)
-    return None if own else "the hold is another's; its holder, or one who may operate, can release it"
+    return None if own else f"the hold is another's; its holder, or one who may operate, can release it; {HOLD_MEANS}"
 
 
 # --- what follows from time, from the document and from what was decided
@@ -225,11 +240,12 @@ def step(standing: Standing, in_flight: frozenset[int] = frozenset()) -> list[Ef
 
     ``in_flight`` are grants whose StartRequest is being sent at this moment: what becomes of them is for its answer to say.
     """
-    return [*_discounts(standing), *_expiries(standing), *_failures(standing, in_flight), *_allowance(standing)]
+    return [*_discounts(standing, in_flight), *_expiries(standing), *_failures(standing, in_flight), *_allowance(standing)]
 
 
-def _discounts(standing: Standing) -> list[Effect]:
-    votes = [one for one in standing.decisions if one.decision == "approve"]
+def _discounts(standing: Standing, in_flight: frozenset[int]) -> list[Effect]:
+    undecided = {grant.revision for grant in standing.grants if grant.id in in_flight}
+    votes = [one for one in standing.decisions if one.decision == "approve" and one.revision not in undecided]
     spent = {grant.revision for grant in standing.grants if grant.state == "accepted"}
     by_reason: dict[Why | None, list[Decision]] = {}
     for vote in votes:
@@ -313,14 +329,14 @@ def next_moment(standing: Standing) -> datetime | None:
 
 def state_of(standing: Standing) -> State:
     """How an event's approval stands, for people and programs."""
-    last = standing.grants[-1] if standing.grants else None
-    if last is not None and last.state in ("sent", "accepted"):
-        return "sent" if last.state == "sent" else "accepted"
+    last = next((grant.state for grant in reversed(standing.grants) if not grant.dry_run), None)
+    if last == "sent" or last == "accepted":  # noqa: PLR1714  # mypy narrows the type by == only
+        return last
     if standing.open and standing.holds:
         return "held"
     if standing.open and standing.grant is not None:
         return "granted"
-    if last is not None and last.state == "failed" and (last.revision == standing.occurrence.revision or not standing.open):
+    if last == "failed" and (standing.refused_by_imds or not standing.open):
         return "failed"
     if standing.open and standing.required and standing.mode != "off":
         return "pending"

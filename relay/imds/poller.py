@@ -43,6 +43,7 @@ class Poller:
         *,
         say: Say,
         last_read: datetime | None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.lost = False
         """Whether there has been no usable answer for too long."""
@@ -55,6 +56,7 @@ class Poller:
         self._store = store
         self._clock = clock
         self._say = say
+        self._chance = chance
         self._began = clock.monotonic()
         self._seen: bytes | None = None  # the bytes that were recorded last
         self._seen_at: float | None = None
@@ -104,12 +106,11 @@ class Poller:
                 for future in asked:
                     if not future.done():
                         future.set_result(None)
-            await self._pause(self._until_next(began))
-
-    def _until_next(self, began: float) -> float:
-        if self.failures:
-            return retry_delay(self.failures, self._rest, self._settings.interval, random.random())  # noqa: S311  # jitter
-        return began + self._settings.interval - self._clock.monotonic()
+            if self.failures:
+                # Whoever asks for a fresh read waits too: the service asked for this rest, or needs it.
+                await self._clock.sleep(retry_delay(self.failures, self._rest, self._settings.interval, self._chance()))
+            else:
+                await self._pause(began + self._settings.interval - self._clock.monotonic())
 
     async def _poll(self) -> None:
         """One read. An idle poll, whose bytes are those of the last, does no more than compare them."""
@@ -134,14 +135,20 @@ class Poller:
         passed = (now - self._seen_wall).total_seconds()
         if self._seen_at is not None:
             passed = max(passed, monotonic - self._seen_at)
+        elif passed < 0:
+            return True  # the clock was set back while the relay was down: how long that was, nobody knows
         return passed > max(3 * self._settings.interval, 5.0)
 
     async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._ask.wait()
-        except TimeoutError:
-            return
+        """Return after so many seconds, or when somebody asks for a fresh read."""
+        async with asyncio.TaskGroup() as group:
+            waits: list[asyncio.Task[object]] = [
+                group.create_task(self._clock.sleep(max(0.0, seconds))),
+                group.create_task(self._ask.wait()),
+            ]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
 
     def _failed(self, error: SourceError) -> None:
         self.failures += 1

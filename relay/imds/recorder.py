@@ -9,6 +9,7 @@ from typing import Any
 from relay.events.delta import Change, diff
 from relay.events.document import Document, Event
 from relay.events.normalise import EndFacts, Origin, Outcome, event_data, outcome_of, tell_change, transition_of
+from relay.imds.discovery import names_this_vm
 from relay.outbox import Grant, Occurrence
 from relay.outbox.transaction import Transaction
 
@@ -77,11 +78,12 @@ class Recorder:
         return EndFacts(
             start_sent=_start_sent(grants),
             gap=sighting.gap,
-            rebooted=booted and _reboots(event) and self._is_ours(event) and (_start_sent(grants) or _due(event, sighting.at)),
+            rebooted=booted
+            and _reboots(event)
+            and self.names is not None
+            and names_this_vm(event.resources, self.names)
+            and (_start_sent(grants) or _due(event, sighting.at)),
         )
-
-    def _is_ours(self, event: Event) -> bool:
-        return self.names is not None and any(name.lower() in self.names for name in event.resources)
 
 
 def _under_way(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
@@ -90,8 +92,8 @@ def _under_way(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
 
 
 def _start_sent(grants: list[Grant]) -> bool:
-    """Whether a StartRequest was sent that IMDS did not answer with 400."""
-    return any(grant.attempts > 0 and grant.status != 400 for grant in grants)  # HTTP
+    """Whether a StartRequest was sent that IMDS did not answer with 400. Of several tries only the last answer is known."""
+    return any(grant.attempts > 1 or (grant.attempts == 1 and grant.status != 400) for grant in grants)  # HTTP
 
 
 def _due(event: Event, now: datetime) -> bool:
