@@ -76,7 +76,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def _lock(path: Path) -> sqlite3.Connection:
-    # An exclusive transaction on an empty database beside the file: a lock that works on every platform and that the
+    # An exclusive transaction on a database of its own beside the file: a lock that works on every platform and that the
     # kernel drops with the process. The state file itself stays open to readers such as the audit.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +84,8 @@ def _lock(path: Path) -> sqlite3.Connection:
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"store.path: expected a folder that can be written, {path.parent}: {error}") from error
     try:
+        if lock.execute("PRAGMA page_count").fetchone()[0] == 0:
+            lock.execute("PRAGMA user_version = 1")  # with a first page, locking it writes nothing: it works on a full disk
         lock.execute("BEGIN EXCLUSIVE")
     except sqlite3.Error as error:
         lock.close()

@@ -40,7 +40,6 @@ _TROUBLE = frozenset(
         sqlite3.SQLITE_NOTADB,
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
         sqlite3.SQLITE_PROTOCOL,
         sqlite3.SQLITE_PERM,
         sqlite3.SQLITE_NOMEM,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +56,23 @@ def opened(path: Path, identity: Identity = IDENTITY, now: datetime = NOW) -> It
         yield file
     finally:
         file.close()
+
+
+def connection_of(tx: Transaction) -> sqlite3.Connection:
+    """What a transaction works with."""
+    return tx._connection  # noqa: SLF001  # for what no method of it does
+
+
+async def until(condition: Callable[[], bool], within: float = 10.0) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder."""
+    return sorted(one.name for one in folder.iterdir())
 
 
 def column(path: Path, query: str) -> list[Any]:

@@ -1,0 +1,81 @@
+"""Disks that run full, for tests of what is done then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+
+class Disk(Protocol):
+    """A folder on a disk that can be filled."""
+
+    folder: Path
+
+    def fill(self) -> None:
+        """Nothing more can be written."""
+
+    def free(self) -> None:
+        """There is room again."""
+
+
+class SmallDisk:
+    """A file system of its own: ENOSPC."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    def fill(self) -> None:
+        """Write until nothing more can be written."""
+        with self._filler.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        assert shutil.disk_usage(self.folder).free == 0
+
+    def free(self) -> None:
+        """Remove what was written."""
+        self._filler.unlink()
+
+
+class LimitedDisk:
+    """A limit on the size of files of this process: EFBIG, which SQLite takes for an I/O error."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(self) -> None:
+        """No file may become longer than the log of the database is now."""
+        size = max((one.stat().st_size for one in self.folder.glob("*.db-wal")), default=0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, self._limits[1]))
+
+    def free(self) -> None:
+        """Files may become long again."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+
+
+@pytest.fixture(params=["full disk", "limit"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    """A disk with room for a small state file; freed and gone afterwards."""
+    if request.param == "limit":
+        limited = LimitedDisk(tmp_path)
+        yield limited
+        limited.free()
+        return
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root; a limit on the size of files is tried in any case")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -1,0 +1,196 @@
+"""Entries and attempts: what waits, what is shown, what is sent again and what is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from relay.outbox import Attempt, Entry, EntryState, StoreSettings
+from relay.outbox.journal import verify
+from relay.outbox.retention import prune
+from relay.outbox.transaction import Transaction
+from tests.outbox.kept import NOW, connection_of, opened, said
+
+LATER = NOW + timedelta(minutes=1)
+
+
+@pytest.fixture
+def tx(tmp_path: Path) -> Iterator[Transaction]:
+    """A transaction on a fresh file, with two sinks that are there."""
+    with opened(tmp_path / "relay.db") as file:
+        transaction = Transaction(file.connection, lambda _: ("bus", "chat"))
+        for sink in ("bus", "chat"):
+            transaction.deliveries.set_sink(sink, "on")
+        yield transaction
+
+
+def tell(tx: Transaction, number: int, name: str = "event.scheduled", subject: str | None = None, **data: object) -> list[Entry]:
+    """Say an event; returns its entries as the file has them."""
+    tx.say(said(number, name, subject, **data), NOW)
+    return [replace(entry, event=None) for entry in tx.said[-1].entries]
+
+
+def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
+    entries = [
+        *tell(tx, 1, notBefore="2026-04-11T22:40:00.25Z"),
+        *tell(tx, 2, "approval.granted", "E-1"),
+        *tell(tx, 3, "relay.sink-failing", "drain"),
+        *tell(tx, 4, "relay.source-lost", ""),
+    ]
+    assert tx.deliveries.waiting() == entries
+    assert tx.deliveries.waiting("chat") == [entry for entry in entries if entry.sink == "chat"]
+    assert [(entry.lane, entry.event_key, entry.not_before is not None) for entry in entries if entry.sink == "bus"] == [
+        ("e-1", "e-1", True),
+        ("e-1", "e-1", False),
+        ("relay.sink-failing/drain", None, False),
+        ("relay.source-lost/", None, False),
+    ]
+
+
+def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transaction) -> None:
+    """Promise 4: `waits_about` is what the gate asks."""
+    bus, chat = tell(tx, 1, subject="E")
+    tell(tx, 2, "relay.ping", "E")
+    assert tx.deliveries.waits_about("e")
+    tx.deliveries.settle(bus.id, "delivered", None, NOW)
+    assert tx.deliveries.waits_about("e")
+    tx.deliveries.settle(chat.id, "parked", "no", NOW)
+    assert not tx.deliveries.waits_about("e")
+
+
+def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
+    bus, _ = tell(tx, 1)
+    tx.deliveries.defer(bus.id, Attempt(NOW, 0.25, "deferred", 503, "it answered 503", "try later"), LATER)
+    (waiting,) = tx.deliveries.waiting("bus")
+    assert (waiting.attempts, waiting.next_at) == (1, LATER)
+    tx.deliveries.tried(bus.id, Attempt(LATER, 0.5, "delivered", 204))
+    tx.deliveries.settle(bus.id, "delivered", None, LATER)
+    assert tx.deliveries.waiting("bus") == []
+    rows = (
+        connection_of(tx).execute("SELECT number, took, outcome, status, reason, answer FROM attempt WHERE entry = ?", (bus.id,)).fetchall()
+    )
+    assert rows == [(1, 0.25, "deferred", 503, "it answered 503", "try later"), (2, 0.5, "delivered", 204, None, None)]
+    (shown,) = tx.deliveries.page(sink="bus")
+    assert shown.shown() == {
+        "id": bus.id,
+        "sink": "bus",
+        "eventId": "E-1",
+        "type": "event.scheduled",
+        "state": "delivered",
+        "attempts": 2,
+        "nextAttempt": None,
+        "reason": None,
+        "lastStatus": 204,
+        "recorded": "2026-04-11T22:26:58.000000Z",
+        "settled": "2026-04-11T22:27:58.000000Z",
+    }
+
+
+def test_the_event_id_is_shown_as_azure_wrote_it_and_a_sinks_name_is_none(tx: Transaction) -> None:
+    tell(tx, 1, subject="C7061BAC")
+    tell(tx, 2, "relay.sink-failing", "drain")
+    assert [(one.type, one.event_id) for one in tx.deliveries.page(sink="bus")] == [
+        ("relay.sink-failing", None),
+        ("event.scheduled", "C7061BAC"),
+    ]
+
+
+def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: Transaction) -> None:
+    states = get_args(EntryState)
+    for number in range(20):
+        for entry in tell(tx, number, subject=f"E-{number % 3}"):
+            if (state := states[number % 4]) != "waiting":
+                tx.deliveries.settle(entry.id, state, None, NOW)
+    asked: list[tuple[tuple[EntryState, ...], str | None, str | None, int]] = [
+        ((), None, None, 7),
+        (("parked",), None, None, 3),
+        (("waiting", "parked"), "e-1", "chat", 1),
+    ]
+    for chosen, key, sink, limit in asked:
+        ids: list[int] = []
+        while page := tx.deliveries.page(states=chosen, event_key=key, sink=sink, before=ids[-1] if ids else None, limit=limit):
+            assert len(page) <= limit
+            ids += [one.id for one in page]
+        everything = tx.deliveries.page(limit=1000)
+        assert ids == [
+            one.id
+            for one in everything
+            if (not chosen or one.state in chosen) and key in (None, str(one.event_id).lower()) and sink in (None, one.sink)
+        ]
+        assert ids == sorted(set(ids), reverse=True)
+        assert ids
+
+
+def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transaction) -> None:
+    """Else it would be given up again at its first failure, after a restart too; when it was recorded stays known."""
+    bus, _ = tell(tx, 1)
+    tx.deliveries.defer(bus.id, Attempt(NOW, 0.1, "deferred", 500, "no", None), LATER)
+    tx.deliveries.settle(bus.id, "parked", "given up", LATER)
+    assert tx.deliveries.revive(bus.id, LATER) == replace(bus, attempts=1, recorded=LATER)
+    assert tx.deliveries.waiting("bus") == [replace(bus, attempts=1, recorded=LATER)]
+    (shown,) = tx.deliveries.page(sink="bus")
+    assert (shown.state, shown.recorded, shown.settled, shown.next_at) == ("waiting", "2026-04-11T22:26:58.000000Z", None, None)
+
+
+@pytest.mark.parametrize("state", ["waiting", "delivered", "superseded"])
+def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) -> None:
+    bus, _ = tell(tx, 1)
+    if state != "waiting":
+        tx.deliveries.settle(bus.id, state, None, NOW)
+    assert tx.deliveries.revive(bus.id, LATER) is None
+    assert tx.deliveries.revive(bus.id + 99, LATER) is None
+    assert tx.deliveries.page(sink="bus")[0].state == state
+
+
+def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_dropped(tx: Transaction) -> None:
+    bus, chat = tell(tx, 1)
+    delivered, _ = tell(tx, 2)
+    tx.deliveries.settle(delivered.id, "delivered", None, NOW)
+    news, other_news = tell(tx, 3, "relay.sink-failing", "drain")
+    tx.deliveries.tried(news.id, Attempt(NOW, 0.1, "deferred"))
+    assert tx.deliveries.forget_sink("bus", "it is gone", LATER) == 1
+    assert [(one.id, one.state, one.reason) for one in tx.deliveries.page(sink="bus")] == [
+        (delivered.id, "delivered", None),
+        (bus.id, "parked", "it is gone"),
+    ]
+    assert [one.id for one in tx.deliveries.waiting()] == [chat.id, chat.id + 2, other_news.id]
+    assert tx.deliveries.sinks() == {"chat": ("on", None)}
+    assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
+    assert tx.deliveries.revive(bus.id, LATER) is None, "nobody would send it, and it would wait for ever"
+
+
+def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> None:
+    tx.deliveries.set_sink("bus", "disabled", "it answered 410")
+    assert tx.deliveries.sinks() == {"bus": ("disabled", "it answered 410"), "chat": ("on", None)}
+
+
+def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transaction) -> None:
+    """Deliveries after ``retain``, the journal after ``audit_retain``; what waits, however old, is kept with its event."""
+    settings = StoreSettings(retain=86400.0, audit_retain=10 * 86400.0)
+    waits, delivered = tell(tx, 1), tell(tx, 2)
+    tx.deliveries.tried(delivered[0].id, Attempt(NOW, 0.1, "delivered"))
+    for entry in (*waits[1:], *delivered):
+        tx.deliveries.settle(entry.id, "delivered", None, NOW)
+    tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
+
+    assert prune(tx, settings, NOW + timedelta(hours=23)) == 0
+    assert len(tx.deliveries.page()) == 4
+    assert tx.decisions.first_answer("client:a", "1") is not None
+
+    assert prune(tx, settings, NOW + timedelta(days=2)) == 0
+    assert [one.id for one in tx.deliveries.page()] == [waits[0].id]
+    assert tx.decisions.first_answer("client:a", "1") is None
+    assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
+
+    assert prune(tx, settings, NOW + timedelta(days=11)) == 0, "the oldest row is still to be sent"
+    assert tx.journal.event(1).id == said(1).id
+    tx.deliveries.settle(waits[0].id, "delivered", None, NOW)
+    assert prune(tx, settings, NOW + timedelta(days=11)) == 2
+    assert verify(connection_of(tx)) == (tx.head(), 0)
+    assert tx.head().position == 2
+    assert tell(tx, 3)[0].position == 3

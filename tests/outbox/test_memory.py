@@ -1,0 +1,151 @@
+"""Occurrences, votes, grants and first answers: read back as they were written."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.events.document import Event
+from relay.outbox import Decision, FirstAnswer
+from relay.outbox.transaction import Transaction
+from tests.make import DATA
+from tests.outbox.kept import NOW, connection_of, opened, said
+
+LATER = NOW + timedelta(minutes=1)
+
+
+@pytest.fixture
+def tx(tmp_path: Path) -> Iterator[Transaction]:
+    """A transaction on a fresh file."""
+    with opened(tmp_path / "relay.db") as file:
+        yield Transaction(file.connection, lambda _: ())
+
+
+def data(**changes: Any) -> dict[str, Any]:
+    """What ``event.*`` has to say of an event."""
+    return {**DATA, "eventId": "E", **changes}
+
+
+def vote(occurrence: int, number: int = 1, **changes: Any) -> Decision:
+    """A vote that counts."""
+    made = Decision(
+        f"{number:032x}",
+        occurrence,
+        "approve",
+        "client:ada",
+        "http",
+        "0123",
+        "drained",
+        NOW,
+        LATER,
+        dry_run=False,
+        counts=True,
+        told="t",
+        message_id=None,
+    )
+    return replace(made, **changes)
+
+
+def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
+    tx.snapshot.begin("e", data(), "boot-1", said(1), NOW)
+    (live,) = tx.snapshot.live()
+    assert (live.key, live.number, live.data, live.revision, live.live) == ("e", 1, data(), data()["revision"], True)
+    assert (live.boot_id, live.outcome, live.told) == ("boot-1", None, said(1).id)
+    assert live.event == Event.from_fields(data())
+    tx.snapshot.update("e", data(revision="2", eventStatus="Started"), said(2), LATER)
+    tx.snapshot.booted(live.id, "boot-2")
+    changed = tx.snapshot.by_id(live.id)
+    assert (changed.revision, changed.event.started, changed.boot_id, changed.told) == ("2", True, "boot-2", said(2).id)
+    assert (changed.first_seen, changed.last_changed) == ("2026-04-11T22:26:58.000000Z", "2026-04-11T22:27:58.000000Z")
+    tx.snapshot.end("e", "completed", said(3), LATER)
+    assert tx.snapshot.live() == []
+    ended = tx.snapshot.find("e")
+    assert ended is not None
+    assert (ended.live, ended.outcome, ended.data["eventStatus"]) == (False, "completed", "Started")
+
+
+def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -> None:
+    tx.snapshot.begin("e", data(), None, said(1), NOW)
+    with pytest.raises(sqlite3.IntegrityError):
+        tx.snapshot.begin("e", data(), None, said(2), NOW)
+    tx.snapshot.end("e", "canceled", said(3), NOW)
+    tx.snapshot.begin("e", data(), None, said(4), LATER)
+    newest = tx.snapshot.find("e")
+    assert newest is not None
+    assert (newest.number, newest.live) == (2, True)
+    assert [one.number for one in tx.snapshot.page(None, 10)] == [2, 1]
+    assert [one.number for one in tx.snapshot.page(newest.id, 10)] == [1]
+    assert tx.snapshot.find("f") is None
+    with pytest.raises(KeyError):
+        tx.snapshot.by_id(99)
+
+
+def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) -> None:
+    tx.snapshot.begin("e", data(), None, said(1), NOW)
+    first = vote(1)
+    second = vote(1, 2, decision="hold", reason=None, expires=None, dry_run=True, message_id="m", principal="slack:T/U")
+    for one in (first, second):
+        tx.decisions.add(one)
+    assert tx.decisions.of(1) == [first, second]
+    tx.decisions.discount(first.approval_id)
+    assert tx.decisions.of(1, counting=True) == [second]
+    assert tx.decisions.of(1)[0] == replace(first, counts=False)
+    assert tx.decisions.of(2) == []
+    with pytest.raises(sqlite3.IntegrityError):
+        tx.decisions.add(first)
+    with pytest.raises(sqlite3.IntegrityError):
+        tx.decisions.add(vote(99, 3))
+
+
+def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
+    tx.snapshot.begin("e", data(), None, said(1), NOW)
+    for dry_run in (False, True):
+        tx.decisions.grant(1, "0123", "rule", "a" * 32, NOW, dry_run=dry_run, cause="c")
+    (grant,) = tx.decisions.open_grants()
+    assert (grant.state, grant.attempts, grant.status, grant.granted_at) == ("granted", 0, None, NOW)
+    tx.decisions.claim(grant.id)
+    tx.decisions.answered(grant.id, "sent", 503)
+    tx.decisions.claim(grant.id)
+    assert [(one.state, one.attempts, one.status) for one in tx.decisions.open_grants()] == [("sent", 2, None)]
+    tx.decisions.answered(grant.id, "sent", 503)
+    tx.decisions.answered(grant.id, "failed", None)
+    assert tx.decisions.open_grants() == []
+    assert [(one.state, one.status, one.dry_run) for one in tx.decisions.grants(1)] == [("failed", 503, False), ("granted", None, True)]
+
+
+def test_what_a_step_could_still_move(tx: Transaction) -> None:
+    for number, key in enumerate(("live", "voted", "granted", "over"), start=1):
+        tx.snapshot.begin(key, data(), None, said(number), NOW)
+        if key != "live":
+            tx.snapshot.end(key, "unknown", said(number + 10), NOW)
+    tx.decisions.add(vote(2))
+    tx.decisions.grant(3, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
+    assert tx.decisions.unsettled() == [1, 2, 3]
+
+
+def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> None:
+    tx.decisions.remember_answer("client:ada", "1", "digest", 409, {"detail": "too late"}, NOW)
+    assert tx.decisions.first_answer("client:ada", "1") == FirstAnswer("digest", 409, {"detail": "too late"})
+    assert tx.decisions.first_answer("client:bob", "1") is None
+    with pytest.raises(sqlite3.IntegrityError):
+        tx.decisions.remember_answer("client:ada", "1", "digest", 202, {}, NOW)
+
+
+def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction) -> None:
+    for number, key in enumerate(("ended", "live", "late"), start=1):
+        tx.snapshot.begin(key, data(), None, said(number), NOW)
+        tx.decisions.add(vote(number, number))
+        tx.decisions.grant(number, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
+    tx.snapshot.end("ended", "completed", said(8), NOW)
+    tx.snapshot.end("late", "completed", said(9), LATER)
+    tx.snapshot.prune(LATER)
+    assert [one.key for one in tx.snapshot.page(None, 10)] == ["late", "live"]
+    assert [len(tx.decisions.of(number)) for number in (1, 2, 3)] == [0, 1, 1]
+    assert [len(tx.decisions.grants(number)) for number in (1, 2, 3)] == [0, 1, 1]
+    assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []

@@ -1,0 +1,222 @@
+"""A disk that cannot be written: notices go out from memory, approvals are refused, and nothing of it is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from relay.errors import StoreUnavailable
+from relay.outbox import Attempt, Recorded
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import verify
+from relay.outbox.sqlite import Store
+from tests.outbox.conftest import Disk
+from tests.outbox.kept import NOW, column, connection_of, names, said, say, store, until
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the listeners of a store were told."""
+
+    recorded: list[Recorded] = field(default_factory=list)
+    failing: list[str | None] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def listened(folder: Path) -> AsyncIterator[tuple[Store, Heard]]:
+    """A store, and what it tells."""
+    async with store(folder) as kept:
+        heard = Heard()
+        kept.listeners.recorded.append(heard.recorded.extend)
+        kept.listeners.failing.append(heard.failing.append)
+        yield kept, heard
+
+
+def entries(path: Path) -> list[tuple[object, ...]]:
+    """The entries in a file."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT id, sink, position, state FROM entry ORDER BY id").fetchall()
+
+
+def chain_holds(path: Path) -> int:
+    """Verify the journal of a file; returns how many rows it has."""
+    with contextlib.closing(open_for_reading(path)) as reader:
+        return verify(reader)[1]
+
+
+async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fails_open(disk: Disk) -> None:
+    path = disk.folder / "relay.db"
+    async with listened(disk.folder) as (kept, heard):
+        await kept.transact(say(1))
+        disk.fill()
+        with pytest.raises(StoreUnavailable, match="the state file cannot be written: "):
+            await kept.transact(say(2))
+        assert kept.failing
+        assert await kept.transact(say(3), fail_open=True) == 2
+        assert await kept.transact(say(4), fail_open=True) == 3
+        with pytest.raises(StoreUnavailable):
+            await kept.transact(say(5))
+        first = heard.recorded[0].entries[0]
+        await kept.transact(lambda tx: tx.deliveries.settle(first.id, "delivered", None, NOW), fail_open=True)
+
+        assert [said_.id for _, said_ in await kept.read(lambda tx: tx.journal.after(0, 9))] == [said(n).id for n in (1, 3, 4)]
+        assert [entry.position for entry in await kept.read(lambda tx: tx.deliveries.waiting())] == [2, 3]
+        assert column(path, "SELECT position FROM journal") == [1]
+        told = [(one.position, one.event.id, [entry.id for entry in one.entries]) for one in heard.recorded]
+        assert told == [(1, said(1).id, [1]), (2, said(3).id, [2]), (3, said(4).id, [3])]
+
+        disk.free()
+        await until(lambda: kept.failing is None)
+        assert entries(path) == [(1, "bus", 1, "delivered"), (2, "bus", 2, "waiting"), (3, "bus", 3, "waiting")]
+        assert [said_.id for _, said_ in await kept.read(lambda tx: tx.journal.after(0, 9))] == [said(n).id for n in (1, 3, 4)]
+        assert await kept.transact(say(6)) == 4
+        assert len(heard.recorded) == 4
+        assert [reason is None for reason in heard.failing] == [False, True]
+    assert chain_holds(path) == 4
+
+
+async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Disk) -> None:
+    """What was done in memory is tried on the file once in a while, not with every piece of work."""
+    async with listened(disk.folder) as (kept, heard):
+        disk.fill()
+        began = time.monotonic()
+        for number in range(500):
+            await kept.transact(say(number), fail_open=True)
+        took = time.monotonic() - began
+        disk.free()
+        await until(lambda: kept.failing is None)
+        assert took < 5.0
+        assert len(heard.recorded) == 500
+    assert chain_holds(disk.folder / "relay.db") == 500
+
+
+async def test_works_own_error_in_memory_undoes_it_alone_and_is_not_done_again(disk: Disk) -> None:
+    runs: list[int] = []
+
+    def mistaken(tx: object) -> None:
+        runs.append(1)
+        say(2)(tx)  # type: ignore[arg-type]  # a transaction
+        raise LookupError("a mistake")
+
+    async with listened(disk.folder) as (kept, _):
+        disk.fill()
+        await kept.transact(say(1), fail_open=True)
+        with pytest.raises(LookupError):
+            await kept.transact(mistaken, fail_open=True)
+        before = len(runs)
+        await kept.transact(say(3), fail_open=True)
+        disk.free()
+        await until(lambda: kept.failing is None)
+        assert len(runs) == before
+    assert column(disk.folder / "relay.db", "SELECT event_key FROM journal") == ["e-1", "e-3"]
+
+
+async def test_closing_writes_down_what_there_is_room_for_again(disk: Disk) -> None:
+    async with listened(disk.folder) as (kept, heard):
+        disk.fill()
+        await kept.transact(say(1), fail_open=True)
+        disk.free()
+    assert len(heard.recorded) == 1
+    assert chain_holds(disk.folder / "relay.db") == 1
+
+
+async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    async with listened(disk.folder) as (kept, heard):
+        await kept.transact(say(1))
+        disk.fill()
+        await kept.transact(say(2), fail_open=True)
+        await kept.transact(lambda tx: tx.deliveries.tried(1, Attempt(NOW, 0.1, "delivered")), fail_open=True)
+    disk.free()
+    (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "could still not be written" in error
+    assert [one.event.id for one in heard.recorded] == [said(1).id, said(2).id]
+    assert chain_holds(disk.folder / "relay.db") == 1
+
+
+async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> None:
+    """Its file is there and needs no change: that it cannot be written is no reason to stay silent."""
+    async with store(disk.folder) as kept:
+        await kept.transact(say(1))
+        keep_open = sqlite3.connect(disk.folder / "relay.db")  # else the log is gone with the last that used it
+        keep_open.execute("SELECT * FROM journal").fetchall()
+    disk.fill()
+    try:
+        async with listened(disk.folder) as (kept, heard):
+            assert await kept.transact(say(2), fail_open=True) == 2
+            assert len(heard.recorded) == 1
+            with pytest.raises(StoreUnavailable):
+                await kept.transact(say(3))
+            disk.free()
+            await until(lambda: kept.failing is None)
+    finally:
+        keep_open.close()
+    assert chain_holds(disk.folder / "relay.db") == 2
+
+
+async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Path) -> None:
+    """Somebody has the file open in a shell, in the middle of a transaction."""
+    async with listened(tmp_path) as (kept, heard):
+        await kept.read(lambda tx: connection_of(tx).execute("PRAGMA busy_timeout = 50"))  # five seconds are long for a test
+        with contextlib.closing(sqlite3.connect(tmp_path / "relay.db", isolation_level=None)) as shell:
+            shell.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await kept.transact(say(1))
+            assert await kept.transact(say(2), fail_open=True) == 1
+            shell.execute("ROLLBACK")
+            await until(lambda: kept.failing is None)
+        assert await kept.transact(say(3)) == 2
+        assert len(heard.recorded) == 2
+    assert chain_holds(tmp_path / "relay.db") == 2
+
+
+async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    async with listened(tmp_path) as (kept, heard):
+        for number in range(50):
+            await kept.transact(say(number))
+        heard.recorded.clear()
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            other.execute("CREATE TABLE another (one)")  # makes the relay forget what it holds in memory, and
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # read the file again, of which
+            with path.open("r+b") as file:  # only the first page is whole now
+                file.seek(4096)
+                file.write(os.urandom(path.stat().st_size - 4096))
+        with pytest.raises(StoreUnavailable):
+            await kept.transact(say(50), fail_open=True)
+        assert kept.failing is not None
+        with pytest.raises(StoreUnavailable):
+            await kept.transact(say(51))
+        assert not heard.recorded
+    async with store(tmp_path) as kept:
+        assert await kept.read(lambda tx: tx.mode()) == "off"
+        assert await kept.transact(say(1)) == 1
+    assert sum("set-aside" in name for name in names(tmp_path)) == 1
+
+
+async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Disk) -> None:
+    """Neighbours in a group share the failed commit; each is then treated as it is."""
+    async with listened(disk.folder) as (kept, heard):
+        held = threading.Event()
+        kept.submit(lambda _: held.wait(10))
+        futures = [kept.submit(say(number), fail_open=number % 2 == 0) for number in range(40)]
+        disk.fill()
+        held.set()
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        assert [isinstance(result, StoreUnavailable) for result in results] == [number % 2 == 1 for number in range(40)]
+        assert [result for result in results if isinstance(result, int)] == list(range(1, 21))
+        assert [one.position for one in heard.recorded] == list(range(1, 21))
+        disk.free()
+        await until(lambda: kept.failing is None)
+    assert chain_holds(disk.folder / "relay.db") == 20
