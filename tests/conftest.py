@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import aio_pika
 import pytest
@@ -14,6 +16,34 @@ from tests.rabbitmq import Broker, NamedBroker, Reachable
 
 settings.register_profile("relay", deadline=None)  # on a shared core a slow example says nothing
 settings.load_profile("relay")
+
+TEARDOWN_SECONDS = 60.0
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the real stderr, before pytest captures it."""
+    config.stash[_stderr] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """End the run, saying where, when a test that its timeout has ended leaves a task behind that does not end."""
+
+    def give_up() -> None:
+        said = f"\n{item.nodeid}: the teardown has not ended within {TEARDOWN_SECONDS:.0f} s; the run ends here\n"
+        os.write(item.config.stash[_stderr], said.encode())
+        faulthandler.dump_traceback(item.config.stash[_stderr])
+        os._exit(1)
+
+    timer = threading.Timer(TEARDOWN_SECONDS, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 @pytest.fixture(scope="session")
