@@ -23,7 +23,9 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 KEY = "a-bearer-key-for-tests-only"
 
 
-async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, within: float = 15.0, what: str = "") -> None:
+async def eventually(
+    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, within: float = 15.0, every: float = 0.02, what: str = ""
+) -> None:
     """Wait until the condition holds. Fails where it takes too long."""
     async with asyncio.timeout(within) as limit:
         while True:
@@ -31,7 +33,7 @@ async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool
             if holds if isinstance(holds, bool) else await holds:
                 return
             assert limit.when() is not None, what
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(every)
 
 
 def name_of(event: dict[str, Any]) -> str:
