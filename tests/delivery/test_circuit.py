@@ -1,0 +1,101 @@
+"""Whether a sink as a whole may be tried: what counts as failing, whose turn a probe is, and what hastens it."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.delivery.circuit import FAILING, Circuit
+
+
+def failing() -> Circuit:
+    """A circuit after three failed tries, at 0, 1 and 2 s."""
+    circuit = Circuit()
+    assert [circuit.failed(moment, moment) for moment in (0.0, 1.0, 2.0)] == [False, False, True]
+    return circuit
+
+
+def test_so_many_failures_in_a_row_and_it_is_failing_and_that_is_new_once() -> None:
+    circuit = failing()
+    assert (circuit.failing, circuit.failures) == (True, FAILING)
+    assert not circuit.failed(3.0, 3.0)
+
+
+def test_failures_that_were_under_way_together_count_as_one() -> None:
+    """A connection that breaks takes sixteen deliveries along; that is one failure, and the next pause is a short one."""
+    circuit = Circuit()
+    for _ in range(16):
+        circuit.failed(began=0.0, now=15.0)
+    assert (circuit.failing, circuit.failures) == (False, 1)
+
+
+def test_tries_that_always_overlap_count_in_the_end() -> None:
+    circuit = Circuit()
+    for began in range(20):
+        circuit.failed(began=float(began), now=began + 2.5)
+    assert circuit.failing
+    assert circuit.failures < 10
+
+
+def test_a_success_between_failures_starts_the_count_again() -> None:
+    circuit = Circuit()
+    for moment in range(30):
+        circuit.failed(float(moment), float(moment))
+        if moment % 2:
+            assert not circuit.delivered()
+    assert not circuit.failing
+
+
+def test_the_first_success_opens_it_and_says_that_it_was_failing() -> None:
+    circuit = failing()
+    circuit.probe(10.0)
+    assert (circuit.probing, circuit.opens) == (True, 10.0)
+    assert circuit.delivered()
+    assert (circuit.failing, circuit.probing, circuit.opens, circuit.failures) == (False, False, float("-inf"), 0)
+    assert not circuit.delivered()
+
+
+def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
+    circuit = failing()
+    turns = []
+    for moment in range(4):
+        circuit.probe(float(moment))
+        turns.append(circuit.least_tried)
+        circuit.begun()
+    assert turns == [False, True, False, True]
+
+
+def test_while_it_delivers_the_oldest_goes_first() -> None:
+    circuit = Circuit()
+    for _ in range(3):
+        assert not circuit.least_tried
+        circuit.begun()
+
+
+def test_what_is_new_hastens_a_probe_and_has_its_turn() -> None:
+    circuit = failing()
+    circuit.probe(300.0)
+    circuit.hasten(5.0)
+    assert (circuit.opens, circuit.least_tried) == (5.0, True)
+    circuit.hasten(9.0)
+    assert circuit.opens == 5.0
+
+
+def test_nothing_hastens_what_the_far_side_asked_for() -> None:
+    circuit = failing()
+    circuit.probe(10.0)
+    circuit.rest(60.0)
+    circuit.rest(30.0)
+    circuit.hasten(5.0)
+    assert circuit.opens == 60.0
+    assert circuit.delivered()
+    assert circuit.opens == 60.0
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed_first(is_failing: bool) -> None:
+    circuit = failing() if is_failing else Circuit()
+    circuit.probe(300.0 if is_failing else None)
+    circuit.rest(600.0)
+    circuit.resume(7.0)
+    assert circuit.probing == is_failing
+    assert circuit.opens <= 7.0

@@ -1,0 +1,186 @@
+"""Lanes against a model that is too simple to be wrong: a list for each lane, looked through from the start each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from relay.delivery.lanes import AT_HAND, Lanes
+from relay.outbox import Entry
+from tests.outbox.kept import NOW, said
+
+LANES = st.sampled_from(["a", "b", "c"])
+TYPES = st.sampled_from(["event.scheduled", "event.updated", "approval.granted"])
+
+
+def entry(id_: int, lane: str = "a", type_: str = "event.scheduled", attempts: int = 0) -> Entry:
+    """An entry that waits."""
+    return Entry(id_, "bus", id_, lane, type_, lane, None, attempts, None, NOW, said(id_))
+
+
+@dataclass(slots=True)
+class Modelled:
+    """A lane: what waits, and whether its head is free, busy or resting, until then."""
+
+    waiting: list[Entry] = field(default_factory=list)
+    state: str = "free"
+    until: float = 0.0
+    alone: bool = False
+
+
+class LanesLaw(RuleBasedStateMachine):
+    """Anything in any order; what `Lanes` says is what the model says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lanes = Lanes()
+        self.model: dict[str, Modelled] = {}
+        self.next_id = 1
+        self.now = 0.0
+
+    def fresh(self, lane: str, type_: str, attempts: int = 0) -> Entry:
+        """A new entry, with the next id."""
+        self.next_id += 1
+        return entry(self.next_id, lane, type_, attempts)
+
+    def of(self, state: str) -> dict[str, Modelled]:
+        """The lanes in which something waits, in that state."""
+        return {name: lane for name, lane in self.model.items() if lane.waiting and lane.state == state}
+
+    @rule(lane=LANES, type_=TYPES, attempts=st.integers(0, 3))
+    def push(self, lane: str, type_: str, attempts: int) -> None:
+        """Something is recorded."""
+        new = self.fresh(lane, type_, attempts)
+        self.lanes.push(new)
+        self.model.setdefault(lane, Modelled()).waiting.append(new)
+
+    @rule(lane=LANES, type_=TYPES)
+    def push_in_the_place_of_older_ones(self, lane: str, type_: str) -> None:
+        """Something is recorded that replaces what waits; not what is being sent."""
+        new = self.fresh(lane, type_)
+        modelled = self.model.setdefault(lane, Modelled())
+        head = modelled.waiting[0] if modelled.waiting else None
+        family = type_.split(".", maxsplit=1)[0]
+        stale = [old for old in modelled.waiting if old.type.startswith(family) and not (old is head and modelled.state == "busy")]
+        assert self.lanes.supersede(new) == stale
+        modelled.waiting = [old for old in modelled.waiting if old not in stale]
+        if head in stale:
+            modelled.state = "free"
+        self.lanes.push(new)
+        modelled.waiting.append(new)
+
+    @rule()
+    def take_the_oldest(self) -> None:
+        """A try begins."""
+        free = self.of("free")
+        expected = min((lane.waiting[0] for lane in free.values()), key=lambda one: one.id, default=None)
+        assert self.lanes.take() == expected
+        if expected is not None:
+            self.model[expected.lane].state = "busy"
+
+    @rule()
+    def take_the_least_tried(self) -> None:
+        """A probe begins."""
+        free = self.of("free")
+        expected = min((lane.waiting[0] for lane in free.values()), key=lambda one: (one.attempts, one.id), default=None)
+        assert self.lanes.take(least_tried=True) == expected
+        if expected is not None:
+            self.model[expected.lane].state = "busy"
+
+    @precondition(lambda self: self.of("busy"))
+    @rule(data=st.data())
+    def done(self, data: st.DataObject) -> None:
+        """It was delivered, or parked."""
+        lane = self.of("busy")[data.draw(st.sampled_from(sorted(self.of("busy"))))]
+        self.lanes.done(lane.waiting[0])
+        lane.waiting.pop(0)
+        lane.state = "free"
+
+    @precondition(lambda self: self.of("busy"))
+    @rule(data=st.data(), pause=st.sampled_from([0.0, 1.0, 2.0, 5.0]), alone=st.booleans())
+    def rest(self, data: st.DataObject, pause: float, alone: bool) -> None:
+        """It failed, and will be tried again."""
+        lane = self.of("busy")[data.draw(st.sampled_from(sorted(self.of("busy"))))]
+        newer = [one for one in lane.waiting[1:] if one.type.split(".")[0] == lane.waiting[0].type.split(".")[0]]
+        assert self.lanes.outdated(lane.waiting[0]) == bool(newer)
+        tried = replace(lane.waiting[0], attempts=lane.waiting[0].attempts + 1)
+        self.lanes.rest(tried, self.now + pause, alone=alone)
+        lane.waiting[0] = tried
+        lane.state, lane.until, lane.alone = "resting", self.now + pause, alone
+
+    @rule(passed=st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+    def wake(self, passed: float) -> None:
+        """Time passes."""
+        self.now += passed
+        self.lanes.wake(self.now)
+        for lane in self.of("resting").values():
+            if lane.until <= self.now:
+                lane.state = "free"
+
+    @rule(alone=st.booleans())
+    def wake_all(self, alone: bool) -> None:
+        """The far side answers again, or may."""
+        self.lanes.wake_all(alone=alone)
+        for lane in self.of("resting").values():
+            if alone or not lane.alone:
+                lane.state = "free"
+
+    @invariant()
+    def what_waits_is_the_same(self) -> None:
+        """Nothing is lost, doubled or reordered."""
+        assert len(self.lanes) == sum(len(lane.waiting) for lane in self.model.values())
+        for name, lane in self.model.items():
+            assert [one for one in self.lanes if one.lane == name] == lane.waiting
+        assert self.lanes.any_free == bool(self.of("free"))
+
+    @invariant()
+    def nobody_oversleeps(self) -> None:
+        """`next_wake` is early at times, for a lane that was freed otherwise; never late."""
+        resting = [lane.until for lane in self.of("resting").values()]
+        moment = self.lanes.next_wake()
+        assert not resting or (moment is not None and moment <= min(resting))
+
+
+TestLanes = LanesLaw.TestCase
+TestLanes.settings = settings(max_examples=150, stateful_step_count=60)
+
+
+def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:
+    lanes = Lanes()
+    for id_, lane in enumerate("abacb", start=1):
+        lanes.push(entry(id_, lane))
+    taken = [lanes.take() for _ in range(4)]
+    assert [one.id if one is not None else None for one in taken] == [1, 2, 4, None]
+    lanes.done(entry(2, "b"))
+    following = lanes.take()
+    assert following is not None
+    assert following.id == 5
+
+
+def test_only_so_many_events_are_kept_at_hand() -> None:
+    """Ten thousand that wait cost their entries, not their bodies."""
+    lanes = Lanes()
+    for id_ in range(10_000):
+        lanes.push(entry(id_, f"lane-{id_}"))
+    assert sum(one.event is not None for one in lanes) == AT_HAND
+    assert [one.id for one in lanes if one.event is not None] == list(range(AT_HAND))
+
+
+def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
+    lanes = Lanes()
+    for id_ in range(5000):
+        lanes.push(entry(id_, f"lane-{id_}"))
+        taken = lanes.take(least_tried=id_ % 2 == 0)
+        assert taken is not None
+        if id_ % 3 == 0:
+            lanes.rest(taken, float(id_))
+            lanes.wake_all(alone=True)
+            taken = lanes.take()
+            assert taken is not None
+        lanes.done(taken)
+        lanes.wake(float(id_))
+    assert (len(lanes), list(lanes), lanes.any_free, lanes.next_wake()) == (0, [], False, None)
+    assert not lanes.take()
