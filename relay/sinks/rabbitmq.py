@@ -1,0 +1,295 @@
+"""RabbitMQ: every event as one persistent message on a topic exchange, confirmed by the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+import re
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import aio_pika
+from aio_pika import exceptions as amqp
+from aio_pika.abc import AbstractChannel, AbstractExchange
+from aiormq.exceptions import ChannelAccessRefused
+from pamqp.commands import Basic
+from pydantic import Field, SecretStr, model_validator
+from yarl import URL
+
+from relay.clock import Clock
+from relay.errors import Deferred, Rejected
+from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.settings import Duration
+from relay.sinks import Receipt, SinkSettings
+from relay.sinks import _amqp as broker
+
+PATIENCE = 1.0
+"""Seconds that a delivery waits for a connection that is just being made."""
+_WIDEST = (40, 40, 92, 80)
+"""Bytes of each word of a routing key, which may have 255 with its dots. A scope has at most 80, a sink's name 64."""
+_LONGEST_TEXT = 255
+"""Bytes of AMQP's short strings, and of a header that AMQP 1.0 readers still see as text."""
+
+_log = logging.getLogger("relay.sinks.rabbitmq")
+
+
+class Settings(SinkSettings):
+    """A topic exchange on a RabbitMQ."""
+
+    kind: Literal["rabbitmq"]
+    url: SecretStr | None = None
+    """Where the broker is: amqp or amqps, user, password, host and virtual host. For amqps, ?cafile= names a private CA."""
+    url_file: Path | None = None
+    """A file that holds the whole URL, instead of url. It is read again for every connection."""
+    exchange: str = Field(default="azure.scheduledevents", pattern=r"^[A-Za-z0-9_.:-]{1,127}$")
+    """The topic exchange; the unrouted exchange and queue are named after it."""
+    declare: broker.Declare = True
+    """true: make exchange, unrouted exchange and unrouted queue; passive: see that they exist; false: take them as given."""
+    timeout: Duration = Field(default=15.0, gt=0)
+    """How long the broker may take to confirm a message."""
+
+    @model_validator(mode="after")
+    def _names_a_broker(self) -> Settings:
+        if self.url is None and self.url_file is None:
+            raise ValueError("expected url or url_file, got neither")
+        try:
+            self.target()
+        except ValueError as error:
+            raise ValueError(f"{'url' if self.url_file is None else 'url_file'}: {error}") from None
+        return self
+
+    def target(self) -> URL:
+        """The broker's URL as it is now. Raises ValueError if it cannot be used."""
+        return broker.parse_url(self.reveal("url") or "")
+
+
+def routing_key(event: CloudEvent) -> str:
+    """``<family>.<change>.<detail>.<scope>``: lower case, always four words of ``[a-z0-9_-]``, at most 255 bytes."""
+    family, _, change = event.name.partition(".")
+    words = (family, change, event.detail, event.scope)
+    return ".".join(re.sub(r"[^a-z0-9_-]", "_", word.lower())[:widest] or "none" for word, widest in zip(words, _WIDEST, strict=True))
+
+
+def build(event: CloudEvent) -> aio_pika.Message:
+    """Make the message. Pure. The body is the event; properties and headers are copies, left out where they would not fit."""
+    attributes = {name: value for name, value in event.attributes.items() if len(value.encode()) <= _LONGEST_TEXT}
+    return aio_pika.Message(
+        event.body,
+        content_type=CONTENT_TYPE,
+        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        message_id=event.id,
+        correlation_id=attributes.get("correlationid"),
+        type=event.type,
+        app_id="imds-relay",
+        timestamp=datetime.fromisoformat(event.attributes["time"]),
+        headers={f"ce-{name}": value for name, value in attributes.items()},
+    )
+
+
+def topology(exchange: str) -> tuple[broker.Exchange | broker.Queue, ...]:
+    """What the sink makes on the broker. The unrouted pair comes first: no message then falls between the two."""
+    unrouted = f"{exchange}.unrouted"
+    return (
+        broker.Exchange(unrouted, "fanout"),
+        broker.Queue(unrouted, source=unrouted, key="", arguments={"x-max-length": 10_000}),
+        broker.Exchange(exchange, "topic", {"alternate-exchange": unrouted}),
+    )
+
+
+Answer = aio_pika.abc.PublishResultType | BaseException | None
+"""What came of a publish: what aio-pika returned, or raised."""
+
+
+def judge(answer: Answer, key: str, size: int, *, made_by_us: bool) -> Receipt:
+    """Say what the answer to a publish means for the message with this routing key and size in bytes. Pure.
+
+    A message that the broker takes offence at closes the channel, and every neighbour in flight gets the same error: only
+    the one that is meant is treated as such. ``made_by_us``: a missing exchange is made again before the next try.
+    Raises Deferred, Rejected, or an error in the relay's own code as it came.
+    """
+    match answer:
+        case Basic.Ack():
+            return Receipt()
+        case amqp.PublishError(frame=Basic.Return() as returned):
+            return Receipt(status=returned.reply_code, answer=f"{returned.reply_text}: no queue is bound for {key}")
+        case amqp.DeliveryError():
+            raise Deferred("the broker answered with a nack: a queue is full and rejects, or the message could not be stored")
+        case amqp.ChannelNotFoundEntity() if not made_by_us:
+            reason = f"the broker has no such exchange ({broker.said(answer)}): make it, or set declare: true"
+            raise Deferred(reason, failure="slow", status=404)
+        case ChannelAccessRefused() if "topic '" not in broker.said(answer) or f"topic '{key}'" in broker.said(answer):
+            reason = f"the broker refused the message ({broker.said(answer)}): grant the user write on the exchange, and on the topic"
+            raise Deferred(reason, failure="slow", status=403)
+        case amqp.ChannelPreconditionFailed() if f"message size {size} " in broker.said(answer):
+            raise Rejected(f"the broker takes no message of this size ({broker.said(answer)})", status=406)
+        case TypeError() | ValueError():
+            raise answer
+        case amqp.ChannelInvalidStateError():
+            raise Deferred("the channel to the broker closed before the message was sent")
+        case BaseException():
+            reason = f"the channel closed before the broker confirmed: {broker.explain(answer).reason}"
+            raise Deferred(f"{reason}. The message may be stored, and is sent again with the same id")
+        case _:
+            raise Deferred(f"expected the broker to confirm, got {type(answer).__name__}")
+
+
+class Line:
+    """An open channel, and what lives and dies with it."""
+
+    def __init__(self, connection: broker.Connection, channel: AbstractChannel, exchange: AbstractExchange) -> None:
+        self.unconfirmed: dict[str, asyncio.Task[Answer]] = {}
+        """Publishes under way, by message id. One outlives the delivery that stopped waiting: see `RabbitMQ.deliver`."""
+        self.why: BaseException | None = None
+        """What closed the channel."""
+        self._connection = connection
+        self._channel = channel
+        self._exchange = exchange
+        channel.close_callbacks.add(self._on_close)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the channel is closed. Publishes hear of that before those who wait for it."""
+        return self._channel.is_closed
+
+    def _on_close(self, _: object, why: BaseException | None) -> None:
+        self.why = why
+
+    async def unblocked(self) -> None:
+        """Wait while the broker blocks all who publish, as it does under a memory or disk alarm."""
+        if self._connection.transport is not None:
+            await self._connection.transport.ready()
+
+    async def publish(self, message: aio_pika.Message, key: str) -> Answer:
+        """Send, and wait until the broker has answered or the channel is closed. Returns what would be raised.
+
+        Is cancelled, by us or by aiormq's watchdog, when the channel is closed.
+        """
+        try:
+            return await self._exchange.publish(message, key, mandatory=True)
+        except Exception as error:  # noqa: BLE001 - aiormq hands on whatever closed the connection; `judge` looks at it
+            return error
+
+    async def closed(self) -> None:
+        """Wait until the channel is closed. Nothing waits on it any more then, or when this is cancelled."""
+        try:
+            await self._channel.closed()
+        finally:
+            for publish in self.unconfirmed.values():
+                publish.cancel()  # aiormq leaves those waiting who wait for a dead socket to take their bytes
+
+
+class RabbitMQ:
+    """One exchange."""
+
+    concurrency = 64
+    longest_pause = 5.0  # a try costs nothing while there is no connection
+    give_up_after = math.inf  # a broker that is back wants the whole history
+
+    def __init__(self, settings: Settings, publishes: asyncio.TaskGroup) -> None:
+        self._settings = settings
+        self._publishes = publishes
+        self._line: Line | None = None
+        self._there = asyncio.Event()
+        self._trouble = broker.Trouble("the connection to the broker is being made")
+        self._logged = ""
+        self._unrouted: set[str] = set()
+
+    async def deliver(self, event: CloudEvent) -> Receipt:
+        """Return once the broker has confirmed the message, or has returned it for want of a queue (status 312).
+
+        A publish that nobody waits for any more stays under way, and the next delivery of the event waits for that one: two
+        with one id in flight would get each other's answers (FIELD 5.2), and a broker that is slow to confirm, as a quorum
+        queue without its majority is, would store a copy for every try.
+        """
+        key = routing_key(event)
+        line = await self._open_line()
+        sent = False
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                if event.id not in line.unconfirmed:
+                    await line.unblocked()
+                sent = True
+                publish = line.unconfirmed.get(event.id) or self._publish(line, event, key)
+                await asyncio.wait({publish})
+        except TimeoutError:
+            late = f"within {self._settings.timeout:g} s the broker did not"
+            if sent:
+                raise Deferred(f"{late} confirm. The message may be stored, and is sent again with the same id") from None
+            raise Deferred(f"{late} let anybody publish: see its memory and disk alarms. Nothing was sent") from None
+        answer = line.why or asyncio.CancelledError() if publish.cancelled() else publish.result()
+        receipt = judge(answer, key, len(event.body), made_by_us=self._settings.declare is True)
+        if receipt.status is not None and key not in self._unrouted:
+            self._unrouted.add(key)
+            _log.warning("%s: no queue is bound for %s: the message went nowhere", self._settings.name, key)
+        return receipt
+
+    def _publish(self, line: Line, event: CloudEvent, key: str) -> asyncio.Task[Answer]:
+        publish = line.unconfirmed[event.id] = self._publishes.create_task(line.publish(build(event), key))
+        publish.add_done_callback(lambda _: line.unconfirmed.pop(event.id))
+        return publish
+
+    async def _open_line(self) -> Line:
+        if self._line is not None and self._line.gone:
+            self._hang_up()
+        if self._line is None and self._trouble.failure == "transient":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    await self._there.wait()
+        if self._line is None:
+            raise self._trouble.deferred()
+        return self._line
+
+    def _hang_up(self) -> None:
+        self._line = None
+        self._there.clear()
+        self._trouble = broker.Trouble("the channel to the broker is being opened again")
+
+    async def serve(self, connection: broker.Connection) -> NoReturn:
+        """Keep a publishing channel open on the connection. Raises when the connection is of no more use."""
+        where = broker.place(connection.url)
+        while True:
+            async with asyncio.timeout(broker.SETTING_UP):
+                await broker.establish(connection, topology(self._settings.exchange), self._settings.declare)
+                channel = connection.channel(on_return_raises=True)
+                await channel.initialize()
+                exchange = await channel.get_exchange(self._settings.exchange, ensure=False)  # needs no right to configure
+            line = self._line = Line(connection, channel, exchange)
+            self._there.set()
+            self._log_once(logging.INFO, f"connected to {where}")
+            try:
+                await line.closed()
+            finally:
+                self._hang_up()
+            if not isinstance(line.why, amqp.ChannelClosed) and line.why is not None:
+                raise Deferred(f"the connection to {where} was lost: {broker.explain(line.why).reason}")
+
+    def tell(self, trouble: broker.Trouble) -> None:
+        """Hear why there is no connection."""
+        self._trouble = trouble
+        self._log_once(logging.WARNING, trouble.reason)
+
+    def _log_once(self, level: int, text: str) -> None:
+        if text != self._logged:
+            self._logged = text
+            _log.log(level, "%s: %s", self._settings.name, text)
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    settings: Settings, clock: Clock, *, heartbeat: int = broker.HEARTBEAT, chance: Callable[[], float] = random.random
+) -> AsyncIterator[RabbitMQ]:
+    """Start connecting, and stay connected until the context is left. A broker that is not there is waited for."""
+    async with asyncio.TaskGroup() as tasks:
+        sink = RabbitMQ(settings, tasks)
+        name = f"imds-relay {settings.name}"
+        keeping = broker.keep_connected(settings.target, name, clock, sink.serve, sink.tell, heartbeat=heartbeat, chance=chance)
+        keeper = tasks.create_task(keeping)
+        try:
+            yield sink
+        finally:
+            keeper.cancel()

@@ -1,0 +1,104 @@
+"""A consumer's view of a RabbitMQ, and a sink to look at it with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+
+from relay.clock import SystemClock
+from relay.errors import Deferred
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import Receipt, rabbitmq
+
+
+def settings(url: str | None, exchange: str = "azure.scheduledevents", **fields: Any) -> rabbitmq.Settings:
+    """The sink's section of the YAML document."""
+    return rabbitmq.Settings.model_validate({"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, **fields})
+
+
+def sink(url: str | None, exchange: str, *, heartbeat: int = 10, **fields: Any) -> AbstractAsyncContextManager[rabbitmq.RabbitMQ]:
+    """A sink as the relay opens it."""
+    return rabbitmq.connect(settings(url, exchange, **fields), SystemClock(), heartbeat=heartbeat)
+
+
+@asynccontextmanager
+async def channel(url: str) -> AsyncIterator[AbstractChannel]:
+    """A channel of a consumer or of somebody who looks after the broker."""
+    async with await aio_pika.connect(url) as connection, connection.channel() as opened:
+        yield opened
+
+
+async def bound(
+    there: AbstractChannel, exchange: str, *, name: str | None = None, arguments: dict[str, Any] | None = None
+) -> AbstractQueue:
+    """A queue that gets everything the exchange is sent; without a name it goes with its connection."""
+    queue = await there.declare_queue(name, exclusive=name is None, durable=name is not None, arguments=arguments)
+    await queue.bind(exchange, "#")
+    return queue
+
+
+async def take(queue: AbstractQueue) -> AbstractIncomingMessage:
+    """The next message, waited for."""
+    found: list[AbstractIncomingMessage] = []
+
+    async def taken() -> bool:
+        message = await queue.get(fail=False, no_ack=True)
+        found.extend([message] if message else [])
+        return bool(found)
+
+    await until(taken)
+    return found[0]
+
+
+async def waiting(queue: AbstractQueue) -> list[bytes]:
+    """The bodies of all that waits in the queue."""
+    bodies = []
+    while (message := await queue.get(fail=False, no_ack=True)) is not None:
+        bodies.append(message.body)
+    return bodies
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 10) -> float:
+    """Wait until the condition holds; the seconds that took. Fails where it takes too long."""
+    began = time.monotonic()
+    while not await condition():
+        assert time.monotonic() - began < seconds, f"waited {seconds} s in vain"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def delivered(bus: rabbitmq.RabbitMQ, event: CloudEvent, *, seconds: float = 10) -> Receipt:
+    """Deliver as the dispatcher does: again and again, until it works."""
+    receipts: list[Receipt] = []
+
+    async def tried() -> bool:
+        try:
+            receipts.append(await bus.deliver(event))
+        except Deferred:
+            return False
+        return True
+
+    await until(tried, seconds=seconds)
+    return receipts[0]
+
+
+async def deferred(bus: rabbitmq.RabbitMQ, event: CloudEvent, because: str = "") -> Deferred:
+    """Deliver, and return why it could not be delivered; with ``because`` again and again, until the reason holds these words."""
+    errors: list[Deferred] = []
+
+    async def told() -> bool:
+        try:
+            receipt = await bus.deliver(event)
+        except Deferred as error:
+            errors.append(error)
+            return because in error.reason
+        raise AssertionError(f"expected it to be deferred, got {receipt}")
+
+    await until(told)
+    return errors[-1]

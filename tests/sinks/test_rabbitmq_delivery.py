@@ -1,0 +1,274 @@
+"""RabbitMQ, day to day, against a broker that is well: what arrives, what is made, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aio_pika
+import pytest
+from cloudevents.core.bindings import rabbitmq as oracle
+
+from relay.errors import Rejected
+from tests.make import EVENT_ID, cloudevent
+from tests.rabbitmq import Broker, Reachable
+from tests.sinks.bus import bound, channel, deferred, delivered, sink, take, until, waiting
+
+KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
+QUORUM = {"x-queue-type": "quorum"}
+
+
+# --- what arrives
+
+
+async def test_a_consumer_gets_the_very_bytes_and_their_tags(broker: Reachable, exchange: str) -> None:
+    event = cloudevent()
+    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+        await delivered(bus, cloudevent("relay.ping", subject="bus"))  # the exchange is there now
+        queue = await bound(there, exchange)
+        assert (await bus.deliver(event)).status is None
+        message = await take(queue)
+    assert message.body == event.body
+    assert message.routing_key == KEY
+    assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert message.content_type == "application/cloudevents+json; charset=utf-8"
+    assert (message.message_id, message.correlation_id, message.type) == (event.id, EVENT_ID, event.type)
+    assert message.app_id == "imds-relay"
+    assert message.timestamp is not None
+    assert message.timestamp.isoformat() == "2022-04-11T22:11:58+00:00"
+    assert message.headers == {f"ce-{name}": value for name, value in event.attributes.items()}
+    assert message.reply_to is None
+
+
+async def test_the_cloudevents_sdk_reads_a_message(broker: Reachable, exchange: str) -> None:
+    event = cloudevent()
+    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+        await delivered(bus, cloudevent("relay.ping", subject="bus"))
+        queue = await bound(there, exchange)
+        await bus.deliver(event)
+        message = await take(queue)
+    headers = {name: str(value) for name, value in message.headers.items()}
+    read = oracle.from_rabbitmq_event(oracle.RabbitMQMessage(headers, message.content_type, message.body))
+    assert (read.get_id(), read.get_type(), read.get_subject()) == (event.id, event.type, EVENT_ID)
+    assert read.get_data() == event.data
+    assert {name for name in read.get_attributes() if read.get_attributes()[name] is not None} == set(event.attributes)
+
+
+async def test_events_arrive_in_the_order_in_which_they_were_confirmed(broker: Reachable, exchange: str) -> None:
+    events = [cloudevent(name) for name in ("event.scheduled", "event.updated", "event.started", "event.ended")]
+    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+        await delivered(bus, cloudevent("relay.ping", subject="bus"))
+        queue = await bound(there, exchange)
+        for event in events:
+            await bus.deliver(event)
+        assert await waiting(queue) == [event.body for event in events]
+
+
+async def test_one_id_twice_at_once_is_one_message(broker: Reachable, exchange: str) -> None:
+    """FIELD 5.2: two with one id in flight would get each other's answers."""
+    event = cloudevent()
+    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+        await delivered(bus, cloudevent("relay.ping", subject="bus"))
+        queue = await bound(there, exchange)
+        receipts = await asyncio.gather(bus.deliver(event), bus.deliver(event))
+        assert [receipt.status for receipt in receipts] == [None, None]
+        assert await waiting(queue) == [event.body]
+
+
+# --- messages that no queue wants, or that one does not want
+
+
+async def test_what_no_queue_wants_waits_in_the_unrouted_queue(broker: Reachable, exchange: str) -> None:
+    event = cloudevent()
+    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+        receipt = await delivered(bus, event)
+        assert receipt.status is None
+        unrouted = await there.get_queue(f"{exchange}.unrouted")
+        message = await take(unrouted)
+        assert (message.body, message.routing_key) == (event.body, KEY)
+
+
+async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_per_key(
+    broker: Reachable, exchange: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FIELD 5.10, contract section 7: another's exchange without an alternate exchange."""
+    async with channel(broker.amqp_url()) as there, sink(broker.amqp_url(), exchange, declare=False) as bus:
+        await there.declare_exchange(exchange, "topic", durable=True)
+        first = await delivered(bus, cloudevent())
+        second = await bus.deliver(cloudevent(data={"n": 2}))
+        other = await bus.deliver(cloudevent(eventtype="Reboot"))
+    assert [receipt.status for receipt in (first, second, other)] == [312, 312, 312]
+    assert first.answer == f"NO_ROUTE: no queue is bound for {KEY}"
+    warned = [record.getMessage() for record in caplog.records if "no queue is bound" in record.getMessage()]
+    assert len(warned) == 2
+    assert KEY in warned[0]
+    assert "event.scheduled.reboot." in warned[1]
+
+
+async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchange: str) -> None:
+    """FIELD 5.3: only Basic.Ack is a confirm."""
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+        await delivered(bus, cloudevent("relay.ping", subject="bus"))
+        queue = await bound(there, exchange, arguments=full)
+        await bus.deliver(cloudevent())
+        late = cloudevent("event.updated")
+        error = await deferred(bus, late)
+        assert (error.failure, "nack" in error.reason) == ("transient", True)
+        await queue.purge()
+        assert (await bus.deliver(late)).status is None
+
+
+# --- what must exist
+
+
+async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(broker: Reachable, exchange: str) -> None:
+    """With the arguments of the contract: declaring the same once more is only allowed with equal ones."""
+    async with sink(broker.amqp_url(), exchange), channel(broker.amqp_url()) as there:
+
+        async def made() -> bool:
+            async with channel(broker.amqp_url()) as looking:
+                try:
+                    await looking.declare_exchange(exchange, passive=True)
+                except aio_pika.exceptions.ChannelNotFoundEntity:
+                    return False
+                return True
+
+        await until(made)
+        await there.declare_exchange(exchange, "topic", durable=True, arguments={"alternate-exchange": f"{exchange}.unrouted"})
+        await there.declare_exchange(f"{exchange}.unrouted", "fanout", durable=True)
+        await there.declare_queue(f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 10_000})
+
+
+async def test_an_exchange_with_other_arguments_is_named_and_tried_again(broker: Reachable, exchange: str) -> None:
+    async with channel(broker.amqp_url()) as there:
+        await there.declare_exchange(exchange, "topic", durable=True)
+        async with sink(broker.amqp_url(), exchange) as bus:
+            error = await deferred(bus, cloudevent(), f"exchange {exchange} exists and is another")
+            assert "inequivalent arg 'alternate-exchange'" in error.reason
+            assert "declare: passive" in error.reason
+            await there.exchange_delete(exchange)
+            await delivered(bus, cloudevent())
+
+
+async def test_an_unrouted_queue_with_other_arguments_is_named(broker: Reachable, exchange: str) -> None:
+    async with channel(broker.amqp_url()) as there:
+        await there.declare_queue(f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 5})
+        async with sink(broker.amqp_url(), exchange) as bus:
+            error = await deferred(bus, cloudevent(), f"queue {exchange}.unrouted exists and is another")
+            assert "inequivalent arg 'x-max-length'" in error.reason
+
+
+async def test_passive_names_all_that_is_missing_and_makes_nothing(broker: Reachable, exchange: str) -> None:
+    async with channel(broker.amqp_url()) as there, sink(broker.amqp_url(), exchange, declare="passive") as bus:
+        missing = f"no exchange {exchange}.unrouted, no queue {exchange}.unrouted, no exchange {exchange}:"
+        error = await deferred(bus, cloudevent(), missing)
+        assert (error.failure, error.status) == ("slow", 404)
+        async with sink(broker.amqp_url(), exchange) as maker:
+            await delivered(maker, cloudevent())
+        await delivered(bus, cloudevent("event.updated"))
+        assert len(await waiting(await there.get_queue(f"{exchange}.unrouted"))) == 2
+
+
+async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
+    """A missing exchange shows itself with the first event, and is not made."""
+    async with sink(broker.amqp_url(), exchange, declare=False) as bus, channel(broker.amqp_url()) as there:
+        error = await deferred(bus, cloudevent(), f"no exchange '{exchange}'")
+        assert (error.failure, error.status) == ("slow", 404)
+        assert "set declare: true" in error.reason
+        await there.declare_exchange(exchange, "topic", durable=True)  # with these arguments: nobody had made it
+        queue = await bound(there, exchange)
+        await delivered(bus, cloudevent())
+        assert len(await waiting(queue)) == 1
+
+
+async def test_an_exchange_that_is_deleted_under_way_is_made_again(broker: Reachable, exchange: str) -> None:
+    """FIELD 5.5: the first to find out loses its channel; the next has a new one, and the exchange."""
+    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+        await delivered(bus, cloudevent())
+        await there.exchange_delete(exchange)
+        error = await deferred(bus, cloudevent("event.updated"), "NOT_FOUND")
+        assert error.failure == "transient"
+        await delivered(bus, cloudevent("event.updated"))
+
+
+# --- rights, on a broker of our own
+
+
+async def least(own_broker: Broker, *, write: str) -> str:
+    """The URL of a user who may write what is said, and nothing else."""
+    rights = {"configure": "^$", "write": write, "read": "^$"}
+    try:
+        url = own_broker.amqp_url("least")
+    except KeyError:
+        await asyncio.to_thread(own_broker.add_user, "least", "hunter2", **rights)
+        return own_broker.amqp_url("least")
+    await asyncio.to_thread(own_broker.set_permissions, "least", **rights)
+    return url
+
+
+async def test_publishing_needs_no_right_but_to_write_the_exchange(own_broker: Broker) -> None:
+    """FIELD 5.9: least privilege is `configure: ^$`, `read: ^$`, write on the exchange; passive checks work with it too."""
+    async with sink(own_broker.amqp_url(), "least") as maker:
+        await delivered(maker, cloudevent("relay.ping"))
+    url = await least(own_broker, write="^least$")
+    for declare in ("passive", False):
+        async with sink(url, "least", declare=declare) as bus:
+            assert (await delivered(bus, cloudevent())).status is None
+
+
+async def test_declaring_needs_no_right_beyond_what_is_declared(own_broker: Broker) -> None:
+    """The three patterns that the documentation names."""
+    own = r"^own\.exchange(\.unrouted)?$"
+    await asyncio.to_thread(own_broker.add_user, "owner", "hunter2", configure=own, write=own, read=own)
+    async with sink(own_broker.amqp_url("owner"), "own.exchange") as bus:
+        assert (await delivered(bus, cloudevent())).status is None
+
+
+async def test_a_user_who_may_not_declare_is_told_what_to_grant(own_broker: Broker) -> None:
+    url = await least(own_broker, write="^refused$")
+    async with sink(url, "refused") as bus:
+        error = await deferred(bus, cloudevent(), "access to exchange 'refused.unrouted'")
+    assert (error.failure, error.status) == ("slow", 403)
+    assert "grant the user configure, read and write" in error.reason
+    assert "hunter2" not in error.reason
+
+
+async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(own_broker: Broker) -> None:
+    async with sink(own_broker.amqp_url(), "unwritable") as maker:
+        await delivered(maker, cloudevent("relay.ping"))
+    url = await least(own_broker, write="^$")
+    async with sink(url, "unwritable", declare="passive") as bus:
+        error = await deferred(bus, cloudevent(), "access to exchange 'unwritable'")
+        assert (error.failure, error.status) == ("slow", 403)
+        assert "grant the user write" in error.reason
+        await least(own_broker, write="^unwritable$")
+        await delivered(bus, cloudevent())
+
+
+async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tried_again(own_broker: Broker) -> None:
+    """FIELD 5.5 and 5.6: only what is permanent for this message is Rejected, and recovery is quick."""
+    bad, good = cloudevent(data={"description": "x" * 5000}), [cloudevent(data={"n": n}) for n in range(20)]
+    limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."  # as versions differ
+    await asyncio.to_thread(own_broker.ctl, "eval", limit.format(2000))
+    try:
+        async with sink(own_broker.amqp_url(), "sizes") as bus:
+            await delivered(bus, cloudevent("relay.ping"))
+            outcomes = await asyncio.gather(bus.deliver(bad), *map(bus.deliver, good), return_exceptions=True)
+            assert isinstance(outcomes[0], Rejected)
+            assert "larger than configured max size 2000" in outcomes[0].reason
+            assert {getattr(outcome, "failure", outcome) for outcome in outcomes[1:]} == {"transient"}
+            for event in good:
+                await delivered(bus, event)
+    finally:
+        await asyncio.to_thread(own_broker.ctl, "eval", limit.format(134_217_728))
+
+
+async def test_a_virtual_host_is_named_as_in_any_amqp_url(own_broker: Broker) -> None:
+    await asyncio.to_thread(own_broker.ctl, "add_vhost", "prod/eu")
+    url = own_broker.amqp_url() + "prod%2Feu"
+    async with sink(url, "hosted") as bus:
+        error = await deferred(bus, cloudevent(), "virtual host")
+        assert error.status == 530
+        await asyncio.to_thread(own_broker.ctl, "set_permissions", "--vhost", "prod/eu", "guest", ".*", ".*", ".*")
+        await delivered(bus, cloudevent())
+    assert "hosted" in await asyncio.to_thread(own_broker.ctl, "list_exchanges", "--vhost", "prod/eu")

@@ -1,0 +1,226 @@
+"""RabbitMQ, the pure parts: the section, the routing key, the message, and what an answer means."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aio_pika import exceptions as amqp
+from aio_pika.abc import DeliveryMode
+from aiormq.exceptions import ChannelAccessRefused
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
+from pydantic import ValidationError
+from yarl import URL
+
+from relay.errors import Deferred, DeliveryError, Failure, Rejected
+from relay.sinks import _amqp
+from relay.sinks.rabbitmq import Answer, build, judge, routing_key
+from tests.make import EVENT_ID, cloudevent
+from tests.sinks.bus import settings
+
+KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
+
+
+# --- the section
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    section = settings("amqp://guest:guest@127.0.0.1:5672/")
+    assert (section.exchange, section.declare, section.events) == ("azure.scheduledevents", True, ("*",))
+
+
+@pytest.mark.parametrize("word", [True, False, "passive"])
+def test_declare_is_true_passive_or_false(word: object) -> None:
+    assert settings("amqp://h/", declare=word).declare == word
+
+
+@pytest.mark.parametrize("word", ["yes", "active", None])
+def test_declare_is_nothing_else(word: object) -> None:
+    with pytest.raises(ValidationError, match="declare"):
+        settings("amqp://h/", declare=word)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:hunter2@h/", "amqp:///hunter2", "amqp://user:hunter2@h:99999/", "amqp://hunter2:x@h:port/", ""]
+)
+def test_a_url_that_names_no_broker_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(ValidationError, match="expected a URL such as amqps://") as refused:
+        settings(url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_url_is_required() -> None:
+    with pytest.raises(ValidationError, match="expected url or url_file, got neither"):
+        settings(None)
+
+
+def test_a_url_in_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text("amqp://old@h/\n")
+    section = settings(None, url_file=file)
+    assert section.target().user == "old"
+    file.write_text("amqps://newer@h/\n")
+    assert section.target().user == "newer"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 128, "påvirker"])
+def test_an_exchange_name_is_one_that_amqp_allows(name: str) -> None:
+    with pytest.raises(ValidationError, match="exchange"):
+        settings("amqp://h/", name)
+
+
+# --- the routing key
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "key"),
+    [
+        ("event.scheduled", {"eventtype": "Reboot"}, "event.scheduled.reboot.prod-vmss-a-1f0c33ab"),
+        ("event.ended", {"eventtype": None}, "event.ended.none.prod-vmss-a-1f0c33ab"),
+        ("event.started", {"eventtype": "Live Migration 2.0"}, "event.started.live_migration_2_0.prod-vmss-a-1f0c33ab"),
+        ("startrequest.accepted", {}, "startrequest.accepted.freeze.prod-vmss-a-1f0c33ab"),
+        ("relay.sink-failing", {"subject": "On.Call"}, "relay.sink-failing.on_call.prod-vmss-a-1f0c33ab"),
+        ("relay.source-lost", {"subject": None}, "relay.source-lost.none.prod-vmss-a-1f0c33ab"),
+    ],
+)
+def test_a_routing_key_says_what_happened_to_what_and_where(name: str, changes: dict[str, Any], key: str) -> None:
+    assert routing_key(cloudevent(name, **changes)) == key
+
+
+_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
+
+
+@given(name=_text, eventtype=_text, scope=_text)
+def test_a_routing_key_is_always_four_plain_words_that_fit(name: str, eventtype: str, scope: str) -> None:
+    """Lower case, nothing outside [a-z0-9_-], never empty, at most 255 bytes in all."""
+    key = routing_key(cloudevent(name, eventtype=eventtype, scope=scope))
+    assert re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+){3}", key)
+    assert len(key) <= 255
+
+
+@given(eventtype=st.text("abz019_-", min_size=1, max_size=92), scope=st.text("abz019-", min_size=1, max_size=80))
+def test_words_that_are_plain_already_stay_as_they_are(eventtype: str, scope: str) -> None:
+    assert routing_key(cloudevent("event.updated", eventtype=eventtype, scope=scope)) == f"event.updated.{eventtype}.{scope}"
+
+
+# --- the message
+
+
+def test_a_message_carries_the_event_and_its_name_tags() -> None:
+    event = cloudevent()
+    message = build(event)
+    assert message.body == event.body
+    assert message.delivery_mode is DeliveryMode.PERSISTENT
+    assert message.content_type == "application/cloudevents+json; charset=utf-8"
+    assert (message.message_id, message.correlation_id) == (event.id, EVENT_ID)
+    assert (message.type, message.app_id) == ("io.imdsrelay.event.scheduled.v1", "imds-relay")
+    assert message.headers == {f"ce-{name}": value for name, value in event.attributes.items()}
+
+
+def test_a_message_asks_for_nothing_that_a_consumer_or_broker_could_trip_over() -> None:
+    """No reply_to (FIELD 5.8), no user_id or expiration that a broker could close the channel for (5.5), no priority."""
+    message = build(cloudevent())
+    assert (message.reply_to, message.user_id, message.expiration, message.priority) == (None, None, None, 0)
+
+
+def test_a_message_about_the_relay_has_no_correlation_id() -> None:
+    assert build(cloudevent("relay.source-lost", subject=None)).correlation_id is None
+
+
+def test_copies_that_are_too_long_for_their_place_are_left_out() -> None:
+    """The body has everything; AMQP 1.0 readers see a header of 256 bytes as binary (FIELD 5.13), properties cannot have it."""
+    event = cloudevent(subject="å" * 128)
+    message = build(event)
+    assert message.correlation_id is None
+    assert "ce-subject" not in message.headers
+    assert message.headers["ce-scope"] == event.scope
+    assert "ce-subject" in build(cloudevent(subject="å" * 127)).headers
+
+
+@given(st.dictionaries(st.text("abcxyz019", min_size=1, max_size=20), _text, max_size=10), _text)
+def test_every_event_makes_a_message_that_can_go_on_the_wire(extensions: dict[str, str], event_id: str) -> None:
+    """A message that cannot be encoded would be tried for ever."""
+    attributes: dict[str, Any] = {f"x{name}": value for name, value in extensions.items()}
+    event = cloudevent(subject=event_id, **attributes)
+    header = ContentHeader(body_size=len(event.body), properties=build(event).properties)
+    assert header.marshal()
+
+
+# --- what an answer means
+
+
+def _returned() -> amqp.PublishError:
+    frame = Basic.Return(reply_code=312, reply_text="NO_ROUTE", exchange="x", routing_key=KEY)
+    error = amqp.PublishError.__new__(amqp.PublishError)  # its own constructor wants a whole message
+    error.frame = frame
+    return error
+
+
+TOPIC = f"ACCESS_REFUSED - access to topic '{KEY}' in exchange 'x' in vhost '/' refused for user 'least'"
+
+
+def test_a_confirm_is_delivered() -> None:
+    assert judge(Basic.Ack(), KEY, 10, made_by_us=True).status is None
+
+
+def test_a_return_is_delivered_and_told() -> None:
+    receipt = judge(_returned(), KEY, 10, made_by_us=True)
+    assert (receipt.status, receipt.answer) == (312, f"NO_ROUTE: no queue is bound for {KEY}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "made_by_us", "kind", "failure", "status", "word"),
+    [
+        (amqp.DeliveryError(None, Basic.Nack()), True, Deferred, "transient", None, "nack"),
+        (amqp.ChannelNotFoundEntity("NOT_FOUND - no exchange 'x'"), False, Deferred, "slow", 404, "set declare: true"),
+        (amqp.ChannelNotFoundEntity("NOT_FOUND - no exchange 'x'"), True, Deferred, "transient", None, "NOT_FOUND"),
+        (ChannelAccessRefused("ACCESS_REFUSED - access to exchange 'x'"), True, Deferred, "slow", 403, "grant the user write"),
+        (ChannelAccessRefused(TOPIC), True, Deferred, "slow", 403, "topic"),
+        (ChannelAccessRefused(TOPIC.replace("freeze", "reboot")), True, Deferred, "transient", None, "channel closed"),
+        (amqp.ChannelPreconditionFailed("message size 10 is larger than configured max size 5"), True, Rejected, None, 406, "size"),
+        (
+            amqp.ChannelPreconditionFailed("message size 100 is larger than the max size 5"),
+            True,
+            Deferred,
+            "transient",
+            None,
+            "size",
+        ),
+        (amqp.ConnectionClosed(320, "CONNECTION_FORCED - shutdown"), True, Deferred, "transient", None, "shutdown"),
+        (asyncio.CancelledError(), True, Deferred, "transient", None, "heartbeat"),
+        (Exception(), True, Deferred, "transient", None, "same id"),
+        (None, True, Deferred, "transient", None, "expected the broker to confirm"),
+    ],
+)
+def test_an_answer_that_is_no_confirm_says_what_to_do_next(
+    answer: Answer, made_by_us: bool, kind: type[DeliveryError], failure: Failure | None, status: int | None, word: str
+) -> None:
+    """A neighbour of the message that closed the channel (another topic, another size) is only tried again."""
+    with pytest.raises(kind) as raised:
+        judge(answer, KEY, 10, made_by_us=made_by_us)
+    assert word in raised.value.reason
+    assert raised.value.status == status
+    assert getattr(raised.value, "failure", None) == failure
+
+
+def test_an_error_in_our_own_code_is_not_taken_for_the_brokers() -> None:
+    with pytest.raises(TypeError, match="ours"):
+        judge(TypeError("ours"), KEY, 10, made_by_us=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("amqp://user:hunter2@broker.example.com/prod", "broker.example.com:5672"),
+        ("amqps://user:hunter2@broker.example.com", "broker.example.com:5671"),
+        ("amqp://[::1]:1234/", "[::1]:1234"),
+    ],
+)
+def test_a_broker_is_named_by_host_and_port_alone(url: str, name: str) -> None:
+    assert _amqp.place(URL(url)) == name

@@ -1,0 +1,319 @@
+"""RabbitMQ, when the broker is not there, goes, stands still or blocks: nothing is lost, and it is soon taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from typing_extensions import override
+from yarl import URL
+
+from relay.clock import SystemClock
+from relay.errors import Deferred
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import _amqp, rabbitmq
+from tests.make import cloudevent
+from tests.rabbitmq import Broker, Reachable
+from tests.sinks.bus import bound, channel, deferred, delivered, sink, waiting
+
+QUORUM = {"x-queue-type": "quorum"}
+CERTIFICATE = Path(__file__).parent / "loopback.pem"
+
+
+async def consumer(url: str, exchange: str) -> None:
+    """A durable queue of the exchange's name that gets everything."""
+    async with channel(url) as there:
+        queue = await bound(there, exchange, name=exchange, arguments=QUORUM)
+        await queue.purge()
+
+
+async def stored(url: str, exchange: str) -> list[bytes]:
+    """What that queue holds."""
+    async with channel(url) as there:
+        return await waiting(await there.get_queue(exchange))
+
+
+# --- gone
+
+
+async def test_a_broker_that_is_stopped_or_not_yet_started_is_waited_for(own_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """Opening the sink waits for nothing; a delivery says why not; once the broker is up, the first one goes out soon."""
+    caplog.set_level(logging.INFO, "relay.sinks.rabbitmq")
+    async with sink(own_broker.amqp_url(), "late") as early:
+        await delivered(early, cloudevent())
+        await asyncio.to_thread(own_broker.stop)
+        began = time.monotonic()
+        async with sink(own_broker.amqp_url(), "late") as late:
+            for bus in (early, late):
+                await deferred(bus, cloudevent(), f"no connection to 127.0.0.1:{own_broker.port}: Connection refused")
+            assert time.monotonic() - began < 4 * rabbitmq.PATIENCE
+            await asyncio.to_thread(own_broker.start)
+            for bus in (early, late):
+                began = time.monotonic()
+                await delivered(bus, cloudevent())
+                assert time.monotonic() - began < 5
+    warned = [
+        record.getMessage() for record in caplog.records if (record.name, record.levelno) == ("relay.sinks.rabbitmq", logging.WARNING)
+    ]
+    assert "was lost" in warned[0]
+    assert len(warned) <= 5  # of some forty tries
+
+
+async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: Broker) -> None:
+    """Each event is tried, with the same id, until it is confirmed; then all are in the queue. Repeats are allowed."""
+    events = [cloudevent(data={"n": n}) for n in range(640)]
+    errors: list[Deferred] = []
+    halfway = asyncio.Event()
+
+    async def send(bus: rabbitmq.RabbitMQ, share: list[CloudEvent]) -> None:
+        for event in share:
+            if event is events[200]:
+                halfway.set()
+            while True:
+                try:
+                    await bus.deliver(event)
+                    break
+                except Deferred as error:
+                    errors.append(error)
+                    await asyncio.sleep(0.05)
+
+    async with sink(own_broker.amqp_url(), "killed") as bus:
+        await delivered(bus, cloudevent("relay.ping"))
+        await consumer(own_broker.amqp_url(), "killed")
+        async with asyncio.timeout(40), asyncio.TaskGroup() as tasks:
+            for worker in range(bus.concurrency):
+                tasks.create_task(send(bus, events[worker :: bus.concurrency]))
+            await halfway.wait()
+            own_broker.kill()  # blocks, so that what is in flight stays in flight
+            await asyncio.to_thread(own_broker.start)
+        assert {error.failure for error in errors} == {"transient"}
+        assert any("sent again with the same id" in error.reason for error in errors)
+        assert set(await stored(own_broker.amqp_url(), "killed")) == {event.body for event in events}
+
+
+# --- connecting again, for ever
+
+
+class Stop(Exception):
+    """The test has seen enough."""
+
+
+class CountingClock(SystemClock):
+    """Waits no time at all, and writes down how long it was to be; ends the test after so many times."""
+
+    def __init__(self, enough: int) -> None:
+        self.pauses: list[float] = []
+        self._enough = enough
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) == self._enough:
+            raise Stop
+
+
+async def _unused(_: _amqp.Connection) -> NoReturn:
+    raise AssertionError("there is nothing to connect to")
+
+
+async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance() -> None:
+    clock = CountingClock(8)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = URL(f"amqp://127.0.0.1:{nobody.getsockname()[1]}/")
+        with pytest.raises(Stop):
+            await _amqp.keep_connected(lambda: url, "test", clock, _unused, lambda _: None, chance=lambda: 1.0)
+    assert clock.pauses == [pytest.approx(1.25 * pause) for pause in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)]
+
+
+async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_amqp, "SETTING_UP", 0.2)
+    greeted: list[bytes] = []
+    troubles: list[_amqp.Trouble] = []
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeted.append(await reader.readexactly(8))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+        url = URL(f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        with pytest.raises(Stop):
+            await _amqp.keep_connected(lambda: url, "test", CountingClock(2), _unused, troubles.append)
+    assert greeted == [b"AMQP\x00\x00\x09\x01"] * 2
+    assert "did not answer within 0.2 s" in troubles[1].reason
+
+
+async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(broker: Reachable) -> None:
+    """FIELD 5.1: in a task group, a task that ends so would end without a word."""
+    troubles: list[_amqp.Trouble] = []
+
+    async def struck(_: _amqp.Connection) -> NoReturn:
+        raise asyncio.CancelledError
+
+    url = URL(broker.amqp_url())
+    with pytest.raises(Stop):
+        await _amqp.keep_connected(lambda: url, "test", CountingClock(2), struck, troubles.append)
+    assert ["heartbeat" in trouble.reason for trouble in troubles] == [True, True]
+
+
+# --- standing still
+
+
+async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(own_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """FIELD 5.1: aiormq then raises CancelledError in whoever waits, though nobody cancelled; that is a Deferred like any other.
+
+    With a heartbeat of one second the watchdog takes six, with the relay's own of ten it takes 33.
+    """
+    caplog.set_level(logging.WARNING, "relay.sinks.rabbitmq")
+    async with sink(own_broker.amqp_url(), "frozen", heartbeat=1, timeout="30s") as bus:
+        await delivered(bus, cloudevent())
+        own_broker.freeze()
+        began = time.monotonic()
+        # So many that the socket takes no more: aiormq leaves those waiting for ever that have not been sent.
+        large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
+        errors = await asyncio.gather(*(deferred(bus, event) for event in large))
+        assert 4 < time.monotonic() - began < 10
+        assert {error.failure for error in errors} == {"transient"}
+        assert any("heartbeat" in error.reason for error in errors)
+        own_broker.thaw()
+        await delivered(bus, cloudevent("event.updated"))
+    assert "the connection to 127.0.0.1" in caplog.text
+
+
+async def test_a_cancellation_that_was_asked_for_stays_one(own_broker: Broker) -> None:
+    async with sink(own_broker.amqp_url(), "canceled") as bus:
+        await delivered(bus, cloudevent())
+        own_broker.freeze()
+        delivery = asyncio.ensure_future(bus.deliver(cloudevent("event.updated")))
+        await asyncio.wait([delivery], timeout=0.1)
+        delivery.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await delivery
+        own_broker.thaw()
+
+
+async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twice(own_broker: Broker) -> None:
+    """FIELD 5.4 and 5.2: the timeout says "don't know"; the next try of the same id joins the publish under way."""
+    event = cloudevent()
+    async with sink(own_broker.amqp_url(), "slow", timeout="500ms") as bus:
+        await delivered(bus, cloudevent("relay.ping"))
+        await consumer(own_broker.amqp_url(), "slow")
+        own_broker.freeze()
+        first, second = await deferred(bus, event), await deferred(bus, event)
+        assert first.reason == second.reason
+        assert "did not confirm" in first.reason
+        assert "may be stored, and is sent again with the same id" in first.reason
+        own_broker.thaw()
+        await delivered(bus, event)
+        assert await stored(own_broker.amqp_url(), "slow") == [event.body]
+
+
+async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(own_broker: Broker) -> None:
+    async with sink(own_broker.amqp_url(), "left", timeout="100ms") as bus:
+        await delivered(bus, cloudevent())
+        own_broker.freeze()
+        large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
+        await asyncio.gather(*(deferred(bus, event) for event in large))
+        began = time.monotonic()
+    assert time.monotonic() - began < _amqp.CLOSING + 1
+    own_broker.thaw()
+
+
+# --- blocking
+
+
+async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_is_over(own_broker: Broker) -> None:
+    """FIELD 5.11: what was under way stays so, what comes later is not sent, and closing does not wait for the alarm's end."""
+    before, later = cloudevent(), cloudevent("event.updated")
+    url = own_broker.amqp_url()
+    async with sink(url, "alarmed", timeout="500ms") as bus:
+        await delivered(bus, cloudevent("relay.ping"))
+        await consumer(url, "alarmed")
+        await asyncio.to_thread(own_broker.alarm, on=True)
+        async with sink(url, "alarmed", timeout="500ms") as leaving:
+            await deferred(leaving, cloudevent("event.started"), "did not confirm")
+            began = time.monotonic()
+        assert time.monotonic() - began < _amqp.CLOSING + 1
+        for event, reason in ((before, "did not confirm"), (later, "did not let anybody publish"), (before, "did not confirm")):
+            error = await deferred(bus, event)
+            assert (error.failure, reason in error.reason) == ("transient", True)
+        await asyncio.to_thread(own_broker.alarm, on=False)
+        await delivered(bus, before)
+        await delivered(bus, later)
+        there = await stored(url, "alarmed")
+    assert {before.body, later.body} < set(there)  # and what the sink that left had under way
+
+
+# --- where it leads
+
+
+async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_password_is_ever_told(
+    own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rotated password needs no restart. What is logged, at whatever level, is how the connection fares."""
+    caplog.set_level(logging.DEBUG)
+    await asyncio.to_thread(own_broker.add_user, "rotated", "hunter2")
+    file = tmp_path / "url"
+    file.write_text(own_broker.amqp_url("rotated"))
+    async with sink(None, "rotated", url_file=file) as bus:
+        await delivered(bus, cloudevent())
+        await asyncio.to_thread(own_broker.ctl, "change_password", "rotated", "hunter3")
+        await asyncio.to_thread(own_broker.ctl, "close_all_user_connections", "rotated", "for rotation")
+        error = await deferred(bus, cloudevent(), "refused user or password")
+        file.write_text(own_broker.amqp_url("rotated").replace("hunter2", "hunter3"))
+        await delivered(bus, cloudevent())
+    ours = [record.getMessage() for record in caplog.records if record.name == "relay.sinks.rabbitmq"]
+    place = f"127.0.0.1:{own_broker.port}"
+    assert [line.partition(" to ")[0] for line in ours] == ["bus: connected", "bus: the connection", "bus: no connection", "bus: connected"]
+    assert all(place in line for line in ours)
+    assert "for rotation" in ours[1]
+    assert error.reason in ours[2]
+    assert "hunter" not in f"{caplog.text}{error!r}{error.__cause__!r}{error.__context__!r}"
+
+
+async def test_amqps_is_spoken_and_the_certificate_is_checked(own_broker: Broker) -> None:
+    async with _tls_front(own_broker.port) as port:
+        url = f"amqps://guest:guest@localhost:{port}/"
+        async with sink(url, "tls") as bus:
+            await deferred(bus, cloudevent(), "CERTIFICATE_VERIFY_FAILED")
+        async with sink(f"{url}?cafile={CERTIFICATE}", "tls") as bus:
+            await delivered(bus, cloudevent())
+
+
+@asynccontextmanager
+async def _tls_front(broker_port: int) -> AsyncIterator[int]:
+    """A TLS listener that passes everything on to the broker; its port."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection("127.0.0.1", broker_port)
+        await asyncio.gather(pump(reader, outer), pump(inner, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "168.63.129.16", "[::ffff:169.254.169.254]"])
+async def test_a_metadata_address_is_never_dialled(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract, promise 6."""
+    monkeypatch.setattr(rabbitmq, "PATIENCE", 0.1)
+    async with sink(f"amqp://guest:guest@{host}/", "never") as bus:
+        await deferred(bus, cloudevent(), "metadata or host address")
