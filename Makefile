@@ -6,13 +6,13 @@ ARGS ?=
 BIN := $(VENV)/bin
 LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock
 
-.PHONY: help install demo test check lint format types imports yaml bench docs chaos lock clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     the main job from end to end, on this machine alone'
 	@echo 'make test     every test; ARGS="-k webhook" for some of them'
-	@echo 'make check    lint, format, types, import rules, YAML'
+	@echo 'make check    lint, format, types, import rules, YAML, generated pages'
 	@echo 'make install  the relay and what its development needs, into $(VENV)'
 	@echo 'make bench    latency, throughput and idle cost, measured here'
 	@echo 'make chaos    kills, freezes and faults for longer than a test may take'
@@ -39,7 +39,7 @@ test: $(VENV)/.dev
 # One line for each step; what a failed one said is shown whole.
 step = @printf '%s … ' '$(1)'; if said=$$($(2) 2>&1); then echo ok; else echo failed; printf '%s\n' "$$said"; exit 1; fi
 
-check: lint format types imports yaml
+check: lint format types imports yaml pages
 
 lint: $(VENV)/.dev
 	$(call step,lint,$(BIN)/ruff check --no-fix .)
@@ -56,6 +56,9 @@ imports: $(VENV)/.dev
 yaml: $(VENV)/.dev
 	$(call step,YAML,git ls-files '*.yml' '*.yaml' | xargs $(BIN)/yamllint --strict)
 
+pages: $(VENV)/.dev
+	$(call step,generated pages,$(BIN)/python -m docs.generate --check)
+
 bench: $(VENV)/.dev
 	@$(BIN)/python -m tests.see_to bench $(BIN)/python -m bench $(ARGS)
 
@@ -64,7 +67,6 @@ chaos: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate
-	@$(BIN)/python -m typer relay.cli utils docs --name imds-relay --output docs/commands.md
 
 # Every wheel and platform of each version is in the lock; no address of a registry is.
 compile = uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate

@@ -210,6 +210,21 @@ def test_the_compose_file_uses_the_users_of_the_definitions(services: dict[str, 
     assert services["consumer"]["environment"]["QUEUE"] == EXAMPLE_QUEUE
 
 
+async def test_the_simulator_of_the_compose_file_starts_with_the_command_given(services: dict[str, Any]) -> None:
+    command = [*services["simulator"]["command"], "--port", "0"]
+    simulator = await asyncio.create_subprocess_exec(sys.executable, "-m", "relay", *command, stdout=asyncio.subprocess.PIPE)
+    assert simulator.stdout is not None
+    try:
+        async with asyncio.timeout(20):
+            assert b"finds its IMDS at http://0.0.0.0:" in await simulator.stdout.readline()
+            simulator.send_signal(signal.SIGTERM)
+            await simulator.wait()
+    finally:
+        if simulator.returncode is None:
+            simulator.kill()
+            await simulator.wait()
+
+
 def test_the_relay_of_the_compose_file_has_a_configuration_that_holds() -> None:
     config = load(ROOT / "deploy/compose/relay.yaml", {"IMDS_RELAY_STORE__PATH": "/var/lib/imds-relay/relay.db"}).config
     assert str(config.store.path) == "/var/lib/imds-relay/relay.db"
