@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from relay.config.document import KeyPath, at, dotted, kind, path_of
 
-_SECRET = re.compile(r"(?<=whsec_)[^\s'\"]+|(?<=imdsr_)[^\s'\"]+|(?<=://)[^\s/'\"]*(?=@)")
+_SECRET = re.compile(r"(whsec_|imdsr_)[^\s'\"]+|(:/+)[^\s/'\"]*@")
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -26,6 +26,7 @@ _EXPECTED = {
     "invalid_key": "keys that are text",
     "literal_error": "{expected}",
     "mapping_type": "a mapping",
+    "model_attributes_type": "a mapping",
     "model_type": "a mapping",
     "path_type": "a path",
     "string_pattern_mismatch": "text that matches {pattern}",
@@ -36,7 +37,7 @@ _EXPECTED = {
     "union_tag_invalid": "one of {expected_tags}",
 }
 """What pydantic's errors mean to whoever writes YAML."""
-_CONTAINERS = frozenset({"dict_type", "mapping_type", "model_type", "tuple_type"})
+_CONTAINERS = frozenset({"dict_type", "mapping_type", "model_attributes_type", "model_type", "tuple_type"})
 _KIND = frozenset({"union_tag_invalid", "union_tag_not_found"})
 
 
@@ -64,7 +65,7 @@ def sentences(error: ValidationError, given: Given) -> Iterator[str]:
         if len(errors) == 1 and _is_branch(errors[0], path) and any(other[: len(path)] == path != other for other in wrong):
             continue  # of the alternative, the other branch is the one that was meant
         # What has the look of a secret is not shown wherever it was put by mistake.
-        yield _SECRET.sub("…", f"{_place(path, given)}{_problem(errors, path, given)}")
+        yield _SECRET.sub(r"\1\2…", f"{_place(path, given)}{_problem(errors, path, given)}")
 
 
 def _path(error: ErrorDetails, values: Any) -> KeyPath:

@@ -1,0 +1,7 @@
+"""``python -m relay`` is ``imds-relay``."""
+
+from __future__ import annotations
+
+from relay.cli import main
+
+main()

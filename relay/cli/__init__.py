@@ -1,0 +1,67 @@
+"""What a person types: ``imds-relay <verb>``. One module for each group of verbs; this one puts them together.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused by policy.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import typer
+
+from relay import __version__
+from relay.cli import beginning, checking, deciding, demo, events, keys, running, schema, sending, simulating
+from relay.cli._exits import DONE, FAILED, WRONG, code_of, is_broken_pipe, sentence_of
+from relay.cli._screen import tell
+from relay.cli.audit import audit
+
+app = typer.Typer(name="imds-relay", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
+
+_VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
+    "Begin": {"demo": demo.demo, "init": beginning.init, "check": checking.check, "keys": keys.keys, "run": running.run},
+    "Watch": {"events": events.events, "show": events.show_event, "tail": events.tail},
+    "Decide": {"approve": deciding.approve, "hold": deciding.hold, "release": deciding.release, "approvals": deciding.approvals},
+    "Send": {
+        "deliveries": sending.deliveries,
+        "dead-letters": sending.dead_letters,
+        "redeliver": sending.redeliver,
+        "ping": sending.ping,
+        "pause": sending.pause,
+        "resume": sending.resume,
+    },
+    "Build against it": {"simulate": simulating.simulate, "schema": schema.schema},
+}
+for _panel, _verbs in _VERBS.items():
+    for _name, _verb in _verbs.items():
+        app.command(_name, rich_help_panel=_panel)(_verb)
+app.add_typer(audit, name="audit", rich_help_panel="Decide")
+
+
+@app.callback()
+def _relay(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Hears Azure's Scheduled Events, tells everyone who must know, and brings their answer back."""
+    if version:
+        print(f"imds-relay {__version__}")  # noqa: T201  # it was asked for
+        raise typer.Exit(DONE)
+    if context.invoked_subcommand is None:
+        print(context.get_help())  # noqa: T201  # nothing else to do
+        raise typer.Exit(WRONG)
+
+
+def main() -> None:
+    """Run the command line; ends the process with the exit code. Errors are sentences on standard error, never tracebacks."""
+    try:
+        # A verb returns nothing; what comes back is the code of an Exit.
+        code = app(prog_name="imds-relay", standalone_mode=False) or DONE
+    except typer.TyperException as error:
+        tell(f"imds-relay: {error.format_message().rstrip('.')}. See imds-relay --help")
+        code = WRONG
+    except typer.Abort:
+        code = FAILED
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the last one to hear of it: a person reads what comes of it
+        for line in () if is_broken_pipe(error) else sentence_of(error).splitlines():
+            tell(f"imds-relay: {line}")
+        code = code_of(error)
+    sys.exit(code if code in range(4) else FAILED)

@@ -1,0 +1,61 @@
+"""How a command ends when it could not do what it was asked to: a sentence on standard error and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import traceback
+from pathlib import Path
+
+from aiohttp import ClientError
+
+from relay.errors import ConfigError, RelayError
+
+DONE = 0
+FAILED = 1
+WRONG = 2
+"""Wrong usage or configuration."""
+REFUSED = 3
+"""Refused by policy."""
+
+
+class CommandFailed(RelayError):
+    """The command could not do what it was asked to."""
+
+
+class RefusedByPolicy(RelayError):
+    """The relay may not do it, or not for this caller, or not now: its rules, or the state of the event, forbid it."""
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code that an error ends in."""
+    if isinstance(error, ConfigError):
+        return WRONG
+    return REFUSED if isinstance(error, RefusedByPolicy) else FAILED
+
+
+def sentence_of(error: BaseException) -> str:
+    """What a person is told of an error."""
+    match error:
+        case RelayError():
+            return str(error)
+        case KeyboardInterrupt():
+            return "stopped"
+        case TimeoutError():
+            return str(error) or "it took too long"
+        case OSError() if error.errno is not None:
+            return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
+        case OSError() | ClientError() | sqlite3.Error():
+            return str(error) or type(error).__name__
+    return f"a mistake in imds-relay itself, please report it: {type(error).__name__}: {error} ({_place(error)})"
+
+
+def is_broken_pipe(error: BaseException) -> bool:
+    """Whether whoever read our output has gone, as ``head`` does: nobody is left to tell."""
+    return isinstance(error, OSError) and error.errno == errno.EPIPE
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent.parent)] or frames
+    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"

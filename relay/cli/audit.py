@@ -1,0 +1,123 @@
+"""``audit``: who decided what, from the state file itself; it works with and without a running relay."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from relay.cli._exits import CommandFailed
+from relay.cli._screen import local, show, show_json, show_line, show_table
+from relay.cli.events import AsJson, EventId, told
+from relay.cli.running import ConfigFile
+from relay.config import load
+from relay.errors import ConfigError
+from relay.outbox import Head
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import Row, rows, verify
+
+audit = typer.Typer(invoke_without_command=True, help="Prove and show what was decided, from the journal of the state file.")
+
+Expect = Annotated[
+    str | None,
+    typer.Option(
+        "--expect",
+        metavar="HEAD",
+        show_default=False,
+        help="A journalhead that was seen before, elsewhere: shows whether the journal was cut since.",
+    ),
+]
+
+
+@audit.callback()
+def audit_all(context: typer.Context, config: ConfigFile = None) -> None:
+    """Prove and show what was decided, from the journal of the state file. Without a verb: verify."""
+    if context.invoked_subcommand is None:
+        verify_chain(config=config)
+
+
+@audit.command("verify")
+def verify_chain(*, expect: Expect = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Verify the hash chain of the journal, row by row."""
+    expected = _head(expect) if expect is not None else None
+    with _journal(config) as (connection, path):
+        head, count = verify(connection, expected)
+    if as_json:
+        show_json({"store": str(path), "rows": count, "position": head.position, "hash": head.hash, "journalhead": str(head)})
+        return
+    show(f"the chain of {path} holds: {count} rows, journalhead {head}")
+    if expected is not None:
+        show(f"it goes on from {expected}" if expected != head else "it ends where it was seen to end")
+
+
+@audit.command("show")
+def show_rows(event: EventId, *, config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Show every row about one event, oldest first."""
+    with _journal(config) as (connection, path):
+        found = [row for row in rows(connection) if row.event_key == event.lower()]
+    if not found:
+        raise CommandFailed(f"the journal in {path} has no row about event {event}; see `imds-relay audit export`")
+    if as_json:
+        show_json([_exported(row) for row in found])
+        return
+    show_table(
+        ("row", "at", "what", "by", "detail"), [(row.position, local(row.at, relative=False), *_summary(row)) for row in found], empty=""
+    )
+
+
+@audit.command("export")
+def export(*, config: ConfigFile = None) -> None:
+    """Print the whole journal as JSON lines, with the hashes: what was written, to be kept elsewhere."""
+    with _journal(config) as (connection, _):
+        for row in rows(connection):
+            show_line(_exported(row))
+
+
+@contextmanager
+def _journal(config: Path | None) -> Iterator[tuple[sqlite3.Connection, Path]]:
+    """One consistent look at the journal. Raises StoreError where there is none, CommandFailed where it cannot be read on."""
+    path = load(config).config.store.path
+    connection = open_for_reading(path)
+    try:
+        connection.execute("BEGIN")
+        yield connection, path
+    except sqlite3.Error as error:
+        raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
+    finally:
+        connection.close()
+
+
+def _head(text: str) -> Head:
+    match = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", text.strip().lower())
+    if match is None:
+        raise ConfigError("--expect: expected a journalhead, <position>:<64 hexadecimal digits>")
+    return Head(int(match[1]), match[2])
+
+
+def _exported(row: Row) -> dict[str, object]:
+    # The body goes in as the bytes that were written: the hash covers them.
+    return {
+        "position": row.position,
+        "at": row.at,
+        "kind": row.kind,
+        "eventKey": row.event_key,
+        "transition": row.transition,
+        "hash": row.hash,
+        "body": orjson.Fragment(row.body),
+    }
+
+
+def _summary(row: Row) -> tuple[str, object, str]:
+    body = orjson.loads(row.body)
+    if row.kind == "claim":
+        return "claim", f"rule:{body['rule']}", f"StartRequest, attempt {body['attempt']}"
+    if row.kind == "mode":
+        return "mode", body.get("principal"), str(body.get("mode"))
+    _, name, by, detail = told(body)
+    return str(name), by, detail

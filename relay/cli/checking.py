@@ -1,0 +1,187 @@
+"""``check``: what a configuration means, and what its rules would decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relay.api import Client
+from relay.approvals import Rule, Votes
+from relay.approvals.ledger import stricter
+from relay.approvals.policy import Standing, rule_for, step
+from relay.cli._screen import counted, facts, named, show, show_json, show_table, spoken, tell
+from relay.cli.events import AsJson
+from relay.cli.running import ConfigFile
+from relay.config import USER_EVENTS_WAIT, Config, Loaded, load
+from relay.errors import ConfigError, DocumentError
+from relay.events.document import Document, Event, parse
+from relay.events.match import Match
+from relay.events.normalise import event_data
+from relay.outbox import Occurrence
+from relay.sinks import SinkSettings
+
+Against = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        metavar="DOCUMENT",
+        show_default=False,
+        help="A Scheduled Events document in JSON: says which rule decides about each of its events.",
+    ),
+]
+
+
+def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson = False) -> None:
+    """Check the configuration and say what it means. Nothing is started, and nobody is called."""
+    loaded = load(config)
+    decided = list(decisions(loaded.config, _document(against), datetime.now(UTC))) if against is not None else None
+    warnings = list(_warnings(loaded.config))
+    if as_json:
+        said = {
+            "file": loaded.file and str(loaded.file),
+            "config": loaded.config.model_dump(mode="json", by_alias=True),
+            "warnings": warnings,
+        }
+        show_json(said if decided is None else {**said, "events": decided})
+        return
+    _show(loaded)
+    if decided is not None:
+        rows = [
+            (one["eventId"], one["eventType"], one["eventSource"], named(one["resources"], most=3), one["rule"], one["follows"])
+            for one in decided
+        ]
+        columns = ("event", "type", "source", "machines", "rule", "what follows")
+        show("")
+        show_table(columns, rows, empty="the document holds no events")
+    for warning in warnings:
+        tell(f"warning: {warning}")
+
+
+def decisions(config: Config, document: Document, now: datetime) -> Iterator[dict[str, Any]]:
+    """What the rules would decide about each event of a document that nobody has voted on."""
+    mode = stricter(config.approvals, "on", trusted=True)
+    for event in document.events:
+        occurrence = _seen(event, document.incarnation)
+        rule = rule_for(config.approvals.rules, occurrence, config.scope)
+        standing = Standing(occurrence, (), (), rule, config.approvals.groups, mode, now)
+        yield {**occurrence.data, "rule": rule.name if rule else None, "approved": bool(step(standing)), "follows": _follows(standing)}
+
+
+def _document(file: Path) -> Document:
+    try:
+        return parse(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--against: expected a file that can be read, {file}: {error.strerror}") from error
+    except DocumentError as error:
+        raise ConfigError(f"--against: {file}: {error}") from error
+
+
+def _seen(event: Event, incarnation: int | None) -> Occurrence:
+    return Occurrence(
+        id=0,
+        key=event.key,
+        number=1,
+        data=event_data(event, incarnation),
+        revision=event.revision,
+        live=True,
+        boot_id=None,
+        first_seen="",
+        last_changed="",
+        outcome=None,
+        told="",
+    )
+
+
+def _follows(standing: Standing) -> str:
+    if standing.occurrence.event.started:
+        return "nothing, it has started"
+    if not standing.open:
+        return "nothing, NotBefore has passed"
+    if standing.rule is None:
+        return "nothing: no rule, no approval"
+    how = _how(standing.rule)
+    return how if standing.mode == "on" else f"nothing: approvals are {standing.mode} (else {how})"
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    if config.user_events_wait:
+        yield USER_EVENTS_WAIT
+    if config.scope == "auto" and any(rule.match.scope is not None for rule in config.approvals.rules):
+        yield "scope: auto is known on the VM alone; conditions on the scope are compared with the word auto here"
+
+
+def _show(loaded: Loaded) -> None:
+    config, approvals, api = loaded.config, loaded.config.approvals, loaded.config.api
+    reached = f"{api.listen} {'with' if api.tls else 'without'} TLS" + (f", and {api.socket}" if api.socket else "")
+    mode = stricter(approvals, "on", trusted=True)
+    show(
+        facts(
+            (
+                ("configuration", loaded.file or "the defaults: there is no file"),
+                ("scope", config.scope),
+                ("relay", config.relay),
+                ("source", f"{config.source.url} every {spoken(config.source.interval)}"),
+                (
+                    "store",
+                    f"{config.store.path}; deliveries kept {spoken(config.store.retain)}, the journal {spoken(config.store.audit_retain)}",
+                ),
+                ("approvals", f"{mode}, {counted(len(approvals.rules), 'rule')}; a hold holds {spoken(approvals.hold_expires)}"),
+                ("API", reached),
+                ("log", config.telemetry.log),
+            )
+        ),
+    )
+    rules = [
+        (number, rule.name, _conditions(rule.match) or "every event", _how(rule)) for number, rule in enumerate(approvals.rules, start=1)
+    ]
+    show("")
+    show_table(("sink", "kind", "to", "events", "only"), [_sink(sink) for sink in config.sinks], empty="no sinks: nobody is told")
+    show("")
+    show_table(("rule", "name", "if", "then"), rules, empty="no rules: nothing is approved")
+    show("")
+    show_table(
+        ("client", "may", "about", "comes with"),
+        [_client(client) for client in api.clients],
+        empty="no clients: the API answers nobody from elsewhere",
+    )
+
+
+def _sink(sink: SinkSettings) -> tuple[object, ...]:
+    target = getattr(sink, "target", None)
+    # Of the URL only where it leads: the rest may hold a token.
+    return sink.name, getattr(sink, "kind", None), str(target().origin()) if target else None, named(sink.events), _conditions(sink.match)
+
+
+def _conditions(match: Match) -> str:
+    texts = {"type": match.event_type, "source": match.event_source, "machines": match.resources, "scope": match.scope}
+    given = [f"{name} {' or '.join(values)}" for name, values in texts.items() if values is not None]
+    if match.duration is not None:
+        given.append(f"takes {match.duration.min:g} to {match.duration.max:g} s")
+    return "; ".join(given)
+
+
+def _how(rule: Rule) -> str:
+    if not isinstance(rule.approve, Votes):
+        return "approved at once"
+    votes = rule.approve
+    expires = f", each good for {spoken(votes.expires)}" if votes.expires is not None else ""
+    closes = f", until {spoken(votes.close_before)} before NotBefore" if votes.close_before else ""
+    return f"{counted(votes.votes, 'vote')} of {named(votes.from_)}{expires}{closes}"
+
+
+def _client(client: Client) -> tuple[object, ...]:
+    ways = {
+        "key": client.key_sha256 or client.key or client.key_file,
+        "signature": client.secrets or client.secrets_file,
+        f"RabbitMQ user {client.amqp_user}": client.amqp_user,
+    }
+    return (
+        client.name,
+        ", ".join(client.can),
+        named(client.resources) or "every machine",
+        ", ".join(way for way, given in ways.items() if given),
+    )

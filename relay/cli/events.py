@@ -1,0 +1,167 @@
+"""``events``, ``show`` and ``tail``: what is going on, and what went on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from relay.cli._http import Client, talking
+from relay.cli._screen import counted, facts, local, named, show, show_json, show_line, show_table, tell
+from relay.cli._stopping import until_stopped
+from relay.cli._stream import Message, Stream
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Every = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
+EventId = Annotated[str, typer.Argument(metavar="EVENT", help="An EventId; upper and lower case are the same.")]
+
+_AGAIN, _AGAIN_LATEST = 0.5, 15.0
+"""Seconds before a broken stream is taken up again; doubled from one to the other."""
+
+
+@talking
+async def events(relay: Client, *, every: Every = False, as_json: AsJson = False) -> None:
+    """List current and recent events."""
+    found = await relay.pages("events", every=every)
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        (
+            one["eventId"],
+            one["eventType"],
+            one["outcome"] or one["eventStatus"],
+            named(one["resources"], most=3),
+            local(one["notBefore"]) if one["outcome"] is None else None,
+            _standing(one),
+        )
+        for one in found["items"]
+    ]
+    show_table(("event", "type", "state", "machines", "not before", "approval"), rows, empty="no events")
+    if found["next"] is not None:
+        tell("there are more: --all")
+
+
+@talking
+async def show_event(relay: Client, event: EventId, *, as_json: AsJson = False) -> None:
+    """Show one event: its history, votes and deliveries."""
+    found = await relay.get("events", event)
+    if as_json:
+        show_json(found)
+        return
+    show(facts(about(found)))
+    votes = [
+        (
+            local(one["at"], relative=False),
+            one["decision"],
+            one["principal"],
+            one["channel"],
+            "counts" if one["counts"] else "counts no more",
+        )
+        for one in found["votes"]
+    ]
+    sent = [(one["type"], one["sink"], one["state"], one["attempts"], one["reason"]) for one in found["deliveries"]]
+    show("")
+    show_table(("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything")
+    show("")
+    show_table(("told", "what", "by", "detail"), [told(one) for one in found["history"]], empty="nothing was told")
+    show("")
+    show_table(("delivery of", "to", "state", "tries", "reason"), sent, empty="nothing was sent: no sink wants it")
+
+
+@talking
+async def tail(relay: Client, *, as_json: AsJson = False) -> None:
+    """Follow what the relay says, as it says it, until Ctrl-C."""
+    await until_stopped(_follow(relay, Stream(), as_json=as_json))
+
+
+async def _follow(relay: Client, stream: Stream, *, as_json: bool) -> None:
+    pause = _AGAIN
+    while True:
+        try:
+            async with relay.stream("stream", headers=stream.headers()) as chunks:
+                if stream.broken:
+                    tell("connected again; nothing is left out")
+                async for chunk in chunks:
+                    pause = _AGAIN
+                    for message in stream.feed(chunk):
+                        _print(message, as_json=as_json)
+            reason = "the relay ended the stream"
+        except ConnectionError as error:
+            if not stream.begun:
+                raise
+            reason = str(error)
+        if not stream.broken:
+            tell(f"{reason}; trying again until it is there")
+        stream.break_off()
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _AGAIN_LATEST)
+
+
+def about(event: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """An event as a person decides about it."""
+    return [
+        ("event", event["eventId"]),
+        ("what", " ".join(part for part in (event["eventType"], event["eventStatus"]) if part)),
+        ("outcome", event["outcome"]),
+        ("machines", named(event["resources"], most=50) or "none named"),
+        ("not before", local(event["notBefore"])),
+        ("takes", "unknown" if event["durationSeconds"] is None else f"{event['durationSeconds']} s"),
+        ("started by", event["eventSource"]),
+        ("because", event["description"]),
+        ("approval", _standing(event)),
+        ("closes", local(event["approval"]["closes"]) if event["outcome"] is None else None),
+        ("revision", event["revision"]),
+    ]
+
+
+def _standing(event: Mapping[str, Any]) -> str | None:
+    approval = event["approval"]
+    if event["outcome"] is not None and approval["state"] == "none":
+        return None
+    votes = f"{approval['votes']} of {counted(approval['required'], 'vote')}" if approval["required"] else None
+    rule = f"rule {approval['rule']}" if approval["rule"] else "no rule"
+    return ", ".join(part for part in (approval["state"], votes, rule) if part)
+
+
+def told(event: Mapping[str, Any]) -> tuple[object, object, object, str]:
+    """A CloudEvent on a line: when, what, by whom, and the rest."""
+    data = event["data"]
+    name = event["type"].removeprefix("io.imdsrelay.").removesuffix(".v1")
+    return local(event["time"], relative=False), name, data.get("principal"), _detail(name, data)
+
+
+def _detail(name: str, data: Mapping[str, Any]) -> str:
+    """What a line says beyond the name of the event."""
+    parts: list[object]
+    match name.partition(".")[0]:
+        case "relay":
+            parts = [data["sink"], data["reason"]]
+        case "approval":
+            votes = f"{data['votes']} of {counted(data['required'], 'vote')}" if data.get("required") else None
+            dry = "dry run" if data.get("dryRun") else None
+            parts = [data.get("decision"), data.get("refusal"), data.get("why"), data.get("reason"), votes, dry]
+        case "startrequest":
+            parts = [data["reason"], f"sent {data['attempts']} times" if data["attempts"] > 1 else None]
+        case _:
+            due = f"not before {local(data['notBefore'])}" if data["notBefore"] and not data.get("outcome") else None
+            parts = [data.get("outcome"), due, *(f"{key} was {value}" for key, value in (data.get("changed") or {}).items())]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _print(message: Message, *, as_json: bool) -> None:
+    event = orjson.loads(message.data)
+    if as_json:
+        show_line(event)
+        return
+    at, name, by, detail = told(event)
+    data = event["data"]
+    subject = (
+        f"{data.get('eventType') or 'event'} {data['eventId']} of {named(data.get('resources')) or 'unknown machines'}"
+        if "eventId" in data
+        else ""
+    )
+    show("  ".join(str(part) for part in (at, f"{name:<21}", subject, by, detail) if part))

@@ -1,0 +1,541 @@
+"""The configuration: what is read, what wins, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from relay.cli.beginning import beginning
+from relay.config import DEFAULTS, Config, load, sink_members
+from relay.errors import ConfigError
+from relay.imds import SourceSettings
+
+ROOT = Path(__file__).parent.parent
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+DIGEST = "ab" * 32
+FOR_EXAMPLES = {"DRAIN_SECRET": SECRET, "DB_DRAIN_SECRET": SECRET, "DB_DRAIN_KEY_SHA256": DIGEST}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where a test writes its document."""
+    return tmp_path / "relay.yaml"
+
+
+def loaded(file: Path, text: str, environment: Mapping[str, str] | None = None) -> Config:
+    """The configuration that a text comes to."""
+    file.write_text(text, encoding="utf-8")
+    return load(file, environment or {}).config
+
+
+def refused(file: Path, text: str, environment: Mapping[str, str] | None = None) -> str:
+    """What is said about a wrong text, without the name of the file."""
+    with pytest.raises(ConfigError) as error:
+        loaded(file, text, environment)
+    return "\n".join(line.removeprefix(f"{file}:").removeprefix(" ") for line in str(error.value).splitlines())
+
+
+def with_examples(text: str) -> str:
+    """The same with every example in force: the # taken away, and the [], {} or null in the line above."""
+    lines: list[str] = []
+    within = False
+    for line in text.splitlines():
+        match = re.fullmatch(r"( *)# ( {2}.*)", line)
+        if match and not within:
+            lines[-1] = re.sub(r"^( *\w+:) (\[\]|\{\}|null) ", r"\1 ", lines[-1])
+        lines.append(match[1] + match[2] if match else line)
+        within = match is not None
+    return "\n".join(lines)
+
+
+# --- defaults
+
+
+def test_the_shipped_document_is_the_defaults_field_by_field() -> None:
+    assert load(None, {}).config == Config()
+
+
+@pytest.mark.parametrize("text", [pytest.param(DEFAULTS.read_text(), id="defaults"), pytest.param(beginning(), id="init")])
+def test_every_example_in_the_shipped_documents_works(file: Path, text: str) -> None:
+    config = loaded(file, with_examples(text), FOR_EXAMPLES)
+    assert {getattr(sink, "kind", None) for sink in config.sinks} == set(sink_members())
+    assert config.api.tls is not None
+    assert config.approvals.amqp is not None
+
+
+def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what_it_is_for() -> None:
+    text = with_examples(DEFAULTS.read_text())
+    lines = text.splitlines()
+    said: dict[tuple[str, str], bool] = {}
+
+    def visit(models: Sequence[type[BaseModel]], node: Any) -> None:
+        if isinstance(node, list):
+            for one in node:
+                visit([sink_members()[one["kind"]].Settings] if isinstance(one, dict) and "kind" in one else models, one)
+        elif isinstance(node, CommentedMap):
+            for model in models:
+                for key, inner in settings_of(model).items():
+                    if key in node:
+                        said[model.__name__, key] = said.get((model.__name__, key), False) or "#" in lines[node.lc.data[key][0]]
+                        visit(inner, node[key])
+
+    visit([Config], YAML(typ="rt", pure=True).load(text))
+    sections = {model for one in (Config, *(member.Settings for member in sink_members().values())) for model in all_sections(one)}
+    wanted = {(model.__name__, key) for model in sections for key in settings_of(model)} - {
+        ("SinkSettings", key) for key in ("name", "events")
+    }
+    missing = {(section, key) for section, key in wanted if section != "SinkSettings" and (section, key) not in said}
+    assert missing == set()
+    assert [place for place, commented in said.items() if not commented] == []
+
+
+def settings_of(model: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
+    """The keys of a section, with the sections that may stand behind each. The file of a secret goes without saying."""
+    return {
+        field.alias or name: list(sections_in(field.annotation))
+        for name, field in model.model_fields.items()
+        if not (name.endswith("_file") and name.removesuffix("_file") in model.model_fields)
+    }
+
+
+def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that an annotation speaks of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from sections_in(inner)
+
+
+def all_sections(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """A section and all that are in it."""
+    return {model, *(deeper for inner in settings_of(model).values() for one in inner for deeper in all_sections(one))}
+
+
+def test_what_init_prints_is_in_the_repository() -> None:
+    assert (ROOT / "config/relay.yaml").read_text(encoding="utf-8") == beginning()
+
+
+def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(file: Path) -> None:
+    config = loaded(file, beginning())
+    assert [(rule.match.event_source, rule.approve) for rule in config.approvals.rules] == [(("User",), "automatic")]
+    assert config.model_copy(update={"approvals": config.approvals.model_copy(update={"rules": ()})}) == Config()
+    assert Config().user_events_wait
+    assert not config.user_events_wait
+
+
+# --- the contract's own example
+
+
+def test_the_example_of_the_contract_loads(file: Path) -> None:
+    text = f"""
+scope: auto
+relay: auto
+source: {{url: http://169.254.169.254, api_version: "2020-07-01", interval: 1s, timeout: 10s, first_timeout: 130s}}
+store: {{path: relay.db, retain: 30d, audit_retain: 400d}}
+sinks:
+  - kind: rabbitmq
+    name: bus
+    url: amqp://guest:guest@127.0.0.1:5672/
+    exchange: azure.scheduledevents
+    declare: true                 # true | passive | false
+    events: ["*"]
+  - kind: webhook
+    name: drain
+    url: https://drain.example.com/azure
+    secrets: ["{SECRET}"]
+    events: ["event.*"]
+    match: {{}}
+    allow_http: false
+    timeout: 15s
+    give_up_after: 24h
+    stale: deliver
+    proxy: null
+approvals:
+  enabled: true
+  dry_run: false
+  tell_first: 5s
+  hold_expires: 24h
+  amqp: null
+  rules:
+    - name: user-initiated
+      match: {{event_source: [User]}}
+      approve: automatic
+    - name: harmless-freeze
+      match: {{event_type: [Freeze], duration: {{min: 0s, max: 8s}}}}     # an unknown duration (-1) never matches
+      approve: automatic
+    - name: databases
+      match: {{event_type: [Reboot, Redeploy], resources: ["db-*"]}}    # every resource of the event must match
+      approve: {{votes: 2, from: ["group:oncall", "client:db-drain"], expires: 30m, close_before: 60s}}
+  groups:
+    oncall: ["client:alice", "slack:T024/U7"]
+api:
+  listen: 127.0.0.1:8080
+  socket: null
+  tls: null
+  allow_http: false
+  public_url: null
+  clients:
+    - name: db-drain
+      key_sha256: "{DIGEST}"
+      secrets: ["{SECRET}"]
+      amqp_user: db-drain
+      can: [read, approve, hold]
+      resources: ["db-*"]
+telemetry: {{log: text}}
+"""
+    config = loaded(file, text)
+    databases = config.approvals.rules[2].approve
+    assert not isinstance(databases, str)
+    assert (databases.votes, databases.expires, databases.close_before) == (2, 1800.0, 60.0)
+    assert [sink.name for sink in config.sinks] == ["bus", "drain"]
+    assert config.api.clients[0].key_sha256 == (DIGEST,)
+
+
+# --- where it is found
+
+
+def test_the_document_is_that_of_the_option_else_of_the_variable_else_of_a_usual_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("option", "variable", "relay"):
+        (tmp_path / f"{name}.yaml").write_text(f"scope: {name}")
+    variable = {"IMDS_RELAY_CONFIG": str(tmp_path / "variable.yaml")}
+    assert load(tmp_path / "option.yaml", variable).config.scope == "option"
+    assert load(None, variable).config.scope == "variable"
+    found = load(None, {})
+    assert (found.config.scope, found.file) == ("relay", Path("relay.yaml"))
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_a_document_that_was_named_must_exist(tmp_path: Path, how: str) -> None:
+    absent = tmp_path / "absent.yaml"
+    with pytest.raises(ConfigError, match=r"absent\.yaml: expected a file that can be read: No such file"):
+        load(absent if how == "option" else None, {"IMDS_RELAY_CONFIG": str(absent)})
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+def test_an_empty_document_is_the_defaults(file: Path, text: str) -> None:
+    assert loaded(file, text) == Config()
+
+
+# --- variables and files
+
+
+def test_variables_are_filled_in_and_two_dollars_are_one(file: Path) -> None:
+    text = "scope: ${WHERE}-${N}\napi: {public_url: 'https://a/$${x}$$'}\nsource: &same {interval: '${N}s'}\nstore: {retain: '${N}d'}\n"
+    config = loaded(file, text, {"WHERE": "west", "N": "2"})
+    assert (config.scope, config.source.interval, config.store.retain) == ("west-2", 2.0, 2 * 86400.0)
+    assert config.api.public_url == "https://a/${x}$"
+
+
+def test_a_part_that_is_used_twice_is_filled_in_once_each_time(file: Path) -> None:
+    text = f"""
+sinks:
+  - &first {{kind: webhook, name: a, url: "https://a/$$b", secrets: ["{SECRET}"]}}
+  - {{<<: *first, name: b}}
+"""
+    assert [sink.reveal("url") for sink in loaded(file, text).sinks] == ["https://a/$b", "https://a/$b"]
+
+
+@pytest.mark.parametrize("text", ["scope: ${NOPE}", "relay: a\nscope: ${NOPE}"])
+def test_a_variable_that_is_not_set_is_an_error(file: Path, text: str) -> None:
+    line = len(text.splitlines())
+    assert refused(file, text) == f"{line}: scope: expected the environment variable NOPE, it is not set"
+
+
+@pytest.mark.parametrize("value", ["a$b", "$", "${}", "$5"])
+def test_a_lone_dollar_is_an_error(file: Path, value: str) -> None:
+    assert refused(file, f"relay: '{value}'") == "1: relay: expected ${NAME} or $$ where a $ stands"
+
+
+def test_the_environment_wins_over_the_document(file: Path) -> None:
+    environment = {
+        "IMDS_RELAY_SCOPE": "from-environment",
+        "IMDS_RELAY_SOURCE__INTERVAL": "3s",
+        "IMDS_RELAY_APPROVALS__ENABLED": "false",
+        "IMDS_RELAY_API__SOCKET": "null",
+        "IMDS_RELAY_SINKS": f'[{{"kind": "webhook", "name": "x", "url": "https://x", "secrets": ["{SECRET}"]}}]',
+        "IMDS_RELAY_STORE__RETAIN": "1d",
+        "IMDS_RELAY_STORE": '{"path": "/x"}',
+        "IMDS_RELAY_URL": "the command line's own",
+        "IMDS_RELAY_KEY": "likewise",
+        "OTHER": "none of ours",
+    }
+    config = loaded(file, "scope: from-document\nsource: {interval: 1s, timeout: 7s}\napi: {socket: /run/x}\n", environment)
+    assert (config.scope, config.source.interval, config.source.timeout) == ("from-environment", 3.0, 7.0)
+    assert (config.approvals.enabled, config.api.socket) == (False, None)
+    assert (config.store.path, config.store.retain) == (Path("/x"), 86400.0)
+    assert [sink.name for sink in config.sinks] == ["x"]
+
+
+def test_a_value_from_the_environment_is_not_filled_in_again() -> None:
+    assert load(None, {"IMDS_RELAY_API__PUBLIC_URL": "https://a/$b"}).config.api.public_url == "https://a/$b"
+
+
+def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> None:
+    url, secrets = tmp_path / "url", tmp_path / "secrets"
+    url.write_text("https://a.example/x\n")
+    secrets.write_text(f"{SECRET}\n\n{SECRET}\n")
+    config = loaded(file, f"sinks: [{{kind: webhook, name: a, url_file: {url}, secrets_file: {secrets}}}]")
+    sink = config.sinks[0]
+    assert sink.reveal("url") == "https://a.example/x"
+    assert sink.reveal_all("secrets") == (SECRET, SECRET)
+    url.write_text("https://b.example/longer")
+    assert sink.reveal("url") == "https://b.example/longer"
+    url.unlink()  # it is being replaced
+    assert sink.reveal("url") == "https://b.example/longer"
+
+
+# --- what is wrong
+
+WRONG = [
+    ("sources: {}", "1: sources: expected no such key; is it spelled right and in its place?"),
+    ("source:\n  intervall: 1s", "2: source.intervall: expected no such key; is it spelled right and in its place?"),
+    ("source:\n  interval: fast", "2: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'fast'"),
+    ("source: {interval: 5}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 5"),
+    ("source: {interval: 1.5}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'"),
+    ("source: {interval: .inf}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'inf'"),
+    ("source: {interval: 1 s}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1 s'"),
+    ("source: {interval: -1s}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '-1s'"),
+    (
+        "source: {interval: 499ms}",
+        "1: source.interval: expected 500ms or more: Azure allows a VM five calls a second, shared with all that poll there; got '499ms'",
+    ),
+    ("source: {timeout: 0s}", "1: source.timeout: expected more than 0s; got '0s'"),
+    ("source: {api_version: newest}", r"1: source.api_version: expected text that matches ^\d{4}-\d{2}-\d{2}$; got 'newest'"),
+    ("source:", "1: source: expected a mapping; got nothing"),
+    ("source: http://x", "1: source: expected a mapping; got text"),
+    ("scope: Prod_1", "1: scope: expected 'auto' or text that matches ^[a-z0-9-]{1,80}$; got 'Prod_1'"),
+    ("scope: 5", "1: scope: expected 'auto' or text; got 5"),
+    ("telemetry: {log: xml}", "1: telemetry.log: expected 'text' or 'json'; got 'xml'"),
+    ("approvals: {enabled: perhaps}", "1: approvals.enabled: expected true or false; got 'perhaps'"),
+    ("sinks: {}", "1: sinks: expected a list; got a mapping"),
+    ("sinks:\n  - name: a", "2: sinks[0].kind: expected one of rabbitmq, webhook; got nothing"),
+    ("sinks:\n  - {kind: kafka, name: a}", "2: sinks[0].kind: expected one of 'rabbitmq', 'webhook'; got 'kafka'"),
+    (
+        "sinks:\n  - {kind: webhook, name: a, webhook: 1}",
+        "2: sinks[0].webhook: expected no such key; is it spelled right and in its place?",
+    ),
+    ("sinks:\n  - {kind: webhook, url: 'https://x'}", "2: sinks[0].name: expected this key, it is missing"),
+    (
+        "sinks:\n  - {kind: webhook, name: a, url: 'https://x', secrets: [SECRET], events: [event.new.v1]}",
+        "2: sinks[0].events[0]: expected a pattern over <family>.<change> such as event.scheduled, approval.* or *; got 'event.new.v1'",
+    ),
+    (
+        "sinks:\n  - {kind: webhook, name: a, url: 'http://x', secrets: [SECRET]}",
+        "2: sinks[0].url: expected https, got http: set allow_http: true where the way to the receiver is trusted",
+    ),
+    (
+        "sinks:\n  - {kind: webhook, name: a, url: 'https://x', secrets: [SECRET], url_file: /x}",
+        "2: sinks[0]: expected one of url and url_file, got both",
+    ),
+    (
+        "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x', declare: no}",
+        "2: sinks[0].declare: expected true, false or 'passive'; got 'no'",
+    ),
+    (
+        "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x'}\n  - {kind: rabbitmq, name: a, url: 'amqp://y'}",
+        "1: sinks: expected every name once, a comes again",
+    ),
+    ("approvals:\n  rules:\n    - {name: a}", "3: approvals.rules[0].approve: expected this key, it is missing"),
+    ("approvals:\n  rules:\n    - {name: a, approve: yes}", "3: approvals.rules[0].approve: expected 'automatic' or a mapping; got 'yes'"),
+    ("approvals:\n  rules:\n    - {name: a, approve: {votes: 1}}", "3: approvals.rules[0].approve.from: expected this key, it is missing"),
+    (
+        "approvals:\n  rules:\n    - {name: a, approve: {votes: 0, from: ['client:a']}}",
+        "3: approvals.rules[0].approve.votes: expected 1 or more; got 0",
+    ),
+    (
+        "approvals:\n  rules:\n    - {name: a, approve: {votes: 1.5, from: ['client:a']}}",
+        "3: approvals.rules[0].approve.votes: expected a whole number; got '1.5'",
+    ),
+    (
+        "approvals:\n  rules:\n    - {name: a, approve: automatic, match: {event_types: [Freeze]}}",
+        "3: approvals.rules[0].match.event_types: expected no such key; is it spelled right and in its place?",
+    ),
+    (
+        "approvals:\n  rules:\n    - {name: a, approve: automatic, match: {event_type: Freeze}}",
+        "3: approvals.rules[0].match.event_type: expected a list; got text",
+    ),
+    (
+        "approvals:\n  rules:\n    - {name: a, approve: automatic, match: {event_type: []}}",
+        "3: approvals.rules[0].match.event_type: expected at least 1 entry; got an empty list",
+    ),
+    (
+        "approvals:\n  rules:\n    - {name: a, approve: {votes: 2, from: ['client:a']}}",
+        "1: approvals: rules.a.approve: 2 votes can never come from 1 principals",
+    ),
+    ("api: {listen: '8080'}", "1: api.listen: expected <host>:<port> such as 127.0.0.1:8080; got '8080'"),
+    (
+        "api:\n  listen: 0.0.0.0:8080",
+        "2: api.listen: expected tls, or allow_http: true behind a proxy, to listen on 0.0.0.0:8080",
+    ),
+    (
+        "api:\n  clients:\n    - {name: a, can: [fly]}",
+        "3: api.clients[0].can[0]: expected 'read', 'approve', 'hold' or 'operate'; got 'fly'",
+    ),
+    ("5: x", "1: [5]: expected keys that are text; got 5"),
+    ("- scope", "expected a mapping of keys such as source: and sinks:, got a list"),
+    ("scope", "expected a mapping of keys such as source: and sinks:, got text"),
+    ("scope: a\nscope: b", '2: expected YAML: found duplicate key "scope"'),
+    ("scope: [", "1: expected YAML: expected the node content, but found '<stream end>'"),
+    ("scope: a: b", "1: expected YAML: mapping values are not allowed here"),
+    ("scope: \x07", "expected YAML: it holds a character that YAML does not allow"),
+    ("&a\nscope: *a", "expected a document, got one that holds itself"),
+    ("a: " + "[" * 3000, "expected YAML that is not nested hundreds of times"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_a_wrong_document_is_refused_with_line_key_path_expectation_and_value(file: Path, text: str, said: str) -> None:
+    assert refused(file, text.replace("SECRET", SECRET)) == said
+
+
+def test_everything_that_is_wrong_is_said_at_once(file: Path) -> None:
+    said = refused(file, "scope: A\nsource:\n  interval: 1\napi:\n  listen: x\n")
+    assert [line.partition(": expected")[0] for line in said.splitlines()] == ["1: scope", "3: source.interval", "5: api.listen"]
+
+
+def test_a_document_that_is_not_utf8_is_refused(file: Path) -> None:
+    file.write_bytes(b"scope: \xff\n")
+    with pytest.raises(ConfigError, match="expected UTF-8 text: invalid start byte at byte 7"):
+        load(file, {})
+
+
+def test_the_file_is_named(file: Path) -> None:
+    file.write_text("scope: A")
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(file))}:1: scope: expected"):
+        load(file, {})
+
+
+WRONG_VARIABLES = [
+    ("SOURCE__INTERVAL", "fast", "source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'fast'"),
+    ("SOURC__INTERVAL", "1s", "sourc: expected no such key; is it spelled right and in its place?"),
+    ("SERVICE_HOST", "10.0.0.1", "service_host: expected no such key; is it spelled right and in its place?"),
+    ("SINKS__0__URL", "https://x", "sinks: expected a list; got a mapping"),
+    ("SINKS", '[{"kind": "webhook"', "expected one JSON value: unexpected end of data: line 1 column 20 (char 19)"),
+    (
+        "API__CLIENTS",
+        '[{"name": "a", "can": ["fly"]}]',
+        "api.clients[0].can[0]: expected 'read', 'approve', 'hold' or 'operate'; got 'fly'",
+    ),
+    ("SOURCE", '{"timeout": 1.5}', "source.timeout: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'"),
+    ("STORE", "null", "store: expected a mapping; got nothing"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), WRONG_VARIABLES, ids=[name for name, _, _ in WRONG_VARIABLES])
+def test_a_wrong_variable_is_named(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(None, {f"IMDS_RELAY_{name}": value})
+    assert str(error.value) == f"environment variable IMDS_RELAY_{name}: {said}"
+
+
+@pytest.mark.parametrize("number", ["0", "12", "007", "1.5", "0.001"])
+@pytest.mark.parametrize(("unit", "seconds"), [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)])
+def test_a_duration_is_a_number_and_a_unit(file: Path, number: str, unit: str, seconds: float) -> None:
+    assert loaded(file, f"store: {{retain: {number}{unit}}}").store.retain == pytest.approx(float(number) * seconds)
+
+
+def test_an_api_version_needs_no_quotes(file: Path) -> None:
+    assert loaded(file, "source: {api_version: 2019-08-01}").source == SourceSettings(api_version="2019-08-01")
+
+
+def test_a_document_in_a_folder_that_is_closed_to_us_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("no folder is closed to root")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    monkeypatch.setattr("relay.config.PLACES", (closed / "relay.yaml",))
+    with pytest.raises(ConfigError, match=r"relay\.yaml: expected a file that can be read: Permission denied"):
+        load(None, {})
+
+
+# --- never a secret
+
+BROKEN = [
+    "sinks: [{kind: webhook, name: a, url: 'https://x/SECRET', secrets: [x]}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://u:SECRET@x', secrets: [x]}]",
+    "sinks: [{kind: webhook, name: a, url: 'ftp://u:SECRET@x', secrets: [x]}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://x', proxy: 'http://u:SECRET@x', secrets: [GOOD]}]",
+    "sinks: [{kind: webhook, name: a, url: [SECRET]}]",
+    "sinks: [{kind: webhook, name: a, url: {SECRET: 1}}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://x', secrets: SECRET}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://x', secrets: [SECRET]}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://x', secrets: ['whsec_SECRET!']}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://x', secrets: [[SECRET]]}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://x', secrets_file: whsec_SECRET}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://x', secret: SECRET, secrets: [GOOD]}]",
+    "sinks: [{kind: webhook, name: a, url_file: 'https://u:SECRET@x', secrets: [GOOD]}]",
+    "sinks: [{kind: rabbitmq, name: a, url: 'amqp://u:SECRET@x:port/'}]",
+    "sinks: [{kind: rabbitmq, name: a, url: 'http://u:SECRET@x/'}]",
+    "sinks: [{kind: rabbitmq, name: a, url: [amqp, SECRET]}]",
+    "sinks: [SECRET]",
+    "sinks: SECRET",
+    "approvals: {amqp: {url: [SECRET]}}",
+    "approvals: {amqp: SECRET}",
+    "api: SECRET",
+    "api: {clients: SECRET}",
+    "api: {clients: [SECRET]}",
+    "api: {clients: [{name: a, key: [SECRET]}]}",
+    "api: {clients: [{name: a, key: {b: SECRET}}]}",
+    "api: {clients: [{name: a, keys: SECRET}]}",
+    "api: {clients: [{name: a, key: SECRET, key_file: /absent}]}",
+    "api: {clients: [{name: a, key_sha256: SECRET}]}",
+    "api: {clients: [{name: a, key_sha256: [imdsr_SECRET, SECRET]}]}",
+    "api: {clients: [{name: a, secrets: ['whsec_SECRET!']}]}",
+    "api: {clients: [{name: imdsr_SECRET, secrets: [GOOD], can: [x]}]}",
+    "api: {public_url: 'ftp://u:SECRET@x'}",
+    "source: {url: 'http://u:SECRET@x'}",
+    "api: {clients: [{name: a, key: *SECRET}]}",
+    "api: {clients: [{name: a, key: !SECRET [b]}]}",
+    "api: {clients: [{name: a, key: SECRET, key: SECRET}]}",
+    "api: {clients: [{name: a, key: SECRET}]",
+    "api: {clients: [{name: a, key: '${NOPE}SECRET'}]}",
+    "api: {clients: [{name: a, key: '$SECRET'}]}",
+    "SECRET",
+]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+@given(secret=st.text(string.ascii_letters + string.digits + "-_", min_size=12, max_size=60))
+@example(secret="hunter2-hunter2")
+@settings(max_examples=15)
+def test_no_error_shows_a_secret(tmp_path_factory: pytest.TempPathFactory, text: str, secret: str) -> None:
+    file = tmp_path_factory.getbasetemp() / "broken.yaml"
+    assert secret not in refused(file, text.replace("SECRET", secret).replace("GOOD", SECRET))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '[{"name": "a", "key": ["SECRET"]}]',
+        '[{"name": "a", "key": "SECRET"',
+        '{"SECRET": 1}',
+        "SECRET",
+        '[{"name": "a", "secrets": "SECRET"}]',
+    ],
+)
+def test_no_error_about_a_variable_shows_a_secret(value: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(None, {"IMDS_RELAY_API__CLIENTS": value.replace("SECRET", "hunter2-hunter2")})
+    assert "hunter2-hunter2" not in str(error.value)
+
+
+def test_a_configuration_that_is_printed_shows_no_secret(file: Path) -> None:
+    config = loaded(file, with_examples(DEFAULTS.read_text()), FOR_EXAMPLES)
+    assert SECRET not in repr(config)
+    assert SECRET not in config.model_dump_json()
+    assert "guest:guest" not in repr(config) + config.model_dump_json()
+    assert isinstance(config.api.clients[0].secrets[0], SecretStr)
