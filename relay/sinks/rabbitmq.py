@@ -167,7 +167,7 @@ class Line:
     async def publish(self, message: aio_pika.Message, key: str) -> Answer:
         """Send, and wait until the broker has answered or the channel is closed. Returns what would be raised.
 
-        Is cancelled, by us or by aiormq's watchdog, when the channel is closed.
+        Ends as cancelled when aiormq's watchdog gives the connection up, though nobody cancelled it.
         """
         try:
             return await self._exchange.publish(message, key, mandatory=True)
@@ -175,12 +175,8 @@ class Line:
             return error
 
     async def closed(self) -> None:
-        """Wait until the channel is closed. Nothing waits on it any more then, or when this is cancelled."""
-        try:
-            await self._channel.closed()
-        finally:
-            for publish in self.unconfirmed.values():
-                publish.cancel()  # aiormq leaves those waiting who wait for a dead socket to take their bytes
+        """Wait until the channel is closed. aiormq then ends whoever waits on it for an answer."""
+        await self._channel.closed()
 
 
 class RabbitMQ:

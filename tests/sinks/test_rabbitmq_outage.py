@@ -179,7 +179,7 @@ async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(own_broke
         await delivered(bus, cloudevent())
         own_broker.freeze()
         began = time.monotonic()
-        # So many that the socket takes no more: aiormq leaves those waiting for ever that have not been sent.
+        # So much that the socket takes no more: some wait for their confirm then, and some to be sent.
         large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
         errors = await asyncio.gather(*(deferred(bus, event) for event in large))
         assert 4 < time.monotonic() - began < 10
