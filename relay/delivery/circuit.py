@@ -19,7 +19,9 @@ class Circuit:
         self.failures = 0
         self._failed_at = float("-inf")  # when the last failure came that counted
         self._probe_at: float | None = None
-        self._turn = False
+        self._turn = False  # of the entry that was tried least
+        self._extra = False  # a probe is due that was not foreseen
+        self._extra_under_way = False
         self._rest_until = float("-inf")
 
     @property
@@ -30,20 +32,22 @@ class Circuit:
     @property
     def opens(self) -> float:
         """Before that moment nothing may be tried."""
-        return self._rest_until if self._probe_at is None else max(self._rest_until, self._probe_at)
+        return self._rest_until if self._probe_at is None or self._extra else max(self._rest_until, self._probe_at)
 
     @property
     def least_tried(self) -> bool:
         """Whether the entry that was tried least has the turn, rather than the oldest."""
-        return self.probing and self._turn
+        return self.probing and (self._turn or self._extra)
 
     def begun(self) -> None:
         """A try begins."""
-        self._turn = self.probing and not self._turn
+        if not self._extra:
+            self._turn = self.probing and not self._turn
+        self._extra, self._extra_under_way = False, self._extra
 
     def failed(self, began: float, now: float) -> bool:
         """A try that began then has failed; returns whether that has just made the sink a failing one."""
-        if began >= self._failed_at:
+        if began > self._failed_at:
             self.failures, self._failed_at = self.failures + 1, now
         if self.failing or self.failures < FAILING:
             return False
@@ -53,17 +57,18 @@ class Circuit:
     def delivered(self) -> bool:
         """A try succeeded: everything may go; returns whether the sink was a failing one."""
         was, self.failing = self.failing, False
-        self.failures, self._probe_at = 0, None
+        self.failures, self._probe_at, self._extra = 0, None, False
         return was
 
     def probe(self, at: float | None) -> None:
         """From now on only probes, the next one at that moment; None: the far side answers, so each entry fares for itself."""
+        if at is not None and self._probe_at is not None and self._extra_under_way:
+            at = min(at, self._probe_at)  # however much comes, the oldest keeps its time
         self._probe_at = at
 
-    def hasten(self, now: float) -> None:
-        """Something new waits: a pause that was fitted to what waited before may be too long for it, and it has the turn."""
-        if self._probe_at is not None:
-            self._probe_at, self._turn = min(self._probe_at, now), True
+    def hasten(self) -> None:
+        """Something new waits: it is tried at once, by a probe more. Those that were foreseen were fitted to what waited before."""
+        self._extra = self.probing
 
     def rest(self, until: float) -> None:
         """The far side asked that nothing be sent until then."""

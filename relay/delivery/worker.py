@@ -82,14 +82,14 @@ class Worker:
                 for old in self._lanes.supersede(entry):
                     self._settle(old, "superseded", f"replaced by a newer {entry.type}")
             self._lanes.push(entry)
-        self._circuit.hasten(self._clock.monotonic())
+        self._circuit.hasten()
         self._wake.set()
 
     def push_again(self, entries: Iterable[Entry]) -> None:
         """Take in entries that an operator wants sent once more, whatever came after them."""
         for entry in entries:
             self._lanes.push(entry)
-        self._circuit.hasten(self._clock.monotonic())
+        self._circuit.hasten()
         self._wake.set()
 
     def set_state(self, state: SinkState, reason: str | None) -> None:
@@ -187,7 +187,9 @@ class Worker:
     def _delivered(self, entry: Entry, attempt: Attempt) -> None:
         self._settle(entry, "delivered", None, attempt)
         self._lanes.done(entry)
-        self._trouble, self._own_error = None, None
+        self._trouble = None
+        if not self._own_errors:
+            self._own_error = None
         if self.state != "disabled" and self._circuit.delivered():
             _log.info("sink %s delivers again; %d entries waited", self.settings.name, len(self._lanes))
             self._say("relay.sink-recovered", self.settings.name, "it delivers again", len(self._lanes))

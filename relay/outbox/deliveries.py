@@ -12,10 +12,10 @@ from relay.events.moment import parse_moment, sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 
 _ENTRY = "id, sink, position, lane, type, event_key, not_before, attempts, next_at, coalesce(revived, recorded)"
+_SUBJECT = "CASE WHEN json_valid(CAST(j.body AS TEXT)) THEN json_extract(CAST(j.body AS TEXT), '$.subject') END"
 _SHOWN = (
-    "e.id, e.sink, CASE WHEN e.event_key IS NOT NULL THEN json_extract(CAST(j.body AS TEXT), '$.subject') END, e.type, "
-    "e.state, e.attempts, e.next_at, e.reason, e.last_status, e.recorded, e.settled "
-    "FROM entry e LEFT JOIN journal j ON j.position = e.position"
+    f"e.id, e.sink, iif(e.event_key IS NULL, NULL, {_SUBJECT}), e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, "
+    "e.recorded, e.settled FROM entry e LEFT JOIN journal j ON j.position = e.position"
 )
 
 

@@ -150,6 +150,7 @@ class Store:
             while open_:
                 jobs, open_ = self._next()
                 self._commit(jobs, last=not open_)
+                jobs = []  # else what they said would stay in memory until there are others
             if self._pending:
                 _log.error("the state file could still not be written: %s. What was seen meanwhile was sent from memory", self.failing)
         except Exception as error:  # noqa: BLE001  # whoever waits for an answer must get one, whatever happened

@@ -71,13 +71,26 @@ def test_while_it_delivers_the_oldest_goes_first() -> None:
         circuit.begun()
 
 
-def test_what_is_new_hastens_a_probe_and_has_its_turn() -> None:
+def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> None:
     circuit = failing()
     circuit.probe(300.0)
-    circuit.hasten(5.0)
-    assert (circuit.opens, circuit.least_tried) == (5.0, True)
-    circuit.hasten(9.0)
-    assert circuit.opens == 5.0
+    for moment in (5.0, 65.0, 125.0):
+        circuit.hasten()
+        assert (circuit.opens, circuit.least_tried) == (float("-inf"), True)
+        circuit.begun()
+        assert (circuit.opens, circuit.least_tried) == (300.0, False)
+        circuit.failed(moment, moment)
+        circuit.probe(moment + 300.0)
+        assert circuit.opens == 300.0
+
+
+def test_a_pressing_one_that_failed_brings_the_next_probe_forward() -> None:
+    circuit = failing()
+    circuit.probe(300.0)
+    circuit.hasten()
+    circuit.begun()
+    circuit.probe(5.5)
+    assert circuit.opens == 5.5
 
 
 def test_nothing_hastens_what_the_far_side_asked_for() -> None:
@@ -85,10 +98,16 @@ def test_nothing_hastens_what_the_far_side_asked_for() -> None:
     circuit.probe(10.0)
     circuit.rest(60.0)
     circuit.rest(30.0)
-    circuit.hasten(5.0)
+    circuit.hasten()
     assert circuit.opens == 60.0
     assert circuit.delivered()
     assert circuit.opens == 60.0
+
+
+def test_what_delivers_needs_no_hastening() -> None:
+    circuit = Circuit()
+    circuit.hasten()
+    assert not circuit.least_tried
 
 
 @pytest.mark.parametrize("is_failing", [True, False])

@@ -1,0 +1,201 @@
+"""A dispatcher at work on a real store, with sinks of the tests' own that say what comes to them and answer as told."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from relay.clock import Clock, SystemClock
+from relay.delivery.dispatcher import Dispatcher
+from relay.delivery.route import wanting
+from relay.errors import Deferred
+from relay.events.cloudevent import CloudEvent
+from relay.events.moment import rfc3339
+from relay.events.normalise import Origin, tell_of_relay
+from relay.outbox import StoreSettings
+from relay.outbox.deliveries import Delivery
+from relay.outbox.sqlite import Store, open_store
+from relay.outbox.transaction import Transaction
+from relay.sinks import Receipt, Sink, SinkSettings
+from tests.make import cloudevent
+from tests.outbox.kept import IDENTITY
+
+ORIGIN = Origin(IDENTITY.scope, "westno-0")
+
+Answer = Callable[[CloudEvent], Awaitable[Receipt]]
+
+
+async def takes(_: CloudEvent) -> Receipt:
+    """Takes everything."""
+    return Receipt(204)
+
+
+async def refuses(_: CloudEvent) -> Receipt:
+    """Refuses connections."""
+    raise Deferred("it refused the connection")
+
+
+async def hangs(_: CloudEvent) -> Receipt:
+    """Never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@dataclass(slots=True)
+class Far:
+    """A sink whose far side is this test. ``answer`` can be exchanged at any time."""
+
+    answer: Answer = takes
+    concurrency: int = 16
+    longest_pause: float = 0.05
+    give_up_after: float = 3600.0
+    clock: Clock = field(default_factory=SystemClock)
+    tried: list[tuple[float, CloudEvent]] = field(default_factory=list)
+    """When every try began (monotonic), in order."""
+    got: list[CloudEvent] = field(default_factory=list)
+    """What was taken, in order."""
+    under_way: int = 0
+    most_under_way: int = 0
+
+    async def deliver(self, event: CloudEvent) -> Receipt:
+        """As the family's contract has it."""
+        self.tried.append((self.clock.monotonic(), event))
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            receipt = await self.answer(event)
+        finally:
+            self.under_way -= 1
+        self.got.append(event)
+        return receipt
+
+    def names(self) -> list[str]:
+        """``<family>.<change>`` of what was taken."""
+        return [event.name for event in self.got]
+
+    def ids(self, subject: str | None = None) -> list[str]:
+        """The ids of what was taken, of one event or of all."""
+        return [event.id for event in self.got if subject is None or event.subject == subject]
+
+    def times(self, subject: str) -> list[float]:
+        """When the tries about an event began."""
+        return [moment for moment, event in self.tried if event.subject == subject]
+
+
+class SteppedClock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self._start = datetime(2026, 4, 11, 22, 0, tzinfo=UTC)
+        self._passed = 0.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now(self) -> datetime:
+        """The wall clock."""
+        return self._start + timedelta(seconds=self._passed)
+
+    def monotonic(self) -> float:
+        """Seconds since the start."""
+        return self._passed
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until so much was passed."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._passed + seconds, id(future), future))
+        await future
+
+    async def forward(self, seconds: float, settled: Callable[[], Awaitable[None]]) -> None:
+        """Let time pass, alarm by alarm; after each, wait until nothing more happens by itself."""
+        end = self._passed + seconds
+        await settled()
+        while self._sleepers and self._sleepers[0][0] <= end:
+            moment, _, future = heapq.heappop(self._sleepers)
+            if future.cancelled():
+                continue
+            self._passed = max(self._passed, moment)
+            future.set_result(None)
+            await settled()
+        self._passed = end
+        await settled()
+
+
+@dataclass(slots=True)
+class Going:
+    """A dispatcher that runs."""
+
+    store: Store
+    dispatcher: Dispatcher
+    clock: Clock
+    task: asyncio.Task[None]
+    made: int = 0
+
+    async def tell(self, subject: str, name: str = "event.scheduled", *, not_before: float | None = None, **data: Any) -> str:
+        """Record an event, with its NotBefore so many seconds ahead; returns its id."""
+        self.made += 1
+        now = self.clock.now()
+        due = rfc3339(now + timedelta(seconds=not_before)) if not_before is not None else None
+        event = cloudevent(name, subject, {"eventId": subject, "notBefore": due, "resources": [], **data}, id=f"{self.made:032x}")
+        await self.store.transact(lambda tx: tx.say(event, now), fail_open=True)
+        return event.id
+
+    async def deliveries(self, sink: str, state: str | None = None) -> list[Delivery]:
+        """What the store has of a sink, the oldest first."""
+        page = await self.store.read(lambda tx: tx.deliveries.page(sink=sink, limit=100_000))
+        return [one for one in reversed(page) if state is None or one.state == state]
+
+    async def attempts(self, sink: str) -> list[tuple[Any, ...]]:
+        """Entry, outcome, status and reason of a sink's attempts, in order."""
+        query = (
+            "SELECT entry, outcome, attempt.status, attempt.reason FROM attempt JOIN entry ON entry.id = attempt.entry "
+            "WHERE sink = ? ORDER BY entry, number"
+        )
+        return await self.store.read(lambda tx: tx._connection.execute(query, (sink,)).fetchall())  # noqa: SLF001  # only people read the log
+
+    async def settled(self) -> None:
+        """Wait until everything that happens by itself has happened."""
+        for _ in range(4):
+            await self.store.read(_nothing)
+
+    async def forward(self, seconds: float) -> None:
+        """Let time pass."""
+        assert isinstance(self.clock, SteppedClock)
+        await self.clock.forward(seconds, self.settled)
+
+
+def _nothing(_: Transaction) -> None:
+    return
+
+
+@asynccontextmanager
+async def going(
+    folder: Path, sinks: Mapping[str, Sink], *, clock: Clock | None = None, run: bool = True, **sections: Mapping[str, Any]
+) -> AsyncIterator[Going]:
+    """Sinks by name, each with its section of the YAML document, if it needs one."""
+    clock = clock or SystemClock()
+    settings = {name: SinkSettings.model_validate({"name": name, **sections.get(name, {})}) for name in sinks}
+    async with open_store(
+        StoreSettings(path=folder / "relay.db"), IDENTITY, clock, lambda event: tuple(wanting(event, settings.values()))
+    ) as store:
+
+        def say(name: str, sink: str | None, reason: str, count: int) -> None:
+            at = clock.now()
+            store.submit(
+                lambda tx: tx.say(tell_of_relay(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+                fail_open=True,
+            )
+
+        dispatcher = Dispatcher({name: (settings[name], sink) for name, sink in sinks.items()}, store, clock, say)
+        await dispatcher.start()
+        task = asyncio.create_task(dispatcher.run() if run else asyncio.sleep(3600), name="dispatcher")
+        made = await store.read(lambda tx: tx.head().position)
+        yield Going(store, dispatcher, clock, task, made)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=2.0)
+        assert done, "a dispatcher that was cancelled has to end"
+        assert task.cancelled()

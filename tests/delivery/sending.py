@@ -1,0 +1,33 @@
+"""A program that records and delivers for as long as it lives, and says on its output what was taken. `test_restart` kills it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import Receipt
+from tests.delivery.going import Far, going
+
+CHANCE = random.Random(1)  # noqa: S311  # the same in every run
+
+
+async def take(event: CloudEvent) -> Receipt:
+    """Take it, after a while."""
+    await asyncio.sleep(CHANCE.random() * 0.003)
+    print(event.subject, event.id, flush=True)  # noqa: T201  # whoever kills it listens
+    return Receipt()
+
+
+async def main(folder: Path) -> None:
+    """Record and deliver until killed."""
+    async with going(folder, {"bus": Far(take, concurrency=4)}) as relay:
+        while True:
+            for number in range(6):
+                await relay.tell(f"E-{number}", CHANCE.choice(["event.scheduled", "event.updated", "approval.recorded"]))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))

@@ -1,0 +1,358 @@
+"""What becomes of a delivery that fails, of a sink that does, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.errors import Deferred, DeliveryError, Rejected
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import Receipt
+from tests.delivery.going import Far, Going, going, refuses, takes
+from tests.outbox.kept import until
+
+
+def about(far: Far, name: str) -> list[tuple[str | None, int]]:
+    """The ``relay.*`` events of a kind that a sink took: the sink meant, and the count."""
+    return [(event.subject, event.data["count"]) for event in far.got if event.name == name]
+
+
+async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_through(tmp_path: Path) -> None:
+    left = 2
+
+    async def third_time(_: CloudEvent) -> Receipt:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise Deferred("busy", status=503, answer="come back later")
+        return Receipt(200, "thanks")
+
+    far = Far(third_time)
+    async with going(tmp_path, {"bus": far}) as relay:
+        told = await relay.tell("E-1")
+        await until(lambda: len(far.got) == 1)
+        await relay.settled()
+        assert [event.id for _, event in far.tried] == [told] * 3
+        assert await relay.attempts("bus") == [(1, "deferred", 503, "busy"), (1, "deferred", 503, "busy"), (1, "delivered", 200, None)]
+        (shown,) = await relay.deliveries("bus")
+        assert (shown.state, shown.attempts, shown.last_status, shown.reason, shown.next_at) == ("delivered", 3, 200, None, None)
+
+
+async def test_while_it_waits_for_another_try_one_can_see_why_and_when(tmp_path: Path) -> None:
+    far = Far(refuses, longest_pause=300.0)
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.tell("E-1")
+        await until(lambda: relay.dispatcher.status()[0].reason is not None)
+        await relay.settled()
+        (shown,) = await relay.deliveries("bus", "waiting")
+        assert (shown.attempts, shown.reason, shown.next_at is not None) == (1, "it refused the connection", True)
+
+
+async def test_a_dead_letter_is_told_to_the_others(tmp_path: Path) -> None:
+    async def rejects(_: CloudEvent) -> Receipt:
+        raise Rejected("too big")
+
+    far, other = Far(rejects), Far()
+    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+        await relay.tell("E-1")
+        await until(lambda: len(about(other, "relay.dead-lettered")) == 1)
+        await relay.tell("E-2")
+        await until(lambda: len(about(other, "relay.dead-lettered")) == 2)
+        assert about(other, "relay.dead-lettered") == [("bus", 1), ("bus", 2)]
+        assert [event.data["reason"] for event in other.got if event.name == "relay.dead-lettered"] == [
+            "event.scheduled (entry 1): too big",
+            "event.scheduled (entry 4): too big",
+        ]
+        assert len(far.tried) == 2
+
+
+async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_path: Path) -> None:
+    """Two sinks that reject everything would tell each other of it for ever."""
+
+    async def rejects(_: CloudEvent) -> Receipt:
+        raise Rejected("no")
+
+    one, two = Far(rejects), Far(rejects)
+    async with going(tmp_path, {"one": one, "two": two}) as relay:
+        await relay.tell("E-1")
+        await until(lambda: len(one.tried) + len(two.tried) == 4)
+        await relay.settled()
+        for sink, other in (("one", "two"), ("two", "one")):
+            assert [(done.type, done.state, done.reason) for done in await relay.deliveries(sink)] == [
+                ("event.scheduled", "parked", "no"),
+                ("relay.dead-lettered", "superseded", "dropped: no"),
+            ], other
+        assert len(one.tried) + len(two.tried) == 4
+
+
+async def test_what_the_relay_says_of_itself_is_dropped_when_it_is_too_old_as_well(tmp_path: Path) -> None:
+    far = Far(refuses, give_up_after=0.0)
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.tell("drain", "relay.sink-failing")
+        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await relay.settled()
+        (done,) = await relay.deliveries("bus")
+        assert (done.state, done.reason) == ("superseded", "dropped: given up after 0 s; last: it refused the connection")
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [lambda: KeyError("secret"), lambda: ValueError("secret"), lambda: DeliveryError("secret"), TimeoutError, lambda: None],
+    ids=["KeyError", "ValueError", "DeliveryError", "TimeoutError", "no receipt"],
+)
+async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceback(
+    tmp_path: Path, mistake: Callable[[], Exception | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its neighbours never notice, and what it says of itself is not repeated where others read."""
+
+    async def broken(event: CloudEvent) -> Receipt:
+        error = mistake()
+        if event.subject != "E-1":
+            return Receipt()
+        if error is None:
+            return None  # type: ignore[return-value]  # that is the mistake
+        raise error
+
+    far, other = Far(broken), Far()
+    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+        await relay.tell("E-1")
+        await relay.tell("E-2")
+        await until(lambda: bool(about(other, "relay.dead-lettered")))
+        await relay.settled()
+        parked, delivered = await relay.deliveries("bus")
+        named = type(mistake()).__name__ if mistake() is not None else "AttributeError"
+        assert (parked.state, parked.attempts, delivered.state) == ("parked", 5, "delivered")
+        assert parked.reason == f"the sink's own code failed 5 times; last: the sink's own code failed: {named}"
+        assert [outcome for entry, outcome, *_ in await relay.attempts("bus") if entry == parked.id] == ["error"] * 5
+        assert {event.subject for event in other.got if event.name == "event.scheduled"} == {"E-1", "E-2"}
+        assert "secret" not in str([event.data for event in other.got])
+        assert not relay.task.done()
+    assert len([record for record in caplog.records if record.exc_info is not None]) == 1
+
+
+async def test_another_mistake_of_a_sink_gets_a_traceback_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A hundred events that all meet the same one do not (a log says what changed)."""
+    mistakes: list[type[Exception]] = [ValueError] * 30 + [LookupError] * 5
+
+    async def broken(_: CloudEvent) -> Receipt:
+        if mistakes:
+            raise mistakes.pop(0)
+        return Receipt()
+
+    far = Far(broken, concurrency=1, longest_pause=0.005)
+    async with going(tmp_path, {"bus": far}) as relay:
+        for number in range(10):
+            await relay.tell(f"E-{number}")
+        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError, LookupError]
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_path: Path) -> None:
+    """A library cancels its publishers when the connection dies (FIELD 5.1)."""
+    lost = 2
+
+    async def cancelled(_: CloudEvent) -> Receipt:
+        nonlocal lost
+        lost -= 1
+        if lost >= 0:
+            raise asyncio.CancelledError
+        return Receipt()
+
+    far = Far(cancelled)
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.tell("E-1")
+        await until(lambda: len(far.got) == 1)
+        await relay.settled()
+        assert [(outcome, reason) for _, outcome, _, reason in await relay.attempts("bus")] == [
+            ("deferred", "the connection was lost"),
+            ("deferred", "the connection was lost"),
+            ("delivered", None),
+        ]
+        assert not relay.task.done()
+
+
+async def test_so_is_one_that_leaves_the_task_looking_cancelled(tmp_path: Path) -> None:
+    """A library that cancels the publisher's task itself, and does not take it back."""
+    lost = 1
+
+    async def cancelled(_: CloudEvent) -> Receipt:
+        nonlocal lost
+        lost -= 1
+        if lost >= 0:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+        return Receipt()
+
+    far = Far(cancelled)
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.tell("E-1")
+        await until(lambda: len(far.got) == 1)
+        assert not relay.task.done()
+
+
+async def test_a_stop_reaches_deliveries_that_are_under_way_at_once(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def long(event: CloudEvent) -> Receipt:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(str(event.subject))
+        return Receipt()
+
+    far = Far(long)
+    async with going(tmp_path, {"bus": far}) as relay:
+        for number in range(5):
+            await relay.tell(f"E-{number}")
+        await until(lambda: far.under_way == 5)
+        relay.task.cancel()
+        await asyncio.wait({relay.task}, timeout=1.0)
+        assert relay.task.cancelled()
+        assert len(ended) == 5
+        assert {one.state for one in await relay.deliveries("bus")} == {"waiting"}
+        assert await relay.attempts("bus") == []
+
+
+async def down_and_up(relay: Going, far: Far, other: Far, events: int) -> None:
+    """Fail until it is said, with so many events waiting; then come back."""
+    far.answer = refuses
+    for number in range(events):
+        await relay.tell(f"E-{number}")
+    await until(lambda: len(about(other, "relay.sink-failing")) == 1)
+    far.answer = takes
+    await until(lambda: len(about(other, "relay.sink-recovered")) == 1)
+
+
+async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_only(tmp_path: Path) -> None:
+    far, other = Far(), Far()
+    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+        await down_and_up(relay, far, other, 20)
+        assert [subject for subject, _ in about(other, "relay.sink-failing")] == ["bus"]
+        await until(lambda: len(far.got) == 20)
+        assert not [event for _, event in far.tried if event.name.startswith("relay.")]
+        status = relay.dispatcher.status()[0]
+        assert (status.failing, status.reason, status.waiting) == (False, None, 0)
+
+
+async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at_once_in_order(tmp_path: Path) -> None:
+    """FIELD 3.5. The pauses have grown long by then; nobody else waits for theirs."""
+    far, other = Far(refuses, longest_pause=0.3), Far()
+    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+        expected: dict[str, list[str]] = {}
+        for name in ("event.scheduled", "event.updated", "event.started"):
+            for number in range(100):
+                expected.setdefault(f"E-{number}", []).append(await relay.tell(f"E-{number}", name))
+        await until(lambda: relay.dispatcher.status()[0].failing)
+        await until(lambda: far.under_way == 0)
+        before = len(far.tried)
+        far.most_under_way = 0
+        await until(lambda: len(far.tried) >= before + 4)
+        assert far.most_under_way == 1
+        far.answer = takes
+        await until(lambda: bool(far.got))
+        began = asyncio.get_running_loop().time()
+        await until(lambda: len(far.got) == 300)
+        assert asyncio.get_running_loop().time() - began < 0.5
+        assert {subject: far.ids(subject) for subject in expected} == expected
+
+
+async def test_probes_take_the_oldest_and_the_least_tried_in_turns(tmp_path: Path) -> None:
+    far = Far(refuses, longest_pause=0.02)
+    async with going(tmp_path, {"bus": far}) as relay:
+        for number in range(4):
+            await relay.tell(f"E-{number}")
+        await until(lambda: relay.dispatcher.status()[0].failing)
+        await until(lambda: far.under_way == 0)
+        before = len(far.tried)
+        await until(lambda: len(far.tried) >= before + 9)
+        probes = [event.subject for _, event in far.tried[before + 1 : before + 9]]
+        assert probes.count("E-0") >= 4
+        assert set(probes) == {"E-0", "E-1", "E-2", "E-3"}
+
+
+async def test_a_far_side_that_is_gone_disables_the_sink_which_keeps_its_entries_until_it_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """410: said loudly, elsewhere, once; however many were under way (FIELD 3.3)."""
+    all_there = asyncio.Event()
+
+    async def gone(_: CloudEvent) -> Receipt:
+        await all_there.wait()
+        raise Deferred("it answered 410", failure="disabled", status=410)
+
+    far, other = Far(gone), Far()
+    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+        ids = [await relay.tell(f"E-{number}") for number in range(10)]
+        await until(lambda: far.under_way == 10)
+        all_there.set()
+        await until(lambda: bool(about(other, "relay.sink-disabled")))
+        ids.append(await relay.tell("E-10"))
+        await relay.settled()
+        assert about(other, "relay.sink-disabled") == [("bus", 11 - 1)]
+        assert [one.state for one in await relay.deliveries("bus")] == ["waiting"] * 11
+        status = relay.dispatcher.status()[0]
+        assert (status.state, status.reason, status.failing) == ("disabled", "it answered 410", True)
+        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+    far.answer = takes
+    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+        assert relay.dispatcher.status()[0].state == "disabled"
+        await relay.tell("E-11")
+        await relay.settled()
+        assert not far.got
+        await relay.dispatcher.set_state("bus", "on", None)
+        await until(lambda: len(far.got) == 12)
+        assert set(far.ids()) > set(ids)
+        await until(lambda: bool(about(other, "relay.sink-recovered")))
+
+
+async def test_a_paused_sink_keeps_what_comes_and_sends_it_in_order_when_it_is_resumed(tmp_path: Path) -> None:
+    far = Far()
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.dispatcher.set_state("bus", "paused", "by local:ada")
+        ids = [await relay.tell(f"E-{number}") for number in range(5)]
+    async with going(tmp_path, {"bus": far}) as relay:
+        assert (relay.dispatcher.status()[0].state, relay.dispatcher.status()[0].reason) == ("paused", "by local:ada")
+        await relay.settled()
+        assert not far.tried
+        await relay.dispatcher.drain()
+        await relay.dispatcher.set_state("bus", "on", None)
+        await until(lambda: len(far.got) == 5)
+        assert far.ids() == ids
+        with pytest.raises(KeyError):
+            await relay.dispatcher.set_state("nobody", "paused", None)
+
+
+async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path: Path) -> None:
+    release = asyncio.Event()
+
+    async def slowly(event: CloudEvent) -> Receipt:
+        if event.subject != "bad":
+            await release.wait()
+            return Receipt()
+        raise Deferred("not this one")
+
+    slow, dead, paused, resting = Far(slowly, concurrency=1, longest_pause=300.0), Far(refuses, longest_pause=300.0), Far(), Far()
+
+    async def asks_for_rest(_: CloudEvent) -> Receipt:
+        raise Deferred("busy", after=300.0)
+
+    resting.answer = asks_for_rest
+    async with going(tmp_path, {"slow": slow, "dead": dead, "paused": paused, "resting": resting}) as relay:
+        await relay.dispatcher.set_state("paused", "paused", None)
+        for subject in ("bad", "E-1", "E-2"):
+            await relay.tell(subject)
+        await until(lambda: slow.under_way == 1 and relay.dispatcher.status()[1].failing)
+        drained = asyncio.create_task(relay.dispatcher.drain())
+        await relay.settled()
+        assert not drained.done()
+        release.set()
+        async with asyncio.timeout(2.0):
+            await drained
+        assert {event.subject for event in slow.got} >= {"E-1", "E-2"}
+        assert len(resting.tried) == 1

@@ -1,0 +1,267 @@
+"""What the next start takes up: what waits, new sinks, sinks that are gone, dead letters that go out again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.delivery.dispatcher import redeliver
+from relay.delivery.lanes import AT_HAND
+from relay.errors import Deferred, Rejected, StoreUnavailable
+from relay.events.cloudevent import CloudEvent
+from relay.outbox.transaction import Transaction
+from relay.sinks import Receipt
+from tests.delivery.going import Far, going, hangs, refuses, takes
+from tests.make import DATA, cloudevent
+from tests.outbox.kept import NOW, connection_of, until
+
+
+async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(tmp_path: Path) -> None:
+    far = Far(hangs, concurrency=3)
+    expected: dict[str, list[str]] = {}
+    async with going(tmp_path, {"bus": far}) as relay:
+        for name in ("event.scheduled", "approval.recorded", "event.started"):
+            for number in range(10):
+                expected.setdefault(f"E-{number}", []).append(await relay.tell(f"E-{number}", name))
+        await until(lambda: far.under_way == 3)
+    far.answer = takes
+    async with going(tmp_path, {"bus": far}) as relay:
+        await until(lambda: len(far.got) == 30)
+        assert {subject: far.ids(subject) for subject in expected} == expected
+        await relay.settled()
+        assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.settled()
+        assert len(far.got) == 30
+
+
+async def test_a_restart_goes_on_counting_tries(tmp_path: Path) -> None:
+    far = Far(refuses, longest_pause=300.0)
+    for times in (1, 2, 3):
+        async with going(tmp_path, {"bus": far}) as relay:
+            if times == 1:
+                await relay.tell("E-1")
+            await until(lambda times=times: len(far.tried) == times)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await relay.settled()
+            assert [one.attempts for one in await relay.deliveries("bus")] == [times]
+
+
+async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: Path) -> None:
+    """Each costs its place in the line; the events stay on disk."""
+    far = Far(hangs, concurrency=2)
+    count, padding = 10_000, "x" * 5_000
+    async with going(tmp_path, {"bus": far}, run=False) as relay:
+
+        def many(tx: Transaction, first: int) -> None:
+            for number in range(first, first + 500):
+                event = cloudevent("event.scheduled", f"E-{number}", {**DATA, "description": padding}, id=f"{number:032x}")
+                body = bytes(bytearray(event.body))  # orjson's own reserves eight times as much, of which the system gives none
+                tx.say(replace(event, body=body), NOW)
+
+        tracemalloc.start()
+        for first in range(0, count, 500):
+            await relay.store.transact(lambda tx, first=first: many(tx, first))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        recorded, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    tracemalloc.start()
+    async with going(tmp_path, {"bus": far}) as relay:
+        await until(lambda: far.under_way == 2)
+        assert relay.dispatcher.status()[0].waiting == count
+        restarted, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        far.answer = takes
+    assert recorded < 2 * AT_HAND * len(padding) + count * 2000 < count * len(padding)
+    assert restarted < count * 2000
+    far.concurrency = 16
+    async with going(tmp_path, {"bus": far}) as relay:
+        await until(lambda: len(far.got) == count, within=30)
+        assert len(set(far.ids())) == count
+        assert all(event.data["description"] == padding for event in far.got)
+
+
+async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: Path) -> None:
+    """As it now stands; nothing that has ended, and nothing of what the relay said of itself."""
+    bus, chat, pager = Far(), Far(), Far()
+    async with going(tmp_path, {"bus": bus}) as relay:
+        for subject in ("E-1", "E-2", "E-3"):
+            await relay.tell(subject, eventType="Reboot" if subject == "E-1" else "Freeze")
+        await relay.tell("E-1", "event.started", eventType="Reboot")
+        await relay.tell("E-1", "approval.recorded", eventType="Reboot")
+        await relay.tell("E-3", "event.ended")
+        await relay.tell("drain", "relay.sink-failing")
+        for subject in ("e-1", "e-2", "e-3"):
+            await relay.store.transact(
+                lambda tx, subject=subject: tx.snapshot.begin(subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            )
+        await relay.store.transact(lambda tx: tx.snapshot.end("e-3", "unknown", cloudevent(), NOW))
+        await until(lambda: len(bus.got) == 7)
+    for _ in range(2):
+        async with going(
+            tmp_path, {"bus": bus, "chat": chat, "pager": pager}, chat={"events": ["event.*"]}, pager={"match": {"event_type": ["reboot"]}}
+        ) as relay:
+            await until(lambda: len(chat.got) == 2 and len(pager.got) == 1)
+            await relay.settled()
+        assert [(event.subject, event.name) for event in chat.got] == [("E-1", "event.started"), ("E-2", "event.scheduled")]
+        assert [(event.subject, event.name) for event in pager.got] == [("E-1", "event.started")]
+        assert len(bus.got) == 7
+
+
+async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped(tmp_path: Path) -> None:
+    bus, chat = Far(hangs), Far()
+    async with going(tmp_path, {"bus": bus, "chat": chat}) as relay:
+        for subject in ("E-1", "E-2"):
+            await relay.tell(subject)
+        await relay.tell("drain", "relay.sink-failing")
+        await until(lambda: len(chat.got) == 3)
+    bus.answer = takes
+    async with going(tmp_path, {"chat": chat}) as relay:
+        assert [(one.type, one.state, one.reason) for one in await relay.deliveries("bus")] == [
+            ("event.scheduled", "parked", "the sink bus is not in the configuration any more"),
+        ] * 2
+        assert not await relay.store.transact(redeliver(1, NOW))
+    async with going(tmp_path, {"bus": bus, "chat": chat}) as relay:
+        await relay.settled()
+        assert not bus.got, "parked is parked, until somebody sends it again"
+        for one in await relay.deliveries("bus", "parked"):
+            assert await relay.store.transact(redeliver(one.id, NOW))
+        await until(lambda: len(bus.got) == 2)
+
+
+async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_next_start(tmp_path: Path) -> None:
+    """Else it would wait for ever, and hold up StartRequests and pruning."""
+    chat = Far()
+    async with going(tmp_path, {"chat": chat}) as relay:
+        await relay.store.transact(lambda tx: tx.say(cloudevent(), NOW, to=["nobody"]))
+        await relay.settled()
+        assert not relay.task.done()
+    async with going(tmp_path, {"chat": chat}) as relay:
+        assert [one.state for one in await relay.deliveries("nobody")] == ["parked"]
+
+
+async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_own(tmp_path: Path) -> None:
+    """Its old age and tries count no more, after a restart neither."""
+    answers = [Rejected("no"), Deferred("not yet"), Deferred("not yet")]
+
+    async def by_and_by(_: CloudEvent) -> Receipt:
+        if answers:
+            raise answers.pop(0)
+        return Receipt()
+
+    far = Far(by_and_by, give_up_after=1.0, longest_pause=300.0)
+    async with going(tmp_path, {"bus": far}) as relay:
+        told = await relay.tell("E-1")
+        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await relay.store.transact(lambda tx: connection_of(tx).execute("UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"))
+        assert await relay.store.transact(redeliver(1, relay.clock.now()))
+        await until(lambda: len(far.tried) == 2)
+        assert not await relay.store.transact(redeliver(1, relay.clock.now())), "it waits already"
+        await relay.settled()
+        assert [one.state for one in await relay.deliveries("bus")] == ["waiting"]
+    async with going(tmp_path, {"bus": far}) as relay:
+        await until(lambda: len(far.got) == 1, within=5)
+        assert far.ids() == [told]
+        await relay.settled()
+        assert [(one.state, one.attempts) for one in await relay.deliveries("bus")] == [("delivered", 4)]
+
+
+async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Path) -> None:
+    """Not even where the sink has stale: drop: somebody asked for it."""
+
+    async def no_scheduled(event: CloudEvent) -> Receipt:
+        if event.name == "event.scheduled":
+            raise Rejected("no")
+        return Receipt()
+
+    chat = Far(no_scheduled)
+    async with going(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
+        await relay.tell("E-1")
+        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await relay.dispatcher.set_state("chat", "paused", None)
+        await relay.tell("E-1", "event.started")
+        chat.answer = takes
+        assert await relay.store.transact(redeliver(1, NOW))
+        await relay.dispatcher.set_state("chat", "on", None)
+        await until(lambda: len(chat.got) == 2)
+        assert chat.names() == ["event.started", "event.scheduled"]
+
+
+async def test_a_ping_goes_to_the_pinged_sink_alone(tmp_path: Path) -> None:
+    bus, chat = Far(), Far()
+    async with going(tmp_path, {"bus": bus, "chat": chat}, bus={"events": ["event.*"]}) as relay:
+        ping = cloudevent("relay.ping", "bus", {"sink": "bus", "reason": "asked for", "count": 1})
+        await relay.store.transact(lambda tx: tx.say(ping, NOW, to=["bus"]))
+        await until(lambda: len(bus.got) == 1)
+        await relay.settled()
+        assert not chat.got
+
+
+async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_goes_out(tmp_path: Path) -> None:
+    """And what is not at hand is no mistake of the sink: it waits."""
+    far = Far()
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.dispatcher.set_state("bus", "paused", None)
+        await relay.tell("E-1")
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.tell("E-2")
+        read = relay.store.read
+        failures = 0
+
+        async def broken(_: object) -> object:
+            nonlocal failures
+            failures += 1
+            if failures > 2:
+                return await read(_)  # type: ignore[arg-type]  # work
+            raise StoreUnavailable("the disk is gone")
+
+        relay.store.read = broken  # type: ignore[method-assign,assignment]  # a disk that cannot be read, and a process that goes on
+        await relay.dispatcher.set_state("bus", "on", None)
+        await until(lambda: bool(far.got))
+        assert [event.subject for event in far.got] == ["E-2"]
+        assert not relay.dispatcher.status()[0].failing
+        await until(lambda: len(far.got) == 2)
+        relay.store.read = read  # type: ignore[method-assign]  # as it was
+        await relay.settled()
+        assert [one.attempts for one in await relay.deliveries("bus")] == [1, 1]
+
+
+async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_others_go(tmp_path: Path) -> None:
+    far = Far()
+    async with going(tmp_path, {"bus": far}, run=False) as relay:
+        for number in range(3):
+            await relay.tell(f"E-{number}")
+        await relay.store.transact(lambda tx: connection_of(tx).execute("DROP TRIGGER journal_is_append_only"))
+        await relay.store.transact(lambda tx: connection_of(tx).execute("UPDATE journal SET body = x'7b' WHERE position = 2"))
+    async with going(tmp_path, {"bus": far}) as relay:
+        await until(lambda: len(far.got) == 2)
+        await relay.settled()
+        assert [one.state for one in await relay.deliveries("bus")] == ["delivered", "parked", "delivered"]
+
+
+@pytest.mark.parametrize("lines", [1, 40, 200])
+async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(tmp_path: Path, lines: int) -> None:
+    """At least once, in order per event: what was taken and not yet settled comes again."""
+    with subprocess.Popen(  # noqa: ASYNC220  # nothing else goes on here meanwhile
+        [sys.executable, "-m", "tests.delivery.sending", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as sending:
+        assert sending.stdout is not None
+        lines_read = [sending.stdout.readline() for _ in range(lines)]
+        sending.kill()
+        lines_read += sending.stdout.readlines()
+    taken = [line.split() for line in lines_read if line.endswith("\n")]
+    far = Far()
+    async with going(tmp_path, {"bus": far}) as relay:
+        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await relay.settled()
+        everything = await relay.store.read(lambda tx: tx.journal.after(0, 10_000))
+        assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
+    assert everything
+    for subject in {str(event.subject) for _, event in everything}:
+        recorded = [event.id for _, event in everything if event.subject == subject]
+        got = [id_ for about, id_ in taken if about == subject] + far.ids(subject)
+        assert list(dict.fromkeys(got)) == recorded
+        assert len(got) <= len(recorded) + 1, "at most the one that was under way comes twice"

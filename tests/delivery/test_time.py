@@ -1,0 +1,284 @@
+"""A worker through minutes and days, by a clock that a test moves: what the plan promises, kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from relay.delivery.dispatcher import redeliver
+from relay.errors import Deferred
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import Receipt
+from tests.delivery.going import Far, SteppedClock, going, refuses, takes
+
+DAY = 86400.0
+
+
+def gaps(moments: list[float]) -> list[float]:
+    """Seconds between one and the next."""
+    return [later - earlier for earlier, later in pairwise(moments)]
+
+
+def far(clock: SteppedClock, answer: object = takes, **given: float) -> Far:
+    """A sink with the webhook's patience, by that clock."""
+    return Far(answer, clock=clock, **{"longest_pause": 300.0, "give_up_after": DAY, **given})  # type: ignore[arg-type]  # answers and limits
+
+
+@pytest.mark.parametrize("others", [0, 3])
+async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_a_last_call(tmp_path: Path, others: int) -> None:
+    """Also when several events wait, and the probes take turns."""
+    clock = SteppedClock()
+    down = far(clock, refuses)
+    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
+        for number in range(1 + others):
+            await relay.tell(f"E-{number}", not_before=600)
+        await relay.forward(599)
+        tried = sorted(moment for moment, _ in down.tried)
+        assert tried[0] == 0
+        assert down.times("E-0")[1] <= 2
+        assert max(gaps(tried)) <= 8
+        assert 596 <= tried[-1] < 600
+
+
+@pytest.mark.parametrize("down_for", [20, 300, 800])
+async def test_a_receiver_that_was_down_is_told_within_8_s_of_its_return(tmp_path: Path, down_for: float) -> None:
+    clock = SteppedClock()
+    drain = far(clock, refuses)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.tell("E-1", not_before=15 * 60)
+        await relay.tell("E-2", "event.started")
+        await relay.forward(down_for)
+        drain.answer = takes
+        await relay.forward(8)
+        assert {event.subject for event in drain.got} == {"E-1", "E-2"}
+
+
+async def test_long_before_notbefore_it_is_tried_every_minute_and_in_time(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    down = far(clock, refuses)
+    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
+        await relay.tell("E-1", not_before=3600)
+        await relay.forward(3600)
+        early = [moment for moment in down.times("E-1") if moment < 2700]
+        late = [moment for moment in down.times("E-1") if moment >= 2692]
+        assert max(gaps(early)) <= 60
+        assert max(gaps(late)) <= 8
+        assert late[0] <= 2708
+
+
+async def test_what_comes_to_a_sink_that_has_long_been_down_is_tried_at_once_and_by_its_own_deadline(tmp_path: Path) -> None:
+    """The pause was fitted to what waited before, five minutes by then."""
+    clock = SteppedClock()
+    drain = far(clock, refuses)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.tell("old")
+        await relay.forward(3600)
+        assert max(gaps(drain.times("old"))) > 250
+        began = clock.monotonic()
+        await relay.tell("E-1", not_before=60)
+        await relay.forward(60)
+        tried = [moment - began for moment, _ in drain.tried if moment >= began]
+        assert drain.times("E-1")[0] == began
+        assert tried[1] <= 2
+        assert max(gaps(tried)) <= 8
+        assert tried[-1] >= 56
+
+
+async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(tmp_path: Path) -> None:
+    """Alone it makes the sink look dead; the next event is tried all the same, and at once."""
+
+    async def poisoned(event: CloudEvent) -> Receipt:
+        if event.subject == "poison":
+            raise Deferred("it answered 500", status=500)
+        return Receipt()
+
+    clock = SteppedClock()
+    drain = far(clock, poisoned)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.tell("poison")
+        for number in range(3):
+            await relay.forward(1800)
+            assert relay.dispatcher.status()[0].failing
+            await relay.tell(f"E-{number}", "event.started")
+            await relay.forward(0)
+            assert drain.got[-1].subject == f"E-{number}"
+            assert not relay.dispatcher.status()[0].failing
+        assert len(drain.times("poison")) < 100
+
+
+async def test_what_waited_before_the_others_is_not_forgotten_by_the_probes(tmp_path: Path) -> None:
+    """It gives up in its time, though new events come all the while."""
+    clock = SteppedClock()
+    down = far(clock, refuses, give_up_after=3600.0)
+    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
+        await relay.tell("first")
+        for number in range(70):
+            await relay.tell(f"E-{number}")
+            await relay.forward(60)
+        first = (await relay.deliveries("drain"))[0]
+        assert first.state == "parked"
+        assert first.attempts > 5
+
+
+async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -> None:
+    clock = SteppedClock()
+
+    async def busy(event: CloudEvent) -> Receipt:
+        if event.subject == "E-0" and clock.monotonic() < 120:
+            raise Deferred("busy", after=120.0, status=429)
+        return Receipt()
+
+    drain, other = far(clock, busy), far(clock)
+    async with going(tmp_path, {"drain": drain, "other": other}, clock=clock) as relay:
+        await relay.tell("E-0", not_before=300)
+        await relay.forward(1)
+        for number in range(1, 4):
+            await relay.tell(f"E-{number}", not_before=300)
+        await relay.forward(118)
+        assert len(drain.tried) == 1
+        assert len(other.got) == 4
+        await relay.forward(15)
+        assert {event.subject for event in drain.got} == {f"E-{number}" for number in range(4)}
+        assert min(moment for moment, _ in drain.tried[1:]) >= 120
+
+
+async def test_a_short_retry_after_holds_back_the_others_too(tmp_path: Path) -> None:
+    """Though the entry itself would have waited longer."""
+    clock = SteppedClock()
+
+    async def busy(_: CloudEvent) -> Receipt:
+        if clock.monotonic() < 5:
+            raise Deferred("busy", after=5.0, status=503)
+        return Receipt()
+
+    drain = far(clock, busy)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.tell("E-0")
+        await relay.tell("E-1")
+        await relay.forward(4.9)
+        assert len(drain.tried) <= 2
+        await relay.forward(2)
+        assert len(drain.got) == 2
+
+
+async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after_notbefore(tmp_path: Path) -> None:
+    clock = SteppedClock()
+
+    async def refused(event: CloudEvent) -> Receipt:
+        if event.subject == "E-0":
+            raise Deferred("it answered 401", failure="slow", status=401)
+        return Receipt()
+
+    drain = far(clock, refused)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.tell("E-0", not_before=600)
+        for number in range(1, 10):
+            await relay.forward(20)
+            await relay.tell(f"E-{number}")
+        await relay.forward(0)
+        assert len(drain.got) == 9
+        await relay.forward(600)
+        moments = drain.times("E-0")
+        assert all(45 <= gap <= 60 for gap in gaps(moments)[:-2])
+        assert 11 <= len(moments) <= 14
+        assert any(597 <= moment < 600 for moment in moments), "a last call"
+        parked = (await relay.deliveries("drain"))[0]
+        assert (parked.state, parked.last_status) == ("parked", 401)
+
+
+async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: Path) -> None:
+    """A probe of a sink that was down is answered 401: the far side is there, and each event rests by itself."""
+    clock = SteppedClock()
+
+    async def down_then_refusing(_: CloudEvent) -> Receipt:
+        if clock.monotonic() < 60:
+            raise Deferred("it refused the connection")
+        raise Deferred("it answered 401", failure="slow", status=401)
+
+    drain = far(clock, down_then_refusing)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        for number in range(5):
+            await relay.tell(f"E-{number}", not_before=700)
+        await relay.forward(600)
+        for number in range(5):
+            assert min(gaps([moment for moment in drain.times(f"E-{number}") if moment >= 60])) >= 45
+        drain.answer = takes
+        await relay.forward(60)
+        assert len(drain.got) == 5
+        assert max(moment for moment, _ in drain.tried) - min(moment for moment, _ in drain.tried[-5:]) <= 1, "all at once"
+
+
+async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    down, other = far(clock, refuses), far(clock)
+    async with going(tmp_path, {"drain": down, "chat": other}, clock=clock) as relay:
+        await relay.tell("E-1", "event.ended")
+        await relay.forward(DAY - 1)
+        assert [one.state for one in await relay.deliveries("drain")] == ["waiting"]
+        await relay.forward(400)
+        (parked,) = await relay.deliveries("drain")
+        assert (parked.state, parked.reason) == ("parked", "given up after 86400 s; last: it refused the connection")
+        assert [event.name for event in other.got] == ["event.ended", "relay.sink-failing", "relay.dead-lettered"]
+        assert max(gaps(down.times("E-1"))) <= 330
+
+
+async def test_when_many_are_given_up_the_far_side_is_not_tried_in_a_hurry(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    down = far(clock, refuses, give_up_after=600.0)
+    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
+        for number in range(50):
+            await relay.tell(f"E-{number}")
+        await relay.forward(1200)
+        late = sorted(moment for moment, _ in down.tried if moment > 300)
+        assert min(gaps(late)) > 30
+
+
+async def test_an_event_is_not_given_up_before_its_notbefore(tmp_path: Path) -> None:
+    """Notice of degraded hardware comes days ahead."""
+    clock = SteppedClock()
+    drain = far(clock, refuses, give_up_after=600.0)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.tell("E-1", not_before=7200)
+        await relay.forward(7190)
+        drain.answer = takes
+        await relay.forward(10)
+        assert len(drain.got) == 1
+
+
+async def test_sixteen_failures_of_one_broken_connection_are_one(tmp_path: Path) -> None:
+    """The first again within 2 s, though sixteen failed in a row."""
+    clock = SteppedClock()
+
+    async def breaks(_: CloudEvent) -> Receipt:
+        await clock.sleep(1)
+        raise Deferred("the connection was reset")
+
+    drain = far(clock, breaks)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        for number in range(16):
+            await relay.tell(f"E-{number}", not_before=600)
+        await relay.forward(1)
+        assert len(drain.tried) == 16
+        assert not relay.dispatcher.status()[0].failing
+        drain.answer = takes
+        await relay.forward(0.6)
+        assert len(drain.got) == 16
+
+
+async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path: Path) -> None:
+    """The operator has mended it, and does not wait for a pause of five minutes."""
+    clock = SteppedClock()
+    drain = far(clock, refuses, give_up_after=600.0)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.tell("E-0")
+        await relay.forward(1200)
+        await relay.tell("E-1")
+        await relay.forward(300)
+        parked, waiting = await relay.deliveries("drain")
+        assert (parked.state, waiting.state) == ("parked", "waiting")
+        drain.answer = takes
+        assert await relay.store.transact(redeliver(parked.id, clock.now()))
+        await relay.forward(0)
+        assert [event.subject for event in drain.got] == ["E-0", "E-1"]
