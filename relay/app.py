@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from relay.api import Relay
+from relay.api.amqp import Approvals
 from relay.api.server import Server
 from relay.approvals.gate import Gate
 from relay.approvals.ledger import Ledger
@@ -105,19 +106,23 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         poller, gate = await _source_and_gate(config, client, store, origin, clock, names=names, boot=boot(), say=say)
         relay = Relay(store, gate, dispatcher, poller, origin, clock)
         _log.info("relay %s of scope %s runs; the API listens on %s", origin.relay, origin.scope, server.address)
-        async with _tasks(poller, gate, dispatcher, store, clock):
+        doors = [Approvals(config.approvals.amqp, config.answers_on, config.api.clients, relay)] if config.approvals.amqp else []
+        async with _tasks(poller, gate, dispatcher, store, clock, doors):
             server.attach(relay)
             yield Running(relay, poller, server.port)
             server.detach()
 
 
 @asynccontextmanager
-async def _tasks(poller: Poller, gate: Gate, dispatcher: Dispatcher, store: Store, clock: Clock) -> AsyncIterator[None]:
+async def _tasks(
+    poller: Poller, gate: Gate, dispatcher: Dispatcher, store: Store, clock: Clock, doors: Sequence[Approvals]
+) -> AsyncIterator[None]:
     """Everything that runs at the side. None of it lives without the others; at the end sinks have a moment to send."""
     async with asyncio.TaskGroup() as group:
         source = [
             group.create_task(poller.run(), name="source"),
             group.create_task(keep(store, clock), name="retention"),
+            *(group.create_task(door.run(), name="approvals over AMQP") for door in doors),
         ]
         approvals = group.create_task(gate.run(), name="approvals")
         delivery = group.create_task(dispatcher.run(), name="delivery")

@@ -53,7 +53,7 @@ class Clients:
                     found = client
         if found is None:
             raise StrangerError("the bearer key is no client's")
-        return _caller(found, "http")
+        return caller_of(found, "http")
 
     def by_signature(self, name: str, headers: Mapping[str, str], body: bytes) -> Caller:
         """The client of that name, when it has signed the body. Raises StrangerError, after as long for an unknown one."""
@@ -65,7 +65,7 @@ class Clients:
             raise StrangerError(str(error)) from None
         if client is None or not known:
             raise StrangerError("no such client, or none that signs")
-        return _caller(client, "callback")
+        return caller_of(client, "callback")
 
 
 def local(user: str) -> Caller:
@@ -73,5 +73,6 @@ def local(user: str) -> Caller:
     return Caller(f"local:{user}", "local", ALL)
 
 
-def _caller(client: Client, channel: str) -> Caller:
+def caller_of(client: Client, channel: str) -> Caller:
+    """The client as a caller through that channel."""
     return Caller(f"client:{client.name}", channel, Rights(frozenset(client.can), client.resources))

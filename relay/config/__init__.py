@@ -82,6 +82,11 @@ class Config(Section):
         sources = (rule.match.event_source for rule in self.approvals.rules)
         return not any(source is None or "user" in {one.lower() for one in source} for source in sources)
 
+    @property
+    def answers_on(self) -> str:
+        """The exchange on which approvals over AMQP are answered, and after which their queues are named."""
+        return next(str(getattr(sink, "exchange", "")) for sink in self.sinks if _answers(sink))
+
 
 USER_EVENTS_WAIT = (
     "no rule of approvals.rules can match event_source: [User]. Polling makes Azure wait up to 15 minutes for approval of each reboot that "
