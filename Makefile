@@ -15,7 +15,7 @@ help:
 	@echo 'make check    lint, format, types, import rules, YAML, generated pages'
 	@echo 'make install  the relay and what its development needs, into $(VENV)'
 	@echo 'make bench    latency, throughput and idle cost, measured here'
-	@echo 'make chaos    kills, freezes and faults for longer than a test may take'
+	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
 	@echo 'make docs     writes the generated pages of docs/ again'
 	@echo 'make lock     newest versions within the bounds of pyproject.toml, with hashes'
 	@echo 'make clean    removes $(VENV) and every cache'
@@ -62,8 +62,12 @@ pages: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@$(BIN)/python -m tests.see_to bench $(BIN)/python -m bench $(ARGS)
 
+# The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
+ROUNDS ?= 10
+CHAOS := tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py
+round = echo "== round $$number of $(ROUNDS)"; $(BIN)/python -m pytest -q -x $(CHAOS) $(ARGS) || exit 1
 chaos: $(VENV)/.dev
-	@$(BIN)/python -m tests.see_to chaos $(BIN)/python -m bench.chaos $(ARGS)
+	@$(BIN)/python -m tests.see_to chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate

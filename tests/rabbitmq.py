@@ -84,6 +84,7 @@ class Broker:
             "PATH": os.environ["PATH"],
             "LANG": "C.UTF-8",
             "HOME": str(directory),
+            "ERL_CRASH_DUMP": str(directory / "erl_crash.dump"),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(epmd_port),
             "RABBITMQ_NODENAME": self.node,
