@@ -1,0 +1,255 @@
+"""Events, rules and callers as the tests of approvals use them, and a state file to put them in."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from relay.approvals import ApprovalsSettings
+from relay.approvals.ledger import Ledger
+from relay.approvals.policy import Standing, rule_for
+from relay.approvals.request import Answer, Approval, Caller, Choice, Right, Rights
+from relay.events.cloudevent import CloudEvent
+from relay.events.document import Document, Event
+from relay.events.moment import rfc3339
+from relay.events.normalise import Origin, event_data
+from relay.imds.recorder import Recorder, Sighting
+from relay.outbox import Decision, Grant, GrantState, Identity, Mode, Occurrence
+from relay.outbox.file import Opened, open_file
+from relay.outbox.journal import rows, verify
+from relay.outbox.transaction import Route, Transaction
+from tests.approvals.hand_clock import NOON, HandClock
+
+T = TypeVar("T")
+ORIGIN = Origin("prod", "vm-0")
+BOOT = "boot-1"
+SETTINGS = ApprovalsSettings.model_validate(
+    {
+        "rules": [
+            {"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"},
+            {
+                "name": "databases",
+                "match": {"event_type": ["Reboot"]},
+                "approve": {"votes": 2, "from": ["group:oncall", "client:drain"], "expires": "5m", "close_before": "60s"},
+            },
+            {"name": "one", "match": {"event_type": ["Redeploy"]}, "approve": {"votes": 1, "from": ["group:oncall"]}},
+        ],
+        "groups": {"oncall": ["client:alice", "client:bob"]},
+    }
+)
+"""What users start is automatic; a Reboot takes two votes within five minutes, a Redeploy one; for a Freeze there is no rule."""
+
+
+def event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -> Event:
+    """A Reboot of this VM by the platform, ``due`` so many seconds after noon."""
+    fields: dict[str, Any] = {
+        "event_id": event_id,
+        "event_type": "Reboot",
+        "event_status": "Scheduled",
+        "resource_type": "VirtualMachine",
+        "resources": ("db-1",),
+        "not_before": rfc3339(NOON + timedelta(seconds=due)) if due is not None else None,
+        "description": None,
+        "event_source": "Platform",
+        "duration": None,
+    }
+    return Event(**fields | changes)
+
+
+def caller(name: str = "alice", *can: Right, resources: tuple[str, ...] | None = None, channel: str = "http") -> Caller:
+    """A client with the rights given, or with approve and hold."""
+    return Caller(f"client:{name}", channel, Rights(frozenset(can or ("read", "approve", "hold")), resources))
+
+
+def approval(
+    decision: Choice = "approve", by: Caller | str = "alice", of: Event | None = None, *, at: datetime = NOON, **changes: Any
+) -> Approval:
+    """A request about an event as it is."""
+    of = of or event()
+    fields: dict[str, Any] = {"revision": of.revision, "digest": "d", "event_id": of.event_id} | changes
+    return Approval(caller=caller(by) if isinstance(by, str) else by, decision=decision, at=at, **fields)
+
+
+# --- without a file
+
+
+def occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
+    """An event that is in the document."""
+    of = of or event()
+    fields: dict[str, Any] = {
+        "id": 1,
+        "key": of.key,
+        "number": 1,
+        "data": event_data(of, 1),
+        "revision": of.revision,
+        "live": True,
+        "boot_id": BOOT,
+        "first_seen": rfc3339(NOON),
+        "last_changed": rfc3339(NOON),
+        "outcome": None,
+        "told": "t" * 32,
+    }
+    return Occurrence(**fields | changes)
+
+
+def decided(
+    decision: Literal["approve", "hold"] = "approve",
+    by: str = "alice",
+    of: Event | None = None,
+    *,
+    expires: float | None = None,
+    **more: Any,
+) -> Decision:
+    """A vote or a hold that counts; ``expires`` in seconds after noon."""
+    fields: dict[str, Any] = {
+        "approval_id": f"{decision}-{by}",
+        "occurrence": 1,
+        "decision": decision,
+        "principal": f"client:{by}",
+        "channel": "http",
+        "revision": (of or event()).revision,
+        "reason": None,
+        "at": NOON,
+        "expires": NOON + timedelta(seconds=expires) if expires is not None else None,
+        "dry_run": False,
+        "counts": True,
+        "told": f"{decision}-{by}-told",
+        "message_id": None,
+    }
+    return Decision(**fields | more)
+
+
+def granted(state: GrantState = "granted", of: Event | None = None, **changes: Any) -> Grant:
+    """A grant for an event as it is."""
+    fields: dict[str, Any] = {
+        "id": 1,
+        "occurrence": 1,
+        "revision": (of or event()).revision,
+        "rule": "databases",
+        "approval_id": "approve-alice",
+        "granted_at": NOON,
+        "state": state,
+        "attempts": 0 if state == "granted" else 1,
+        "status": {"accepted": 200}.get(state),
+        "dry_run": False,
+        "cause": "c",
+    }
+    return Grant(**fields | changes)
+
+
+def standing(
+    of: Event | None = None,
+    *decisions: Decision,
+    grants: Iterable[Grant] = (),
+    mode: Mode = "on",
+    now: float = 0.0,
+    live: bool = True,
+    settings: ApprovalsSettings = SETTINGS,
+) -> Standing:
+    """How things stand, ``now`` seconds after noon."""
+    found = occurrence(of, live=live)
+    rule = rule_for(settings.rules, found, ORIGIN.scope)
+    return Standing(found, decisions, tuple(grants), rule, settings.groups, mode, NOON + timedelta(seconds=now))
+
+
+# --- on a file
+
+
+class Book:
+    """A state file with a ledger and a recorder over it, and no thread: each ``do`` is one transaction, in the file when it returns."""
+
+    def __init__(
+        self, path: Path, settings: ApprovalsSettings = SETTINGS, *, clock: HandClock | None = None, route: Route | None = None
+    ) -> None:
+        self.path = path
+        self.clock = clock or HandClock()
+        self.settings = settings
+        self.boot = BOOT
+        self.trusted = True
+        self._route: Route = route or (lambda _: ())
+        self._opened: Opened
+        self._open()
+
+    def _open(self) -> None:
+        self._opened = open_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
+        self._opened.connection.execute("PRAGMA synchronous = OFF")  # nothing here cuts the power
+        self.ledger = Ledger(self.settings, ORIGIN, self.trusted)
+        self.recorder = Recorder(ORIGIN, self.boot, frozenset({"db-1"}))
+
+    def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:
+        """Lose everything that is not on disk, and start again, perhaps with other rules or after a boot."""
+        self.close()
+        self.settings, self.boot = settings or self.settings, boot or self.boot
+        self._open()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._opened.close()
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The file."""
+        return self._opened.connection
+
+    def do(self, work: Callable[[Transaction], T]) -> T:
+        """One transaction."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(Transaction(self.connection, self._route))
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
+        return result
+
+    # what happens
+
+    def see(self, *events: Event, gap: bool = False, step: bool = True) -> None:
+        """The document holds these events; what follows from that is done."""
+        self.do(lambda tx: self.recorder.record(tx, Sighting(Document(1, events), self.clock.now(), gap)))
+        if step:
+            self.step()
+
+    def step(self) -> datetime | None:
+        """What follows from how things are is done."""
+        return self.do(lambda tx: self.ledger.step_all(tx, self.clock.now()))
+
+    def submit(self, decision: Choice = "approve", by: Caller | str = "alice", of: Event | None = None, **changes: Any) -> Answer:
+        """Somebody asks for something."""
+        return self.do(lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=self.clock.now(), **changes)))
+
+    def switch(self, mode: Mode) -> None:
+        """An operator turns the switch."""
+        self.do(lambda tx: tx.set_mode(mode, "local:root", self.clock.now()))
+        self.step()
+
+    # what is there
+
+    @property
+    def grants(self) -> list[Grant]:
+        """Every grant of every occurrence, oldest first."""
+        ids = self.connection.execute("SELECT DISTINCT occurrence FROM start_request ORDER BY 1").fetchall()
+        return [grant for (one,) in ids for grant in self.do(lambda tx, one=one: tx.decisions.grants(one))]  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+
+    def stands(self, event_id: str = "E-1") -> Standing:
+        """How an event stands."""
+
+        def work(tx: Transaction) -> Standing:
+            found = tx.snapshot.find(event_id.lower())
+            assert found is not None
+            return self.ledger.standing(tx, found, self.clock.now())
+
+        return self.do(work)
+
+    def said(self, *names: str) -> list[CloudEvent]:
+        """Every CloudEvent in the journal, or those of some names, oldest first; the chain is checked."""
+        verify(self.connection)
+        told = [CloudEvent.parse(row.body) for row in rows(self.connection) if row.kind not in ("claim", "mode")]
+        return [one for one in told if not names or one.name in names]
+
+    def names(self) -> list[str]:
+        """What was said, by name, ``event.*`` left out."""
+        return [one.name for one in self.said() if not one.name.startswith("event.")]

@@ -1,0 +1,335 @@
+"""The whole of approvals against a model of a few lines: documents, clock, votes, holds, the switch, crashes, answers of IMDS.
+
+The ledger, the recorder and the file are the real ones; the machine does what the gate does between them. What has to hold
+is checked from the outside: from the journal, and from what a StartRequest would be sent for.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from typing_extensions import override  # in typing from Python 3.12
+
+from relay.approvals import ApprovalsSettings
+from relay.approvals.ledger import Claim
+from relay.events.document import Event
+from relay.events.moment import rfc3339
+from relay.outbox import Mode
+from relay.outbox.journal import rows
+from tests.approvals.hand_clock import HandClock
+from tests.approvals.made import Book, caller, event
+
+_VOTERS = ["client:alice", "client:bob", "client:carol"]
+_USUAL = [
+    {"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"},
+    {
+        "name": "reboots",
+        "match": {"event_type": ["Reboot"]},
+        "approve": {"votes": 2, "from": _VOTERS, "expires": "2m", "close_before": "30s"},
+    },
+]
+_LENIENT = [_USUAL[0], {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 1, "from": _VOTERS, "expires": "2m"}}]
+_RULES: dict[str, ApprovalsSettings] = {
+    name: ApprovalsSettings.model_validate({"hold_expires": "90s", "rules": rules})
+    for name, rules in {"usual": _USUAL, "lenient": _LENIENT, "none": []}.items()
+}
+_NEEDED = {"usual": 2, "lenient": 1}
+_IDS = st.sampled_from(["A", "B"])
+_KINDS: dict[str, dict[str, Any]] = {
+    "user": {"event_source": "User"},
+    "user, other machine": {"event_source": "User", "resources": ("db-2",)},
+    "voted": {},
+    "voted, other machine": {"resources": ("db-2",)},
+    "voted, other words": {"description": "x"},
+    "without a rule": {"event_type": "Freeze"},
+    "started": {"event_status": "Started", "not_before": None},
+    "odd": {"event_source": "User", "event_status": "Paused"},
+}
+_MEMORY = Path("/dev/shm")  # noqa: S108  # a directory of its own is made there; what no disk has to keep is read again sooner
+_PEOPLE = st.sampled_from(["alice", "bob", "carol", "eve"])
+
+
+@dataclass
+class Model:
+    """What is true, in a few lines: who voted for which state until when, who holds until when, and what IMDS refused."""
+
+    seen: Event
+    votes: dict[str, tuple[str, datetime]] = field(default_factory=dict)
+    holds: dict[str, datetime] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+
+    def may_start(self, rules: str, now: datetime) -> bool:
+        """A quorum or an automatic rule, in time, under no hold, for what is Scheduled."""
+        if self.seen.event_status != "Scheduled" or (self.seen.due is not None and now >= self.seen.due):
+            return False
+        if any(until > now for until in self.holds.values()) or rules == "none":
+            return False
+        if self.seen.event_source == "User":
+            return True
+        voters = {who for who, (revision, until) in self.votes.items() if revision == self.seen.revision and until > now} - {"eve"}
+        return self.seen.event_type == "Reboot" and len(voters) >= _NEEDED[rules]
+
+
+class Approvals(RuleBasedStateMachine):
+    """What can happen, in any order."""
+
+    @initialize()
+    def begin(self) -> None:
+        """A document of two events, and a file that holds nothing."""
+        self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
+        self.ruleset, self.mode = "usual", "on"
+        self.clock = HandClock()
+        self.book = Book(Path(self.folder.name) / "relay.db", _RULES["usual"], clock=self.clock)
+        self.azure: dict[str, Event] = {}
+        self.model: dict[str, Model] = {}
+        self.flight: list[Claim] = []
+        self.alone: set[int] = set()
+        self.azure_says("A", "voted", 400.0)
+        self.azure_says("B", "user", 400.0)
+
+    @override
+    def teardown(self) -> None:
+        """Let go of the file."""
+        if hasattr(self, "book"):
+            self.book.close()
+            self.folder.cleanup()
+
+    # --- Azure
+
+    @rule(of=_IDS, kind=st.sampled_from([*_KINDS, "user", "voted", "voted"]), due=st.sampled_from([None, 45.0, 400.0]))
+    def azure_says(self, of: str, kind: str, due: float | None) -> None:
+        """Azure's document changes; nobody has read it yet."""
+        not_before = rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
+        self.azure[of] = event(of, **{"not_before": not_before} | _KINDS[kind])
+
+    @rule(of=_IDS)
+    def azure_forgets(self, of: str) -> None:
+        """It ended, or was cancelled."""
+        self.azure.pop(of, None)
+
+    @rule(crash=st.sampled_from([False, False, True]))
+    def poll(self, crash: bool) -> None:
+        """Read the document; perhaps crash before anything follows from it."""
+        self._read()
+        if crash:
+            self.crash()
+        self._step()
+
+    def _read(self) -> None:
+        self.book.see(*self.azure.values(), step=False)
+        for of in {*self.model, *self.azure}:
+            now = self.azure.get(of)
+            if now is None:
+                del self.model[of]
+            else:
+                self.model.setdefault(of, Model(now)).seen = now
+        self._void()
+
+    def _void(self) -> None:
+        flying = {(claim.event_id, claim.grant.revision) for claim in self.flight}
+        for of, model in self.model.items():
+            kept = {model.seen.revision, *(revision for event_id, revision in flying if event_id == of)}
+            model.votes = {who: vote for who, vote in model.votes.items() if vote[0] in kept}
+
+    def _step(self) -> None:
+        self.book.step()
+        for of, model in self.model.items():
+            grants = self.book.stands(of).grants
+            if self.mode == "on" and model.may_start(self.ruleset, self.clock.now()) and model.seen.revision not in model.refused:
+                of_now = [grant for grant in grants if grant.revision == model.seen.revision and not grant.dry_run]
+                under_way = [grant for grant in grants if grant.state == "sent"]
+                assert under_way or any(grant.state != "failed" for grant in of_now), "a satisfied rule was forgotten"
+
+    # --- time, operators, crashes
+
+    @rule(seconds=st.sampled_from([1.0, 1.0, 20.0, 61.0, 130.0]), step=st.booleans())
+    def time_passes(self, seconds: float, step: bool) -> None:
+        """The timer of the step may be late."""
+        self.clock.turn(seconds)
+        if step:
+            self._step()
+
+    @rule(mode=st.sampled_from(["on", "on", "on", "dry-run", "off"]))
+    def switch(self, mode: Mode) -> None:
+        """Somebody turns the switch."""
+        self.mode = mode
+        self.book.switch(mode)
+
+    @rule()
+    def crash(self) -> None:
+        """Everything that is not on disk is lost; so is the answer to what is in flight."""
+        self.book.crash()
+        self.flight = []
+        self.alone = set()
+        self._void()
+
+    @rule(rules=st.sampled_from(["usual", "usual", "lenient", "none"]))
+    def restart_with_other_rules(self, rules: str) -> None:
+        """The file of the rules was changed."""
+        self.ruleset = rules
+        self.book.settings = _RULES[rules]
+        self.crash()
+        self._step()
+
+    # --- people
+
+    def _revision(self, of: str, known: bool) -> str:
+        found = self.azure.get(of) if not known and of in self.azure else None
+        return found.revision if found is not None else self.model[of].seen.revision if of in self.model else "none"
+
+    @precondition(lambda self: self.model)
+    @rule(who=_PEOPLE, of=_IDS, known=st.sampled_from([True, True, False]), request=st.sampled_from([None, None, "r1", "r2"]))
+    def vote(self, who: str, of: str, known: bool, request: str | None) -> None:
+        """Somebody votes for what the relay has seen, or for what Azure already says."""
+        revision, now = self._revision(of, known), self.clock.now()
+        before = self._said("approval.recorded")
+        answer = self.book.submit("approve", who, event_id=of, revision=revision, request_id=request, digest=f"{of}{revision}")
+        if answer.status == 202 and self.mode == "on" and self._said("approval.recorded") > before:
+            model = self.model[of]
+            assert model.seen.revision == revision
+            expires = timedelta(minutes=2) if model.seen.event_source != "User" else timedelta(days=1)
+            model.votes[who] = revision, now + expires
+
+    @precondition(lambda self: self.model)
+    @rule(of=_IDS)
+    def two_vote(self, of: str) -> None:
+        """What makes a quorum, at once."""
+        self.vote("alice", of, known=True, request=None)
+        self.vote("bob", of, known=True, request=None)
+
+    @precondition(lambda self: self.model)
+    @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS)
+    def hold(self, who: str, of: str) -> None:
+        """Somebody holds."""
+        revision, now = self._revision(of, known=True), self.clock.now()
+        before = self._said("approval.recorded")
+        answer = self.book.submit("hold", who, event_id=of, revision=revision)
+        if answer.status == 202:
+            occurrence = self.book.stands(of).occurrence.id
+            assert not any(claim.grant.occurrence == occurrence for claim in self.flight), "a hold was taken after the claim"
+            if self._said("approval.recorded") > before:
+                self.model[of].holds[who] = now + timedelta(seconds=90)
+
+    @precondition(lambda self: any(model.holds for model in self.model.values()))
+    @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS, operator=st.booleans())
+    def release(self, who: str, of: str, operator: bool) -> None:
+        """Somebody releases: their own, or all."""
+        by = caller(who, "operate") if operator else who
+        answer = self.book.submit("release", by, event_id=of, revision=self._revision(of, known=True))
+        if answer.status == 202:
+            holds = self.model[of].holds
+            for holder in list(holds) if operator else [who]:
+                holds.pop(holder, None)
+            left = any(until > self.clock.now() for until in holds.values())
+            assert (answer.body["state"] == "held") == left
+
+    # --- the gate
+
+    @precondition(lambda self: not self.flight)
+    @rule(lost=st.sampled_from([False, False, False, True]))
+    def claim(self, lost: bool) -> None:
+        """The fresh read, and the claim; perhaps a crash before the StartRequest is sent."""
+        grants = self.book.do(lambda tx: tx.decisions.open_grants())
+        grants = [grant for grant in grants if grant.id in self.alone][:1] or grants
+        self._read()
+        self.book.ledger.in_flight = frozenset(grant.id for grant in grants)
+        self.flight = self.book.do(lambda tx: self.book.ledger.claim(tx, grants, self.clock.now()))
+        assert len({claim.event_id for claim in self.flight}) == len(self.flight), "one event twice in one StartRequest"
+        for claim in self.flight:
+            self._check(claim)
+        if lost:
+            self.crash()
+        elif not self.flight:
+            self.book.ledger.in_flight = frozenset()
+        self._step()
+
+    def _check(self, claim: Claim) -> None:
+        """What a StartRequest may be sent for, by the model and by the journal."""
+        model, now = self.model[claim.event_id], self.clock.now()
+        assert self.mode == "on"
+        assert model.seen == self.azure[claim.event_id]
+        assert claim.grant.revision == model.seen.revision
+        assert model.may_start(self.ruleset, now)
+        assert model.seen.revision not in model.refused
+        before = [row for row in rows(self.book.connection) if row.event_key == claim.event_id.lower()]
+        told = [(row.kind, orjson.loads(row.body).get("data", {})) for row in before]
+        of_it = [(kind, data) for kind, data in told if data.get("revision") == claim.grant.revision and "dryRun" not in data]
+        assert any(kind == "approval.granted" and data["approvalId"] == claim.grant.approval_id for kind, data in of_it)
+        if model.seen.event_source != "User":
+            who = {data["principal"] for kind, data in of_it if kind == "approval.recorded" and data["decision"] == "approve"}
+            assert len(who) >= _NEEDED[self.ruleset]
+
+    @precondition(lambda self: self.flight)
+    @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
+    def imds_answers(self, answer: Literal["200", "400", "503", "timeout, but processed"]) -> None:
+        """What was in flight is answered, or is not."""
+        claims, now, ledger = self.flight, self.clock.now(), self.book.ledger
+        if answer == "200":
+            self.book.do(lambda tx: ledger.accepted(tx, claims, now))
+        elif answer == "400" and len(claims) == 1:
+            self.book.do(lambda tx: ledger.failed(tx, claims, 400, "400", now))
+            if claims[0].event_id in self.model:
+                self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
+        else:
+            self.book.do(lambda tx: ledger.unanswered(tx, claims, {"400": 400, "503": 503}.get(answer)))
+        if answer == "400" and len(claims) > 1:
+            self.alone = {claim.grant.id for claim in claims}
+        if answer == "timeout, but processed":
+            for claim in claims:
+                if claim.event_id in self.azure:
+                    self.azure_says(claim.event_id, "started", None)
+        ledger.in_flight = frozenset()
+        self.flight = []
+        self._void()
+        self._step()
+
+    # --- what always holds
+
+    def _said(self, name: str) -> int:
+        return sum(row.kind == name for row in rows(self.book.connection))
+
+    @invariant()
+    def every_grant_is_open_or_has_its_one_answer(self) -> None:
+        """The chain is checked by reading it."""
+        if not hasattr(self, "book"):
+            return
+        said = self.book.said("approval.granted", "startrequest.accepted", "startrequest.failed")
+        grants = self.book.grants
+        assert len(grants) == sum(one.name == "approval.granted" for one in said)
+        for grant in grants:
+            answers = [one.name for one in said if one.attributes.get("causationid") == grant.cause]
+            assert answers == ([f"startrequest.{grant.state}"] if grant.state in ("accepted", "failed") and not grant.dry_run else [])
+        sent = [grant.occurrence for grant in grants if grant.state == "sent"]
+        assert len(sent) == len(set(sent)), "two in flight for one event"
+        open_ones = {claim.grant.id for claim in self.flight}
+        assert open_ones <= {grant.id for grant in grants if grant.state == "sent"}
+
+    @invariant()
+    def no_vote_vanishes_without_a_word(self) -> None:
+        """A vote counts, was told void, was given anew, or has served."""
+        if not hasattr(self, "book"):
+            return
+        told = self.book.said("approval.recorded", "approval.voided", "startrequest.accepted")
+        counting = {one for (one,) in self.book.connection.execute("SELECT approval_id FROM decision WHERE counts")}
+        votes = [(at, one) for at, one in enumerate(told) if one.name == "approval.recorded" and one.data["decision"] == "approve"]
+        assert sum(one.name == "approval.voided" for one in told) <= len(votes)
+        for at, vote in votes:
+            later = [one for one in told[at + 1 :] if one.subject == vote.subject]
+            assert (
+                vote.data["approvalId"] in counting
+                or any(one.name == "approval.voided" for one in later)
+                or any(one.name == "startrequest.accepted" and one.subject == vote.subject for one in told)
+                or any(one.name == "approval.recorded" and one.data["principal"] == vote.data["principal"] for one in later)
+            )
+
+
+TestApprovals = Approvals.TestCase
+TestApprovals.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)

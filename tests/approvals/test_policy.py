@@ -1,0 +1,579 @@
+"""What the rules say: tables of single decisions, and laws that hold for every standing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.approvals import ApprovalsSettings, Votes
+from relay.approvals.policy import (
+    HOLD_MEANS,
+    Allow,
+    Discount,
+    Effect,
+    Expire,
+    Fail,
+    Refusal,
+    Standing,
+    claimable,
+    judge,
+    next_moment,
+    state_of,
+    step,
+    why_failed,
+)
+from relay.approvals.request import Approval
+from relay.events.document import Event
+from relay.outbox import Decision, Grant, Mode
+from tests.approvals.hand_clock import NOON
+from tests.approvals.made import SETTINGS, approval, caller, decided, event, granted, standing
+
+USER = event(event_source="User")
+FREEZE = event(event_type="Freeze")
+ONE = event(event_type="Redeploy")
+STARTED = event(event_status="Started", not_before=None)
+
+
+def at(seconds: float) -> Any:
+    return NOON + timedelta(seconds=seconds)
+
+
+# --- judge: what is refused, and in which order
+
+
+def status(request: Approval, how: Standing | None) -> int:
+    refusal = judge(request, how)
+    return 202 if refusal is None else refusal.status
+
+
+def test_an_unknown_event_is_404() -> None:
+    assert status(approval(), None) == 404
+
+
+REFUSED: list[tuple[str, int, Approval, Standing]] = [
+    ("a vote", 202, approval(), standing()),
+    ("a vote, from one who is named and in no group", 202, approval(by="drain"), standing()),
+    ("a hold", 202, approval("hold"), standing()),
+    ("a vote when it has ended", 409, approval(), standing(live=False)),
+    ("a hold when it has ended", 409, approval("hold"), standing(live=False)),
+    ("a release when it has ended", 409, approval("release"), standing(None, decided("hold"), live=False)),
+    ("a vote when it has started", 409, approval(of=STARTED), standing(STARTED)),
+    ("a hold when it has started", 409, approval("hold"), standing(STARTED)),
+    ("a release when it has started", 409, approval("release"), standing(STARTED, decided("hold"))),
+    ("a vote when nobody knows that status", 409, approval(of=event(event_status="Paused")), standing(event(event_status="Paused"))),
+    ("a vote without a status", 409, approval(of=event(event_status=None)), standing(event(event_status=None))),
+    (
+        "a vote whatever the case of the status",
+        202,
+        approval(of=event(event_status="SCHEDULED")),
+        standing(event(event_status="SCHEDULED")),
+    ),
+    ("a hold when nobody knows that status", 202, approval("hold"), standing(event(event_status="Paused"))),
+    ("a vote just before voting closes", 202, approval(), standing(now=839.9)),
+    ("a vote when voting closes", 409, approval(), standing(now=840)),
+    ("a vote just before NotBefore where it closes no sooner", 202, approval(of=ONE), standing(ONE, now=899.9)),
+    ("a vote at NotBefore", 409, approval(of=ONE), standing(ONE, now=900)),
+    ("a vote without NotBefore, late as it may be", 202, approval(of=event(due=None)), standing(event(due=None), now=1e6)),
+    ("a hold after voting closed", 202, approval("hold"), standing(now=840)),
+    ("a hold at NotBefore", 409, approval("hold"), standing(now=900)),
+    ("a release after voting closed", 202, approval("release"), standing(None, decided("hold"), now=840)),
+    ("a vote for another revision", 409, approval(revision="x"), standing()),
+    ("a hold for another revision", 202, approval("hold", revision="x"), standing()),
+    ("a release for another revision", 202, approval("release", revision="x"), standing(None, decided("hold"))),
+    ("a release where nothing is held", 409, approval("release"), standing()),
+    ("a release of an expired hold", 409, approval("release"), standing(None, decided("hold", expires=10), now=10)),
+    ("a release just before the hold expires", 202, approval("release"), standing(None, decided("hold", expires=10), now=9.9)),
+    ("a release of another's hold", 403, approval("release"), standing(None, decided("hold", "bob"))),
+    (
+        "a release of another's hold by the operator",
+        202,
+        approval("release", caller("op", "operate")),
+        standing(None, decided("hold", "bob")),
+    ),
+    ("a release by its holder without the right", 403, approval("release", caller("alice", "read")), standing(None, decided("hold"))),
+    ("a hold before the claim", 202, approval("hold"), standing(grants=[granted()])),
+    ("a hold after the claim", 409, approval("hold"), standing(grants=[granted("sent")])),
+    ("a hold after it was accepted", 409, approval("hold"), standing(grants=[granted("accepted")])),
+    ("a hold after it was given up", 202, approval("hold"), standing(grants=[granted("failed", status=400)])),
+    ("a vote after IMDS refused it", 409, approval(), standing(grants=[granted("failed", status=400)])),
+    ("a vote after IMDS refused another state", 202, approval(), standing(grants=[granted("failed", revision="x", status=400)])),
+    ("a vote after an earlier grant was given up", 202, approval(), standing(grants=[granted("failed")])),
+    ("a vote without the right", 403, approval(by=caller("alice", "read", "hold")), standing()),
+    ("a hold without the right", 403, approval("hold", caller("alice", "read", "approve")), standing()),
+    ("a vote for a machine of another's", 403, approval(by=caller(resources=("web-*",))), standing()),
+    ("a vote for one's own machine", 202, approval(by=caller(resources=("DB-*",))), standing()),
+    (
+        "a vote where one of two machines is another's",
+        403,
+        approval(by=caller(resources=("db-*",)), of=event(resources=("db-1", "web-1"))),
+        standing(event(resources=("db-1", "web-1"))),
+    ),
+    (
+        "a vote, limited, where no machine is named",
+        403,
+        approval(by=caller(resources=("*",)), of=event(resources=())),
+        standing(event(resources=())),
+    ),
+    ("a vote, unlimited, where no machine is named", 202, approval(of=event(resources=())), standing(event(resources=()))),
+    ("a hold on a machine of another's", 403, approval("hold", caller(resources=("web-*",))), standing()),
+    ("a vote without a rule", 403, approval(of=FREEZE), standing(FREEZE)),
+    ("a hold without a rule", 202, approval("hold", of=FREEZE), standing(FREEZE)),
+    ("a vote from one who is not asked", 403, approval(by="eve"), standing()),
+    ("a vote from one who is asked by another rule only", 403, approval(by="drain", of=ONE), standing(ONE)),
+    ("a hold from one who has no vote", 202, approval("hold", "eve"), standing()),
+    ("a vote of anybody where the rule is automatic", 202, approval(by="eve", of=USER), standing(USER)),
+    ("a vote while off", 503, approval(), standing(mode="off")),
+    ("a hold while off", 503, approval("hold"), standing(mode="off")),
+    ("a vote in a dry run", 202, approval(), standing(mode="dry-run")),
+    ("409 comes before 403", 409, approval(by="eve", revision="x"), standing()),
+    ("403 comes before 503", 403, approval(by="eve"), standing(mode="off")),
+    ("409 comes before 503", 409, approval(revision="x"), standing(mode="off")),
+]
+
+
+@pytest.mark.parametrize(("expected", "request_", "how"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_a_request_is_judged(expected: int, request_: Approval, how: Standing) -> None:
+    assert status(request_, how) == expected
+
+
+def test_too_late_says_when_it_was_and_when_it_is() -> None:
+    refusal = judge(approval(), standing(now=841))
+    assert refusal == Refusal(409, "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z")
+
+
+def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
+    refusal = judge(approval(revision="x"), standing())
+    assert refusal is not None
+    assert event().revision in refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "how"),
+    [
+        (approval("release"), standing()),
+        (approval("release"), standing(None, decided("hold", "bob"))),
+        (approval("hold"), standing(grants=[granted("sent")])),
+    ],
+)
+def test_every_text_about_a_hold_says_what_it_does_not_stop(request_: Approval, how: Standing) -> None:
+    refusal = judge(request_, how)
+    assert refusal is not None
+    assert HOLD_MEANS in refusal.reason
+    assert all(word in HOLD_MEANS for word in ("NotBefore", "other relays", "Azure Resource Manager"))
+
+
+def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
+    """.NET writes "none" as the year 1, from which nothing can be taken away."""
+    old = event(not_before="0001-01-01T00:00:00Z")
+    assert standing(old).closes == old.due
+    assert status(approval(of=old), standing(old)) == 409
+
+
+# --- how many votes there are
+
+
+@pytest.mark.parametrize(
+    ("votes", "decisions"),
+    [
+        (0, []),
+        (1, [decided()]),
+        (1, [decided(), decided(approval_id="again")]),
+        (2, [decided(), decided(by="bob")]),
+        (1, [decided(), decided(by="bob", revision="x")]),
+        (1, [decided(), decided(by="bob", expires=5)]),
+        (2, [decided(), decided(by="bob", expires=5.1)]),
+        (1, [decided(), decided(by="eve")]),
+        (1, [decided(), decided(by="bob", dry_run=True)]),
+        (0, [decided("hold"), decided("hold", "bob")]),
+    ],
+)
+def test_a_quorum_counts_principals_who_may_vote(votes: int, decisions: list[Decision]) -> None:
+    """Of each one vote, for the state as it is, neither expired nor of a dry run."""
+    how = standing(None, *decisions, now=5)
+    assert (how.votes, how.satisfied) == (votes, votes >= 2)
+
+
+def test_votes_of_a_dry_run_count_in_a_dry_run_and_so_do_those_that_were_meant() -> None:
+    votes = decided(dry_run=True), decided(by="bob")
+    assert standing(None, *votes, mode="dry-run").votes == 2
+    assert standing(None, *votes).votes == 1
+    assert standing(None, *votes, mode="off").votes == 1
+
+
+def test_an_automatic_rule_asks_for_no_votes_and_counts_none() -> None:
+    how = standing(USER, decided(of=USER))
+    assert (how.required, how.votes, how.satisfied) == (0, 0, True)
+
+
+def test_the_first_rule_that_matches_decides_alone() -> None:
+    both = event(event_source="User", event_type="Reboot")
+    assert standing(both).rule is SETTINGS.rules[0]
+    assert standing().rule is SETTINGS.rules[1]
+    assert standing(FREEZE).rule is None
+
+
+# --- step: what follows
+
+
+VOTES = decided(), decided(by="bob")
+REBOOT = SETTINGS.rules[1]
+
+
+def allows(how: Standing) -> bool:
+    return any(isinstance(effect, Allow) for effect in step(how))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "how"),
+    [
+        (True, standing(None, *VOTES)),
+        (True, standing(USER)),
+        (True, standing(USER, mode="dry-run")),
+        (True, standing(None, *VOTES, now=899)),
+        (True, standing(event(due=None), *(replace(vote, revision=event(due=None).revision) for vote in VOTES), now=1e6)),
+        (True, standing(None, *VOTES, grants=[granted("failed")])),
+        (True, standing(None, *VOTES, grants=[granted(revision="x")])),
+        (True, standing(None, *VOTES, grants=[granted("accepted", revision="x")])),
+        (True, standing(None, *VOTES, grants=[granted(dry_run=True)])),
+        (True, standing(USER, grants=[granted(of=USER)], mode="dry-run")),
+        (True, standing(None, *VOTES, decided("hold", expires=5), now=5)),
+        (False, standing(None, *VOTES[:1])),
+        (False, standing(FREEZE)),
+        (False, standing(USER, mode="off")),
+        (False, standing(USER, live=False)),
+        (False, standing(event(event_source="User", event_status="Started"))),
+        (False, standing(event(event_source="User", event_status="Paused"))),
+        (False, standing(event(event_source="User", event_status=None))),
+        (False, standing(USER, now=900)),
+        (False, standing(None, *VOTES, now=900)),
+        (False, standing(None, *VOTES, decided("hold", "eve"))),
+        (False, standing(None, *VOTES, decided("hold", "eve", revision="x"))),
+        (False, standing(USER, decided("hold", expires=5), now=4.9)),
+        (False, standing(None, *VOTES, grants=[granted()])),
+        (False, standing(None, *VOTES, grants=[granted("sent")])),
+        (False, standing(None, *VOTES, grants=[granted("sent", revision="x")])),
+        (False, standing(None, *VOTES, grants=[granted("accepted")])),
+        (False, standing(None, *VOTES, grants=[granted("failed", status=400)])),
+        (False, standing(USER, grants=[granted(of=USER, dry_run=True)], mode="dry-run")),
+    ],
+)
+def test_what_is_granted(allowed: bool, how: Standing) -> None:
+    assert allows(how) == allowed
+
+
+@pytest.mark.parametrize(
+    ("why", "how"),
+    [
+        (None, standing(None, decided())),
+        ("changed", standing(None, decided(revision="x"))),
+        ("changed", standing(STARTED, decided())),
+        ("ended", standing(None, decided(), live=False)),
+        ("ended", standing(None, decided(revision="x"), live=False)),
+        ("expired", standing(None, decided(expires=5), now=5)),
+        (None, standing(None, decided(expires=5), now=4.9)),
+        ("expired", standing(None, decided(), now=900)),
+        ("expired", standing(None, decided(expires=1000), now=900)),
+        (None, standing(None, decided(), now=899.9)),
+        (None, standing(None, decided(by="eve"))),
+    ],
+)
+def test_why_a_vote_is_void(why: str | None, how: Standing) -> None:
+    expected: list[Effect] = [] if why is None else [Discount(how.decisions, why)]  # type: ignore[arg-type]  # one of the three
+    assert step(how) == expected
+
+
+def test_votes_that_are_void_for_one_reason_are_told_together() -> None:
+    gone = decided(revision="x"), decided(by="bob", revision="y")
+    late = decided(by="drain", expires=5)
+    assert step(standing(None, *gone, late, now=5)) == [Discount(gone, "changed"), Discount((late,), "expired")]
+
+
+@pytest.mark.parametrize(
+    "how", [standing(STARTED, decided(), grants=[granted("accepted")]), standing(None, decided(), grants=[granted("accepted")], live=False)]
+)
+def test_votes_whose_start_request_was_accepted_have_served(how: Standing) -> None:
+    assert step(how) == [Discount((decided(),), None)]
+
+
+def test_votes_are_left_alone_while_their_start_request_is_in_flight() -> None:
+    """Started was seen before the answer was: only the answer says whether the vote was void or has served."""
+    how = standing(STARTED, decided(), grants=[granted("sent")])
+    assert step(how, frozenset({1})) == []
+    assert [type(effect) for effect in step(how)] == [Discount, Fail]
+
+
+def test_holds_end_with_the_event_and_nobody_is_told() -> None:
+    hold = decided("hold")
+    assert step(standing(None, hold, live=False)) == [Discount((hold,), None)]
+    assert step(standing(None, decided("hold", expires=1), now=5, live=False)) == [Discount((decided("hold", expires=1),), None)]
+
+
+def test_a_hold_survives_every_change_until_it_expires() -> None:
+    hold = decided("hold", expires=100)
+    for changed in (None, event(resources=("db-2",)), STARTED, USER):
+        assert step(standing(changed, hold, now=99.9)) == []
+    assert step(standing(None, hold, now=100)) == [Expire(hold)]
+
+
+def test_an_expired_hold_stops_nothing_any_more() -> None:
+    hold = decided("hold", expires=5)
+    assert step(standing(USER, hold, now=5)) == [Expire(hold), Allow(SETTINGS.rules[0])]
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        (None, standing(None, *VOTES, grants=[granted()])),
+        (None, standing(None, *VOTES, grants=[granted("sent")])),
+        ("ended", standing(None, *VOTES, grants=[granted()], live=False)),
+        ("started", standing(STARTED, *VOTES, grants=[granted()])),
+        ("changed", standing(event(resources=("db-2",)), *VOTES, grants=[granted()])),
+        ("NotBefore", standing(None, *VOTES, grants=[granted()], now=900)),
+        ("expired", standing(None, VOTES[0], decided(by="bob", expires=5), grants=[granted()], now=5)),
+        ("rules", standing(FREEZE, grants=[granted(of=FREEZE)])),
+        ("rules", standing(USER, grants=[granted(of=USER)], settings=ApprovalsSettings())),
+        ("expired", standing(None, decided(), grants=[granted(dry_run=True)], mode="dry-run")),
+    ],
+)
+def test_why_a_grant_is_given_up(words: str | None, how: Standing) -> None:
+    reason = why_failed(how.grants[0], how)
+    assert (reason is None) == (words is None)
+    assert words is None or words in (reason or "")
+    assert [effect for effect in step(how) if isinstance(effect, Fail)] == ([Fail(how.grants[0], reason)] if reason else [])
+
+
+def test_a_claim_whose_outcome_nobody_knows_is_given_up_as_such() -> None:
+    known = why_failed(granted(), standing(STARTED))
+    unknown = why_failed(granted("sent"), standing(STARTED))
+    assert known is not None
+    assert unknown == f"{known}; whether IMDS took the StartRequest is not known"
+
+
+def test_what_is_in_flight_is_not_given_up() -> None:
+    how = standing(STARTED, grants=[granted("sent")])
+    assert step(how, frozenset({1})) == []
+    assert [type(effect) for effect in step(how, frozenset({2}))] == [Fail]
+
+
+@pytest.mark.parametrize("state", ["accepted", "failed"])
+def test_what_has_its_answer_is_given_up_by_nobody(state: Any) -> None:
+    assert step(standing(None, grants=[granted(state)], live=False)) == []
+
+
+# --- the last check
+
+
+@pytest.mark.parametrize(
+    ("expected", "grant", "how"),
+    [
+        (True, granted(), standing(None, *VOTES)),
+        (True, granted("sent"), standing(None, *VOTES)),
+        (True, granted(of=USER), standing(USER)),
+        (False, granted(), standing(None, *VOTES, mode="off")),
+        (False, granted(), standing(None, *VOTES, mode="dry-run")),
+        (False, granted(dry_run=True), standing(None, *VOTES)),
+        (False, granted(), standing(None, *VOTES, decided("hold", "eve"))),
+        (False, granted(), standing(None, *VOTES, live=False)),
+        (False, granted(), standing(None, *VOTES, now=900)),
+        (False, granted(revision="x"), standing(None, *VOTES)),
+        (False, granted(), standing(None, VOTES[0])),
+        (False, granted(), standing(None, VOTES[0], decided(by="bob", expires=1), now=1)),
+        (False, granted(), standing(None, VOTES[0], decided(by="bob", dry_run=True))),
+        (False, granted(of=STARTED), standing(STARTED, *(replace(vote, revision=STARTED.revision) for vote in VOTES))),
+        (False, granted(of=event(event_source="User", event_status="Paused")), standing(event(event_source="User", event_status="Paused"))),
+    ],
+)
+def test_the_last_check_asks_everything_again(expected: bool, grant: Grant, how: Standing) -> None:
+    assert claimable(grant, how) == expected
+
+
+# --- when to look again
+
+
+@pytest.mark.parametrize(
+    ("moment", "how"),
+    [
+        (None, standing()),
+        (900, standing(None, decided())),
+        (5, standing(None, decided(expires=5))),
+        (5, standing(None, decided("hold", expires=5), decided(expires=7))),
+        (7, standing(None, decided("hold", expires=5), decided(expires=7), now=5)),
+        (900, standing(grants=[granted()])),
+        (900, standing(grants=[granted("sent")])),
+        (None, standing(grants=[granted("accepted")])),
+        (None, standing(None, decided(), now=900)),
+        (None, standing(event(due=None), decided())),
+    ],
+)
+def test_when_time_alone_changes_something(moment: float | None, how: Standing) -> None:
+    assert next_moment(how) == (None if moment is None else at(moment))
+
+
+# --- how it is shown
+
+
+@pytest.mark.parametrize(
+    ("state", "how"),
+    [
+        ("pending", standing()),
+        ("pending", standing(mode="dry-run")),
+        ("none", standing(mode="off")),
+        ("none", standing(FREEZE)),
+        ("none", standing(live=False)),
+        ("none", standing(STARTED)),
+        ("held", standing(None, decided("hold"))),
+        ("held", standing(None, decided("hold"), grants=[granted()])),
+        ("held", standing(FREEZE, decided("hold"))),
+        ("pending", standing(None, decided("hold", expires=5), now=5)),
+        ("granted", standing(None, *VOTES, grants=[granted()])),
+        ("pending", standing(None, grants=[granted(revision="x")])),
+        ("granted", standing(None, grants=[granted(dry_run=True)], mode="dry-run")),
+        ("pending", standing(None, grants=[granted(dry_run=True)])),
+        ("none", standing(grants=[granted("failed", dry_run=True)], live=False)),
+        ("sent", standing(grants=[granted("sent")])),
+        ("sent", standing(grants=[granted("sent")], now=901)),
+        ("accepted", standing(grants=[granted("accepted")])),
+        ("accepted", standing(STARTED, grants=[granted("accepted")])),
+        ("accepted", standing(grants=[granted("accepted")], live=False)),
+        ("accepted", standing(grants=[granted("failed"), granted("accepted", id=2)])),
+        ("failed", standing(grants=[granted("failed")], live=False)),
+        ("failed", standing(grants=[granted("failed")], now=901)),
+        ("failed", standing(grants=[granted("failed", status=400)])),
+        ("pending", standing(grants=[granted("failed")])),
+        ("pending", standing(grants=[granted("failed", revision="x", status=400)])),
+    ],
+)
+def test_how_an_approval_is_shown(state: str, how: Standing) -> None:
+    assert state_of(how) == state
+
+
+# --- laws
+
+_REVISIONS = st.sampled_from([event().revision, USER.revision, "x"])
+_EVENTS = st.sampled_from([event(), USER, FREEZE, ONE, STARTED, event(due=None), event(event_status="Paused")])
+_DECISIONS = st.builds(
+    lambda kind, by, expires, dry, revision, number: decided(
+        kind, by, expires=expires, dry_run=dry, revision=revision, approval_id=str(number)
+    ),
+    st.sampled_from(["approve", "approve", "hold"]),
+    st.sampled_from(["alice", "bob", "drain", "eve"]),
+    st.sampled_from([None, 5.0, 100.0, 1000.0]),
+    st.booleans(),
+    _REVISIONS,
+    st.integers(0, 10**9),
+)
+_GRANTS = st.lists(
+    st.builds(
+        lambda state, revision, dry, bad: granted(state, revision=revision, dry_run=dry, status=400 if bad and state == "failed" else None),
+        st.sampled_from(["granted", "sent", "accepted", "failed"]),
+        _REVISIONS,
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=3,
+).map(lambda grants: tuple(replace(grant, id=number) for number, grant in enumerate(grants, 1)))
+
+
+@st.composite
+def standings(draw: st.DrawFn) -> Standing:
+    """Anything that could stand, and much that could not."""
+    of: Event = draw(_EVENTS)
+    decisions = draw(st.lists(_DECISIONS, max_size=5, unique_by=lambda one: one.approval_id))
+    mode: Mode = draw(st.sampled_from(["on", "on", "dry-run", "off"]))
+    now = draw(st.sampled_from([0.0, 4.9, 5.0, 99.0, 100.0, 899.0, 900.0, 1000.0]))
+    return standing(of, *decisions, grants=draw(_GRANTS), mode=mode, now=now, live=draw(st.sampled_from([True, True, True, False])))
+
+
+def _has_quorum(how: Standing) -> bool:
+    """The rule is satisfied, said once more and in another way."""
+    if how.rule is None:
+        return False
+    if not isinstance(how.rule.approve, Votes):
+        return True
+    who = {
+        one.principal.removeprefix("client:")
+        for one in how.decisions
+        if one.decision == "approve"
+        and one.revision == how.occurrence.revision
+        and (one.expires is None or one.expires > how.now)
+        and (how.mode == "dry-run" or not one.dry_run)
+    }
+    may = {"databases": {"alice", "bob", "drain"}, "one": {"alice", "bob"}}[how.rule.name]
+    return len(who & may) >= {"databases": 2, "one": 1}[how.rule.name]
+
+
+def _may_start(how: Standing) -> bool:
+    of = how.occurrence.event
+    held = any(one.decision == "hold" and (one.expires is None or one.expires > how.now) for one in how.decisions)
+    return how.occurrence.live and of.event_status == "Scheduled" and (of.due is None or how.now < of.due) and not held and _has_quorum(how)
+
+
+@given(standings())
+def test_nothing_is_claimed_without_a_quorum_or_late_or_held_or_changed(how: Standing) -> None:
+    for grant in how.grants:
+        if grant.state in ("granted", "sent"):
+            wanted = how.mode == "on" and not grant.dry_run and grant.revision == how.occurrence.revision and _may_start(how)
+            assert claimable(grant, how) == wanted
+
+
+@given(standings())
+def test_what_is_allowed_could_start_now_and_nothing_else_is_under_way(how: Standing) -> None:
+    if allows(how):
+        assert _may_start(how)
+        assert how.mode != "off"
+        assert all(grant.state != "sent" for grant in how.grants)
+
+
+@given(standings(), st.frozensets(st.integers(1, 3)))
+def test_each_effect_is_about_what_it_should_be(how: Standing, in_flight: frozenset[int]) -> None:
+    effects = step(how, in_flight)
+    discounted = [one.approval_id for effect in effects if isinstance(effect, Discount) for one in effect.decisions]
+    expired = [effect.hold.approval_id for effect in effects if isinstance(effect, Expire)]
+    failed = [effect.grant for effect in effects if isinstance(effect, Fail)]
+    assert len({*discounted, *expired}) == len(discounted) + len(expired)
+    assert all(grant.state in ("granted", "sent") and grant.id not in in_flight for grant in failed)
+    assert sum(isinstance(effect, Allow) for effect in effects) <= 1
+    if not how.occurrence.live and not in_flight:
+        assert len(discounted) == len(how.decisions)
+        assert len(failed) == sum(grant.state in ("granted", "sent") for grant in how.grants)
+
+
+def _after(how: Standing, effects: list[Effect]) -> Standing:
+    for effect in effects:
+        match effect:
+            case Discount(decisions, _):
+                how = replace(how, decisions=tuple(one for one in how.decisions if one not in decisions))
+            case Expire(hold):
+                how = replace(how, decisions=tuple(one for one in how.decisions if one != hold))
+            case Fail(grant, _):
+                how = replace(how, grants=tuple(replace(one, state="failed") if one == grant else one for one in how.grants))
+            case Allow(rule):
+                new = granted(id=len(how.grants) + 1, revision=how.occurrence.revision, rule=rule.name, dry_run=how.mode == "dry-run")
+                how = replace(how, grants=(*how.grants, new))
+    return how
+
+
+@given(standings())
+def test_steps_come_to_rest(how: Standing) -> None:
+    """Two passes, since giving up what was sent can make room for a grant; then nothing is left to be done."""
+    for _ in range(2):
+        how = _after(how, step(how))
+    assert step(how) == []
+    assert not (how.mode == "on" and _may_start(how) and not how.refused_by_imds and how.grant is None)
+
+
+@given(standings())
+def test_nothing_changes_before_the_moment_that_was_named(how: Standing) -> None:
+    """At rest, nothing follows from time alone until then."""
+    for _ in range(2):
+        how = _after(how, step(how))
+    moment = next_moment(how)
+    for later in (1.0, 4.9, 5.0, 50.0, 100.0, 500.0, 900.0, 2000.0):
+        then = NOON + timedelta(seconds=later)
+        if then > how.now and (moment is None or then < moment):
+            assert step(replace(how, now=then)) == []
