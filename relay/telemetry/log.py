@@ -21,6 +21,9 @@ def set_up(form: Literal["text", "json"]) -> None:
     logging.getLogger("relay").setLevel(logging.INFO)
     # A malformed request is the caller's affair: aiohttp would print a traceback for each (FIELD 8).
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    # The AMQP client logs every failed attempt to connect; the sink says it once.
+    for name in ("aiormq", "aio_pika"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _stamp(record: logging.LogRecord) -> str:
