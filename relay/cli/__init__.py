@@ -13,7 +13,7 @@ import typer
 
 from relay import __version__
 from relay.cli import beginning, checking, deciding, demo, events, keys, running, schema, sending, simulating
-from relay.cli._exits import DONE, FAILED, WRONG, code_of, is_broken_pipe, sentence_of
+from relay.cli._exits import DONE, FAILED, WRONG, alone, code_of, is_broken_pipe, sentence_of
 from relay.cli._screen import tell
 from relay.cli.audit import audit
 
@@ -53,15 +53,19 @@ def _relay(context: typer.Context, version: Annotated[bool, typer.Option("--vers
 def main() -> None:
     """Run the command line; ends the process with the exit code. Errors are sentences on standard error, never tracebacks."""
     try:
-        # A verb returns nothing; what comes back is the code of an Exit.
+        # A verb returns nothing; what comes back is the code of an Exit, and 130 after Ctrl-C.
         code = app(prog_name="imds-relay", standalone_mode=False) or DONE
     except typer.TyperException as error:
         tell(f"imds-relay: {error.format_message().rstrip('.')}. See imds-relay --help")
         code = WRONG
     except typer.Abort:
         code = FAILED
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the last one to hear of it: a person reads what comes of it
-        for line in () if is_broken_pipe(error) else sentence_of(error).splitlines():
-            tell(f"imds-relay: {line}")
-        code = code_of(error)
+    except Exception as error:  # noqa: BLE001  # the last one to hear of it: a person reads what comes of it
+        code = _end(alone(error))
     sys.exit(code if code in range(4) else FAILED)
+
+
+def _end(error: Exception) -> int:
+    for line in () if is_broken_pipe(error) else sentence_of(error).splitlines():
+        tell(f"imds-relay: {line}")
+    return code_of(error)

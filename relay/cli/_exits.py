@@ -27,20 +27,25 @@ class RefusedByPolicy(RelayError):
     """The relay may not do it, or not for this caller, or not now: its rules, or the state of the event, forbid it."""
 
 
-def code_of(error: BaseException) -> int:
+def alone(error: Exception) -> Exception:
+    """The error itself where it is the only one of a group, as task groups wrap what goes through them."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def code_of(error: Exception) -> int:
     """The exit code that an error ends in."""
     if isinstance(error, ConfigError):
         return WRONG
     return REFUSED if isinstance(error, RefusedByPolicy) else FAILED
 
 
-def sentence_of(error: BaseException) -> str:
+def sentence_of(error: Exception) -> str:
     """What a person is told of an error."""
     match error:
         case RelayError():
             return str(error)
-        case KeyboardInterrupt():
-            return "stopped"
         case TimeoutError():
             return str(error) or "it took too long"
         case OSError() if error.errno is not None:
@@ -50,12 +55,12 @@ def sentence_of(error: BaseException) -> str:
     return f"a mistake in imds-relay itself, please report it: {type(error).__name__}: {error} ({_place(error)})"
 
 
-def is_broken_pipe(error: BaseException) -> bool:
+def is_broken_pipe(error: Exception) -> bool:
     """Whether whoever read our output has gone, as ``head`` does: nobody is left to tell."""
     return isinstance(error, OSError) and error.errno == errno.EPIPE
 
 
-def _place(error: BaseException) -> str:
+def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent.parent)] or frames
     return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"

@@ -135,15 +135,24 @@ def refusal(status: int, answer: bytes) -> CommandFailed | RefusedByPolicy:
 async def connected(config: Path | None, url: str | None, key: str | None, key_file: Path | None) -> AsyncIterator[Client]:
     """A client of the relay that is meant. Raises ConfigError where none can be made out."""
     if url is not None:
-        if URL(url).scheme not in ("http", "https") or not URL(url).host:
-            raise ConfigError("--url: expected http:// or https:// and a host, such as https://relay.example.com:8443")
+        place = _origin(url)
         headers = {"Authorization": f"Bearer {secret}"} if (secret := _key(key, key_file)) else {}
         async with aiohttp.ClientSession(headers=headers) as session:
-            yield Client(session, url, str(URL(url).origin()))
+            yield Client(session, url, place)
         return
     socket = _socket(config)
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session:
         yield Client(session, "http://relay", str(socket))
+
+
+def _origin(url: str) -> str:
+    try:
+        parsed = URL(url)
+        if parsed.scheme in ("http", "https") and parsed.host:
+            return str(parsed.origin())
+    except ValueError:
+        pass
+    raise ConfigError("--url: expected http:// or https:// and a host, such as https://relay.example.com:8443")
 
 
 def _socket(config: Path | None) -> Path:
@@ -159,12 +168,15 @@ def _socket(config: Path | None) -> Path:
 
 
 def _key(key: str | None, file: Path | None) -> str | None:
-    if file is None:
-        return key
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--key-file: expected a file that can be read, {file}: {getattr(error, 'strerror', error)}") from error
+    if file is not None:
+        try:
+            key = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--key-file: expected a file that can be read, {file}: {getattr(error, 'strerror', error)}") from error
+    key = key.strip() if key is not None else None
+    if key and not (key.isascii() and key.isprintable()):
+        raise ConfigError("expected a bearer key such as `imds-relay keys` makes, on one line")
+    return key
 
 
 def talking(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ import orjson
 import typer
 
 from relay.cli._exits import CommandFailed
-from relay.cli._screen import local, show, show_json, show_line, show_table
+from relay.cli._screen import counted, local, show, show_json, show_line, show_table
 from relay.cli.events import AsJson, EventId, told
 from relay.cli.running import ConfigFile
 from relay.config import load
@@ -51,7 +51,7 @@ def verify_chain(*, expect: Expect = None, config: ConfigFile = None, as_json: A
     if as_json:
         show_json({"store": str(path), "rows": count, "position": head.position, "hash": head.hash, "journalhead": str(head)})
         return
-    show(f"the chain of {path} holds: {count} rows, journalhead {head}")
+    show(f"the chain of {path} holds: {counted(count, 'row')}, journalhead {head}")
     if expected is not None:
         show(f"it goes on from {expected}" if expected != head else "it ends where it was seen to end")
 

@@ -44,12 +44,12 @@ def demo(
     A simulated Azure announces a reboot. The relay tells a webhook receiver, a client approves over the HTTP API, Azure starts the
     event and ends it. Ends by itself after some seconds.
     """
-    if asyncio.run(until_stopped(_perform(_Steps(), stay=stay))) and not stay:
+    if asyncio.run(until_stopped(perform(Steps(), stay=stay))) and not stay:
         raise CommandFailed("stopped before the demo had ended")
 
 
 @dataclass(slots=True)
-class _Steps:
+class Steps:
     """Prints each step as it happens, with the time since the start and since the step before."""
 
     began: float = field(default_factory=time.monotonic)
@@ -83,7 +83,8 @@ class _Set:
     key: str
 
 
-async def _perform(steps: _Steps, *, stay: bool) -> None:
+async def perform(steps: Steps, *, stay: bool) -> None:
+    """Do it all. Raises CommandFailed where a step does not come in time."""
     async with _set_up(steps) as parts:
         event_id = await _announce(parts, steps)
         await _approve(parts, steps, event_id)
@@ -96,7 +97,7 @@ async def _perform(steps: _Steps, *, stay: bool) -> None:
 
 
 @asynccontextmanager
-async def _set_up(steps: _Steps) -> AsyncIterator[_Set]:
+async def _set_up(steps: Steps) -> AsyncIterator[_Set]:
     clock = SystemClock()
     key, secret = f"imdsr_{secrets.token_urlsafe(32)}", PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
@@ -132,14 +133,14 @@ def _config(azure: str, receiver: str, secret: str, key: str, store: Path) -> Co
     )
 
 
-async def _announce(parts: _Set, steps: _Steps) -> str:
+async def _announce(parts: _Set, steps: Steps) -> str:
     event = parts.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     steps.done(f"Azure announces a Reboot of {_NAME}, not before {local(event.not_before.isoformat())}")
     await steps.wait("event.scheduled at the receiver", parts.receiver.has("event.scheduled", event.event_id))
     return event.event_id
 
 
-async def _approve(parts: _Set, steps: _Steps, event_id: str) -> None:
+async def _approve(parts: _Set, steps: Steps, event_id: str) -> None:
     event: dict[str, Any] = await parts.relay.get("events", event_id)
     steps.done(f"GET /v1/events/{event_id}: {event['approval']['state']}, {counted(event['approval']['missing'], 'vote')} missing")
     body = {"eventId": event_id, "decision": "approve", "revision": event["revision"], "reason": "drained"}
@@ -152,7 +153,7 @@ async def _approve(parts: _Set, steps: _Steps, event_id: str) -> None:
     await steps.wait("startrequest.accepted at the receiver", parts.receiver.has("startrequest.accepted", event_id))
 
 
-async def _watch(parts: _Set, steps: _Steps, event_id: str) -> str:
+async def _watch(parts: _Set, steps: Steps, event_id: str) -> str:
     await steps.wait("the event to start", parts.azure.started(event_id, within=STEP))
     steps.done("Azure starts the event")
     await steps.wait("event.started at the receiver", parts.receiver.has("event.started", event_id))

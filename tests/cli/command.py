@@ -8,7 +8,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
 from relay.cli import main
 
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -76,6 +76,11 @@ async def called(*arguments: str) -> Ended:
     return await asyncio.to_thread(typed, *arguments)
 
 
+def names_in(folder: Path) -> list[str]:
+    """What a command left in a folder."""
+    return sorted(file.name for file in folder.iterdir())
+
+
 @asynccontextmanager
 async def running(
     *arguments: str, cwd: Path | None = None, more: Mapping[str, str] | None = None
@@ -90,6 +95,7 @@ async def running(
         env=environment(**(more or {})),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        limit=2**22,
     )
     try:
         yield process
@@ -109,3 +115,17 @@ async def said(stream: asyncio.StreamReader | None, text: str, *, within: float 
             assert line, f"it ended without saying {text!r}: {found}"
             found += line.decode()
     return found
+
+
+@asynccontextmanager
+async def answering(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """A server that answers everything with this handler; yields its URL."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

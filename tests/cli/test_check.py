@@ -20,7 +20,8 @@ from relay.config import USER_EVENTS_WAIT, load
 from relay.events.catalog import CATALOG
 from relay.events.document import parse
 from relay.simulator.event import rfc1123
-from tests.cli.command import ROOT, SECRET, run, typed
+from tests.cli.command import ROOT, run, typed
+from tests.journey.process import SECRET
 
 DOCUMENT = f"""
 scope: west
@@ -104,8 +105,9 @@ def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) ->
         assert (typed("check", "--config", str(file), "--json").json["warnings"] != []) is warned
 
 
-def test_check_without_a_file_says_that_the_defaults_hold(tmp_path: Path) -> None:
-    done = run("check", cwd=tmp_path)
+def test_check_without_a_file_says_that_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = typed("check")
     assert done.code == 0
     assert "the defaults: there is no file" in done.out
 
@@ -203,11 +205,12 @@ def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(events
 # --- init
 
 
-def test_what_init_prints_passes_check_on_a_machine_without_variables(tmp_path: Path) -> None:
-    printed = run("init", cwd=tmp_path)
+def test_what_init_prints_passes_check_on_a_machine_without_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = typed("init")
     assert (printed.code, printed.err) == (0, "")
     (tmp_path / "relay.yaml").write_text(printed.out)
-    done = run("check", cwd=tmp_path)
+    done = typed("check")
     assert (done.code, done.err) == (0, "")
     assert "user-initiated" in done.out
 

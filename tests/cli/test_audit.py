@@ -1,0 +1,131 @@
+"""``audit``: the journal, read from the state file with and without a running relay."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.cli.alive import ME, alive
+from tests.cli.command import called, typed
+
+
+@pytest.fixture
+async def decided(tmp_path: Path) -> tuple[str, Path, str]:
+    """What a relay left behind: its configuration, its state file, and the EventId that somebody decided about."""
+    async with alive(tmp_path) as relay:
+        event = await relay.announced()
+        await called("hold", event.event_id, "-c", relay.config, "--reason", "backup runs")
+        await called("approvals", "dry-run", "-c", relay.config)
+    return relay.config, relay.store, event.event_id
+
+
+def tamper(store: Path, statement: str) -> None:
+    """Change the file as one would who can write it: the triggers that keep the journal are taken away first."""
+    with closing(sqlite3.connect(store)) as connection, connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute(statement)
+
+
+async def test_audit_verifies_beside_a_running_relay(tmp_path: Path) -> None:
+    async with alive(tmp_path) as relay:
+        await relay.announced()
+        done = await called("audit", "-c", relay.config)
+    assert done.code == 0
+    assert done.out.startswith(f"the chain of {relay.store} holds: 1 row, journalhead 1:")
+
+
+async def test_audit_verifies_when_no_relay_runs_and_says_the_same_as_json(decided: tuple[str, Path, str]) -> None:
+    config, store, _ = decided
+    shown = (await called("audit", "verify", "-c", config, "--json")).json
+    assert (shown["store"], shown["rows"], shown["position"]) == (str(store), 3, 3)
+    assert shown["journalhead"] in (await called("audit", "-c", config)).out
+
+
+async def test_a_row_that_was_changed_is_named(decided: tuple[str, Path, str]) -> None:
+    config, store, _ = decided
+    tamper(store, "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'backup', 'nobody') AS BLOB) WHERE position = 2")
+    done = await called("audit", "-c", config)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "imds-relay: journal: the row at position 2 is not the one that was written\n"
+
+
+async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(decided: tuple[str, Path, str]) -> None:
+    config, store, _ = decided
+    head = (await called("audit", "verify", "-c", config, "--json")).json["journalhead"]
+    assert (await called("audit", "verify", "-c", config, "--expect", head)).code == 0
+    tamper(store, "DELETE FROM journal WHERE position = 3")
+    assert (await called("audit", "-c", config)).code == 0
+    done = await called("audit", "verify", "-c", config, "--expect", head)
+    assert (done.code, done.err) == (1, "imds-relay: journal: it ends at position 2, 3 was seen before: its tail was cut\n")
+
+
+@pytest.mark.parametrize("head", ["5", "x:y", "1:abc", "-1:" + "0" * 64])
+def test_a_head_that_is_none_is_exit_code_2(head: str) -> None:
+    done = typed("audit", "verify", "--expect", head)
+    assert (done.code, done.err) == (2, "imds-relay: --expect: expected a journalhead, <position>:<64 hexadecimal digits>\n")
+
+
+async def test_show_tells_who_decided_what_about_an_event(decided: tuple[str, Path, str]) -> None:
+    config, _, event = decided
+    shown = (await called("audit", "show", event.lower(), "-c", config)).out
+    assert [line.split()[2] for line in shown.splitlines()[1:]] == ["event.scheduled", "approval.recorded"]
+    assert f"{ME}  hold, backup runs" in shown
+    rows = (await called("audit", "show", event, "-c", config, "--json")).json
+    assert [row["position"] for row in rows] == [1, 2]
+    assert (await called("audit", "show", "nope", "-c", config)).code == 1
+
+
+async def test_what_export_prints_proves_itself(decided: tuple[str, Path, str]) -> None:
+    """The chain is computed again from the lines alone: SHA-256 over the hash before, the columns, a line feed, the body."""
+    config, _, _ = decided
+    before = "0" * 64
+    lines = (await called("audit", "export", "-c", config)).out.splitlines()
+    for line in lines:
+        row = orjson.loads(line)
+        columns = orjson.dumps([before, *(row[name] for name in ("position", "at", "kind", "eventKey", "transition"))])
+        body = line.encode()[line.encode().index(b'"body":') + 7 : -1]
+        assert orjson.loads(body) == row["body"]
+        before = hashlib.sha256(columns + b"\n" + body).hexdigest()
+        assert row["hash"] == before
+    assert [orjson.loads(line)["kind"] for line in lines] == ["event.scheduled", "approval.recorded", "mode"]
+
+
+async def test_a_copy_is_audited_where_it_lies(decided: tuple[str, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, store, _ = decided
+    copy = tmp_path / "copies"
+    copy.mkdir()
+    shutil.copy(store, copy / "old.db")
+    monkeypatch.setenv("IMDS_RELAY_STORE__PATH", str(copy / "old.db"))
+    done = await called("audit", "-c", config)
+    assert done.code == 0
+    assert f"the chain of {copy / 'old.db'} holds: 3 rows" in done.out
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database at all" * 100])
+def test_a_state_file_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = tmp_path / "relay.db"
+    if content is not None:
+        store.write_bytes(content)
+    for verb in ("verify", "show x", "export"):
+        done = typed("audit", *verb.split())
+        assert (done.code, done.out) == (1, "")
+        assert done.err.startswith("imds-relay: store.path: expected a relay's state file, relay.db: ")
+        assert len(done.err.splitlines()) == 1
+    assert store.exists() is (content is not None)
+
+
+async def test_a_state_file_that_is_damaged_is_a_sentence(decided: tuple[str, Path, str]) -> None:
+    config, store, _ = decided
+    whole = store.read_bytes()
+    store.write_bytes(whole[: len(whole) // 2])
+    done = await called("audit", "-c", config)
+    assert done.code == 1
+    assert done.err.startswith(("imds-relay: the journal in", "imds-relay: store.path: expected a relay's state file"))

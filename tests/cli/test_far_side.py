@@ -1,0 +1,163 @@
+"""The verbs that talk to a relay, when what answers is no relay, or a relay that breaks off; and ``tail``."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.cli._stream import Message, Stream
+from relay.simulator import Plan
+from tests.cli.alive import alive
+from tests.cli.command import answering, called, running, said
+
+EVENT = {"eventId": "E", "eventType": "Reboot", "eventStatus": "Scheduled", "resources": ["a"], "notBefore": None, "durationSeconds": None}
+SHOWN = {**EVENT, "eventSource": "User", "description": None, "revision": "r", "outcome": None}
+STANDING = {"state": "pending", "rule": "r", "votes": 0, "required": 1, "missing": 1, "closes": None}
+ANSWER = {"approvalId": "i", "eventId": "E", "decision": "approve", "state": "granted", "votes": 1, "required": 1, "rule": "r"}
+
+
+async def test_an_approval_whose_answer_was_lost_is_sent_again_under_the_same_id() -> None:
+    requests: list[tuple[str, bytes]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({**SHOWN, "approval": STANDING})
+        requests.append((request.headers["Idempotency-Key"], await request.read()))
+        if len(requests) < 3:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response(ANSWER, status=202)
+
+    async with answering(handler) as url:
+        done = await called("approve", "E", "--url", url, "--yes")
+        assert (done.code, done.out) == (0, "granted (1 of 1 vote): the StartRequest follows\n")
+        assert len(requests) == 3
+        assert len(set(requests)) == 1
+        await called("approve", "E", "--url", url, "--yes")
+        assert len({key for key, _ in requests}) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "sentence"),
+    [
+        (200, "<html>", 1, "expected an answer in JSON from"),
+        (404, "<html>", 1, "expected a relay's answer, got HTTP 404"),
+        (302, "", 1, "expected a relay's answer, got HTTP 302"),
+        (500, "[]", 1, "expected a relay's answer, got HTTP 500"),
+        (503, '{"detail": "try again"}', 1, "try again"),
+        (403, '{"detail": "not you"}', 3, "refused: not you"),
+    ],
+)
+async def test_every_answer_that_is_none_is_a_sentence(status: int, body: str, code: int, sentence: str) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=body, headers={"Location": "/elsewhere"})
+
+    async with answering(handler) as url:
+        done = await called("events", "--url", url, "--key", "k")
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith(f"imds-relay: {sentence}")
+    assert len(done.err.splitlines()) == 1
+
+
+async def test_a_connection_that_breaks_is_a_sentence() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with answering(handler) as url:
+        done = await called("events", "--url", url)
+    assert done.code == 1
+    assert done.err.startswith(f"imds-relay: the connection to {url} broke")
+
+
+@pytest.mark.parametrize("key", ["a\nb", "ключ", "a\x00b"])
+async def test_a_key_that_no_header_can_carry_is_exit_code_2_and_not_shown(key: str) -> None:
+    done = await called("events", "--url", "http://127.0.0.1:1", "--key", key)
+    assert (done.code, done.err) == (2, "imds-relay: expected a bearer key such as `imds-relay keys` makes, on one line\n")
+
+
+# --- tail
+
+
+def frame(position: int, name: str = "event.scheduled", reason: str = "") -> bytes:
+    """An event as the stream has it."""
+    event = {"type": f"io.imdsrelay.{name}.v1", "time": "2026-04-11T22:26:58Z", "data": {**EVENT, "description": reason}}
+    return b"id: %d\nevent: x\ndata: %s\n\n" % (position, orjson.dumps(event))
+
+
+async def test_tail_goes_on_behind_the_last_event_after_each_break() -> None:
+    asked: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers.get("Last-Event-ID"))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        if len(asked) == 1:
+            await response.write(b"id: 6\n\n")
+        elif len(asked) == 2:
+            await response.write(frame(7) + frame(8)[:30])  # broken off in the middle of the second
+        else:
+            await response.write(frame(8, reason="x" * 300_000))
+            await asyncio.sleep(30)
+        return response
+
+    async with answering(handler) as url, running("tail", "--url", url, "--json") as tail:
+        lines = [await said(tail.stdout, "\n") for _ in range(2)]
+        tail.send_signal(signal.SIGINT)
+        async with asyncio.timeout(10):
+            assert await tail.wait() == 0
+        told = await said(tail.stderr, "connected again")
+    assert asked == [None, "6", "7"]
+    assert [orjson.loads(line)["type"] for line in lines] == ["io.imdsrelay.event.scheduled.v1"] * 2
+    assert "trying again" in told
+    assert "Traceback" not in told
+
+
+async def test_tail_without_a_relay_ends_with_a_sentence() -> None:
+    async with running("tail", "--url", "http://127.0.0.1:1") as tail:
+        told = await said(tail.stderr, "Is it running there?")
+        assert await tail.wait() == 1
+    assert told.startswith("imds-relay: no relay answers at http://127.0.0.1:1")
+
+
+async def test_tail_tells_a_person_what_happens_as_it_happens(tmp_path: Path) -> None:
+    async with alive(tmp_path) as relay, running("tail", "-c", relay.config) as tail:
+        stop = asyncio.create_task(_announce_until_told(relay.azure.schedule))
+        line = await said(tail.stdout, "event.scheduled")
+        stop.cancel()
+        assert "Reboot" in line
+        assert "of db-0" in line
+        tail.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            assert await tail.wait() == 0
+
+
+async def _announce_until_told(schedule: Callable[[Plan], object]) -> None:
+    # When the stream is open cannot be seen from here.
+    while True:
+        schedule(Plan(type="Reboot", notice=900.0))
+        await asyncio.sleep(0.5)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.binary().filter(lambda data: not {10, 13} & set(data)))),
+    st.lists(st.integers(0, 200)),
+    st.sampled_from([b"\n", b"\r\n"]),
+)
+def test_a_stream_is_read_the_same_however_it_is_cut(messages: list[tuple[int, bytes]], cuts: list[int], end: bytes) -> None:
+    whole = b"".join(end.join((b": still here", b"id: %d" % number, b"event: x", b"data: " + data, b"", b"")) for number, data in messages)
+    stream, found, start = Stream(), list[Message](), 0
+    for cut in [*sorted(cuts), len(whole)]:
+        found += stream.feed(whole[start:cut])
+        start = max(start, min(cut, len(whole)))
+    assert found == [Message(str(number), data) for number, data in messages]
+    assert stream.headers().get("Last-Event-ID") == (str(messages[-1][0]) if messages else None)

@@ -1,0 +1,154 @@
+"""``simulate`` and ``demo``: programs that bring their own Azure."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from relay.cli import demo
+from relay.simulator import list_playbooks
+from tests.cli.command import called, names_in, run, running, said, typed
+
+STEPS = (
+    "an Azure is simulated at http://127.0.0.1:",
+    "a webhook receiver listens at http://127.0.0.1:",
+    "the relay runs, its API is at http://127.0.0.1:",
+    "Azure announces a Reboot of demo-vm, not before",
+    "the receiver has event.scheduled, its signature is good",
+    ": pending, 1 vote missing",
+    "POST /v1/approvals by client:operator: granted, 1 of 1 votes",
+    "the receiver has approval.recorded",
+    "the receiver has approval.granted",
+    "Azure has the StartRequest",
+    "the receiver has startrequest.accepted",
+    "Azure starts the event",
+    "the receiver has event.started",
+    "the event is over",
+    "the receiver has event.ended",
+    "its hash chain holds",
+)
+
+
+# --- simulate
+
+
+def test_the_playbooks_are_listed() -> None:
+    done = typed("simulate", "--list")
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()[1:]] == list(list_playbooks())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said_"),
+    [
+        (("nope",), "expected a YAML file or the name of a playbook, got 'nope'"),
+        (("preemt",), "did you mean preempt"),
+        (("absent.yaml",), "absent.yaml: expected a readable file"),
+        (("--scale", "0"), "expected more than 0"),
+        (("--scale", "x"), "--scale"),
+        (("--port", "99999"), "--port"),
+        (("--once",), "expected a playbook that can end"),
+    ],
+)
+def test_wrong_use_of_simulate_is_exit_code_2(arguments: tuple[str, ...], said_: str) -> None:
+    done = typed("simulate", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said_ in done.err
+
+
+async def test_a_playbook_is_played_once_and_tells_what_happens() -> None:
+    done = await asyncio.to_thread(run, "simulate", "no-impact", "--once", "--scale", "3600", "--port", "0")
+    assert (done.code, done.err) == (0, "")
+    assert "finds its IMDS at http://127.0.0.1:" in done.out
+    assert re.search(r"scheduled +Freeze", done.out)
+    assert done.out.splitlines()[-1].endswith("the playbook has ended")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_is_the_simulators_normal_end(stop: signal.Signals) -> None:
+    async with running("simulate", "--port", "0") as simulator:
+        line = await said(simulator.stdout, "finds its IMDS at ")
+        async with aiohttp.ClientSession() as session, session.get(f"{line.split()[-1]}/sim/state") as state:
+            assert (await state.json())["vms"] == ["vm-0"]
+        simulator.send_signal(stop)
+        _, err = await simulator.communicate()
+    assert (simulator.returncode, err) == (0, b"")
+
+
+async def test_a_port_that_is_taken_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = await asyncio.to_thread(run, "simulate", "--port", str(port))
+    assert done.code == 1
+    assert done.err.startswith(f"imds-relay: cannot listen on 127.0.0.1 port {port}: ")
+    assert done.err.endswith("--port 0 takes free ones\n")
+
+
+# --- demo
+
+
+async def test_the_demo_shows_every_step_in_order_and_ends_by_itself(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = await asyncio.to_thread(run, "demo", TMPDIR=str(tmp_path))
+    assert (done.code, done.err) == (0, "")
+    assert time.monotonic() - began < 40
+    place = 0
+    for step in STEPS:
+        assert step in done.out[place:], f"{step!r} does not come in its turn: {done.out}"
+        place = done.out.index(step, place)
+    *steps, summary = done.out.splitlines()
+    assert all(re.match(r" *\d+\.\d\d s +\+\d+(\.\d\d)? m?s  \S", step) for step in steps)
+    assert re.fullmatch(r"done in \d\.\d s: told in 6 signed CloudEvents, approved by client:operator, completed", summary)
+    assert names_in(tmp_path) == []
+
+
+async def test_a_demo_that_stays_can_be_played_with_and_listens_on_loopback_alone() -> None:
+    async with running("demo", "--stay") as stays:
+        told = await said(stays.stdout, "imds-relay approve <event>")
+        assert "done in" in told
+        assert set(listening(stays.pid)) == {"127.0.0.1"}
+        found = re.search(r"IMDS_RELAY_URL=(\S+) IMDS_RELAY_KEY=(\S+)\n", told)
+        azure = re.search(r"curl (\S+)/sim/schedule -d '(.+)'\n", told)
+        assert found is not None
+        assert azure is not None
+        async with aiohttp.ClientSession() as session, session.post(f"{azure[1]}/sim/schedule", data=azure[2]) as answer:
+            event = (await answer.json())["event_id"]
+        await said(stays.stdout, "the receiver has event.scheduled")
+        done = await called("approve", event, "--yes", "--url", found[1], "--key", found[2])
+        assert done.out == "granted (1 of 1 vote): the StartRequest follows\n"
+        stays.send_signal(signal.SIGINT)
+        _, err = await stays.communicate()
+    assert (stays.returncode, err) == (0, b"")
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses on which a process listens: Linux, proc(5)."""
+    inodes = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    found = []
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+            found.append(socket.inet_ntoa(bytes.fromhex(fields[1].partition(":")[0])[::-1]))
+    return found
+
+
+async def test_a_demo_that_is_stopped_before_its_end_has_failed() -> None:
+    async with running("demo") as stopped:
+        await said(stopped.stdout, "the relay runs")
+        stopped.send_signal(signal.SIGINT)
+        _, err = await stopped.communicate()
+    assert (stopped.returncode, err) == (1, b"imds-relay: stopped before the demo had ended\n")
+
+
+def test_a_step_of_the_demo_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "STEP", 0.001)
+    done = typed("demo")
+    assert (done.code, done.err) == (1, "imds-relay: expected event.scheduled at the receiver within 0.001 s, it did not come\n")
+    assert "done in" not in done.out

@@ -1,0 +1,166 @@
+"""What every verb has in common: help, exit codes, and one sentence for an error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay import __version__
+from relay.cli import app
+from relay.cli._exits import CommandFailed, RefusedByPolicy, alone, code_of, sentence_of
+from relay.cli._screen import away, counted, local, named, plain, spoken
+from relay.errors import ConfigError, StoreLocked
+from tests.cli.command import answering, environment, run, running, typed
+
+VERBS = {
+    *("run", "check", "init", "demo", "simulate", "events", "show", "approve", "hold", "release", "tail", "deliveries", "dead-letters"),
+    *("redeliver", "ping", "pause", "resume", "approvals", "audit", "keys", "schema"),
+}
+
+
+def test_every_verb_is_there_and_says_what_it_does() -> None:
+    names = {command.name: command.callback for command in app.registered_commands} | {group.name: group for group in app.registered_groups}
+    assert set(names) == VERBS
+    for verb in VERBS:
+        done = typed(verb, "--help")
+        assert done.code == 0
+        assert "Usage: imds-relay" in done.out
+
+
+def test_without_a_verb_there_is_help_and_exit_code_2() -> None:
+    done = run()
+    assert done.code == 2
+    assert "dead-letters" in done.out
+
+
+def test_the_version_is_printed() -> None:
+    assert typed("--version").out == f"imds-relay {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("fly",), "No such command 'fly'. See imds-relay --help"),
+        (("events", "--nope"), "No such option: --nope. See imds-relay --help"),
+        (("show",), "Missing argument 'EVENT'. See imds-relay --help"),
+        (("approvals", "maybe"), "'maybe' is not one of 'on', 'dry-run', 'off'. See imds-relay --help"),
+        (("keys", "extra"), "(extra). See imds-relay --help"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...], sentence: str) -> None:
+    done = typed(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("imds-relay: ")
+    assert done.err.endswith(f"{sentence}\n")
+    assert len(done.err.splitlines()) == 1
+
+
+async def test_ctrl_c_is_no_traceback() -> None:
+    asked = asyncio.Event()
+
+    async def silent(_: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async with answering(silent) as url, running("events", "--url", url) as command:
+        async with asyncio.timeout(20):
+            await asked.wait()
+        command.send_signal(signal.SIGINT)
+        out, err = await command.communicate()
+    assert (command.returncode, out, err) == (1, b"", b"")
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    ours, its = os.pipe()
+    os.close(ours)
+    done = subprocess.run(
+        [sys.executable, "-m", "relay", "schema"], env=environment(), stdout=its, stderr=subprocess.PIPE, check=False, timeout=30
+    )
+    os.close(its)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (ConfigError("a: expected b"), 2, "a: expected b"),
+        (RefusedByPolicy("refused: no"), 3, "refused: no"),
+        (CommandFailed("no"), 1, "no"),
+        (StoreLocked("held"), 1, "held"),
+        (FileNotFoundError(2, "No such file", "x"), 1, "x: No such file"),
+        (TimeoutError(), 1, "it took too long"),
+    ],
+)
+def test_every_error_has_its_code_and_its_sentence(error: Exception, code: int, sentence: str) -> None:
+    assert (code_of(error), sentence_of(error)) == (code, sentence)
+
+
+def test_an_error_that_came_through_task_groups_is_told_as_itself() -> None:
+    inner = CommandFailed("no")
+    assert alone(ExceptionGroup("outer", [ExceptionGroup("inner", [inner])])) is inner
+    two = ExceptionGroup("two", [inner, inner])
+    assert alone(two) is two
+
+
+def test_a_mistake_of_our_own_names_its_place() -> None:
+    with pytest.raises(TypeError) as error:
+        plain(None)  # type: ignore[arg-type]  # the mistake
+    assert sentence_of(error.value).startswith("a mistake in imds-relay itself, please report it: ")
+    assert "(_screen.py:" in sentence_of(error.value)
+
+
+# --- what a person reads
+
+
+@given(st.text())
+def test_printed_text_never_moves_the_cursor(text: str) -> None:
+    assert all(char.isprintable() or char == "\n" for char in plain(text))
+    assert len(plain(text)) == len(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.15, "150 ms"),
+        (1, "1 s"),
+        (59.4, "59 s"),
+        (60, "1 min"),
+        (147, "2 min 27 s"),
+        (722, "12 min"),
+        (3600, "1 h"),
+        (11_100, "3 h 5 min"),
+        (86_400, "1 d"),
+        (187_200, "2 d 4 h"),
+        (34_560_000, "400 d"),
+    ],
+)
+def test_lengths_of_time_are_spoken(seconds: float, text: str) -> None:
+    assert spoken(seconds) == text
+    assert (away(seconds), away(-seconds)) == (f"in {text}", f"{text} ago")
+
+
+def test_moments_are_local_and_say_how_far_away_they_are() -> None:
+    now = datetime(2026, 4, 11, 12, 0, tzinfo=UTC)
+    today, tomorrow = now + timedelta(minutes=12), now + timedelta(days=1)
+    here = f"{today.astimezone():%H:%M:%S}"
+    assert local(today.isoformat(), now) == f"{here} (in 12 min)"
+    assert local(today.isoformat(), now, relative=False) == here
+    assert local(tomorrow.isoformat(), now) == f"{tomorrow.astimezone():%Y-%m-%d %H:%M:%S} (in 1 d)"
+    assert local(None) is None
+    assert local("soon") == "soon"
+
+
+def test_names_and_numbers_are_spoken() -> None:
+    assert named(None) == named([]) == ""
+    assert named(["a", "b", "c"], most=2) == "a, b and 1 more"
+    assert [counted(number, thing) for number, thing in ((1, "vote"), (2, "vote"), (0, "try"))] == ["1 vote", "2 votes", "0 tries"]
