@@ -15,12 +15,12 @@ import orjson
 from aio_pika.abc import AbstractIncomingMessage
 from yarl import URL
 
+from relay import amqp as broker
 from relay.api import Client, Relay
 from relay.api.auth import caller_of
 from relay.approvals import AmqpSettings
 from relay.approvals.request import Body, Caller, MalformedError, WrongFieldError, body_of
 from relay.errors import Deferred
-from relay.sinks import _amqp as broker
 
 PREFETCH = 16
 """Messages that the broker hands over before the first is acknowledged."""

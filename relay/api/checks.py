@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from relay.api import Relay
 from relay.api.auth import NEIGHBOUR, NOBODY, Clients, StrangerError, local
 from relay.api.connection import Peer, peer_of, recognise
-from relay.api.limits import Buckets, network_of
+from relay.api.limits import Buckets
 from relay.api.problems import Problem, too_many
 from relay.api.routes import Call, Route
 from relay.api.strangers import Strangers
@@ -70,7 +70,7 @@ class Desk:
             return NEIGHBOUR
         if peer.uid is not None and route.access != "signature":
             return local(await asyncio.to_thread(_user, peer.uid))
-        network, now = network_of(peer.address), self.clock.monotonic()
+        network, now = peer.network, self.clock.monotonic()
         if wait := self.by_address.take(network, now):
             raise too_many("too many calls from this address without good credentials", wait)
         try:
@@ -79,7 +79,7 @@ class Desk:
             else:
                 caller = self.clients.by_key(request.headers.getall("Authorization", []))
         except StrangerError as error:
-            self.strangers.came(peer.address, str(error), now)
+            self.strangers.came(peer, str(error), now)
             raise _unknown(route) from None
         self.by_address.give_back(network, now)
         recognise(request)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import orjson
 from aiohttp import web
+from pydantic import with_config
 from typing_extensions import TypedDict
 
 from relay.api.answers import answer
@@ -47,6 +48,7 @@ class EventShown(EventData):
     approval: ApprovalShown
 
 
+@with_config({"extra": "allow"})
 class Said(TypedDict):
     """A CloudEvent; `imds-relay schema` has the schema of each type."""
 
@@ -130,7 +132,7 @@ async def _list(call: Call) -> web.StreamResponse:
 
 async def _find(call: Call) -> dict[str, Any]:
     ledger = call.relay.gate.ledger
-    key = call.request.match_info["event_id"].lower()
+    key = call.request.match_info["eventId"].lower()
 
     def work(tx: Transaction) -> dict[str, Any] | None:
         occurrence = tx.snapshot.find(key)
@@ -159,7 +161,7 @@ ROUTES = (
     ),
     Route(
         "GET",
-        "/v1/events/{event_id}",
+        "/v1/events/{eventId}",
         "one event with its history, votes and deliveries",
         _show,
         {200: EventInFull},

@@ -57,7 +57,7 @@ _FAILING = "the state file cannot be written: notices go out from memory, approv
 def _sinks(relay: Relay) -> dict[str, list[str]]:
     status = relay.dispatcher.status()
     return {
-        "failing": [sink.name for sink in status if sink.failing],
+        "failing": [sink.name for sink in status if sink.failing and sink.state == "on"],
         "disabled": [sink.name for sink in status if sink.state == "disabled"],
         "paused": [sink.name for sink in status if sink.state == "paused"],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 
 
@@ -41,11 +40,3 @@ class Buckets:
         self._buckets.move_to_end(key)
         if len(self._buckets) > self._most:
             self._buckets.popitem(last=False)
-
-
-def network_of(address: str) -> str:
-    """Whose address it is: an IPv4 address stands for itself, an IPv6 one for its /64, all of which one host may have."""
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    if parsed.version == 4:  # the version of IP
-        return str(parsed)
-    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))

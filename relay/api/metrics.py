@@ -23,7 +23,7 @@ from relay.outbox import Mode, SinkState
 from relay.outbox.transaction import Transaction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Facts(Collector):
     """Everything at one moment. ``answered``: the API's answers by status."""
 
@@ -98,6 +98,6 @@ def routes(desk: Desk) -> tuple[Route, ...]:
             {200: str},
             access="key or loopback",
             needs="read",
-            media="text/plain",
+            media=("text/plain", "application/openmetrics-text"),
         ),
     )

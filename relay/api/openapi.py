@@ -40,6 +40,7 @@ _Mode = Literal["validation", "serialization"]
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
     """The description of these routes."""
     schemas, components = _schemas(routes)
+    refused = sorted({status for route in routes for status in _refusals(route)})
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
@@ -53,7 +54,11 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": _SCHEMES},
+        "components": {
+            "schemas": components,
+            "responses": {_problem(status): _answer(status, (problems.MEDIA,), schemas[id(problems.ProblemBody)]) for status in refused},
+            "securitySchemes": _SCHEMES,
+        },
     }
 
 
@@ -89,7 +94,7 @@ def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
         "security": _SECURITY[route.access],
         "responses": {
             **{str(status): _answer(status, route.media, schemas[id(body)]) for status, body in route.answers.items()},
-            **{str(status): _answer(status, problems.MEDIA, schemas[id(problems.ProblemBody)]) for status in _refusals(route)},
+            **{str(status): {"$ref": f"#/components/responses/{_problem(status)}"} for status in _refusals(route)},
         },
     }
     if route.needs is not None:
@@ -116,8 +121,12 @@ def _parameter(one: Parameter) -> dict[str, Any]:
     return {"name": one.name, "in": one.place, "description": one.description, "required": one.required, "schema": schema}
 
 
-def _answer(status: int, media: str, schema: Any) -> dict[str, Any]:
-    return {"description": HTTPStatus(status).phrase, "content": {media: {"schema": schema}}}
+def _answer(status: int, media: Sequence[str], schema: Any) -> dict[str, Any]:
+    return {"description": HTTPStatus(status).phrase, "content": {one: {"schema": schema} for one in media}}
+
+
+def _problem(status: int) -> str:
+    return f"Problem{status}"
 
 
 def _refusals(route: Route) -> list[int]:

@@ -60,7 +60,8 @@ class Problem(Exception):
 
 def too_many(detail: str, wait: float) -> Problem:
     """429; ``wait`` is in seconds."""
-    return Problem(429, f"{detail}; try again in {wait:.1f} s", headers={"Retry-After": str(math.ceil(wait))})
+    seconds = math.ceil(wait)
+    return Problem(429, f"{detail}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
 
 def of_http(error: web.HTTPException) -> Problem:

@@ -68,7 +68,7 @@ class Route:
     body: type[BaseModel] | None = None
     """The body that it takes; None: it takes none."""
     parameters: tuple[Parameter, ...] = ()
-    media: str = "application/json"
-    """Content type of its answers."""
+    media: tuple[str, ...] = ("application/json",)
+    """The content types that its answers may have."""
     refuses: tuple[int, ...] = field(default=())
     """Statuses of problems beyond those that follow from the rest."""

@@ -16,11 +16,11 @@ from aiohttp.typedefs import Handler, Middleware
 from relay.api import ApiSettings, Relay, approvals, callbacks, deliveries, events, health, metrics, openapi, sinks
 from relay.api.auth import Clients
 from relay.api.checks import LARGEST, Desk, check_length
-from relay.api.connection import Connection, Peer
+from relay.api.connection import Connection, Peer, linger
 from relay.api.listener import Listener
 from relay.api.problems import Problem, of_http
 from relay.api.sockets import local_peer, local_socket, open_tcp, tcp_peer
-from relay.api.stream import Streams
+from relay.api.stream import MEDIA, Streams
 from relay.api.tls import Tls
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
@@ -29,7 +29,8 @@ MOST = 256
 """Connections on one TCP socket at once."""
 MOST_LOCAL = 64
 """The same on the local socket."""
-_TAKE = 15.0  # seconds that a caller may take to receive its answer
+TAKE = 15.0
+"""Seconds that a caller may take to receive its answer."""
 _FINISH = 1.0  # seconds that calls under way have at the end
 _log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Server:
         for route in (*table, *openapi.routes(table)):
             handler = desk.handler(route)
             application.router.add_route(route.method, route.path, handler, expect_handler=_expect)
-            if route.method == "GET" and route.media != "text/event-stream":
+            if route.method == "GET" and MEDIA not in route.media:
                 application.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
         return application
 
@@ -148,13 +149,15 @@ def _net(desk: Desk) -> Middleware:
 
 async def _deliver(request: web.Request, response: web.StreamResponse) -> None:
     try:
-        async with asyncio.timeout(_TAKE):
+        async with asyncio.timeout(TAKE):
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("the caller did not take its answer") from None
+    if not request.content.at_eof():
+        await linger(request)
 
 
 async def _expect(_request: web.Request) -> None:

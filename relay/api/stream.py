@@ -15,6 +15,7 @@ from aiohttp import web
 
 from relay.api import Relay
 from relay.api.answers import COMMON
+from relay.api.connection import wake_of
 from relay.api.problems import Problem
 from relay.api.routes import Call, Parameter, Route
 from relay.events.cloudevent import CloudEvent
@@ -38,7 +39,7 @@ class Streams:
     """All that are open: woken when something is recorded, and ended with the relay."""
 
     def __init__(self) -> None:
-        self._wakes: dict[asyncio.Event, Relay] = {}
+        self._wakes: set[asyncio.Event] = set()
         self._relay: Relay | None = None
 
     def attach(self, relay: Relay) -> None:
@@ -65,7 +66,7 @@ class Streams:
                 needs="read",
                 read=_last_event_id,
                 parameters=(_LAST,),
-                media=MEDIA,
+                media=(MEDIA,),
             ),
         )
 
@@ -81,25 +82,26 @@ class Streams:
         if len(self._wakes) >= MOST:
             raise Problem(429, f"{MOST} streams are open, the most there may be", headers={"Retry-After": "15"})
         response = web.StreamResponse(headers={**COMMON, "Content-Type": MEDIA, "X-Accel-Buffering": "no"})
-        wake = asyncio.Event()
-        self._wakes[wake] = relay
+        wake = wake_of(call.request)
+        self._wakes.add(wake)
         try:
             position = await relay.store.read(lambda tx: _start(tx, call.content))
             await response.prepare(call.request)
-            await self._send_all(relay, response, position, wake)
+            await self._send_all(relay, call.request, response, position)
             await response.write_eof()
         except TimeoutError:
             _log.info("a stream of %s was dropped: it did not take what was sent within %g s", call.caller.principal, SLOW)
             if call.request.transport is not None:
                 call.request.transport.abort()
         finally:
-            del self._wakes[wake]
+            self._wakes.remove(wake)
         return response
 
-    async def _send_all(self, relay: Relay, response: web.StreamResponse, position: int, wake: asyncio.Event) -> None:
-        """Send what is behind that position for as long as the relay runs. Raises TimeoutError where it is not taken."""
+    async def _send_all(self, relay: Relay, request: web.Request, response: web.StreamResponse, position: int) -> None:
+        """Send what is behind that position while the relay runs and somebody is there. Raises TimeoutError where it is not taken."""
+        wake = wake_of(request)
         sent = b"id: %d\n\n" % position  # no event, but where to resume before there is one
-        while self._relay is relay:
+        while self._relay is relay and request.transport is not None:
             async with asyncio.timeout(SLOW):
                 await response.write(sent)
             wake.clear()

@@ -1,0 +1,1 @@
+"""The HTTP API: a real server on loopback, in front of a real store, gate and dispatcher."""

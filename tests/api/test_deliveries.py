@@ -1,0 +1,140 @@
+"""Deliveries, dead letters, and what an operator asks of a sink."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.errors import Deferred, Rejected
+from tests.api.running import EVENT_ID, Running, event, eventually, running, until
+
+
+async def _listed(relay: Running, path: str, count: int, state: str) -> list[dict[str, Any]]:
+    """The list, once it has so many entries of that state."""
+
+    async def look() -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = (await relay.call("GET", path)).json["items"]
+        return items
+
+    return await until(look, lambda items: [one["state"] for one in items].count(state) == count)
+
+
+def _all_tried(items: list[dict[str, Any]]) -> bool:
+    return all(one["attempts"] for one in items)
+
+
+async def test_deliveries_are_listed_newest_first_with_their_outcome(tmp_path: Path) -> None:
+    async with running(tmp_path, sinks=("good", "bad")) as relay:
+        relay.boxes["bad"].trouble = Deferred("it is down", status=503)
+        await relay.see(event())
+        items = await _listed(relay, "/v1/deliveries", 1, "delivered")
+        bad, good = sorted(items, key=lambda one: str(one["sink"]))
+        assert (good["state"], good["attempts"], good["reason"], good["lastStatus"]) == ("delivered", 1, None, 204)
+        assert (good["eventId"], good["type"], good["nextAttempt"]) == (EVENT_ID, "event.scheduled", None)
+        assert good["settled"] is not None
+        assert (bad["state"], bad["settled"]) == ("waiting", None)
+        (bad,) = (one for one in await until(lambda: _listed(relay, "/v1/deliveries", 1, "waiting"), _all_tried) if one["sink"] == "bad")
+        assert (bad["reason"], bad["lastStatus"]) == ("it is down", 503)
+        assert bad["nextAttempt"] is not None
+
+
+async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(relay: Running) -> None:
+    await eventually(lambda: bool(relay.boxes["box"].got))
+    relay.boxes["box"].trouble = Rejected("it is not wanted", status=400)
+    await relay.see(event(resources=("WestNO_0",)))
+    (letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
+    assert (letter["type"], letter["reason"], letter["lastStatus"]) == ("event.updated", "it is not wanted", 400)
+    relay.boxes["box"].trouble = None
+    answer = await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")
+    assert (answer.status, answer.json) == (202, {"id": letter["id"], "sink": "box", "state": "waiting"})
+    await eventually(lambda: "event.updated" in relay.boxes["box"].names())
+    assert await _listed(relay, "/v1/dead-letters", 0, "parked") == []
+    assert (await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")).status == 404
+
+
+@pytest.mark.parametrize("letter", ["1", "999", "0", "-1", "x", "1x", "9" * 18, "9" * 30, "%D9%A1", "1%2F2"])
+async def test_what_is_no_dead_letter_is_404(relay: Running, letter: str) -> None:
+    """Entry 1 was delivered."""
+    await eventually(lambda: bool(relay.boxes["box"].got))
+    assert (await relay.call("POST", f"/v1/dead-letters/{letter}/redeliver")).status == 404
+
+
+async def test_a_dead_letter_of_a_sink_that_is_gone_is_409(tmp_path: Path) -> None:
+    async with running(tmp_path, sinks=("old",)) as relay:
+        relay.boxes["old"].trouble = Rejected("no")
+        await relay.see(event())
+        (letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
+    async with running(tmp_path, sinks=("new",)) as relay:
+        answer = await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")
+        assert (answer.status, "old" in answer.json["detail"]) == (409, True)
+        assert [one["state"] for one in (await relay.call("GET", "/v1/dead-letters")).json["items"]] == ["parked"]
+
+
+async def test_what_is_not_about_an_event_has_no_event_id(relay: Running) -> None:
+    await relay.call("POST", "/v1/sinks/box/ping")
+    items = await _listed(relay, "/v1/deliveries", 2, "delivered")
+    assert [(one["type"], one["eventId"]) for one in items] == [("relay.ping", None), ("event.scheduled", EVENT_ID)]
+
+
+async def test_deliveries_and_dead_letters_come_in_pages(tmp_path: Path) -> None:
+    async with running(tmp_path, sinks=("box",)) as relay:
+        relay.boxes["box"].trouble = Rejected("no")
+        await relay.see(*(event(event_id=f"event-{number}", event_type="Redeploy") for number in range(101)))
+        await _listed(relay, "/v1/dead-letters", 100, "parked")
+        first = (await relay.call("GET", "/v1/dead-letters")).json
+        second = (await relay.call("GET", f"/v1/dead-letters?cursor={first['next']}")).json
+        assert (len(first["items"]), len(second["items"]), second["next"]) == (100, 1, None)
+        assert len({one["eventId"] for page in (first, second) for one in page["items"]}) == 101
+
+
+async def test_a_ping_goes_to_its_sink_alone(tmp_path: Path) -> None:
+    async with running(tmp_path, sinks=("one", "two")) as relay:
+        answer = await relay.call("POST", "/v1/sinks/two/ping")
+        assert (answer.status, answer.json["sink"]) == (202, "two")
+        await eventually(lambda: bool(relay.boxes["two"].got))
+        (ping,) = relay.boxes["two"].got
+        assert (ping.name, ping.subject, ping.id) == ("relay.ping", "two", answer.json["id"])
+        assert ping.data == {"sink": "two", "reason": "a test message, asked for by client:alice", "count": 1}
+        assert relay.boxes["one"].got == []
+
+
+async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as relay:
+        paused = (await relay.call("POST", "/v1/sinks/box/pause")).json
+        assert paused == {
+            "name": "box",
+            "kind": "box",
+            "state": "paused",
+            "failing": False,
+            "reason": "paused by client:alice",
+            "waiting": 0,
+        }
+        await relay.see(event())
+    async with running(tmp_path) as relay:
+        assert (await relay.call("GET", "/readyz")).json["sinks"]["paused"] == ["box"]
+        assert relay.boxes["box"].got == []
+        resumed = (await relay.call("POST", "/v1/sinks/box/resume")).json
+        assert (resumed["state"], resumed["reason"]) == ("on", None)
+        await eventually(lambda: relay.boxes["box"].names() == ["event.scheduled"])
+
+
+@pytest.mark.parametrize("verb", ["ping", "pause", "resume"])
+@pytest.mark.parametrize("name", ["unknown", "BOX", "box%00", "%2e%2e"])
+async def test_an_unknown_sink_is_404(relay: Running, name: str, verb: str) -> None:
+    assert (await relay.call("POST", f"/v1/sinks/{name}/{verb}")).status == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/sinks/box/ping", "/v1/sinks/box/pause", "/v1/sinks/box/resume", "/v1/dead-letters/1/redeliver"])
+async def test_a_get_operates_nothing(relay: Running, path: str) -> None:
+    assert (await relay.call("GET", path)).status == 405
+    assert relay.dispatcher.status()[0].state == "on"
+
+
+async def test_while_the_store_cannot_be_written_operators_are_told_503(relay: Running) -> None:
+    await relay.store.transact(lambda tx: tx._connection.execute("PRAGMA query_only = ON"))  # noqa: SLF001  # how SQLite is made to fail
+    for verb in ("ping", "pause"):
+        assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status == 503
+    assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})).status == 503
+    assert relay.dispatcher.status()[0].state == "on"

@@ -1,0 +1,447 @@
+"""Hostile callers, byte by byte: each is refused with a problem, costs little, logs no traceback, and holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import gzip
+import re
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from relay.api import checks, connection, server
+from tests.api.running import EVENT_ID, Running, event, running
+
+HOST = b"Host: relay\r\n"
+KEY = b"Authorization: Bearer key-of-alice\r\n"
+JSON = b"Content-Type: application/json\r\n"
+POST = b"POST /v1/approvals HTTP/1.1\r\n" + HOST + KEY + JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One answer from the wire."""
+
+    status: int
+    media: str
+    body: bytes
+
+
+async def send(relay: Running, *parts: bytes, pause: float = 0.0, within: float = 5.0) -> list[Said]:
+    """Send the parts, with pauses between, and meanwhile read what is answered, until the far side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
+    wire = bytearray()
+
+    async def read() -> None:
+        with suppress(ConnectionError):
+            while chunk := await reader.read(65536):
+                wire.extend(chunk)
+
+    async with asyncio.timeout(within), asyncio.TaskGroup() as group:
+        group.create_task(read())
+        with suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(pause)
+    writer.close()
+    return list(_answers(bytes(wire)))
+
+
+def _answers(wire: bytes) -> Iterator[Said]:
+    while wire:
+        head, _, wire = wire.partition(b"\r\n\r\n")
+        status = re.match(rb"HTTP/1\.[01] (\d{3}) ", head)
+        assert status is not None, head
+        if status[1] == b"100":
+            continue
+        fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        length = int(fields[b"Content-Length"])
+        yield Said(int(status[1]), fields[b"Content-Type"].decode(), wire[:length])
+        wire = wire[length:]
+
+
+def refused(answers: list[Said], *statuses: int) -> None:
+    """The last answer is a problem with one of these statuses."""
+    assert answers, "no answer came"
+    last = answers[-1]
+    assert last.status in statuses, last
+    assert last.media == "application/problem+json"
+    assert orjson.loads(last.body)["status"] == last.status
+
+
+@pytest.fixture(autouse=True)
+async def _unharmed(relay: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """After each of them the server answers at once, nothing was decided, and no traceback was logged."""
+    monkeypatch.setattr(connection, "IDLE", 0.5)
+    monkeypatch.setattr(connection, "LINGER", 0.2)
+    monkeypatch.setattr(checks, "PATIENCE", 0.5)
+    caplog.set_level("DEBUG", "aiohttp")
+    yield
+    async with asyncio.timeout(1):
+        assert (await relay.call("GET", "/healthz", by=None)).status == 200
+        assert (await relay.call("GET", f"/v1/events/{EVENT_ID}", by="bob")).status == 200
+    assert await relay.said("approval.recorded") == []
+    assert relay.azure.started == []
+    assert [one for one in caplog.records if one.exc_info or one.levelname in ("ERROR", "CRITICAL")] == []
+    assert "Traceback" not in caplog.text
+
+
+def _body(relay: Running, **changes: Any) -> bytes:
+    return orjson.dumps(relay.wish(**changes))
+
+
+def _length(body: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n" % len(body)
+
+
+def _chunked(*chunks: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+
+
+# --- bodies
+
+
+async def test_a_length_over_the_limit_is_refused_before_any_byte_of_the_body(relay: Running) -> None:
+    began = time.monotonic()
+    refused(await send(relay, POST + b"Content-Length: 65537\r\n\r\n", within=3), 413)
+    refused(await send(relay, POST + b"Content-Length: 99999999999999999\r\n\r\n", within=3), 413)
+    assert time.monotonic() - began < 3
+
+
+async def test_who_asks_first_is_told_413_and_never_to_go_on(relay: Running) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
+    writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 70000\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+    writer.close()
+
+
+async def test_who_asks_first_and_may_is_told_to_go_on(relay: Running) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
+    body = _body(relay, revision="stale")
+    writer.write(POST + b"Expect: 100-continue\r\n" + _length(body))
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 409")
+    writer.close()
+
+
+async def test_chunks_over_the_limit_are_refused(relay: Running) -> None:
+    answers = await send(relay, POST + b"Transfer-Encoding: chunked\r\n\r\n" + _chunked(*[b"x" * 8192] * 9))
+    refused(answers, 413)
+
+
+async def test_chunks_without_end_are_soon_taken_no_more(relay: Running) -> None:
+    """A little is read on, so that the refusal is seen; then the connection is closed whatever comes."""
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    endless = [_chunked(b"x" * 65536)] * 16_000  # a gigabyte
+    began = time.monotonic()
+    refused(await send(relay, head, *endless), 413)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"deflate", b"br", b"gzip, identity", b"x"])
+async def test_an_encoded_body_is_refused_and_never_unpacked(relay: Running, encoding: bytes) -> None:
+    bomb = gzip.compress(bytes(10_000_000))
+    head = POST + b"Connection: close\r\nContent-Encoding: " + encoding + b"\r\n" + _length(bomb)
+    refused(await send(relay, head, bomb), 415)
+
+
+@pytest.mark.parametrize(
+    "media",
+    [b"text/plain", b"application/x-www-form-urlencoded", b"application/json; charset=utf-16", b"multipart/form-data", b"json", b""],
+)
+async def test_another_content_type_is_refused(relay: Running, media: bytes) -> None:
+    body = _body(relay)
+    head = POST.replace(JSON, b"Content-Type: " + media + b"\r\n") + b"Connection: close\r\n" + _length(body)
+    refused(await send(relay, head + body), 415)
+
+
+async def test_a_body_that_comes_too_slowly_is_given_up(relay: Running) -> None:
+    drip = [bytes([byte]) for byte in _body(relay)]
+    refused(await send(relay, POST + _length(_body(relay)), *drip, pause=0.03), 408)
+
+
+async def test_a_body_that_never_comes_is_given_up(relay: Running) -> None:
+    refused(await send(relay, POST + b"Content-Length: 10\r\n\r\n"), 408)
+
+
+async def test_a_body_that_breaks_off_decides_nothing(relay: Running) -> None:
+    body = _body(relay)
+    for cut in (0, 1, len(body) - 1):
+        _, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
+        writer.write(POST + _length(body) + body[:cut])
+        await asyncio.sleep(0.05)
+        writer.close() if cut else writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"1",
+        b"NaN",
+        b"\x00",
+        b"\xff\xfe{\x00}\x00",
+        b'{"eventId": "\xff"}',
+        b'{"eventId": "\\ud800"}',
+        b"[" * 60_000,
+        b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+        b"{" + b" " * 65_000,
+        b"\xef\xbb\xbf{}",
+        b"1" * 60_000,
+        b"{'eventId': 1}",
+        b'{"eventId":1}//',
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+async def test_what_is_no_json_object_is_400(relay: Running, body: bytes) -> None:
+    refused(await send(relay, POST + b"Connection: close\r\n" + _length(body) + body), 400)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"eventId": None}, "eventId"),
+        ({"eventId": ""}, "eventId"),
+        ({"eventId": 1}, "eventId"),
+        ({"eventId": "x" * 257}, "eventId"),
+        ({"eventId": "a\r\nb"}, "eventId"),
+        ({"eventId": "a\x00"}, "eventId"),
+        ({"decision": None}, "decision"),
+        ({"decision": "Approve"}, "decision"),
+        ({"decision": ["approve"]}, "decision"),
+        ({"revision": None}, "revision"),
+        ({"revision": ""}, "revision"),
+        ({"revision": {"$ne": ""}}, "revision"),
+        ({"reason": 1}, "reason"),
+        ({"reason": "x" * 1001}, "reason"),
+        ({"scope": 1}, "scope"),
+        ({"principal": "client:bob"}, "principal"),
+        ({"__proto__": {}}, "__proto__"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_field_is_422_and_named(relay: Running, changes: dict[str, Any], field: str) -> None:
+    answer = await relay.decide(**changes)
+    assert (answer.status, answer.json["field"]) == (422, field)
+
+
+@pytest.mark.parametrize("text", ["'; DROP TABLE journal; --", "\u202e gnol", "💣" * 60, "${jndi:ldap://x}", "../../etc/passwd"])
+async def test_strange_text_is_text(relay: Running, text: str) -> None:
+    answer = await relay.decide(eventId=text, reason=f"{text}\x00\r\n\x1b[2J")
+    assert answer.status == 404
+    (refusal,) = await relay.said("approval.refused")
+    assert (refusal["subject"], refusal["data"]["reason"]) == (text, f"{text}\x00\r\n\x1b[2J")
+
+
+# --- framing
+
+_LONG = b"x" * 9000
+MALFORMED = {
+    "no HTTP": b"hello\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "zeros": bytes(1000),
+    "noise": bytes(range(256)) * 8,
+    "no version": b"GET /healthz\r\n\r\n",
+    "version 9": b"GET /healthz HTTP/9.9\r\n\r\n",
+    "a space in the target": b"GET /a b HTTP/1.1\r\n" + HOST + b"\r\n",
+    "no colon": b"GET /healthz HTTP/1.1\r\n" + HOST + b"nonsense\r\n\r\n",
+    "a space before the colon": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X : y\r\n\r\n",
+    "a zero in a value": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\x00b\r\n\r\n",
+    "a long line": b"GET /" + _LONG + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a long value": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + _LONG + b"\r\n\r\n",
+    "a long name": b"GET /healthz HTTP/1.1\r\n" + HOST + _LONG + b": x\r\n\r\n",
+    "many fields": b"GET /healthz HTTP/1.1\r\n" + HOST + b"".join(b"X-%d: y\r\n" % number for number in range(2000)) + b"\r\n",
+    "a field without end": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + b"y" * 100_000,
+    "both lengths": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "both, the other way": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}{}{}",
+    "a length twice": POST + b"Content-Length: 2, 2\r\n\r\n{}",
+    "a negative length": POST + b"Content-Length: -1\r\n\r\n",
+    "a signed length": POST + b"Content-Length: +2\r\n\r\n{}",
+    "a hexadecimal length": POST + b"Content-Length: 0x2\r\n\r\n{}",
+    "a length over 64 bits": POST + b"Content-Length: 99999999999999999999999\r\n\r\n",
+    "an unknown coding": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked and more": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "a chunk size that is none": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "a negative chunk": POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
+    "a chunk that is longer than said": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}xx\r\n0\r\n\r\n",
+    "a chunk over 64 bits": POST + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+    "a header folded": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\r\n b\r\n\r\n",
+    "a bare carriage return": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\rb: c\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_what_is_no_request_is_400_and_the_end_of_the_connection(relay: Running, name: str) -> None:
+    """Nothing behind it is taken for a request: a proxy in front might have seen it otherwise."""
+    smuggled = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
+    answers = await send(relay, MALFORMED[name] + smuggled)
+    refused(answers, 400)
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("upgrade", [b"websocket", b"h2c", b"TLS/1.0"])
+async def test_an_upgrade_is_not_made(relay: Running, upgrade: bytes) -> None:
+    head = b"GET /v1/stream HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: " + upgrade + b"\r\n\r\n"
+    answers = await send(relay, head + b"\x00\xff rubbish \r\n\r\n", within=4)
+    assert answers[0].status == 401
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET /nothing HTTP/1.1", 404),
+        (b"GET / HTTP/1.1", 404),
+        (b"GET //healthz HTTP/1.1", 404),
+        (b"GET /healthz/ HTTP/1.1", 404),
+        (b"GET /v1/../healthz HTTP/1.1", 404),
+        (b"GET /%2e%2e/etc/passwd HTTP/1.1", 404),
+        (b"GET /v1/events/%zz HTTP/1.1", 401),
+        (b"GET /approve HTTP/1.1", 404),
+        (b"POST /v1/chat/slack HTTP/1.1", 404),
+        (b"TRACE /healthz HTTP/1.1", 405),
+        (b"OPTIONS * HTTP/1.1", 404),
+        (b"CONNECT relay:443 HTTP/1.1", 404),
+        (b"DELETE /v1/events HTTP/1.1", 405),
+        (b"GET http://elsewhere/v1/events HTTP/1.1", 401),
+        (b"GET http://[::1 HTTP/1.1", 400),
+        (b"POST /healthz HTTP/1.0", 405),
+    ],
+)
+async def test_every_error_is_a_problem(relay: Running, line: bytes, status: int) -> None:
+    refused(await send(relay, line + b"\r\n" + HOST + b"Connection: close\r\n\r\n"), status)
+
+
+async def test_another_expectation_is_417(relay: Running) -> None:
+    refused(await send(relay, POST + b"Expect: the-unexpected\r\n" + _length(b"{}") + b"{}"), 417)
+
+
+async def test_requests_behind_each_other_are_answered_in_order(relay: Running) -> None:
+    one = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
+    other = b"GET /nothing HTTP/1.1\r\n" + HOST + b"\r\n"
+    last = b"GET /readyz HTTP/1.1\r\nConnection: close\r\n" + HOST + b"\r\n"
+    answers = await send(relay, (one + other) * 50 + last)
+    assert [answer.status for answer in answers] == [200, 404] * 50 + [200]
+
+
+async def test_two_credentials_are_none(relay: Running) -> None:
+    head = b"GET /v1/events HTTP/1.1\r\nConnection: close\r\n" + HOST
+    refused(await send(relay, head + KEY + b"Authorization: Bearer key-of-bob\r\n\r\n"), 401, 400)
+    refused(await send(relay, head + b"authorization: Bearer \xff\xfe\r\n\r\n"), 401)
+
+
+# --- connections
+
+
+async def test_a_connection_that_says_nothing_is_closed(relay: Running) -> None:
+    began = time.monotonic()
+    assert await send(relay) == []
+    assert await send(relay, b"GET /healthz HT") == []
+    assert await send(relay, b"GET /healthz HTTP/1.1\r\n", *[b"X: y\r\n"] * 30, pause=0.03) == []
+    assert time.monotonic() - began < 8
+
+
+async def test_an_idle_connection_is_closed_after_its_answer(relay: Running) -> None:
+    began = time.monotonic()
+    (answer,) = await send(relay, b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
+    assert answer.status == 200
+    assert 0.4 < time.monotonic() - began < 4
+
+
+async def test_who_opens_connections_without_end_locks_nobody_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest that has shown no good credentials gives way; those of clients stay, at work or not."""
+    monkeypatch.setattr(connection, "IDLE", 15.0)
+    monkeypatch.setattr(server, "MOST", 40)
+    folder = tmp_path / "crowded"
+    folder.mkdir()
+    with ExitStack() as flood:
+        async with running(folder) as crowded:
+            await crowded.see(event())
+            kept, writer = await asyncio.open_connection("127.0.0.1", crowded.server.port)
+            writer.write(b"GET /v1/stream HTTP/1.1\r\n" + HOST + KEY + b"\r\n")
+            await kept.readuntil(b"\r\n\r\n")
+            for number in range(120):
+                one = flood.enter_context(socket.create_connection(("127.0.0.1", crowded.server.port)))
+                one.sendall(b"POST /v1/approvals HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 10\r\n\r\n" if number % 2 else b"GET /")
+                await asyncio.sleep(0)
+            async with asyncio.timeout(1):
+                assert (await crowded.decide(revision="stale")).status == 409
+            assert sum("give way" in one.getMessage() for one in caplog.records) == 1
+            await crowded.see(event(resources=("WestNO_0",)))
+            async with asyncio.timeout(2):
+                while not (await kept.readline()).startswith(b"event: io.imdsrelay.event.updated"):
+                    pass
+            writer.close()
+
+
+async def test_who_does_not_read_answers_is_dropped(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TAKE", 0.5)
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect(("127.0.0.1", relay.server.port))
+    deaf.setblocking(False)
+    asking = (b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n") * 100
+
+    async def ask_without_end() -> None:
+        while True:
+            await asyncio.get_running_loop().sock_sendall(deaf, asking)
+
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(ask_without_end(), 8)
+    deaf.close()
+
+
+async def test_hundreds_of_hostile_requests_take_no_memory(relay: Running) -> None:
+    relay.clock.stop()
+    hostile = [MALFORMED[name] for name in ("noise", "many fields", "both lengths", "a field without end", "a long value")]
+    hostile += [
+        b"GET /v1/events HTTP/1.1\r\nConnection: close\r\n" + HOST + b"Authorization: Bearer wrong\r\n\r\n",
+        b"POST /v1/callbacks/drain HTTP/1.1\r\nConnection: close\r\n" + HOST + JSON + b"Content-Length: 2\r\n\r\n{}",
+        POST.replace(b"alice", b"mallory") + b"Connection: close\r\nContent-Length: 60000\r\n\r\n" + b"x" * 60000,
+    ]
+
+    async def attack(times: int) -> None:
+        for _ in range(times):
+            found = await asyncio.gather(*(send(relay, one) for one in hostile))
+            assert {answers[-1].status for answers in found if answers} <= {400, 401, 429}
+
+    await attack(10)
+    before = _resident()
+    await attack(30)
+    assert _resident() - before < 4_000_000
+    relay.clock.ahead = 60.0
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+async def test_a_mistake_of_ours_is_500_and_tells_the_caller_nothing(relay: Running, caplog: pytest.LogCaptureFixture) -> None:
+    relay.server.attach(replace(relay.relay, source=None))  # type: ignore[arg-type]  # so that readiness stumbles
+    (answer,) = await send(relay, b"GET /readyz HTTP/1.1\r\n" + HOST + b"\r\n")
+    assert answer.status == 500
+    assert orjson.loads(answer.body)["detail"] == "a mistake in the relay; its log says more"
+    assert "AttributeError" in caplog.text
+    assert b"Attribute" not in answer.body
+    caplog.clear()

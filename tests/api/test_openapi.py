@@ -1,0 +1,87 @@
+"""/openapi.json: whole, valid, and of the very routes that are served."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+from jsonschema import Draft202012Validator
+
+from relay.approvals.request import Body
+from tests.api.running import Running
+
+# The OpenAPI Initiative's own schema, version 2022-10-07, Apache-2.0: https://spec.openapis.org/oas/3.1/schema/2022-10-07
+_SCHEMA = orjson.loads(Path(__file__).with_name("openapi-3.1.json").read_bytes())
+
+CONTRACT = """
+GET /v1/events
+GET /v1/events/{eventId}
+POST /v1/approvals
+PUT /v1/approvals/mode
+POST /v1/callbacks/{client}
+GET /v1/stream
+GET /v1/deliveries
+GET /v1/dead-letters
+POST /v1/dead-letters/{id}/redeliver
+POST /v1/sinks/{name}/ping
+POST /v1/sinks/{name}/pause
+POST /v1/sinks/{name}/resume
+GET /healthz
+GET /readyz
+GET /metrics
+GET /openapi.json
+"""
+
+
+async def _description(relay: Running) -> dict[str, Any]:
+    answer = await relay.call("GET", "/openapi.json", by=None)
+    found: dict[str, Any] = answer.json
+    return found
+
+
+async def test_it_is_openapi(relay: Running) -> None:
+    Draft202012Validator(_SCHEMA).validate(await _description(relay))
+
+
+async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somewhere(relay: Running) -> None:
+    document = await _description(relay)
+    for schema in document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    for reference in re.findall(r'"\$ref":"#/([^"]+)"', orjson.dumps(document).decode()):
+        place: Any = document
+        for part in reference.split("/"):
+            place = place[part]
+
+
+async def test_it_describes_the_calls_of_the_contract_and_no_others(relay: Running) -> None:
+    document = await _description(relay)
+    described = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
+    assert described == set(CONTRACT.split("\n")) - {""}
+
+
+async def test_it_describes_the_calls_that_are_served(relay: Running) -> None:
+    """A path that is described is there: without credentials, nothing but 401, or an answer."""
+    document = await _description(relay)
+    for path, item in document["paths"].items():
+        for method in item:
+            answer = await relay.call(method.upper(), re.sub(r"{\w+}", "x", path), b"{}", by=None)
+            assert answer.status in (200, 401), (method, path, answer.body)
+
+
+async def test_what_a_body_may_hold_is_what_is_read(relay: Running) -> None:
+    document = await _description(relay)
+    described = document["components"]["schemas"]["Body"]
+    assert described == Body.model_json_schema()
+    operation = document["paths"]["/v1/approvals"]["post"]
+    assert operation["requestBody"]["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}
+
+
+async def test_every_operation_has_a_name_of_its_own_and_every_parameter_of_its_path(relay: Running) -> None:
+    document = await _description(relay)
+    operations = [(path, one) for path, item in document["paths"].items() for one in item.values()]
+    names = [one["operationId"] for _, one in operations]
+    assert len(names) == len(set(names))
+    for path, one in operations:
+        assert {found["name"] for found in one["parameters"] if found["in"] == "path"} == set(re.findall(r"{(\w+)}", path))

@@ -1,0 +1,198 @@
+"""GET /v1/stream: server-sent events, resumed without gap or repeat, that a slow consumer cannot make grow."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from relay.api import stream
+from relay.events.catalog import CATALOG
+from tests.api.running import EVENT_ID, Running, event, eventually, running
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One block of lines, by field."""
+
+    fields: Mapping[str, str]
+
+    @property
+    def event(self) -> Any:
+        """The CloudEvent."""
+        return orjson.loads(self.fields["data"])
+
+
+@asynccontextmanager
+async def following(relay: Running, last: str | None = None) -> AsyncIterator[AsyncIterator[Message]]:
+    """A stream, and its messages as they come; comments left out."""
+    headers = {"Authorization": "Bearer key-of-bob"} | ({"Last-Event-ID": last} if last is not None else {})
+    async with relay.session.get(f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers) as response:
+        assert (response.status, response.headers["Content-Type"]) == (200, "text/event-stream")
+        yield _messages(response)
+
+
+async def _messages(response: aiohttp.ClientResponse) -> AsyncIterator[Message]:
+    block: dict[str, str] = {}
+    async for raw in response.content:
+        line = raw.decode().removesuffix("\n")
+        name, _, value = line.partition(": ")
+        if line == "" and block:
+            yield Message(block)
+            block = {}
+        elif name:
+            block[name] = value
+
+
+async def _take(messages: AsyncIterator[Message], count: int) -> list[Message]:
+    """So many events."""
+    found: list[Message] = []
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            message = await anext(messages)
+            if "data" in message.fields:
+                found.append(message)
+    return found
+
+
+async def test_what_is_recorded_comes_at_once_as_it_was_journalled(relay: Running) -> None:
+    async with following(relay) as messages:
+        await relay.decide()
+        (message,) = await _take(messages, 1)
+    ((position, said),) = await relay.store.read(lambda tx: tx.journal.after(tx.head().position - 1, 10))
+    assert message.fields == {"id": str(position), "event": "io.imdsrelay.approval.recorded.v1", "data": said.body.decode()}
+
+
+async def test_without_last_event_id_it_begins_with_what_comes(relay: Running) -> None:
+    async with following(relay) as messages:
+        await relay.see(event(resources=("WestNO_0",)))
+        (message,) = await _take(messages, 1)
+    assert message.event["type"] == "io.imdsrelay.event.updated.v1"
+
+
+async def test_it_says_where_to_resume_before_there_is_an_event(relay: Running) -> None:
+    """An id without data is no event, and is kept by every consumer that follows the standard."""
+    async with following(relay) as messages:
+        begun = await anext(messages)
+    head = await relay.store.read(lambda tx: tx.head())
+    assert begun.fields == {"id": str(head.position)}
+
+
+async def test_it_resumes_without_gap_or_repeat_however_often_it_breaks(tmp_path: Path) -> None:
+    async with running(tmp_path, sinks=()) as relay:
+        many = [event(event_id=f"event-{number}", event_type="Redeploy") for number in range(60)]
+        seen: list[str] = []
+        last = "0"
+
+        async def record() -> None:
+            for count in range(1, len(many) + 1):
+                await relay.see(*many[:count])
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(record())
+            while len(seen) < len(many):
+                async with following(relay, last) as messages:
+                    for message in await _take(messages, min(7, len(many) - len(seen))):
+                        seen.append(message.event["subject"])
+                        last = message.fields["id"]
+        assert seen == [one.event_id for one in many]
+
+
+async def test_what_is_no_cloudevent_in_the_journal_is_passed_over(relay: Running) -> None:
+    await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
+    await relay.decide()
+    async with following(relay, "0") as messages:
+        types = [message.event["type"].split(".", 2)[2] for message in await _take(messages, 2)]
+    assert types == ["event.scheduled.v1", "approval.recorded.v1"]
+
+
+async def test_a_position_of_another_journal_begins_at_the_beginning(relay: Running) -> None:
+    """The state file was set aside: to send again is better than to leave out."""
+    async with following(relay, "999999") as messages:
+        (message,) = await _take(messages, 1)
+    assert message.event["subject"] == EVENT_ID
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "1.0", "9" * 19, "1 2"])
+async def test_a_last_event_id_that_is_none_is_400(relay: Running, last: str) -> None:
+    assert (await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": last})).status == 400
+
+
+async def test_silence_is_broken_by_comments(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "KEEP_ALIVE", 0.05)
+    headers = {"Authorization": "Bearer key-of-bob"}
+    async with relay.session.get(f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers) as response, asyncio.timeout(5):
+        comments = 0
+        async for line in response.content:
+            comments += line.startswith(b":")
+            if comments == 3:
+                break
+
+
+async def test_streams_end_when_the_relay_does(relay: Running) -> None:
+    async with following(relay) as first, following(relay, "0") as second:
+        await _take(second, 1)
+        await anext(first)
+        began = time.monotonic()
+        relay.server.detach()
+        async with asyncio.timeout(5):
+            assert [one async for one in first] == []
+            assert [one async for one in second] == []
+        assert time.monotonic() - began < 1.0
+
+
+async def test_a_server_with_streams_stops_promptly(tmp_path: Path) -> None:
+    async with running(tmp_path) as relay:
+        session = aiohttp.ClientSession()
+        response = await session.get(f"http://127.0.0.1:{relay.server.port}/v1/stream", headers={"Authorization": "Bearer key-of-bob"})
+        assert response.status == 200
+        began = time.monotonic()
+    assert time.monotonic() - began < 1.5
+    response.close()
+    await session.close()
+
+
+async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "relay.api.stream")
+    monkeypatch.setattr(stream, "SLOW", 0.5)
+    async with running(tmp_path, sinks=()) as relay:
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", relay.server.port))
+        deaf.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-bob\r\nLast-Event-ID: 0\r\n\r\n")
+        big = [event(event_id=f"event-{number}", event_type="Redeploy", description="x" * 100_000) for number in range(100)]
+        async with following(relay) as messages:
+            await relay.see(*big)
+            await _take(messages, len(big))
+            await eventually(lambda: "was dropped" in caplog.text)
+            await relay.see(*big, event())
+            (message,) = await _take(messages, 1)
+            assert message.event["subject"] == EVENT_ID
+        await eventually(lambda: not relay.server._streams._wakes)  # noqa: SLF001  # nothing is left of them
+        deaf.close()
+
+
+async def test_there_are_only_so_many_streams(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST", 2)
+    async with following(relay), following(relay):
+        assert (await relay.call("GET", "/v1/stream")).status == 429
+    await eventually(lambda: not relay.server._streams._wakes)  # noqa: SLF001  # nothing is left of them
+
+
+async def test_head_of_a_stream_is_not_answered_with_one(relay: Running) -> None:
+    assert (await relay.call("HEAD", "/v1/stream")).status == 405
+
+
+def test_no_type_could_break_out_of_its_line() -> None:
+    assert all(one.type.isprintable() for one in CATALOG)
