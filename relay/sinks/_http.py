@@ -17,10 +17,10 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from relay import __version__
+from relay.egress import AddressRefused, guarded_socket
 from relay.errors import Deferred, Failure
 from relay.events.moment import parse_moment
 from relay.sinks import Receipt
-from relay.sinks._egress import AddressRefused, guarded_socket
 
 USER_AGENT = f"imds-relay/{__version__}"
 MOST_READ = 64 * 1024

@@ -21,12 +21,12 @@ from pamqp.commands import Basic
 from pydantic import Field, SecretStr, model_validator
 from yarl import URL
 
+from relay import amqp as broker
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.settings import Duration
 from relay.sinks import Receipt, SinkSettings
-from relay.sinks import _amqp as broker
 
 PATIENCE = 1.0
 """Seconds that a delivery waits for a connection that is just being made."""

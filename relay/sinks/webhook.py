@@ -14,11 +14,11 @@ from yarl import URL
 
 from relay import signature
 from relay.clock import Clock
+from relay.egress import parse_url
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.settings import Duration
 from relay.sinks import Receipt, SinkSettings
-from relay.sinks._egress import parse_url
 from relay.sinks._http import Request, open_session, post, verdict
 
 

@@ -18,8 +18,8 @@ from pamqp.header import ContentHeader
 from pydantic import ValidationError
 from yarl import URL
 
+from relay.amqp import place
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
-from relay.sinks import _amqp
 from relay.sinks.rabbitmq import Answer, build, judge, routing_key
 from tests.make import EVENT_ID, cloudevent
 from tests.sinks.bus import settings
@@ -223,4 +223,4 @@ def test_an_error_in_our_own_code_is_not_taken_for_the_brokers() -> None:
     ],
 )
 def test_a_broker_is_named_by_host_and_port_alone(url: str, name: str) -> None:
-    assert _amqp.place(URL(url)) == name
+    assert place(URL(url)) == name

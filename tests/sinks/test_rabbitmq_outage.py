@@ -17,10 +17,11 @@ import pytest
 from typing_extensions import override
 from yarl import URL
 
+from relay import amqp
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
-from relay.sinks import _amqp, rabbitmq
+from relay.sinks import rabbitmq
 from tests.make import cloudevent
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.bus import bound, channel, deferred, delivered, sink, waiting
@@ -121,7 +122,7 @@ class CountingClock(SystemClock):
             raise Stop
 
 
-async def _unused(_: _amqp.Connection) -> NoReturn:
+async def _unused(_: amqp.Connection) -> NoReturn:
     raise AssertionError("there is nothing to connect to")
 
 
@@ -131,14 +132,14 @@ async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         url = URL(f"amqp://127.0.0.1:{nobody.getsockname()[1]}/")
         with pytest.raises(Stop):
-            await _amqp.keep_connected(lambda: url, "test", clock, _unused, lambda _: None, chance=lambda: 1.0)
+            await amqp.keep_connected(lambda: url, "test", clock, _unused, lambda _: None, chance=lambda: 1.0)
     assert clock.pauses == [pytest.approx(1.25 * pause) for pause in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)]
 
 
 async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_amqp, "SETTING_UP", 0.2)
+    monkeypatch.setattr(amqp, "SETTING_UP", 0.2)
     greeted: list[bytes] = []
-    troubles: list[_amqp.Trouble] = []
+    troubles: list[amqp.Trouble] = []
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeted.append(await reader.readexactly(8))
@@ -148,21 +149,21 @@ async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_agai
     async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
         url = URL(f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
         with pytest.raises(Stop):
-            await _amqp.keep_connected(lambda: url, "test", CountingClock(2), _unused, troubles.append)
+            await amqp.keep_connected(lambda: url, "test", CountingClock(2), _unused, troubles.append)
     assert greeted == [b"AMQP\x00\x00\x09\x01"] * 2
     assert "did not answer within 0.2 s" in troubles[1].reason
 
 
 async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(broker: Reachable) -> None:
     """FIELD 5.1: in a task group, a task that ends so would end without a word."""
-    troubles: list[_amqp.Trouble] = []
+    troubles: list[amqp.Trouble] = []
 
-    async def struck(_: _amqp.Connection) -> NoReturn:
+    async def struck(_: amqp.Connection) -> NoReturn:
         raise asyncio.CancelledError
 
     url = URL(broker.amqp_url())
     with pytest.raises(Stop):
-        await _amqp.keep_connected(lambda: url, "test", CountingClock(2), struck, troubles.append)
+        await amqp.keep_connected(lambda: url, "test", CountingClock(2), struck, troubles.append)
     assert ["heartbeat" in trouble.reason for trouble in troubles] == [True, True]
 
 
@@ -225,7 +226,7 @@ async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(own_br
         large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
         await asyncio.gather(*(deferred(bus, event) for event in large))
         began = time.monotonic()
-    assert time.monotonic() - began < _amqp.CLOSING + 1
+    assert time.monotonic() - began < amqp.CLOSING + 1
     own_broker.thaw()
 
 
@@ -243,7 +244,7 @@ async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_i
         async with sink(url, "alarmed", timeout="500ms") as leaving:
             await deferred(leaving, cloudevent("event.started"), "did not confirm")
             began = time.monotonic()
-        assert time.monotonic() - began < _amqp.CLOSING + 1
+        assert time.monotonic() - began < amqp.CLOSING + 1
         for event, reason in ((before, "did not confirm"), (later, "did not let anybody publish"), (before, "did not confirm")):
             error = await deferred(bus, event)
             assert (error.failure, reason in error.reason) == ("transient", True)

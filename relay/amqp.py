@@ -21,8 +21,8 @@ from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.clock import Clock
+from relay.egress import guarded_socket
 from relay.errors import Deferred, Failure
-from relay.sinks._egress import guarded_socket
 
 HEARTBEAT = 10
 """Seconds, as both sides agree on it. A peer that is silent for three times that and a bit is given up."""
