@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from relay.clock import Clock
 from relay.delivery.circuit import Circuit
@@ -53,6 +54,8 @@ class Worker:
         self._dead = 0
         self._wake = asyncio.Event()
         self._ending = False
+        self._arrived: list[tuple[int, Attempt]] = []  # delivered, and not yet handed to the store
+        self._writing = False
 
     @property
     def failing(self) -> bool:
@@ -116,6 +119,7 @@ class Worker:
                         alarm.cancel()
             except asyncio.CancelledError:
                 self._ending = True
+                self._write(more=True)
                 raise
 
     async def _ring(self, seconds: float) -> None:
@@ -185,7 +189,9 @@ class Worker:
             self._delivered(entry, attempt)
 
     def _delivered(self, entry: Entry, attempt: Attempt) -> None:
-        self._settle(entry, "delivered", None, attempt)
+        self._own_errors.pop(entry.id, None)
+        self._arrived.append((entry.id, attempt))
+        self._write()
         self._lanes.done(entry)
         self._trouble = None
         if not self._own_errors:
@@ -294,12 +300,25 @@ class Worker:
 
         self._remember(work)
 
+    def _write(self, *, more: bool = False) -> None:
+        """Write down what was delivered: what came while the last was being written goes together (``more``: at once)."""
+        if not self._arrived or (self._writing and not more):
+            return
+        arrived, self._arrived = self._arrived, []
+        self._writing = True
+        self._store.submit(lambda tx: tx.deliveries.delivered(arrived), fail_open=True).add_done_callback(self._written)
+
+    def _written(self, future: asyncio.Future[None]) -> None:
+        self._writing = False
+        _unless_unavailable(future)
+        self._write()
+
     def _remember(self, work: Work[object]) -> None:
         """Write down how a delivery went, without waiting: should it be lost, the same id is sent again."""
         self._store.submit(work, fail_open=True).add_done_callback(_unless_unavailable)
 
 
-def _unless_unavailable(future: asyncio.Future[object]) -> None:
+def _unless_unavailable(future: asyncio.Future[Any]) -> None:
     error = None if future.cancelled() else future.exception()
     if error is not None and not isinstance(error, RelayError):
         _log.error("a delivery could not be written down", exc_info=error)

@@ -7,7 +7,7 @@ runs transactions, `transaction` is what can be done in one, `journal` is the ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -143,6 +143,11 @@ class Attempt:
     status: int | None = None
     reason: str | None = None
     answer: str | None = None
+
+    @property
+    def ended(self) -> datetime:
+        """When it was over."""
+        return self.at + timedelta(seconds=self.took)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import orjson
 
 from relay.events.moment import parse_moment, sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
@@ -86,6 +88,20 @@ class Deliveries:
         self._connection.execute(
             "INSERT INTO attempt SELECT id, attempts, ?, ?, ?, ?, ?, ? FROM entry WHERE id = ?",
             (sortable(attempt.at), attempt.took, attempt.outcome, attempt.status, attempt.reason, attempt.answer, entry),
+        )
+
+    def delivered(self, arrived: Sequence[tuple[int, Attempt]]) -> None:
+        """Log the attempts that got through, and settle their entries: one statement for each table (FIELD 9)."""
+        rows = orjson.dumps([[entry, sortable(one.at), one.took, one.status, one.answer, sortable(one.ended)] for entry, one in arrived])
+        self._connection.execute(
+            "UPDATE entry SET state = 'delivered', reason = NULL, next_at = NULL, attempts = attempts + 1, "
+            "last_status = value ->> 3, settled = value ->> 5 FROM json_each(?) WHERE entry.id = value ->> 0",
+            (rows.decode(),),
+        )
+        self._connection.execute(
+            "INSERT INTO attempt SELECT entry.id, attempts, value ->> 1, value ->> 2, 'delivered', value ->> 3, NULL, value ->> 4 "
+            "FROM json_each(?) JOIN entry ON entry.id = value ->> 0",
+            (rows.decode(),),
         )
 
     def defer(self, entry: int, attempt: Attempt, until: datetime) -> None:
