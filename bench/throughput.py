@@ -143,6 +143,8 @@ async def _relayed(sections: Sequence[dict[str, Any]]) -> tuple[float, list[floa
         await store.read(lambda _: None)  # behind the last of them
         while any(status.waiting for status in dispatcher.status()):
             await clock.sleep(0.005)
+        while await store.read(lambda tx: tx.deliveries.waiting()):  # the last are being written down
+            await clock.sleep(0.001)
         rate = len(events) * len(names) / (time.perf_counter() - began)
         spans = await store.read(_spans)
         running.cancel()
