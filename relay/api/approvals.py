@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Literal
 
 import orjson
@@ -14,11 +13,16 @@ from typing_extensions import TypedDict
 from relay.api.answers import answer
 from relay.api.problems import Problem
 from relay.api.routes import Call, Parameter, Route
+from relay.approvals.policy import HOLD_MEANS
 from relay.approvals.request import Answer, Body, Choice, MalformedError, WrongFieldError, parse_body
 from relay.outbox import Mode
 
-_KEY = Parameter("Idempotency-Key", "header", "makes a repeat known: it gets the first answer again", pattern=r"^[\x21-\x7e]{1,256}$")
-_ID = Parameter("webhook-id", "header", "the same as Idempotency-Key", pattern=_KEY.pattern)
+_KEY = Parameter(
+    "Idempotency-Key",
+    "header",
+    "makes a repeat known: it gets the first answer again; webhook-id does the same",
+    pattern=r"^[\x21-\x7e]{1,256}$",
+)
 _FORM = re.compile(_KEY.pattern)
 
 
@@ -57,15 +61,14 @@ async def submit(call: Call) -> web.StreamResponse:
     """Hand a decision to the gate, and say what it says."""
     relay = call.relay
     body, request_id = call.content
-    at: datetime = relay.clock.now()
-    said: Answer = await relay.gate.submit(body.approval(call.caller, at, call.body, request_id=request_id))
+    said: Answer = await relay.gate.submit(body.approval(call.caller, relay.clock.now(), call.body, request_id=request_id))
     if not said.accepted:
         raise Problem(said.status, **said.body)
     return answer(said.status, said.body)
 
 
 def _read(request: web.Request, body: bytes) -> tuple[Body, str | None]:
-    given = {value for name in (_KEY.name, _ID.name) for value in request.headers.getall(name, [])}
+    given = {value for name in (_KEY.name, "webhook-id") for value in request.headers.getall(name, [])}
     if len(given) > 1 or any(_FORM.fullmatch(value) is None for value in given):
         raise Problem(400, f"expected one {_KEY.name} of at most 256 visible ASCII characters")
     return decision(body, next(iter(given), None))
@@ -92,12 +95,12 @@ ROUTES = (
     Route(
         "POST",
         "/v1/approvals",
-        "approve an event, hold it, or release it; needs approve or hold, and a rule that takes the caller's vote",
+        f"approve an event, hold it, or release it; {HOLD_MEANS}",
         submit,
         {202: Accepted},
         read=_read,
         body=Body,
-        parameters=(_KEY, _ID),
+        parameters=(_KEY,),
         refuses=(403, 404, 409),
     ),
     Route(

@@ -89,6 +89,9 @@ class Listener:
         except OSError as error:  # no TLS, or not as we want it; ssl.SSLError is one of these
             self._guests.pop(guest, None)
             _log.debug("a connection came to nothing: %s", error)
+        except Exception:  # noqa: BLE001  # a mistake of ours may cost one connection, and not the next
+            self._guests.pop(guest, None)
+            _log.exception("a connection could not be begun")
 
     def _room(self) -> bool:
         """Whether there is room for one more, made where need be."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from datetime import datetime
 from typing import Literal
 
 from aiohttp import web
@@ -56,7 +55,7 @@ def _status(call: Call) -> SinkStatus:
 
 async def _ping(call: Call) -> web.StreamResponse:
     relay, sink, reason = call.relay, call.found.name, f"a test message, asked for by {call.caller.principal}"
-    at: datetime = relay.clock.now()
+    at = relay.clock.now()
 
     def work(tx: Transaction) -> CloudEvent:
         event = tell_of_relay("relay.ping", relay.origin, at, sink=sink, reason=reason, count=1, head=str(tx.head()))
