@@ -13,7 +13,7 @@ import typer
 
 from relay import __version__
 from relay.cli import beginning, checking, deciding, demo, events, keys, running, schema, sending, simulating
-from relay.cli._exits import DONE, FAILED, WRONG, alone, code_of, is_broken_pipe, sentence_of
+from relay.cli._exits import DONE, FAILED, WRONG, alone, code_of, sentence_of
 from relay.cli._screen import tell
 from relay.cli.audit import audit
 
@@ -66,6 +66,6 @@ def main() -> None:
 
 
 def _end(error: Exception) -> int:
-    for line in () if is_broken_pipe(error) else sentence_of(error).splitlines():
+    for line in sentence_of(error).splitlines():
         tell(f"imds-relay: {line}")
     return code_of(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 import traceback
 from pathlib import Path
@@ -53,11 +52,6 @@ def sentence_of(error: Exception) -> str:
         case OSError() | ClientError() | sqlite3.Error():
             return str(error) or type(error).__name__
     return f"a mistake in imds-relay itself, please report it: {type(error).__name__}: {error} ({_place(error)})"
-
-
-def is_broken_pipe(error: Exception) -> bool:
-    """Whether whoever read our output has gone, as ``head`` does: nobody is left to tell."""
-    return isinstance(error, OSError) and error.errno == errno.EPIPE
 
 
 def _place(error: Exception) -> str:

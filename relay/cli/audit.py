@@ -33,20 +33,28 @@ Expect = Annotated[
         help="A journalhead that was seen before, elsewhere: shows whether the journal was cut since.",
     ),
 ]
+StoreFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--store", metavar="FILE", show_default=False, help="The state file itself, or a copy of it; no configuration is read then."
+    ),
+]
+USUAL_STORE = Path("/var/lib/imds-relay/relay.db")
+"""Where unit file and image have it."""
 
 
 @audit.callback()
-def audit_all(context: typer.Context, config: ConfigFile = None) -> None:
+def audit_all(context: typer.Context, store: StoreFile = None, config: ConfigFile = None) -> None:
     """Prove and show what was decided, from the journal of the state file. Without a verb: verify."""
     if context.invoked_subcommand is None:
-        verify_chain(config=config)
+        verify_chain(store=store, config=config)
 
 
 @audit.command("verify")
-def verify_chain(*, expect: Expect = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
+def verify_chain(*, expect: Expect = None, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Verify the hash chain of the journal, row by row."""
     expected = _head(expect) if expect is not None else None
-    with _journal(config) as (connection, path):
+    with _journal(store, config) as (connection, path):
         head, count = verify(connection, expected)
     if as_json:
         show_json({"store": str(path), "rows": count, "position": head.position, "hash": head.hash, "journalhead": str(head)})
@@ -57,9 +65,9 @@ def verify_chain(*, expect: Expect = None, config: ConfigFile = None, as_json: A
 
 
 @audit.command("show")
-def show_rows(event: EventId, *, config: ConfigFile = None, as_json: AsJson = False) -> None:
+def show_rows(event: EventId, *, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show every row about one event, oldest first."""
-    with _journal(config) as (connection, path):
+    with _journal(store, config) as (connection, path):
         found = [row for row in rows(connection) if row.event_key == event.lower()]
     if not found:
         raise CommandFailed(f"the journal in {path} has no row about event {event}; see `imds-relay audit export`")
@@ -72,17 +80,17 @@ def show_rows(event: EventId, *, config: ConfigFile = None, as_json: AsJson = Fa
 
 
 @audit.command("export")
-def export(*, config: ConfigFile = None) -> None:
+def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     """Print the whole journal as JSON lines, with the hashes: what was written, to be kept elsewhere."""
-    with _journal(config) as (connection, _):
+    with _journal(store, config) as (connection, _):
         for row in rows(connection):
             show_line(_exported(row))
 
 
 @contextmanager
-def _journal(config: Path | None) -> Iterator[tuple[sqlite3.Connection, Path]]:
+def _journal(store: Path | None, config: Path | None) -> Iterator[tuple[sqlite3.Connection, Path]]:
     """One consistent look at the journal. Raises StoreError where there is none, CommandFailed where it cannot be read on."""
-    path = load(config).config.store.path
+    path = store or _configured(config)
     connection = open_for_reading(path)
     try:
         connection.execute("BEGIN")
@@ -91,6 +99,11 @@ def _journal(config: Path | None) -> Iterator[tuple[sqlite3.Connection, Path]]:
         raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
     finally:
         connection.close()
+
+
+def _configured(config: Path | None) -> Path:
+    path = load(config).config.store.path
+    return USUAL_STORE if not path.exists() and USUAL_STORE.exists() else path
 
 
 def _head(text: str) -> Head:

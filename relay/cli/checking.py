@@ -151,9 +151,14 @@ def _show(loaded: Loaded) -> None:
 
 
 def _sink(sink: SinkSettings) -> tuple[object, ...]:
-    target = getattr(sink, "target", None)
-    # Of the URL only where it leads: the rest may hold a token.
-    return sink.name, getattr(sink, "kind", None), str(target().origin()) if target else None, named(sink.events), _conditions(sink.match)
+    return sink.name, getattr(sink, "kind", None), _where(sink), named(sink.events), _conditions(sink.match)
+
+
+def _where(sink: SinkSettings) -> str:
+    """Of the URL only where it leads: the rest may hold a token."""
+    one, several = getattr(sink, "target", None), getattr(sink, "targets", None)
+    urls = several() if several else (one(),) if one else ()
+    return ", ".join(str(url.origin()) for url in urls)
 
 
 def _conditions(match: Match) -> str:

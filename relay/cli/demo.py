@@ -111,7 +111,7 @@ async def _set_up(steps: Steps) -> AsyncIterator[_Set]:
             steps.done(f"a webhook receiver listens at {receiver.url}")
             async with started(_config(azure.url, receiver.url, secret, key, store), clock) as running:
                 url = f"http://127.0.0.1:{running.api_port}"
-                steps.done(f"the relay runs, its API is at {url}, its state in {store}")
+                steps.done(f"the relay runs, its API is at {url}")
                 async with connected(config=None, url=url, key=key, key_file=None) as relay:
                     yield _Set(azure, receiver, relay, store, url, key)
 
@@ -142,7 +142,7 @@ async def _announce(parts: _Set, steps: Steps) -> str:
 
 async def _approve(parts: _Set, steps: Steps, event_id: str) -> None:
     event: dict[str, Any] = await parts.relay.get("events", event_id)
-    steps.done(f"GET /v1/events/{event_id}: {event['approval']['state']}, {counted(event['approval']['missing'], 'vote')} missing")
+    steps.done(f"GET /v1/events/{event_id[:8]}…: {event['approval']['state']}, {counted(event['approval']['missing'], 'vote')} missing")
     body = {"eventId": event_id, "decision": "approve", "revision": event["revision"], "reason": "drained"}
     answer = await parts.relay.post("approvals", body=body)
     steps.done(f"POST /v1/approvals by client:operator: {answer['state']}, {answer['votes']} of {answer['required']} votes")

@@ -18,8 +18,12 @@ def schema(
     ] = None,
     *,
     listed: Annotated[bool, typer.Option("--list", help="Only name the types, and say when each is sent.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --list: print JSON for programs.")] = False,
 ) -> None:
     """Print the JSON Schema of one CloudEvent, or of all as one JSON object by type."""
+    if listed and as_json:
+        show_json([{"type": one.type, "when": one.when} for one in CATALOG])
+        return
     if listed:
         show_table(("type", "when"), [(one.type, one.when) for one in CATALOG], empty="")
         return

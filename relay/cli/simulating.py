@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from relay.cli._exits import CommandFailed
-from relay.cli._screen import show, show_table
+from relay.cli._screen import show, show_json, show_table
 from relay.cli._stopping import until_stopped
 from relay.simulator import list_playbooks, run_simulator
 from relay.simulator.run import DEFAULT_PORT
@@ -36,9 +36,13 @@ def simulate(
             "--port", metavar="PORT", min=0, max=65535, help="For the first VM, the next one has the port after it; 0: free ones."
         ),
     ] = DEFAULT_PORT,
+    as_json: Annotated[bool, typer.Option("--json", help="With --list: print JSON for programs.")] = False,
     once: Annotated[bool, typer.Option("--once", help="End when the playbook has ended, instead of at Ctrl-C.")] = False,
 ) -> None:
     """Be an Azure to test with: IMDS for one or more VMs, with maintenance as a playbook has it."""
+    if listed and as_json:
+        show_json([{"name": name, "description": one.description} for name, one in list_playbooks().items()])
+        return
     if listed:
         show_table(("playbook", "what happens"), [(name, one.description) for name, one in list_playbooks().items()], empty="")
         return

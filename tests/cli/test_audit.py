@@ -97,15 +97,24 @@ async def test_what_export_prints_proves_itself(decided: tuple[str, Path, str]) 
     assert [orjson.loads(line)["kind"] for line in lines] == ["event.scheduled", "approval.recorded", "mode"]
 
 
-async def test_a_copy_is_audited_where_it_lies(decided: tuple[str, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, store, _ = decided
-    copy = tmp_path / "copies"
-    copy.mkdir()
-    shutil.copy(store, copy / "old.db")
-    monkeypatch.setenv("IMDS_RELAY_STORE__PATH", str(copy / "old.db"))
-    done = await called("audit", "-c", config)
+async def test_a_copy_is_audited_where_it_lies_without_a_configuration(decided: tuple[str, Path, str], tmp_path: Path) -> None:
+    _, store, event = decided
+    copy = tmp_path / "old.db"
+    shutil.copy(store, copy)
+    done = await called("audit", "--store", str(copy), "--config", "absent.yaml")
     assert done.code == 0
-    assert f"the chain of {copy / 'old.db'} holds: 3 rows" in done.out
+    assert f"the chain of {copy} holds: 3 rows" in done.out
+    for arguments in (("verify",), ("show", event), ("export",)):
+        assert (await called("audit", *arguments, "--store", str(copy), "--config", "absent.yaml")).code == 0
+
+
+async def test_the_state_file_of_the_service_is_found(
+    decided: tuple[str, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, store, _ = decided
+    monkeypatch.setattr("relay.cli.audit.USUAL_STORE", store)
+    (tmp_path / "other.yaml").write_text(f"store: {{path: {tmp_path}/absent.db}}")
+    assert f"the chain of {store} holds" in (await called("audit", "-c", str(tmp_path / "other.yaml"))).out
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database at all" * 100])
@@ -122,10 +131,18 @@ def test_a_state_file_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: py
     assert store.exists() is (content is not None)
 
 
-async def test_a_state_file_that_is_damaged_is_a_sentence(decided: tuple[str, Path, str]) -> None:
-    config, store, _ = decided
-    whole = store.read_bytes()
-    store.write_bytes(whole[: len(whole) // 2])
-    done = await called("audit", "-c", config)
-    assert done.code == 1
-    assert done.err.startswith(("imds-relay: the journal in", "imds-relay: store.path: expected a relay's state file"))
+async def test_a_state_file_that_is_damaged_further_on_is_a_sentence(tmp_path: Path) -> None:
+    async with alive(tmp_path) as relay:
+        event = await relay.announced()
+        await called("hold", event.event_id, "-c", relay.config, "--reason", "x" * 1000)
+        await called("release", event.event_id, "-c", relay.config, "--reason", "y" * 1000)
+        await called("hold", event.event_id, "-c", relay.config, "--reason", "the last row")
+    whole = bytearray(relay.store.read_bytes())
+    page = whole.rindex(b"the last row") // 4096 * 4096
+    whole[page : page + 64] = b"\xff" * 64
+    relay.store.write_bytes(whole)
+    for verb in ("verify", "export"):
+        done = await called("audit", verb, "-c", relay.config)
+        assert done.code == 1
+        assert "cannot be read: database disk image is malformed" in done.err
+        assert len(done.err.splitlines()) == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.cli.checking import decisions
@@ -194,6 +194,7 @@ def sample_approves(one: Mapping[str, Any]) -> bool:
         max_size=4,
     )
 )
+@example([event(DurationInSeconds=seconds, EventType=kind) for seconds in range(-2, 13) for kind in ("Freeze", "Reboot")])
 def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(events: list[dict[str, Any]]) -> None:
     for number, one in enumerate(events):
         one["EventId"] = f"event-{number}"
@@ -245,5 +246,6 @@ def test_schema_prints_each_schema_by_its_short_and_its_whole_name() -> None:
 def test_schema_lists_the_types_and_refuses_another() -> None:
     listed = typed("schema", "--list")
     assert all(one.type in listed.out for one in CATALOG)
+    assert [one["type"] for one in typed("schema", "--list", "--json").json] == [one.type for one in CATALOG]
     done = typed("schema", "event.new")
     assert (done.code, done.err) == (2, "imds-relay: expected a type of `imds-relay schema --list`, got 'event.new'\n")

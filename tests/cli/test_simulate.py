@@ -13,8 +13,12 @@ import aiohttp
 import pytest
 
 from relay.cli import demo
+from relay.cli._receiver import receiving
+from relay.clock import SystemClock
+from relay.events.cloudevent import CloudEvent
 from relay.simulator import list_playbooks
 from tests.cli.command import called, names_in, run, running, said, typed
+from tests.journey.process import SECRET
 
 STEPS = (
     "an Azure is simulated at http://127.0.0.1:",
@@ -43,6 +47,7 @@ def test_the_playbooks_are_listed() -> None:
     done = typed("simulate", "--list")
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()[1:]] == list(list_playbooks())
+    assert [one["name"] for one in typed("simulate", "--list", "--json").json] == list(list_playbooks())
 
 
 @pytest.mark.parametrize(
@@ -145,6 +150,19 @@ async def test_a_demo_that_is_stopped_before_its_end_has_failed() -> None:
         stopped.send_signal(signal.SIGINT)
         _, err = await stopped.communicate()
     assert (stopped.returncode, err) == (1, b"imds-relay: stopped before the demo had ended\n")
+
+
+async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature() -> None:
+    told: list[CloudEvent] = []
+    async with (
+        receiving(SECRET, SystemClock(), told.append) as receiver,
+        aiohttp.ClientSession() as session,
+        session.post(
+            receiver.url, data=b"{}", headers={"webhook-id": "a", "webhook-timestamp": "1", "webhook-signature": "v1,x"}
+        ) as answer,
+    ):
+        assert answer.status == 401
+    assert (receiver.forged, receiver.events, told) == (1, {}, [])
 
 
 def test_a_step_of_the_demo_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,17 @@ def test_without_a_socket_or_url_it_is_said_what_to_give(tmp_path: Path) -> None
     assert done.err.startswith(f"imds-relay: which relay? {tmp_path}/relay.yaml has no api.socket")
 
 
+async def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_variables(
+    relay: Alive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret.yaml").write_text("scope: ${NOPE}")
+    monkeypatch.setenv("IMDS_RELAY_CONFIG", str(tmp_path / "secret.yaml"))
+    done = await called("events")
+    assert (done.code, "NOPE" in done.err) == (2, True)
+    monkeypatch.setattr("relay.cli._http.USUAL_SOCKET", relay.store.with_name("relay.sock"))
+    assert (await called("events")).code == 0
+
+
 @pytest.mark.parametrize("url", ["relay.example.com:8443", "ftp://x", "http://", "http://[x", "http://x:y"])
 def test_a_url_that_is_none_is_exit_code_2(url: str) -> None:
     done = typed("events", "--url", url)
