@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -393,7 +392,7 @@ WRONG = [
     ("scope: a: b", "1: expected YAML: mapping values are not allowed here"),
     ("scope: \x07", "expected YAML: it holds a character that YAML does not allow"),
     ("&a\nscope: *a", "expected a document, got one that holds itself"),
-    ("a: " + "[" * 3000, "expected YAML that is not nested hundreds of times"),
+    ("a: " + "[" * 500, "expected YAML that is not nested hundreds of times"),
 ]
 
 
@@ -452,13 +451,10 @@ def test_an_api_version_needs_no_quotes(file: Path) -> None:
     assert loaded(file, "source: {api_version: 2019-08-01}").source == SourceSettings(api_version="2019-08-01")
 
 
-def test_a_document_in_a_folder_that_is_closed_to_us_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("no folder is closed to root")
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0)
-    monkeypatch.setattr("relay.config.PLACES", (closed / "relay.yaml",))
-    with pytest.raises(ConfigError, match=r"relay\.yaml: expected a file that can be read: Permission denied"):
+def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a folder that is closed to us; root, for whom none is, meets the same with a name that is too long."""
+    monkeypatch.setattr("relay.config.PLACES", (tmp_path / ("x" * 300) / "relay.yaml",))
+    with pytest.raises(ConfigError, match=r"relay\.yaml: expected a file that can be read: File name too long"):
         load(None, {})
 
 

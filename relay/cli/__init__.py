@@ -12,10 +12,9 @@ from typing import Annotated
 import typer
 
 from relay import __version__
-from relay.cli import beginning, checking, deciding, demo, events, keys, running, schema, sending, simulating
+from relay.cli import audit, beginning, checking, deciding, demo, events, keys, running, schema, sending, simulating
 from relay.cli._exits import DONE, FAILED, WRONG, alone, code_of, sentence_of
 from relay.cli._screen import tell
-from relay.cli.audit import audit
 
 app = typer.Typer(name="imds-relay", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,7 +35,7 @@ _VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
 for _panel, _verbs in _VERBS.items():
     for _name, _verb in _verbs.items():
         app.command(_name, rich_help_panel=_panel)(_verb)
-app.add_typer(audit, name="audit", rich_help_panel="Decide")
+app.add_typer(audit.verbs, name="audit", rich_help_panel="Decide")
 
 
 @app.callback()

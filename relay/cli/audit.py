@@ -22,7 +22,7 @@ from relay.outbox import Head
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import Row, rows, verify
 
-audit = typer.Typer(invoke_without_command=True, help="Prove and show what was decided, from the journal of the state file.")
+verbs = typer.Typer(invoke_without_command=True, help="Prove and show what was decided, from the journal of the state file.")
 
 Expect = Annotated[
     str | None,
@@ -43,14 +43,14 @@ USUAL_STORE = Path("/var/lib/imds-relay/relay.db")
 """Where unit file and image have it."""
 
 
-@audit.callback()
+@verbs.callback()
 def audit_all(context: typer.Context, store: StoreFile = None, config: ConfigFile = None) -> None:
     """Prove and show what was decided, from the journal of the state file. Without a verb: verify."""
     if context.invoked_subcommand is None:
         verify_chain(store=store, config=config)
 
 
-@audit.command("verify")
+@verbs.command("verify")
 def verify_chain(*, expect: Expect = None, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Verify the hash chain of the journal, row by row."""
     expected = _head(expect) if expect is not None else None
@@ -64,7 +64,7 @@ def verify_chain(*, expect: Expect = None, store: StoreFile = None, config: Conf
         show(f"it goes on from {expected}" if expected != head else "it ends where it was seen to end")
 
 
-@audit.command("show")
+@verbs.command("show")
 def show_rows(event: EventId, *, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show every row about one event, oldest first."""
     with _journal(store, config) as (connection, path):
@@ -79,7 +79,7 @@ def show_rows(event: EventId, *, store: StoreFile = None, config: ConfigFile = N
     )
 
 
-@audit.command("export")
+@verbs.command("export")
 def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     """Print the whole journal as JSON lines, with the hashes: what was written, to be kept elsewhere."""
     with _journal(store, config) as (connection, _):
