@@ -93,14 +93,19 @@ class Deliveries:
     def delivered(self, arrived: Sequence[tuple[int, Attempt]]) -> None:
         """Log the attempts that got through, and settle their entries: one statement for each table (FIELD 9)."""
         rows = orjson.dumps([[entry, sortable(one.at), one.took, one.status, one.answer, sortable(one.ended)] for entry, one in arrived])
+        # json_extract rather than ->>, which SQLite knows from 3.38.
         self._connection.execute(
+            "WITH arrived AS (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[3]') AS status, "
+            "json_extract(value, '$[5]') AS ended FROM json_each(?)) "
             "UPDATE entry SET state = 'delivered', reason = NULL, next_at = NULL, attempts = attempts + 1, "
-            "last_status = value ->> 3, settled = value ->> 5 FROM json_each(?) WHERE entry.id = value ->> 0",
+            "last_status = arrived.status, settled = arrived.ended FROM arrived WHERE entry.id = arrived.id",
             (rows.decode(),),
         )
         self._connection.execute(
-            "INSERT INTO attempt SELECT entry.id, attempts, value ->> 1, value ->> 2, 'delivered', value ->> 3, NULL, value ->> 4 "
-            "FROM json_each(?) JOIN entry ON entry.id = value ->> 0",
+            "WITH arrived AS (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS at, "
+            "json_extract(value, '$[2]') AS took, json_extract(value, '$[3]') AS status, json_extract(value, '$[4]') AS answer "
+            "FROM json_each(?)) "
+            "INSERT INTO attempt SELECT entry.id, attempts, at, took, 'delivered', status, NULL, answer FROM arrived JOIN entry USING (id)",
             (rows.decode(),),
         )
 

@@ -16,6 +16,8 @@ from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.outbox import Identity, Mode
 
 VERSION = 1
+SQLITE = (3, 37)
+"""The oldest SQLite that knows STRICT tables."""
 _APPLICATION = 0x494D4452  # "IMDR"
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,10 @@ def open_file(path: Path, identity: Identity, now: datetime) -> Opened:
     A corrupt or foreign file is set aside under a new name, loudly, and the fresh one begins with approvals off. Raises
     StoreLocked when another relay holds it, StoreTooNew when a newer version wrote it, StoreError when it cannot be opened.
     """
+    if sqlite3.sqlite_version_info < SQLITE:
+        raise StoreError(
+            f"expected a Python with SQLite {SQLITE[0]}.{SQLITE[1]} or newer, this one has {sqlite3.sqlite_version}: use a newer one"
+        )
     path = path.resolve()  # where SQLite puts its log, and one lock however the file is called
     lock = _lock(path)
     try:

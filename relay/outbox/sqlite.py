@@ -160,6 +160,8 @@ class Store:
             while open_ and (job := self._jobs.get()) is not None:
                 self._refused([job], self.failing or "")
         finally:
+            if self._memory is not None:
+                self._memory.close()
             self._opened.close()
 
     def _next(self) -> tuple[list[_Job], bool]:

@@ -267,6 +267,27 @@ async def test_sixteen_failures_of_one_broken_connection_are_one(tmp_path: Path)
         assert len(drain.got) == 16
 
 
+async def test_an_operator_who_resumes_a_sink_has_everything_tried_at_once(tmp_path: Path) -> None:
+    """Also what rests by itself, and whatever the far side had asked for."""
+    clock = SteppedClock()
+
+    async def refused(event: CloudEvent) -> Receipt:
+        if event.subject == "E-0":
+            raise Deferred("it answered 401", failure="slow", status=401)
+        raise Deferred("busy", after=3000.0, status=429)
+
+    drain = far(clock, refused)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.tell("E-0", not_before=3600)
+        await relay.forward(1)
+        await relay.tell("E-1")
+        await relay.forward(1)
+        drain.answer = takes
+        await relay.dispatcher.set_state("drain", "on", None)
+        await relay.forward(0)
+        assert [event.subject for event in drain.got] == ["E-0", "E-1"]
+
+
 async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path: Path) -> None:
     """The operator has mended it, and does not wait for a pause of five minutes."""
     clock = SteppedClock()

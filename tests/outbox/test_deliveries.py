@@ -91,6 +91,26 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
     }
 
 
+def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
+    entries = [tell(tx, number)[0] for number in range(3)]
+    tx.deliveries.defer(entries[1].id, Attempt(NOW, 0.25, "deferred", 503, "no", None), LATER)
+    tx.deliveries.delivered([(entry.id, Attempt(LATER, 0.5, "delivered", 204, None, "ok")) for entry in entries[1:]])
+    assert [entry.id for entry in tx.deliveries.waiting("bus")] == [entries[0].id]
+    shown = tx.deliveries.page(states=["delivered"])
+    assert [(one.id, one.attempts, one.last_status, one.reason, one.next_at, one.settled) for one in shown] == [
+        (entries[2].id, 1, 204, None, None, "2026-04-11T22:27:58.500000Z"),
+        (entries[1].id, 2, 204, None, None, "2026-04-11T22:27:58.500000Z"),
+    ]
+    logged = connection_of(tx).execute(
+        "SELECT entry, number, at, took, outcome, status, reason, answer FROM attempt ORDER BY entry, number"
+    )
+    assert logged.fetchall() == [
+        (entries[1].id, 1, "2026-04-11T22:26:58.000000Z", 0.25, "deferred", 503, "no", None),
+        (entries[1].id, 2, "2026-04-11T22:27:58.000000Z", 0.5, "delivered", 204, None, "ok"),
+        (entries[2].id, 1, "2026-04-11T22:27:58.000000Z", 0.5, "delivered", 204, None, "ok"),
+    ]
+
+
 def test_the_event_id_is_shown_as_azure_wrote_it_and_a_sinks_name_is_none(tx: Transaction) -> None:
     tell(tx, 1, subject="C7061BAC")
     tell(tx, 2, "relay.sink-failing", "drain")

@@ -22,7 +22,7 @@ from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.outbox import Identity
 from relay.outbox.file import VERSION, open_file, open_for_reading
 from relay.outbox.journal import Journal, verify
-from tests.outbox.kept import IDENTITY, NOW, column, opened
+from tests.outbox.kept import IDENTITY, NOW, column, names, opened
 
 HOLD = """
 import sys
@@ -365,6 +365,14 @@ def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
         Path(f"{path}.lock").write_bytes(os.urandom(5000))
     with pytest.raises(StoreError, match=r"store\.path: expected a (file|folder) that can be written"):
         open_file(path, IDENTITY, NOW)
+
+
+def test_a_python_with_an_old_sqlite_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that a file is corrupt: nothing is touched."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    with pytest.raises(StoreError, match=r"expected a Python with SQLite 3\.37 or newer"):
+        open_file(tmp_path / "relay.db", IDENTITY, NOW)
+    assert names(tmp_path) == []
 
 
 def test_a_reader_sees_a_running_relay_and_cannot_write(tmp_path: Path) -> None:
