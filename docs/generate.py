@@ -1,4 +1,4 @@
-"""Writes what is generated: the JSON Schemas in the package, and the catalogue of events in docs/events.md.
+"""Writes what is generated: the JSON Schemas in the package, and the parts of pages in docs/ that repeat code.
 
 `make docs` runs it; with ``--check`` it writes nothing, names what is out of date and exits with 1. Each file that is made
 from code has its line in `generated`.
@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
+from docs.reference import MARK, api, commands, configuration, with_mark
 from relay.events.catalog import CATALOG, EventData, EventType, schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
@@ -25,7 +26,8 @@ from relay.events.normalise import Origin, event_data, tell_change, tell_decisio
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "relay" / "events" / "schemas"
 EVENTS_PAGE = ROOT / "docs" / "events.md"
-MARK = "<!-- what follows is written by `make docs` -->\n"
+PAGES = {"configuration": configuration, "cli": commands, "api": api}
+"""Pages of docs/ whose lower part repeats code."""
 
 _ORIGIN = Origin("westno-4f7a9c21", "WestNO_0")
 _BEGAN = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
@@ -48,6 +50,7 @@ def generated() -> dict[Path, str]:
     return {
         **{SCHEMAS / f"{kind.name}.v1.json": _pretty(schema(kind)) + "\n" for kind in CATALOG},
         EVENTS_PAGE: f"{by_hand}{MARK}\n{catalogue()}",
+        **{ROOT / "docs" / f"{name}.md": with_mark(ROOT / "docs" / f"{name}.md", make()) for name, make in PAGES.items()},
     }
 
 
