@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,11 @@ def run(config: ConfigFile = None) -> None:
     set_up(loaded.config.telemetry.log)
     _log.info("the configuration is %s", loaded.file or "the defaults")
     try:
-        asyncio.run(app.run(loaded.config))
+        runner = asyncio.Runner()
+        runner.run(app.run(loaded.config))
+        # Not closed: that waits for threads, and one that looks up a name may take minutes. All is on disk.
+        logging.shutdown()
+        os._exit(0)
     except ConfigError as error:
         if not _is_taken(error):
             raise
