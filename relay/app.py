@@ -47,35 +47,29 @@ class Running:
 async def run(config: Config, *, clock: Clock | None = None) -> None:
     """Run until SIGINT or SIGTERM; then drain, and return within ten seconds.
 
-    Raises what keeps a relay from running: ConfigError, StoreError, OSError where the API cannot listen.
+    Raises what keeps a relay from running, ConfigError and StoreError; and, in a group, what ended one that ran: a part
+    that fails takes the others with it, since a half-alive relay would be trusted and hear nothing.
     """
-    stop = asyncio.Event()
+    stop, up = asyncio.Event(), asyncio.Event()
     _on_signals(stop.set)
-    task = asyncio.create_task(_run_until(config, clock or SystemClock(), stop), name="relay")
+    relay = asyncio.create_task(_live(config, clock or SystemClock(), stop, up), name="relay")
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({relay, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    _, unfinished = await asyncio.wait({task}, timeout=GIVE_UP if stop.is_set() else None)
+    if not up.is_set():
+        relay.cancel()  # stopped while it still waited for the metadata service
+    _, unfinished = await asyncio.wait({relay}, timeout=GIVE_UP)
     if unfinished:
         _log.error("the relay did not stop within %g s and is stopped by force; what waits is in the store", GIVE_UP)
-        task.cancel()
-        return
-    await task
+    elif not relay.cancelled():
+        relay.result()
 
 
-async def _run_until(config: Config, clock: Clock, stop: asyncio.Event) -> None:
-    async with AsyncExitStack() as stack:
-        starting = asyncio.ensure_future(stack.enter_async_context(started(config, clock)))
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():  # stopped while still waiting for the metadata service
-            starting.cancel()
-            await asyncio.wait({starting})
-            return
-        running = await starting
-        await stopping
+async def _live(config: Config, clock: Clock, stop: asyncio.Event, up: asyncio.Event) -> None:
+    async with started(config, clock):
+        up.set()
+        await stop.wait()
         _log.info("stopping: what can be sent is sent, the rest waits in the store")
-        del running
 
 
 @asynccontextmanager
