@@ -176,4 +176,5 @@ class Poller:
                 reason = self._told or "no answer came"
                 _log.error("the metadata service is lost, no usable answer for %.0f s: %s", patience, reason)
                 self._say("relay.source-lost", None, f"no usable answer for {patience:g} s: {reason}", 1)
-            await self._clock.sleep(max(left, 0.5))
+            # Not longer than the shorter patience: the first answer may come meanwhile, and from then on it holds.
+            await self._clock.sleep(min(max(left, 0.5), LOST_AFTER))

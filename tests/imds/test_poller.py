@@ -1,0 +1,476 @@
+"""The poller over loopback, with every fault the simulator knows; the clock is turned by hand where waiting is long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.errors import SourceError
+from relay.events.cloudevent import CloudEvent
+from relay.imds import SourceSettings
+from relay.imds.client import ImdsClient
+from relay.imds.poller import LOST_AFTER, LOST_BEFORE_FIRST, Poller
+from relay.imds.recorder import Recorder
+from relay.outbox import Identity, StoreSettings
+from relay.outbox.sqlite import Store, open_store
+from relay.simulator import VM, Fault, Plan, Setup, Simulator
+from tests.approvals.hand_clock import NOON, HandClock, eventually
+from tests.approvals.made import BOOT, ORIGIN
+from tests.imds.far_side import Answer, far_side
+
+_SECOND = 1.06
+"""More than the window in which the client makes two calls at the most."""
+
+
+@dataclass
+class Rig:
+    """A poller that runs, and what it said of itself."""
+
+    clock: HandClock
+    store: Store
+    poller: Poller
+    said: list[tuple[str, str | None, str, int]] = field(default_factory=list)
+    heard: list[str] = field(default_factory=list)
+    """The names of all that was recorded, from memory too."""
+
+    async def told(self) -> list[CloudEvent]:
+        """The journal's events."""
+        return await self.store.read(lambda tx: [one for _, one in tx.journal.after(0, 10_000)])
+
+    async def names(self) -> list[str]:
+        """By name."""
+        return [one.name for one in await self.told()]
+
+    async def polled(self, times: int = 1) -> None:
+        """Let an interval pass, and its poll, so often."""
+        for _ in range(times):
+            before = self.poller.polls
+            await self.resting()
+            self.clock.turn(_SECOND)
+            await eventually(lambda before=before: self.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await self.resting()
+
+    async def resting(self) -> None:
+        """Wait until the poller sleeps: the watch does so at all times, and the pause makes two."""
+        await eventually(lambda: self.poller.polls > 0 and len(self.clock.asleep) >= 2)
+
+    async def until(self, condition: Callable[[], bool], step: float = 0.25, within: float = 300.0) -> None:
+        """Turn the clock until it holds."""
+        await self.clock.turn_until(condition, step=step, within=within)
+
+
+@asynccontextmanager
+async def rig(
+    folder: Path,
+    url: str,
+    clock: HandClock,
+    *,
+    interval: str = "1s",
+    last_read: datetime | None = None,
+    chance: Callable[[], float] = lambda: 0.0,
+) -> AsyncIterator[Rig]:
+    """A poller on a store in a folder; calls time out after 300 ms of real time."""
+    source = SourceSettings.model_validate({"url": url, "interval": interval, "timeout": "300ms", "first_timeout": "300ms"})
+    async with (
+        open_store(StoreSettings(path=folder / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda _: ()) as store,
+        ImdsClient(source, clock) as client,
+    ):
+        said: list[tuple[str, str | None, str, int]] = []
+        recorder = Recorder(ORIGIN, BOOT, frozenset({"vm-0"}))
+        poller = Poller(source, client, recorder, store, clock, say=lambda *given: said.append(given), last_read=last_read, chance=chance)
+        task = asyncio.create_task(poller.run())
+        try:
+            it = Rig(clock, store, poller, said)
+            store.listeners.recorded.append(lambda recorded: it.heard.extend(one.event.name for one in recorded))
+            yield it
+            assert not task.done(), task.exception()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+@asynccontextmanager
+async def simulated(folder: Path, **given: Any) -> AsyncIterator[tuple[Rig, Simulator]]:
+    """A poller before a simulated Azure."""
+    clock = HandClock()
+    async with (
+        Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim,
+        rig(folder, sim.url, clock, **given) as it,
+    ):
+        await it.resting()
+        yield it, sim
+
+
+# --- polls
+
+
+async def test_a_change_is_recorded_at_the_next_poll(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        event = sim.schedule(Plan(starts_after=0.0, lasts=None))
+        await it.polled()
+        sim.start(event)
+        await it.polled()
+        sim.end(event)
+        await it.polled()
+        assert await it.names() == ["event.scheduled", "event.started", "event.ended"]
+
+
+async def test_it_polls_once_an_interval_also_in_between(tmp_path: Path) -> None:
+    async with simulated(tmp_path, interval="10s") as (it, sim):
+        assert len(sim.calls) == 1
+        for _ in range(9):
+            it.clock.turn(1)
+        assert it.clock.asleep[0] == pytest.approx(1)
+        await it.polled()
+        assert len(sim.calls) == 2
+
+
+async def test_an_idle_poll_writes_nothing(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        sim.schedule(Plan())
+        await it.polled()
+        with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as other:
+            version = "PRAGMA data_version"  # moves when another connection commits a change
+            before = other.execute(version).fetchone()
+            await it.polled(5)
+            assert other.execute(version).fetchone() == before
+            sim.schedule(Plan())
+            await it.polled()
+            assert other.execute(version).fetchone() != before
+
+
+async def test_an_incarnation_alone_is_no_change(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        sim.schedule(Plan())
+        await it.polled()
+        sim.reset_incarnation(1)
+        await it.polled()
+        assert await it.names() == ["event.scheduled"]
+
+
+# --- what is no document changes nothing
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(Fault(status=status, calls=3) for status in (400, 404, 410, 429, 500, 503)),
+        *(Fault(kind=kind, calls=3) for kind in ("empty", "truncated", "malformed", "no-events", "oversize", "reset", "hang", "redirect")),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.status}",
+)
+async def test_no_usable_answer_ends_no_event_and_the_next_good_one_goes_on(tmp_path: Path, fault: Fault) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        sim.schedule(Plan())
+        await it.polled()
+        sim.fault(fault)
+        calls = len(sim.calls)
+        await it.until(lambda: it.poller.failures == 3)
+        assert it.heard == ["event.scheduled"]
+        await it.until(lambda: it.poller.failures == 0)
+        assert (it.heard, len(sim.calls)) == (["event.scheduled"], calls + 4)
+        sim.schedule(Plan())
+        await it.until(lambda: it.heard == ["event.scheduled"] * 2)
+
+
+async def test_the_same_trouble_is_logged_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "relay.imds.poller")
+    async with simulated(tmp_path) as (it, sim):
+        sim.fault(Fault(status=503, calls=3))
+        sim.fault(Fault(status=400, calls=2))
+        await it.until(lambda: len(sim.calls) >= 6 and it.poller.failures == 0)
+        logged = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "relay.imds.poller"]
+        assert [level for level, _ in logged] == ["WARNING", "ERROR", "INFO"]
+        assert "503" in logged[0][1]
+        assert "400" in logged[1][1]
+
+
+# --- after a failure
+
+
+@pytest.mark.parametrize(("chance", "pauses"), [(0.0, [1, 2, 4, 5, 5]), (1.0, [1.25, 2.5, 5, 6.25, 6.25])])
+async def test_the_rest_after_failures_doubles_and_jitter_only_adds(tmp_path: Path, chance: float, pauses: list[float]) -> None:
+    async with simulated(tmp_path, chance=lambda: chance) as (it, sim):
+        sim.fault(Fault(status=500, calls=len(pauses)))
+        await it.polled()
+        for pause in pauses:
+            assert it.clock.asleep[0] == pytest.approx(pause)
+            before = it.poller.polls
+            it.clock.turn(pause)
+            await eventually(lambda before=before: it.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await it.resting()
+        assert it.poller.failures == 0
+        assert it.clock.asleep[0] == pytest.approx(1)
+
+
+async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        sim.fault(Fault(status=429, retry_after=20.0))
+        await it.polled()
+        calls = len(sim.calls)
+        question = asyncio.create_task(it.poller.fresh())
+        for _ in range(19):
+            it.clock.turn(1)
+            await asyncio.sleep(0)
+        assert (len(sim.calls), question.done()) == (calls, False)
+        it.clock.turn(1)
+        await question
+        assert len(sim.calls) == calls + 1
+
+
+# --- fresh reads
+
+
+async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_poll(tmp_path: Path) -> None:
+    async with simulated(tmp_path, interval="10s") as (it, sim):
+        it.clock.turn(4)
+        sim.schedule(Plan())
+        await it.poller.fresh()
+        assert await it.names() == ["event.scheduled"]
+        await it.resting()
+        assert len(sim.calls) == 2
+        assert it.clock.asleep[0] == pytest.approx(10)
+
+
+async def test_many_who_ask_share_one_read(tmp_path: Path) -> None:
+    async with simulated(tmp_path, interval="10s") as (it, sim):
+        it.clock.turn(4)
+        await asyncio.gather(*(it.poller.fresh() for _ in range(50)))
+        assert len(sim.calls) == 2
+
+
+async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path) -> None:
+    clock = HandClock()
+    first, gate = Answer(NOTHING, pause=0.1), asyncio.Event()
+
+    def script(_: object) -> Answer:
+        gate.set()
+        return first if len(side.asked) == 1 else Answer(SCHEDULED)
+
+    async with far_side(script) as side, rig(tmp_path, side.url, clock) as it:
+        await gate.wait()
+        await it.poller.fresh()
+        assert len(side.asked) == 2
+        assert await it.names() == ["event.scheduled"]
+
+
+async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> None:
+    async with simulated(tmp_path, interval="10s") as (it, sim):
+        sim.fault(Fault(status=503))
+        it.clock.turn(4)
+        questions = [asyncio.create_task(it.poller.fresh()) for _ in range(2)]
+        for question in questions:
+            with pytest.raises(SourceError, match="503"):
+                await question
+
+
+async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
+    async with simulated(tmp_path, interval="10s") as (it, sim):
+        sim.fault(Fault(status=503))
+        it.clock.turn(4)
+        gone, stays = asyncio.create_task(it.poller.fresh()), asyncio.create_task(it.poller.fresh())
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(SourceError):
+            await stays
+        await it.until(lambda: it.poller.failures == 0)
+
+
+async def test_questions_without_end_make_no_more_than_two_calls_a_second(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        began = it.clock.monotonic()
+
+        async def ask() -> None:
+            while True:
+                await it.poller.fresh()
+
+        asking = asyncio.create_task(ask())
+        await it.until(lambda: it.clock.monotonic() >= began + 10, step=0.05)
+        asking.cancel()
+        assert len(sim.calls) <= 2 * 10 + 2
+
+
+# --- whether it is there at all
+
+
+async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_read(tmp_path: Path) -> None:
+    clock = HandClock()
+    async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
+        sim.fault(Fault(status=503, lasts=1000.0))
+        async with rig(tmp_path, sim.url, clock) as it:
+            await it.until(lambda: it.clock.monotonic() >= 1000 + LOST_BEFORE_FIRST - 0.5, step=0.5)
+            assert (it.poller.lost, it.said) == (False, [])
+            await it.until(lambda: it.poller.lost, step=0.1, within=2)
+            ((name, sink, reason, count),) = it.said
+            assert (name, sink, count) == ("relay.source-lost", None, 1)
+            assert "150 s" in reason
+            assert "503" in reason
+            sim.clear_faults()
+            await it.until(lambda: not it.poller.lost)
+            assert [one[0] for one in it.said] == ["relay.source-lost", "relay.source-recovered"]
+
+
+async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_once(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        await it.polled()
+        last = it.clock.monotonic()
+        for rounds in (1, 2):
+            sim.fault(Fault(kind="empty", lasts=1000.0))
+            await it.until(lambda last=last: it.clock.monotonic() >= last + LOST_AFTER - 0.5, step=0.5)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            assert not it.poller.lost
+            await it.until(lambda: it.poller.lost, step=0.1, within=3)
+            it.clock.turn(300)
+            await it.until(lambda: it.poller.failures > 20)
+            assert [one[0] for one in it.said] == ["relay.source-lost", "relay.source-recovered"] * (rounds - 1) + ["relay.source-lost"]
+            sim.clear_faults()
+            await it.until(lambda: not it.poller.lost)
+            last = it.clock.monotonic()
+
+
+async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> None:
+    clock = HandClock()
+    async with far_side(lambda _: Answer(pause=60)) as side:
+        source = SourceSettings.model_validate({"url": side.url})
+        async with (
+            open_store(StoreSettings(path=tmp_path / "relay.db"), Identity("s", None), clock, lambda _: ()) as store,
+            ImdsClient(source, clock) as client,
+        ):
+            said: list[str] = []
+            recorder = Recorder(ORIGIN, BOOT, None)
+            poller = Poller(source, client, recorder, store, clock, say=lambda name, *_: said.append(name), last_read=None)
+            task = asyncio.create_task(poller.run())
+            await eventually(lambda: len(side.asked) == 1)
+            clock.turn(LOST_BEFORE_FIRST)
+            await eventually(lambda: poller.lost)
+            assert said == ["relay.source-lost"]
+            task.cancel()
+            await asyncio.wait({task})
+
+
+# --- gaps: what may have started and ended unseen
+
+
+async def outcome(it: Rig) -> tuple[str, str]:
+    """How the only event ended."""
+    (ended,) = [one for one in await it.told() if one.name == "event.ended"]
+    return ended.data["outcome"], ended.data["evidence"]
+
+
+SCHEDULED = b'{"Events": [{"EventId": "E-1", "EventStatus": "Scheduled", "NotBefore": "2026-04-11T18:00:00Z"}]}'
+NOTHING = b'{"Events": []}'
+CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
+
+
+@pytest.mark.parametrize(
+    ("expected", "interval", "seconds"), [(CANCELED, "1s", 4.9), (UNKNOWN, "1s", 5.1), (CANCELED, "4s", 11.9), (UNKNOWN, "4s", 12.1)]
+)
+async def test_polling_that_paused_for_too_long_tells_no_cancellation(
+    tmp_path: Path, expected: tuple[str, str], interval: str, seconds: float
+) -> None:
+    """Longer than three intervals, or five seconds, the longer of the two. Here one call took so long."""
+    clock, pause = HandClock(), float(interval.removesuffix("s"))
+
+    def script(_: object) -> Answer:
+        if len(side.asked) < 3:
+            return Answer(SCHEDULED)
+        if len(side.asked) == 3:
+            clock.turn(seconds - pause)  # while the call is on its way
+        return Answer(NOTHING)
+
+    async with far_side(script) as side, rig(tmp_path, side.url, clock, interval=interval) as it:
+        for polls in (2, 3):
+            await it.resting()
+            clock.turn(pause)
+            await eventually(lambda polls=polls: len(side.asked) == polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        await eventually(lambda: "event.ended" in it.heard)
+        assert await outcome(it) == expected
+
+
+@pytest.mark.parametrize(
+    ("expected", "wall", "monotonic"),
+    [(CANCELED, 1.1, 1.1), (UNKNOWN, 3600, 1.1), (UNKNOWN, -3600, 60), (CANCELED, -3600, 1.1)],
+    ids=["neither", "the wall clock jumped", "the wall clock was set back meanwhile", "the wall clock was set back"],
+)
+async def test_a_gap_is_measured_by_both_clocks(tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float) -> None:
+    clock = HandClock()
+    async with far_side(Answer(SCHEDULED)) as side, rig(tmp_path, side.url, clock) as it:
+        await it.polled()
+        side.answer = Answer(NOTHING)
+        now = clock.now()
+        clock.turn(monotonic)
+        clock.set(now + timedelta(seconds=wall))
+        await eventually(lambda: "event.ended" in it.heard)
+        assert await outcome(it) == expected
+
+
+@pytest.mark.parametrize(
+    ("expected", "last_read"),
+    [
+        (CANCELED, NOON - timedelta(seconds=4.9)),
+        (UNKNOWN, NOON - timedelta(seconds=5.1)),
+        (UNKNOWN, None),
+        (UNKNOWN, NOON + timedelta(seconds=60)),
+    ],
+    ids=["a short stop", "a long stop", "a crash", "a clock that was set back"],
+)
+async def test_after_a_restart_the_stop_counts_as_the_gap(tmp_path: Path, expected: tuple[str, str], last_read: datetime | None) -> None:
+    clock = HandClock()
+    async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
+        event = sim.schedule(Plan(notice=3600.0))
+        async with rig(tmp_path, sim.url, clock) as it:
+            await it.resting()
+        sim.cancel(event)
+        clock.turn(_SECOND)
+        clock.set(NOON)
+        async with rig(tmp_path, sim.url, clock, last_read=last_read) as it:
+            assert it.poller.last_read == last_read
+            await it.resting()
+            assert it.poller.last_read == NOON
+            assert await outcome(it) == expected
+
+
+async def test_the_last_read_is_that_of_the_last_usable_answer_idle_or_not(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        await it.polled(2)
+        last = it.clock.now()
+        assert it.poller.last_read == last
+        sim.fault(Fault(kind="truncated", calls=2))
+        await it.polled()
+        assert it.poller.last_read == last
+
+
+# --- a disk that cannot be written
+
+
+async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorded_once(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        connection = it.store._opened.connection  # noqa: SLF001  # as a disk that is mounted read-only after an error
+        connection.execute("PRAGMA query_only = ON")
+        event = sim.schedule(Plan())
+        await it.polled(2)
+        sim.cancel(event)
+        await it.polled(2)
+        assert it.heard == ["event.scheduled", "event.ended"]
+        connection.execute("PRAGMA query_only = OFF")
+        await eventually(lambda: it.store.failing is None)
+        assert it.heard == await it.names() == ["event.scheduled", "event.ended"]
+
+
+async def test_what_cannot_be_recorded_at_all_is_no_answer(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, sim):
+        await it.polled()
+        last = it.poller.last_read
+        await it.store.close()
+        sim.schedule(Plan())
+        await it.until(lambda: it.poller.failures > 0)
+        assert it.poller.last_read == last
