@@ -47,6 +47,7 @@ async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(relay:
     (letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
     assert (letter["type"], letter["reason"], letter["lastStatus"]) == ("event.updated", "it is not wanted", 400)
     relay.boxes["box"].trouble = None
+    assert (await relay.call("POST", f"/v1/dead-letters/{letter['id'] + 1}/redeliver")).status == 404
     answer = await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")
     assert (answer.status, answer.json) == (202, {"id": letter["id"], "sink": "box", "state": "waiting"})
     await eventually(lambda: "event.updated" in relay.boxes["box"].names())

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 
@@ -140,8 +141,9 @@ async def test_chunks_over_the_limit_are_refused(relay: Running) -> None:
     refused(answers, 413)
 
 
-async def test_chunks_without_end_are_soon_taken_no_more(relay: Running) -> None:
+async def test_chunks_without_end_are_soon_taken_no_more(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A little is read on, so that the refusal is seen; then the connection is closed whatever comes."""
+    monkeypatch.setattr(connection, "LINGER", 30.0)  # it is the bytes that count here
     head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
     endless = [_chunked(b"x" * 65536)] * 16_000  # a gigabyte
     began = time.monotonic()
@@ -390,6 +392,19 @@ async def test_who_opens_connections_without_end_locks_nobody_out(
                 while not (await kept.readline()).startswith(b"event: io.imdsrelay.event.updated"):
                     pass
             writer.close()
+
+
+async def test_connections_that_have_ended_count_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST", 3)
+    folder = tmp_path / "small"
+    folder.mkdir()
+    async with running(folder) as small:
+        for _ in range(10):
+            async with aiohttp.ClientSession() as client:
+                assert (await small.call("GET", "/v1/events", session=client)).status == 200
+    assert "give way" not in caplog.text
 
 
 async def test_who_does_not_read_answers_is_dropped(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,21 +166,38 @@ async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
 ) -> None:
     caplog.set_level("INFO", "relay.api.stream")
     monkeypatch.setattr(stream, "SLOW", 0.5)
-    async with running(tmp_path, sinks=()) as relay:
-        deaf = socket.socket()
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.connect(("127.0.0.1", relay.server.port))
-        deaf.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-bob\r\nLast-Event-ID: 0\r\n\r\n")
-        big = [event(event_id=f"event-{number}", event_type="Redeploy", description="x" * 100_000) for number in range(100)]
-        async with following(relay) as messages:
-            await relay.see(*big)
-            await _take(messages, len(big))
-            await eventually(lambda: "was dropped" in caplog.text)
-            await relay.see(*big, event())
-            (message,) = await _take(messages, 1)
-            assert message.event["subject"] == EVENT_ID
-        await eventually(lambda: not relay.server._streams._wakes)  # noqa: SLF001  # nothing is left of them
-        deaf.close()
+    with socket.socket() as deaf:
+        async with running(tmp_path, sinks=()) as relay:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", relay.server.port))
+            deaf.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-bob\r\nLast-Event-ID: 0\r\n\r\n")
+            big = [event(event_id=f"event-{number}", event_type="Redeploy", description="x" * 100_000) for number in range(100)]
+            async with following(relay) as messages:
+                await relay.see(*big)
+                await _take(messages, len(big))
+                await eventually(lambda: "was dropped" in caplog.text)
+                assert not (await asyncio.to_thread(_read_all, deaf)).endswith(b"0\r\n\r\n")  # cut off, not flushed
+                await relay.see(*big, event())
+                (message,) = await _take(messages, 1)
+                assert message.event["subject"] == EVENT_ID
+            await eventually(lambda: not relay.server._streams._wakes)  # noqa: SLF001  # nothing is left of them
+
+
+def _read_all(sock: socket.socket) -> bytes:
+    sock.settimeout(5)
+    found = b""
+    while chunk := sock.recv(2**20):
+        found += chunk
+    return found
+
+
+async def test_a_stream_with_nothing_to_say_does_nothing(relay: Running) -> None:
+    async with following(relay, "0") as messages:
+        await _take(messages, 1)
+        await asyncio.sleep(0.1)
+        before = time.process_time()
+        await asyncio.sleep(0.5)
+        assert time.process_time() - before < 0.2
 
 
 async def test_there_are_only_so_many_streams(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,83 @@
+"""The section ``api`` of the YAML document: what is right in it, and how what is wrong is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from relay.api import ApiSettings
+
+SHA256 = "a" * 64
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+TLS = {"cert_file": "cert.pem", "key_file": "key.pem"}
+
+
+@pytest.mark.parametrize(
+    ("listen", "host", "port"),
+    [
+        ("127.0.0.1:8080", "127.0.0.1", 8080),
+        ("[::1]:0", "::1", 0),
+        ("localhost:65535", "localhost", 65535),
+        ("127.9.8.7:1", "127.9.8.7", 1),
+    ],
+)
+def test_where_it_listens_on_loopback(listen: str, host: str, port: int) -> None:
+    settings = ApiSettings(listen=listen)
+    assert (settings.host, settings.port) == (host, port)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "relay.example.com:443", "127.0.0.1.example.com:80"])
+def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -> None:
+    with pytest.raises(ValidationError, match="expected tls, or allow_http: true behind a proxy"):
+        ApiSettings(listen=listen)
+    ApiSettings(listen=listen, allow_http=True)
+    ApiSettings.model_validate({"listen": listen, "tls": TLS})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"listen": "8080"}, "expected <host>:<port>"),
+        ({"listen": "127.0.0.1:65536"}, "expected <host>:<port>"),
+        ({"listen": "::1:8080"}, "expected <host>:<port>"),
+        ({"listen": "127.0.0.1:"}, "expected <host>:<port>"),
+        ({"public_url": "ftp://relay"}, "public_url"),
+        ({"tls": {"cert_file": "cert.pem"}}, "key_file"),
+        ({"more": 1}, "more"),
+        ({"clients": [{}]}, "name"),
+        ({"clients": [{"name": "a b"}]}, "name"),
+        ({"clients": [{"name": "a", "can": ["everything"]}]}, "can"),
+        ({"clients": [{"name": "a", "resources": []}]}, "resources"),
+        ({"clients": [{"name": "a", "key_sha256": "abc"}]}, "expected 64 hexadecimal digits"),
+        ({"clients": [{"name": "a", "key_sha256": [SHA256, "b" * 64, "c" * 64]}]}, "key_sha256"),
+        ({"clients": [{"name": "a", "secrets": ["whsec_short"]}]}, "expected whsec_"),
+        ({"clients": [{"name": "a", "key": "x", "key_file": "y"}]}, "expected one of key and key_file"),
+        ({"clients": [{"name": "a"}, {"name": "a"}]}, "expected every name once, a comes again"),
+        ({"clients": [{"name": "a", "amqp_user": "u"}, {"name": "b", "amqp_user": "u"}]}, "expected every amqp_user once"),
+        ({"clients": [{"name": "a", "key_sha256": SHA256}, {"name": "b", "key_sha256": SHA256.upper()}]}, "a and b have the same"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ApiSettings.model_validate(wrong)
+
+
+def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("from a file\n")
+    clients = [{"name": "a", "key_sha256": SHA256, "key_file": str(tmp_path / "key")}, {"name": "b", "secrets": [SECRET]}]
+    first, second = ApiSettings.model_validate({"clients": clients}).clients
+    assert (len(first.digests()), second.digests()) == (2, ())
+
+
+def test_no_secret_is_ever_told() -> None:
+    client = {"name": "a", "key": "hidden-key", "secrets": [SECRET]}
+    settings = ApiSettings.model_validate({"clients": [client]})
+    assert "hidden-key" not in repr(settings)
+    assert SECRET not in repr(settings)
+    with pytest.raises(ValidationError) as told:
+        ApiSettings.model_validate({"clients": [client, {**client, "name": "b"}]})
+    assert "hidden-key" not in str(told.value)
