@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
 
+import orjson
 from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
 from relay.api.answers import answer
 from relay.api.paging import CURSOR, PAGE, cursor, page
 from relay.api.problems import Problem
 from relay.api.routes import Call, Route
-from relay.delivery.dispatcher import redeliver
+from relay.approvals.request import MalformedError, WrongFieldError
+from relay.delivery.dispatcher import redeliver, redeliver_some
+from relay.events.moment import parse_moment, rfc3339
 from relay.outbox import EntryState
-from relay.outbox.deliveries import Delivery
-from relay.outbox.transaction import Transaction
+from relay.outbox.deliveries import Delivery, Which
 
 _ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -44,12 +49,59 @@ class DeliveriesShown(TypedDict):
     next: str | None
 
 
+class AttemptShown(TypedDict):
+    """One try."""
+
+    number: int
+    at: str
+    tookSeconds: float
+    outcome: Literal["delivered", "deferred", "parked", "error"]
+    status: int | None
+    """The far side's status, where it gave one."""
+    reason: str | None
+    answer: str | None
+    """At most the first KiB of what the far side said."""
+
+
+class DeliveryInFull(DeliveryShown):
+    """One event for one sink, and every try."""
+
+    log: list[AttemptShown]
+
+
 class Redelivered(TypedDict):
     """It goes out again, at once."""
 
     id: int
     sink: str
     state: EntryState
+
+
+class RedeliveredSome(TypedDict):
+    """So many go out again. For what is left, call again with `until` as it is here and `after` from `next`; null: nothing is."""
+
+    redelivered: int
+    left: int
+    until: str
+    next: int | None
+
+
+class WhichBody(BaseModel):
+    """Which dead letters: those that meet every condition given; none given is all."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+
+    sink: str | None = Field(default=None, max_length=64)
+    type: str | None = Field(default=None, max_length=64)
+    """Such as event.scheduled."""
+    eventId: str | None = Field(default=None, max_length=256)  # noqa: N815  # the contract's name
+    """Compared without case."""
+    since: str | None = Field(default=None, max_length=64)
+    """Given up at this moment (RFC 3339) or later."""
+    until: str | None = Field(default=None, max_length=64)
+    """Given up by this moment, that of the first call: what is given up meanwhile does not go out twice. Left out: by now."""
+    after: int = Field(default=0, ge=0, lt=2**63)
+    """`next` of the call before."""
 
 
 def shown_delivery(delivery: Delivery) -> dict[str, Any]:
@@ -72,16 +124,78 @@ async def _page(call: Call, states: tuple[EntryState, ...]) -> web.StreamRespons
 
 async def _find(call: Call) -> Delivery:
     given = call.request.match_info["id"]
-    found: list[Delivery] = []
-    if _ID.fullmatch(given) is not None:
+    found = await call.relay.store.read(lambda tx: tx.deliveries.find(int(given))) if _ID.fullmatch(given) is not None else None
+    if found is None:
+        raise Problem(404, "no such delivery; see GET /v1/deliveries")
+    return found
 
-        def work(tx: Transaction) -> list[Delivery]:
-            return tx.deliveries.page(states=("parked",), before=int(given) + 1, limit=1)
 
-        found = await call.relay.store.read(work)
-    if not found or found[0].id != int(given):
+async def _find_dead(call: Call) -> Delivery:
+    try:
+        found = await _find(call)
+    except Problem:
+        raise _no_such() from None
+    if found.state != "parked":
         raise _no_such()
-    return found[0]
+    return found
+
+
+async def _one(call: Call) -> web.StreamResponse:
+    log = await call.relay.store.read(lambda tx: tx.deliveries.log(call.found.id))
+    tries = [
+        {
+            "number": one.number,
+            "at": one.at,
+            "tookSeconds": round(one.took, 6),
+            "outcome": one.outcome,
+            "status": one.status,
+            "reason": one.reason,
+            "answer": one.answer,
+        }
+        for one in log
+    ]
+    return answer(200, {**shown_delivery(call.found), "log": tries})
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    which: Which
+    until: datetime | None
+    after: int
+
+
+def _which(_request: web.Request, raw: bytes) -> _Wanted:
+    """Read the body. Raises MalformedError, WrongFieldError."""
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise MalformedError(f"expected a JSON object: {error}") from error
+    if not isinstance(fields, dict):
+        raise MalformedError("expected a JSON object")
+    try:
+        body = WhichBody.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise WrongFieldError(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
+    event_key = body.eventId.lower() if body.eventId is not None else None
+    which = Which(body.sink, body.type, event_key, _moment("since", body.since))
+    return _Wanted(which, _moment("until", body.until), body.after)
+
+
+def _moment(name: str, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    moment = parse_moment(text)
+    if moment is None:
+        raise WrongFieldError(name, "expected a moment such as 2026-04-11T22:26:58Z")
+    return moment
+
+
+async def _redeliver_some(call: Call) -> web.StreamResponse:
+    wanted, now = call.content, call.relay.clock.now()
+    until = wanted.until or now
+    ids, left = await call.relay.store.transact(redeliver_some(wanted.which, now, after=wanted.after, until=until, limit=PAGE))
+    return answer(202, {"redelivered": len(ids), "left": left, "until": rfc3339(until), "next": ids[-1] if left else None})
 
 
 async def _redeliver(call: Call) -> web.StreamResponse:
@@ -110,6 +224,15 @@ ROUTES = (
     ),
     Route(
         "GET",
+        "/v1/deliveries/{id}",
+        "one delivery with every try: outcome, time taken, status, the first KiB of the answer",
+        _one,
+        {200: DeliveryInFull},
+        needs="read",
+        find=_find,
+    ),
+    Route(
+        "GET",
         "/v1/dead-letters",
         "what was given up, and why",
         _dead,
@@ -120,12 +243,22 @@ ROUTES = (
     ),
     Route(
         "POST",
+        "/v1/dead-letters/redeliver",
+        f"send dead letters again: up to {PAGE} of those that are meant, the oldest first",
+        _redeliver_some,
+        {202: RedeliveredSome},
+        needs="operate",
+        read=_which,
+        body=WhichBody,
+    ),
+    Route(
+        "POST",
         "/v1/dead-letters/{id}/redeliver",
         "send a dead letter again",
         _redeliver,
         {202: Redelivered},
         needs="operate",
-        find=_find,
+        find=_find_dead,
         refuses=(409,),
     ),
 )

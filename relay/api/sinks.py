@@ -1,4 +1,4 @@
-"""``/v1/sinks/{name}/…``: a test message to a sink, and stopping and starting it."""
+"""``/v1/sinks/{name}/…``: a test message to a sink, stopping and starting it, and what it would do with an event."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 from aiohttp import web
 from typing_extensions import TypedDict
 
+from relay.api import plan
 from relay.api.answers import answer
 from relay.api.problems import Problem
 from relay.api.routes import Call, Route
@@ -82,6 +83,17 @@ async def _set(call: Call, state: Literal["on", "paused"], reason: str | None) -
 
 
 ROUTES = (
+    Route(
+        "GET",
+        "/v1/sinks/{name}/plan",
+        "whether a sink wants an event, and when it would be tried again",
+        plan.show,
+        {200: plan.PlanShown},
+        needs="read",
+        read=plan.which,
+        find=_find,
+        parameters=(plan.EVENT,),
+    ),
     Route("POST", "/v1/sinks/{name}/ping", "send a sink a test message", _ping, {202: Pinged}, needs="operate", find=_find),
     Route("POST", "/v1/sinks/{name}/pause", "let a sink's entries wait", _pause, {200: SinkShown}, needs="operate", find=_find),
     Route("POST", "/v1/sinks/{name}/resume", "let them go out", _resume, {200: SinkShown}, needs="operate", find=_find),

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from relay import __version__
-from relay.cli import audit, beginning, checking, deciding, demo, events, keys, running, schema, sending, simulating
+from relay.cli import audit, beginning, checking, deciding, demo, events, explaining, keys, running, schema, sending, simulating
 from relay.cli._exits import DONE, FAILED, WRONG, alone, code_of, sentence_of
 from relay.cli._screen import tell
 
@@ -29,6 +29,7 @@ _VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
         "ping": sending.ping,
         "pause": sending.pause,
         "resume": sending.resume,
+        "explain": explaining.explain,
     },
     "Build against it": {"simulate": simulating.simulate, "schema": schema.schema},
 }

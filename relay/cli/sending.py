@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
 from relay.cli._http import Client, talking
-from relay.cli._screen import counted, local, show, show_json, show_table, tell
+from relay.cli._screen import counted, facts, local, progress, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson, Every
+from relay.events.moment import parse_moment, rfc3339
+from relay.settings import parse_duration
 
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")]
 
 
 @talking
-async def deliveries(relay: Client, *, every: Every = False, as_json: AsJson = False) -> None:
-    """List what was sent, and what waits."""
-    _list(await relay.pages("deliveries", every=every), "nothing was sent", as_json=as_json)
+async def deliveries(
+    relay: Client,
+    delivery: Annotated[str | None, typer.Argument(metavar="ID", show_default=False, help="One of the list, with every try.")] = None,
+    *,
+    every: Every = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what was sent, and what waits; or show one delivery with every try."""
+    if delivery is None:
+        _list(await relay.pages("deliveries", every=every), "nothing was sent", as_json=as_json)
+        return
+    found = await relay.get("deliveries", delivery)
+    if as_json:
+        show_json(found)
+        return
+    named = {"id": "id", "sink": "sink", "type": "what", "eventId": "event", "state": "state", "reason": "reason"}
+    show(facts((label, found[name]) for name, label in named.items()), "")
+    tries = [
+        (local(one["at"], relative=False), spoken(one["tookSeconds"]), one["outcome"], one["status"], one["reason"] or one["answer"])
+        for one in found["log"]
+    ]
+    show_table(("tried", "took", "outcome", "status", "what was said"), tries, empty="it was not tried yet")
 
 
 @talking
@@ -27,11 +49,58 @@ async def dead_letters(relay: Client, *, every: Every = False, as_json: AsJson =
 
 @talking
 async def redeliver(
-    relay: Client, dead_letter: Annotated[str, typer.Argument(metavar="ID", help="Its id in `imds-relay dead-letters`.")]
+    relay: Client,
+    dead_letter: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", show_default=False, help="Its id in `imds-relay dead-letters`; without it, by the options."),
+    ] = None,
+    *,
+    sink: Annotated[str | None, typer.Option("--sink", metavar="SINK", show_default=False, help="Those of this sink.")] = None,
+    kind: Annotated[str | None, typer.Option("--type", metavar="TYPE", show_default=False, help="Such as event.scheduled.")] = None,
+    event: Annotated[str | None, typer.Option("--event", metavar="EVENT", show_default=False, help="Those about this EventId.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="WHEN", show_default=False, help="Given up since then: 2h ago, or 2026-04-11T22:26:58Z."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
 ) -> None:
-    """Send a dead letter again, at once."""
-    await relay.post("dead-letters", dead_letter, "redeliver")
-    show(f"{dead_letter} goes out again; see `imds-relay deliveries`")
+    """Send a dead letter again, at once; or all that meet every option given, the oldest first."""
+    given = {"sink": sink, "type": kind, "eventId": event, "since": _moment(since)}
+    meant = {name: value for name, value in given.items() if value is not None}
+    if (dead_letter is not None) + bool(meant or every) != 1:
+        raise typer.BadParameter("expected an id, or --sink, --type, --event, --since or --all")
+    if dead_letter is not None:
+        await relay.post("dead-letters", dead_letter, "redeliver")
+        show(f"{dead_letter} goes out again; see `imds-relay deliveries`")
+        return
+    count = await _redeliver_some(relay, meant)
+    show(f"{counted(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; see `imds-relay deliveries`")
+
+
+async def _redeliver_some(relay: Client, meant: dict[str, Any]) -> int:
+    """In batches, so that each call is short and one can see how far it is; returns how many there were."""
+    done, more = 0, True
+    with progress("sent again") as tell_progress:
+        while more:
+            found = await relay.post("dead-letters", "redeliver", body=meant)
+            done += int(found["redelivered"])
+            tell_progress(done, done + found["left"])
+            more = found["next"] is not None
+            meant = {**meant, "until": found["until"], "after": found["next"]}
+    return done
+
+
+def _moment(text: str | None) -> str | None:
+    """The moment that --since names."""
+    if text is None:
+        return None
+    try:
+        return rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(text.removesuffix(" ago").strip())))
+    except ValueError:
+        moment = parse_moment(text)
+    if moment is None:
+        raise typer.BadParameter("expected a span such as 2h, or a moment such as 2026-04-11T22:26:58Z", param_hint="--since")
+    return rfc3339(moment)
 
 
 @talking

@@ -12,6 +12,7 @@ from relay.clock import Clock
 from relay.delivery.route import wants
 from relay.delivery.worker import Say, Worker
 from relay.outbox import Entry, Recorded, SinkState
+from relay.outbox.deliveries import Which
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
@@ -69,6 +70,10 @@ class Dispatcher:
             for name, worker in self._workers.items()
         ]
 
+    def worker(self, name: str) -> Worker:
+        """The worker of a sink. Raises KeyError for an unknown one."""
+        return self._workers[name]
+
     async def set_state(self, name: str, state: SinkState, reason: str | None) -> None:
         """Pause, or resume, a sink; remembered. Raises KeyError for an unknown one, StoreUnavailable."""
         worker = self._workers[name]
@@ -101,6 +106,20 @@ def redeliver(entry: int, at: datetime) -> Callable[[Transaction], bool]:
         if revived is not None:
             tx.revived.append(revived)
         return revived is not None
+
+    return work
+
+
+def redeliver_some(
+    which: Which, at: datetime, *, after: int, until: datetime, limit: int
+) -> Callable[[Transaction], tuple[list[int], int]]:
+    """Work for the store: so many dead letters go out again, the oldest first; returns their ids, and how many are left."""
+
+    def work(tx: Transaction) -> tuple[list[int], int]:
+        revived = tx.deliveries.revive_some(which, at, after=after, until=until, limit=limit)
+        tx.revived.extend(revived)
+        ids = [entry.id for entry in revived]
+        return ids, tx.deliveries.parked(which, after=max(ids, default=after), until=until)
 
     return work
 

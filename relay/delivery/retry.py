@@ -6,7 +6,7 @@ for 30 s (FIELD 3.1). Here the tries fit the time that is left before NotBefore;
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from relay.errors import Failure
@@ -22,6 +22,8 @@ LONGEST_REST = 3600.0
 """Seconds: a Retry-After over this is cut."""
 OWN_ERRORS = 5
 """An unexpected error in a sink's own code: parked after that many tries."""
+OUTLINED = 5000
+"""So many tries ahead an outline looks: three days of one a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,51 @@ def pause_of(tries: int, left: float) -> float:
     if left > WINDOW:
         return min(grown, EARLY, max(left - WINDOW, URGENT))
     return min(grown, URGENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tries in a row with the same pause, in seconds, before each."""
+
+    first: datetime
+    last: datetime
+    tries: int
+    pause: float
+
+
+def outline(
+    failure: Failure,
+    *,
+    tries: int,
+    now: datetime,
+    recorded: datetime,
+    not_before: datetime | None,
+    give_up_after: float,
+    longest_pause: float = LATEST,
+) -> tuple[tuple[Stretch, ...], Park | Disable | None]:
+    """The plan as it unfolds if a try fails now and every later one fails at once, without jitter; and how it ends.
+
+    ``tries``: as for `plan`. None at the end: it goes on like that, beyond what is looked at.
+    """
+    stretches: list[Stretch] = []
+    for number in range(tries, tries + OUTLINED):
+        verdict = plan(
+            failure,
+            tries=number,
+            now=now,
+            recorded=recorded,
+            not_before=not_before,
+            give_up_after=give_up_after,
+            longest_pause=longest_pause,
+        )
+        if not isinstance(verdict, Again):
+            return tuple(stretches), verdict
+        now = moment_of(verdict, now)
+        if stretches and stretches[-1].pause == verdict.after:
+            stretches[-1] = replace(stretches[-1], last=now, tries=stretches[-1].tries + 1)
+        else:
+            stretches.append(Stretch(now, now, 1, verdict.after))
+    return tuple(stretches), None
 
 
 def moment_of(again: Again, now: datetime) -> datetime:

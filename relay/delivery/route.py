@@ -22,8 +22,13 @@ def wanting(event: CloudEvent, sinks: Iterable[SinkSettings]) -> Iterator[str]:
 
 def wants(sink: SinkSettings, event: CloudEvent) -> bool:
     """Whether one sink wants the event."""
+    return why_not(sink, event) is None
+
+
+def why_not(sink: SinkSettings, event: CloudEvent) -> str | None:
+    """Why a sink does not want the event; None where it does."""
     if event.name == "relay.ping" or not fits(sink.events, event.name):
-        return False
+        return f"its events ({', '.join(sink.events)}) do not name {event.name}"
     if event.name.startswith("relay."):
-        return event.subject != sink.name
-    return matches(sink.match, event.data, event.scope, every=False)
+        return "what is said about a sink does not go to it" if event.subject == sink.name else None
+    return None if matches(sink.match, event.data, event.scope, every=False) else "the event does not meet its match"

@@ -17,8 +17,8 @@ from typing import Any
 from relay.clock import Clock
 from relay.delivery.circuit import Circuit
 from relay.delivery.lanes import Lanes
-from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, Verdict, moment_of, plan
-from relay.errors import Deferred, Rejected, RelayError, StoreUnavailable
+from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, Stretch, Verdict, moment_of, outline, plan
+from relay.errors import Deferred, Failure, Rejected, RelayError, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.sqlite import Store, Work
@@ -94,6 +94,20 @@ class Worker:
             self._lanes.push(entry)
         self._circuit.hasten()
         self._wake.set()
+
+    def outline(
+        self, failure: Failure, *, tries: int, recorded: datetime, not_before: datetime | None
+    ) -> tuple[tuple[Stretch, ...], Park | Disable | None]:
+        """What becomes of an entry if a try fails now, and every later one: see `relay.delivery.retry.outline`."""
+        return outline(
+            failure,
+            tries=tries,
+            now=self._clock.now(),
+            recorded=recorded,
+            not_before=not_before,
+            give_up_after=self._sink.give_up_after,
+            longest_pause=self._sink.longest_pause,
+        )
 
     def set_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume; what waits is kept, and goes out at once when the sink is on again."""

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent
@@ -29,7 +30,9 @@ class StoreSettings(Section):
     path: Path = Path("relay.db")
     """SQLite; never on a temporary disk. Unit file and image set /var/lib/imds-relay/relay.db."""
     retain: Duration = 30 * 86400.0
-    """How long deliveries and attempts are kept."""
+    """How long deliveries and attempts are kept, dead letters too."""
+    dead_letters: int = Field(default=10_000, gt=0)
+    """How many dead letters are kept: of more, the oldest go."""
     audit_retain: Duration = 400 * 86400.0
     """How long the journal is kept."""
 

@@ -54,6 +54,30 @@ class Delivery:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedAttempt:
+    """A try as the log has it: when it began, how many seconds it took, and at most the first KiB of what was answered."""
+
+    number: int
+    at: str
+    took: float
+    outcome: str
+    status: int | None
+    reason: str | None
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which dead letters are meant: those that meet every condition given. ``event_key`` is an EventId in lower case."""
+
+    sink: str | None = None
+    type: str | None = None
+    event_key: str | None = None
+    since: datetime | None = None
+    """Given up at that moment or later."""
+
+
 class Deliveries:
     """The tables of deliveries, inside a transaction."""
 
@@ -129,6 +153,30 @@ class Deliveries:
         ).fetchone()
         return _entry(found) if found else None
 
+    def revive_some(self, which: Which, at: datetime, *, after: int, until: datetime, limit: int) -> list[Entry]:
+        """As `revive`, of the oldest that are meant, behind that id and given up by ``until``."""
+        condition, values = _meant(which, after, until)
+        ids = [row[0] for row in self._connection.execute(f"SELECT id FROM entry WHERE {condition} ORDER BY id LIMIT ?", (*values, limit))]  # noqa: S608  # our own text
+        return [entry for one in ids if (entry := self.revive(one, at)) is not None]
+
+    def parked(self, which: Which, *, after: int, until: datetime) -> int:
+        """How many dead letters are meant that `revive_some` would take up."""
+        condition, values = _meant(which, after, until)
+        found = self._connection.execute(f"SELECT count(*) FROM entry WHERE {condition}", values)  # noqa: S608  # our own text
+        return int(found.fetchone()[0])
+
+    def find(self, entry: int) -> Delivery | None:
+        """One entry as it is shown."""
+        found = self._connection.execute(f"SELECT {_SHOWN} WHERE e.id = ?", (entry,)).fetchone()
+        return Delivery(*found) if found else None
+
+    def log(self, entry: int) -> list[LoggedAttempt]:
+        """The attempts to deliver an entry, the oldest first."""
+        found = self._connection.execute(
+            "SELECT number, at, took, outcome, status, reason, answer FROM attempt WHERE entry = ? ORDER BY number", (entry,)
+        )
+        return [LoggedAttempt(*row) for row in found]
+
     def page(
         self,
         *,
@@ -167,9 +215,28 @@ class Deliveries:
             (reason, sortable(at), name),
         ).rowcount
 
-    def prune(self, before: datetime) -> None:
-        """Forget deliveries, and their attempts, that were settled before that moment."""
+    def prune(self, before: datetime, dead_letters: int) -> int:
+        """Forget deliveries, and their attempts, that were settled before that moment, and the oldest dead letters over a number.
+
+        Returns how many dead letters went because of that number.
+        """
         self._connection.execute("DELETE FROM entry WHERE settled < ?", (sortable(before),))
+        return self._connection.execute(
+            "DELETE FROM entry WHERE state = 'parked' AND id <= "
+            "(SELECT id FROM entry WHERE state = 'parked' ORDER BY id DESC LIMIT 1 OFFSET ?)",
+            (dead_letters,),
+        ).rowcount
+
+
+def _meant(which: Which, after: int, until: datetime) -> tuple[str, tuple[object, ...]]:
+    """The condition, and the values of its parameters, of dead letters whose sink is still there."""
+    parts: list[tuple[str, object]] = [("id > ?", after), ("settled <= ?", sortable(until))]
+    given = {"sink = ?": which.sink, "type = ?": which.type, "event_key = ?": which.event_key}
+    parts += [(text, value) for text, value in given.items() if value is not None]
+    if which.since is not None:
+        parts.append(("settled >= ?", sortable(which.since)))
+    fixed = "state = 'parked' AND sink IN (SELECT name FROM sink)"
+    return " AND ".join([fixed, *(text for text, _ in parts)]), tuple(value for _, value in parts)
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

@@ -1,8 +1,9 @@
-"""Forgets what is old: deliveries after ``retain``, the journal and ended events after ``audit_retain``."""
+"""Forgets what is old: deliveries after ``retain``, the journal and ended events after ``audit_retain``; and dead letters over a number."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from relay.clock import Clock
@@ -16,13 +17,21 @@ EVERY = 3600.0
 _log = logging.getLogger(__name__)
 
 
-def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> int:
-    """Work for the store: forget what is old; returns how many rows of the journal went."""
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """How many rows of the journal were too old, and how many dead letters too many."""
+
+    rows: int = 0
+    dead_letters: int = 0
+
+
+def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> Gone:
+    """Work for the store: forget what is old, or too much."""
     deliveries, audit = now - timedelta(seconds=settings.retain), now - timedelta(seconds=settings.audit_retain)
-    tx.deliveries.prune(deliveries)
+    dead_letters = tx.deliveries.prune(deliveries, settings.dead_letters)
     tx.decisions.prune_answers(deliveries)
     tx.snapshot.prune(audit)
-    return tx.journal.prune(audit, now)
+    return Gone(tx.journal.prune(audit, now), dead_letters)
 
 
 async def keep(store: Store, clock: Clock) -> None:
@@ -32,7 +41,9 @@ async def keep(store: Store, clock: Clock) -> None:
         try:
             gone = await store.transact(lambda tx, now=now: prune(tx, store.settings, now))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         except StoreUnavailable:
-            gone = 0
-        if gone:
-            _log.info("%d rows of the journal were older than store.audit_retain and are gone; a checkpoint stays", gone)
+            gone = Gone()
+        if gone.rows:
+            _log.info("%d rows of the journal were older than store.audit_retain and are gone; a checkpoint stays", gone.rows)
+        if gone.dead_letters:
+            _log.warning("%d dead letters were over store.dead_letters and are gone, the oldest first", gone.dead_letters)
         await clock.sleep(EVERY)

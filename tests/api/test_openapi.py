@@ -23,8 +23,11 @@ PUT /v1/approvals/mode
 POST /v1/callbacks/{client}
 GET /v1/stream
 GET /v1/deliveries
+GET /v1/deliveries/{id}
 GET /v1/dead-letters
+POST /v1/dead-letters/redeliver
 POST /v1/dead-letters/{id}/redeliver
+GET /v1/sinks/{name}/plan
 POST /v1/sinks/{name}/ping
 POST /v1/sinks/{name}/pause
 POST /v1/sinks/{name}/resume

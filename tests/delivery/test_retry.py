@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from relay.delivery.retry import JITTER, LONGEST_REST, WINDOW, Again, Disable, Park, Verdict, moment_of, plan
+from relay.delivery.retry import JITTER, LONGEST_REST, OUTLINED, WINDOW, Again, Disable, Park, Stretch, Verdict, moment_of, outline, plan
 from relay.errors import Failure
 
 NOW = datetime(2026, 4, 11, 22, 0, tzinfo=UTC)
@@ -181,3 +181,40 @@ def test_what_was_refused_gets_a_last_call_too(left: float, data: st.DataObject)
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 3600.0])
 def test_the_moment_is_the_pause_from_now(seconds: float) -> None:
     assert moment_of(Again(seconds), NOW) == NOW + timedelta(seconds=seconds)
+
+
+def outlined(
+    failure: Failure = "transient", *, left: float | None = None, tries: int = 1
+) -> tuple[tuple[Stretch, ...], Park | Disable | None]:
+    """The outline of an event that was just recorded."""
+    not_before = None if left is None else NOW + timedelta(seconds=left)
+    return outline(failure, tries=tries, now=NOW, recorded=NOW, not_before=not_before, give_up_after=DAY)
+
+
+@given(failure=st.sampled_from(["transient", "slow"]), left=LEFT, tries=st.integers(1, 20))
+def test_an_outline_is_the_plan_followed_try_by_try(failure: Failure, left: float | None, tries: int) -> None:
+    """What is printed is what is done: every moment, and how it ends."""
+    stretches, end = outlined(failure, left=left, tries=tries)
+    not_before = None if left is None else NOW + timedelta(seconds=left)
+    at, number = NOW, tries
+    for stretch in stretches:
+        for place in range(stretch.tries):
+            verdict = plan(failure, tries=number, now=at, recorded=NOW, not_before=not_before, give_up_after=DAY)
+            assert verdict == Again(stretch.pause)
+            at, number = moment_of(verdict, at), number + 1
+            assert place or at == stretch.first
+        assert at == stretch.last
+    if end is not None:
+        assert plan(failure, tries=number, now=at, recorded=NOW, not_before=not_before, give_up_after=DAY) == end
+    else:
+        assert number - tries == OUTLINED
+
+
+def test_an_outline_of_ten_minutes_notice_reads_as_the_promise_does() -> None:
+    stretches, end = outlined(left=600.0)
+    ahead = [one for one in stretches if one.last < NOW + timedelta(seconds=600)]
+    assert [one.pause for one in ahead[:5]] == [0.5, 1.0, 2.0, 4.0, 7.0]
+    assert (NOW + timedelta(seconds=600) - ahead[-1].last).total_seconds() == pytest.approx(2.0)
+    assert end == Park("given up after 86400 s")
+    assert outlined("slow") == ((), Park("refused, and no NotBefore ahead to keep trying for"))
+    assert outlined("disabled") == ((), Disable())

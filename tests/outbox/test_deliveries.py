@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from relay.outbox import Attempt, Entry, EntryState, StoreSettings
+from relay.outbox.deliveries import Which
 from relay.outbox.journal import verify
-from relay.outbox.retention import prune
+from relay.outbox.retention import Gone, prune
 from relay.outbox.transaction import Transaction
 from tests.outbox.kept import NOW, connection_of, opened, said
 
@@ -198,19 +199,60 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
         tx.deliveries.settle(entry.id, "delivered", None, NOW)
     tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
 
-    assert prune(tx, settings, NOW + timedelta(hours=23)) == 0
+    assert prune(tx, settings, NOW + timedelta(hours=23)) == Gone()
     assert len(tx.deliveries.page()) == 4
     assert tx.decisions.first_answer("client:a", "1") is not None
 
-    assert prune(tx, settings, NOW + timedelta(days=2)) == 0
+    assert prune(tx, settings, NOW + timedelta(days=2)) == Gone()
     assert [one.id for one in tx.deliveries.page()] == [waits[0].id]
     assert tx.decisions.first_answer("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
-    assert prune(tx, settings, NOW + timedelta(days=11)) == 0, "the oldest row is still to be sent"
+    assert prune(tx, settings, NOW + timedelta(days=11)) == Gone(), "the oldest row is still to be sent"
     assert tx.journal.event(1).id == said(1).id
     tx.deliveries.settle(waits[0].id, "delivered", None, NOW)
-    assert prune(tx, settings, NOW + timedelta(days=11)) == 2
+    assert prune(tx, settings, NOW + timedelta(days=11)) == Gone(rows=2)
     assert verify(connection_of(tx)) == (tx.head(), 0)
     assert tx.head().position == 2
     assert tell(tx, 3)[0].position == 3
+
+
+def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(tx: Transaction) -> None:
+    entries = [entry for number in range(1, 6) for entry in tell(tx, number)]
+    dead, others = entries[::2], entries[1::2]
+    for entry in dead:
+        tx.deliveries.settle(entry.id, "parked", "no", NOW)
+    tx.deliveries.settle(others[0].id, "delivered", None, NOW)
+    settings = StoreSettings(dead_letters=3)
+    assert prune(tx, settings, LATER) == Gone(dead_letters=2)
+    assert prune(tx, settings, LATER) == Gone()
+    kept = {one.id for one in tx.deliveries.page()}
+    assert kept == {entry.id for entry in (*dead[2:], *others)}
+
+
+def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_each_once(tx: Transaction) -> None:
+    for number in range(1, 5):
+        for entry in tell(tx, number, "event.started" if number == 4 else "event.scheduled"):
+            tx.deliveries.settle(entry.id, "parked", "no", NOW + timedelta(minutes=number))
+    until = NOW + timedelta(hours=1)
+
+    def meant(**given: Any) -> list[int]:
+        which = Which(**given)
+        tx.deliveries._connection.execute("SAVEPOINT look")  # noqa: SLF001  # a look that changes nothing
+        found = [entry.id for entry in tx.deliveries.revive_some(which, LATER, after=0, until=until, limit=100)]
+        tx.deliveries._connection.execute("ROLLBACK TO look")  # noqa: SLF001  # the same
+        assert tx.deliveries.parked(which, after=0, until=until) == len(found)
+        return found
+
+    assert meant() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert meant(sink="chat") == [2, 4, 6, 8]
+    assert meant(type="event.started") == [7, 8]
+    assert meant(event_key="e-2") == [3, 4]
+    assert meant(since=NOW + timedelta(minutes=3)) == [5, 6, 7, 8]
+    assert meant(sink="bus", since=NOW + timedelta(minutes=3), type="event.scheduled") == [5]
+    first = tx.deliveries.revive_some(Which(), LATER, after=0, until=until, limit=3)
+    assert [entry.id for entry in first] == [1, 2, 3]
+    tx.deliveries.settle(1, "parked", "no, again", until + timedelta(seconds=1))
+    assert [entry.id for entry in tx.deliveries.revive_some(Which(), LATER, after=0, until=until, limit=2)] == [4, 5]
+    tx.deliveries.forget_sink("chat", "gone", LATER)
+    assert [entry.id for entry in tx.deliveries.revive_some(Which(), LATER, after=5, until=until, limit=9)] == [7]

@@ -1,0 +1,93 @@
+"""The log of attempts, and dead letters that go out again by what they have in common."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.errors import Deferred, Rejected
+from relay.events.moment import rfc3339
+from tests.api.running import EVENT_ID, Running, event, eventually, running, until
+
+
+async def _parked(relay: Running, count: int) -> list[dict[str, Any]]:
+    """The dead letters, once there are so many."""
+
+    async def look() -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = (await relay.call("GET", "/v1/dead-letters")).json["items"]
+        return items
+
+    return await until(look, lambda items: len(items) == count)
+
+
+async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(tmp_path: Path) -> None:
+    async with running(tmp_path) as relay:
+        relay.boxes["box"].trouble = Deferred("it is down", status=503, answer="come back later")
+        await relay.see(event())
+
+        async def look() -> dict[str, Any]:
+            found: dict[str, Any] = (await relay.call("GET", "/v1/deliveries/1")).json
+            return found
+
+        await until(look, lambda found: found["attempts"] >= 1)
+        relay.boxes["box"].trouble = None
+        found = await until(look, lambda found: found["state"] == "delivered")
+        first, last = found["log"][0], found["log"][-1]
+        assert (first["number"], first["outcome"], first["status"]) == (1, "deferred", 503)
+        assert (first["reason"], first["answer"]) == ("it is down", "come back later")
+        assert 0 <= first["tookSeconds"] < 5
+        assert (last["number"], last["outcome"], last["status"], last["reason"]) == (found["attempts"], "delivered", 204, None)
+
+
+@pytest.mark.parametrize("number", ["999", "0", "-1", "x", "9" * 18, "9" * 30])
+async def test_what_is_no_delivery_is_404(relay: Running, number: str) -> None:
+    assert (await relay.call("GET", f"/v1/deliveries/{number}")).status == 404
+
+
+async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: Path) -> None:
+    async with running(tmp_path, sinks=("one", "two")) as relay:
+        for box in relay.boxes.values():
+            box.trouble = Rejected("no")
+        await relay.see(event(), event(event_id="other", event_type="Redeploy"))
+        await _parked(relay, 4)
+        for box in relay.boxes.values():
+            box.trouble = None
+        done = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "one", "eventId": EVENT_ID.lower()})
+        assert (done.status, done.json["redelivered"], done.json["left"], done.json["next"]) == (202, 1, 0, None)
+        await eventually(lambda: len(relay.boxes["one"].got) == 1)
+        later = rfc3339(relay.clock.now() + timedelta(hours=1))
+        for nothing in ({"type": "event.ended"}, {"since": later}, {"sink": "none"}, {"until": "2020-01-01T00:00:00Z"}):
+            assert (await relay.call("POST", "/v1/dead-letters/redeliver", nothing)).json["redelivered"] == 0
+        assert (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json["redelivered"] == 3
+        await eventually(lambda: (len(relay.boxes["one"].got), len(relay.boxes["two"].got)) == (2, 2))
+
+
+async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as relay:
+        relay.boxes["box"].trouble = Rejected("no")
+        await relay.see(*(event(event_id=f"event-{number}", event_type="Redeploy") for number in range(101)))
+
+        async def counted() -> int:
+            return await relay.store.read(lambda tx: len(tx.deliveries.page(states=("parked",), limit=1000)))
+
+        await until(counted, lambda count: count == 101)
+        first = (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json
+        assert (first["redelivered"], first["left"]) == (100, 1)
+        await until(counted, lambda count: count == 101)
+        again = {"until": first["until"], "after": first["next"]}
+        second = (await relay.call("POST", "/v1/dead-letters/redeliver", again)).json
+        assert (second["redelivered"], second["left"], second["next"]) == (1, 0, None)
+
+
+@pytest.mark.parametrize("body", [{"since": "soon"}, {"until": 5}, {"after": -1}, {"state": "parked"}, {"sink": 1}])
+async def test_a_wrong_field_redelivers_nothing(relay: Running, body: dict[str, Any]) -> None:
+    answer = await relay.call("POST", "/v1/dead-letters/redeliver", body)
+    assert (answer.status, answer.json["field"]) == (422, next(iter(body)))
+
+
+async def test_who_may_not_operate_redelivers_nothing(relay: Running) -> None:
+    assert (await relay.call("POST", "/v1/dead-letters/redeliver", {}, by="reader")).status == 403
+    assert (await relay.call("POST", "/v1/dead-letters/redeliver", b"[]")).status == 400

@@ -1,0 +1,64 @@
+"""The verbs that send again, and that explain what a sink would do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from relay.simulator import Plan
+from tests.cli.alive import Alive, alive
+from tests.cli.command import called, typed
+from tests.journey.process import eventually
+
+
+@pytest.fixture
+async def relay(tmp_path: Path) -> AsyncIterator[Alive]:
+    """A relay that runs."""
+    async with alive(tmp_path) as running:
+        yield running
+
+
+async def test_explain_says_that_it_is_wanted_and_prints_the_plan(relay: Alive) -> None:
+    event = await relay.announced()
+    done = await called("explain", event.event_id.lower(), "drain", "-c", relay.config)
+    assert done.code == 0
+    said = [line.split() for line in done.out.splitlines()]
+    assert ["wanted", "yes"] in said
+    assert [line[:2] for line in said if line[2:4] == ["ms", done.out] or line[:2] == ["1", "500"]] == [["1", "500"]]
+    assert "then a dead letter: given up after 86400 s" in done.out
+    assert "then a dead letter: refused, and no NotBefore ahead to keep trying for" in done.out
+    found = (await called("explain", event.event_id, "drain", "-c", relay.config, "--json")).json
+    assert (found["whyNot"], found["plan"][0]["tries"][0]["pauseSeconds"]) == (None, 0.5)
+
+
+async def test_explain_of_what_is_unknown_is_exit_code_1(relay: Alive) -> None:
+    event = await relay.announced()
+    assert (await called("explain", event.event_id, "nope", "-c", relay.config)).code == 1
+    assert (await called("explain", "nope", "drain", "-c", relay.config)).code == 1
+
+
+async def test_dead_letters_go_out_again_by_sink_and_since(relay: Alive) -> None:
+    relay.receiver.status = 422
+    events = [relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None)) for _ in range(3)]
+
+    async def parked() -> bool:
+        return len((await called("dead-letters", "-c", relay.config, "--json")).json["items"]) == 3
+
+    await eventually(parked)
+    shown = await called("deliveries", "1", "-c", relay.config)
+    assert "422" in shown.out
+    assert len((await called("deliveries", "1", "-c", relay.config, "--json")).json["log"]) == 1
+    relay.receiver.status = 204
+    nothing = await called("redeliver", "--since", "2999-01-01T00:00:00Z", "-c", relay.config)
+    assert (nothing.code, nothing.out) == (0, "0 dead letters go out again; see `imds-relay deliveries`\n")
+    done = await called("redeliver", "--since", "1h", "--sink", "drain", "--type", "event.started", "-c", relay.config)
+    assert (done.code, done.out) == (0, "3 dead letters go out again; see `imds-relay deliveries`\n")
+    for event in events:
+        await relay.told("event.started", event.event_id)
+
+
+@pytest.mark.parametrize("arguments", [(), ("7", "--all"), ("--since", "soon"), ("7", "--sink", "drain")])
+def test_redeliver_wants_one_id_or_what_they_have_in_common(arguments: tuple[str, ...]) -> None:
+    assert typed("redeliver", *arguments, "--url", "http://127.0.0.1:1").code == 2
