@@ -100,7 +100,11 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         poller, gate = await _source_and_gate(config, client, store, origin, clock, names=names, boot=boot(), say=say)
         relay = Relay(store, gate, dispatcher, poller, origin, clock)
         _log.info("relay %s of scope %s runs; the API listens on %s", origin.relay, origin.scope, server.address)
-        doors = [Approvals(config.approvals.amqp, config.answers_on, config.api.clients, relay)] if config.approvals.amqp else []
+        doors = (
+            [Approvals(config.approvals.amqp, config.answers_on, config.api.clients, relay, server.strangers)]
+            if config.approvals.amqp
+            else []
+        )
         async with _tasks(poller, gate, dispatcher, store, clock, doors):
             server.attach(relay)
             yield Running(relay, poller, server.port)

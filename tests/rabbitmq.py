@@ -7,6 +7,7 @@ The methods block. Where a test has a loop to keep alive, it calls the slow ones
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -14,13 +15,30 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 from urllib.parse import quote
 
 DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 """Debian's programs on PATH change to the user `rabbitmq`; those in here run as whoever calls them."""
+
+TLS = Path(__file__).parent / "api" / "tls"
+"""The authority, the server's and the client's certificates of these tests; a client's name is a RabbitMQ user's with EXTERNAL."""
+CONFIGURATION = f"""\
+loopback_users = none
+disk_free_limit.absolute = 50MB
+log.file.level = warning
+ssl_options.cacertfile = {TLS / "authority.pem"}
+ssl_options.certfile = {TLS / "server.pem"}
+ssl_options.keyfile = {TLS / "server.pem"}
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = false
+auth_mechanisms.1 = PLAIN
+auth_mechanisms.2 = EXTERNAL
+ssl_cert_login_from = common_name
+"""
 
 BOOT_SECONDS = 50.0
 STOP_SECONDS = 30.0
@@ -70,15 +88,15 @@ class Broker:
             )
         self._scripts = scripts
         self._directory = directory
-        self.port, dist_port, epmd_port = _free_ports(3)
+        self.port, self.tls_port, dist_port, epmd_port = _free_ports(4)
         self.node = f"relay-test-{self.port}@localhost"
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._frozen = False
         self._passwords = {"guest": "guest"}
-        (directory / "enabled_plugins").write_text("[].\n")
+        (directory / "enabled_plugins").write_text("[rabbitmq_auth_mechanism_ssl].\n")
         (directory / "rabbitmq-env.conf").touch()
-        (directory / "rabbitmq.conf").write_text("loopback_users = none\ndisk_free_limit.absolute = 50MB\nlog.file.level = warning\n")
+        (directory / "rabbitmq.conf").write_text(f"{CONFIGURATION}listeners.ssl.default = 127.0.0.1:{self.tls_port}\n")
         loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
         self._environment = {
             "PATH": os.environ["PATH"],
@@ -214,6 +232,13 @@ class Broker:
     def set_permissions(self, name: str, *, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
         """Replace the rights of a user in the virtual host `/`."""
         self.ctl("set_permissions", "--vhost", "/", name, configure, write, read)
+
+    def define(self, definitions: Mapping[str, Any]) -> None:
+        """Import definitions, users with plain passwords among them: much in one call."""
+        file = self._directory / "definitions.json"
+        file.write_text(json.dumps(definitions))
+        self.ctl("import_definitions", str(file))
+        self._passwords |= {user["name"]: user["password"] for user in definitions.get("users", ()) if "password" in user}
 
     def alarm(self, *, on: bool) -> None:
         """Raise the memory alarm, which blocks every connection that publishes, or end it."""

@@ -11,39 +11,38 @@ import logging
 from collections.abc import Sequence
 from typing import NoReturn
 
-import orjson
-from aio_pika.abc import AbstractIncomingMessage
-from yarl import URL
+from aio_pika import exceptions as amqp
+from aiormq.abc import DeliveredMessage
+from aiormq.exceptions import ChannelAccessRefused
 
-from relay import amqp as broker
+from relay.amqp.address import place
+from relay.amqp.connection import CLOSING, SETTING_UP, Connection, keep_connected
+from relay.amqp.topology import Exchange, Queue, establish
+from relay.amqp.trouble import Trouble, explain, said
 from relay.api import Client, Relay
-from relay.api.auth import caller_of
+from relay.api.letter import UnusableError, open_letter
+from relay.api.strangers import Strangers
 from relay.approvals import AmqpSettings
-from relay.approvals.request import Body, Caller, MalformedError, WrongFieldError, body_of
-from relay.errors import Deferred
+from relay.errors import Deferred, StoreUnavailable
 
 PREFETCH = 16
 """Messages that the broker hands over before the first is acknowledged."""
-LARGEST = 64 * 1024
-"""Bytes of a body, as over HTTP."""
-CLOSED = 1.0
-"""Seconds between two looks at whether approvals may be taken again."""
+LOOK = 1.0
+"""Seconds between two looks at whether approvals may be taken."""
+LONGEST_REST = 60.0
+"""Seconds: the longest pause after a decision that could not be recorded. Each try counts towards a queue's delivery limit."""
 
 _log = logging.getLogger(__name__)
 
 
-class UnusableError(Exception):
-    """A message that no client's decision can be made of. The text says why."""
-
-
-def topology(exchange: str, scope: str) -> tuple[broker.Exchange | broker.Queue, ...]:
+def topology(exchange: str, scope: str) -> tuple[Exchange | Queue, ...]:
     """What ``declare: true`` makes: the dead letters first, so that none falls between (contract, section 7)."""
     approvals, dlx = f"{exchange}.approvals", f"{exchange}.dlx"
     return (
-        broker.Exchange(dlx, "topic"),
-        broker.Queue(f"{exchange}.dead", source=dlx, key="#", arguments={"x-max-length": 10_000}),
-        broker.Exchange(approvals, "topic"),
-        broker.Queue(
+        Exchange(dlx, "topic"),
+        Queue(f"{exchange}.dead", source=dlx, key="#", arguments={"x-max-length": 10_000}),
+        Exchange(approvals, "topic"),
+        Queue(
             f"{approvals}.{scope}",
             source=approvals,
             key=f"approve.{scope}",
@@ -52,101 +51,103 @@ def topology(exchange: str, scope: str) -> tuple[broker.Exchange | broker.Queue,
     )
 
 
-def who(user_id: str | None, clients: Sequence[Client]) -> Caller:
-    """The client whose ``amqp_user`` the broker has vouched for. Raises UnusableError where there is none.
-
-    Nothing else of a message says who sent it: topic permissions do not cover the CC header (FIELD 5.7).
-    """
-    if not user_id:
-        raise UnusableError("it has no user_id, so nobody vouches for its sender")
-    for client in clients:
-        if client.amqp_user == user_id:
-            return caller_of(client, "amqp")
-    raise UnusableError(f"its user_id {user_id!r} is no client's amqp_user")
-
-
-def identity_of(message_id: str | None) -> str:
-    """The id that makes a repeat known. Raises UnusableError where there is none."""
-    if not message_id:
-        raise UnusableError("it has no message_id, so a repeat could not be known")
-    return message_id
-
-
-def read(raw: bytes) -> Body:
-    """The decision in a message, bare or as the ``data`` of a CloudEvent. Raises UnusableError."""
-    if len(raw) > LARGEST:
-        raise UnusableError(f"it has {len(raw)} bytes, more than {LARGEST}")
-    try:
-        fields = orjson.loads(raw)
-        if isinstance(fields, dict) and "specversion" in fields and "data" in fields:
-            fields = fields["data"]
-        return body_of(fields)
-    except (orjson.JSONDecodeError, MalformedError, WrongFieldError) as error:
-        raise UnusableError(f"its body is no decision: {error}") from None
-
-
 class Approvals:
     """Consumes this scope's queue for as long as approvals may be taken."""
 
-    def __init__(self, settings: AmqpSettings, exchange: str, clients: Sequence[Client], relay: Relay) -> None:
+    def __init__(self, settings: AmqpSettings, exchange: str, clients: Sequence[Client], relay: Relay, strangers: Strangers) -> None:
+        scope = relay.origin.scope
         self._settings = settings
-        self._exchange = exchange
+        self._parts = topology(exchange, scope)
+        self._exchange, self._queue, self._key = f"{exchange}.approvals", f"{exchange}.approvals.{scope}", f"approve.{scope}"
         self._clients = clients
         self._relay = relay
+        self._strangers = strangers
         self._logged = ""
 
     async def run(self) -> NoReturn:
         """Connect for ever, and decide what comes, until cancelled."""
         name = f"imds-relay approvals of {self._relay.origin.scope} at {self._relay.origin.relay}"
-        await broker.keep_connected(self._target, name, self._relay.clock, self._serve, self._tell)
+        await keep_connected(self._settings.targets, name, self._relay.clock, self._serve, self._tell)
 
-    def _target(self) -> URL:
-        return broker.parse_url(self._settings.reveal("url") or "")
-
-    async def _serve(self, connection: broker.Connection) -> NoReturn:
-        scope = self._relay.origin.scope
-        async with asyncio.timeout(broker.SETTING_UP):
-            await broker.establish(connection, topology(self._exchange, scope), self._settings.declare)
-        self._log_once(logging.INFO, f"connected to {broker.place(connection.url)}")
+    async def _serve(self, connection: Connection) -> NoReturn:
+        async with asyncio.timeout(SETTING_UP):
+            await establish(connection, self._parts, self._settings.declare)
+        rest = LOOK
         while True:
-            while not await self._may_take():
-                await self._relay.clock.sleep(CLOSED)
-                if connection.is_closed:
-                    raise Deferred("the connection was lost")
-            await self._consume(connection, f"{self._exchange}.approvals.{scope}")
-            await self._relay.clock.sleep(CLOSED)
+            while (why := await self._closed()) is not None:
+                self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages wait: {why}")
+                await self._relay.clock.sleep(LOOK)
+                if connection.lost:
+                    raise Deferred(f"the connection to {place(connection.url)} was lost")
+            rest = LOOK if await self._consume(connection) else min(rest * 2, LONGEST_REST)
+            await self._relay.clock.sleep(rest)
 
-    async def _may_take(self) -> bool:
-        """Not while approvals are off, nor while nothing can be put on disk: messages wait then."""
-        return self._relay.store.failing is None and await self._relay.gate.mode() != "off"
-
-    async def _consume(self, connection: broker.Connection, queue: str) -> None:
-        """Return when approvals may be taken no more; what was not acknowledged goes back to the queue."""
-        async with connection.channel(publisher_confirms=False) as channel:
-            await channel.set_qos(prefetch_count=PREFETCH)
-            source = await channel.get_queue(queue, ensure=False)
-            async with source.iterator() as messages:
-                async for message in messages:
-                    if not await self._may_take() or not await self._decide(message):
-                        return
-        raise Deferred("the channel to the broker was closed")
-
-    async def _decide(self, message: AbstractIncomingMessage) -> bool:
-        """Decide one message; False where the decision cannot be put on disk now, and the message must wait."""
+    async def _closed(self) -> str | None:
+        """Why nothing may be taken now: while approvals are off, or nothing can be put on disk, messages wait in the queue."""
+        if self._relay.store.failing is not None:
+            return "the state file cannot be written"
         try:
-            caller, identity, body = who(message.user_id, self._clients), identity_of(message.message_id), read(message.body)
+            return "approvals are off" if await self._relay.gate.mode() == "off" else None
+        except StoreUnavailable:
+            return "the state file cannot be read"
+
+    async def _consume(self, connection: Connection) -> bool:
+        """Take messages until none may be taken; what was not acknowledged then goes back to the queue.
+
+        Returns False if that was found out by a decision that could not be recorded. Raises Deferred when queue or channel are gone.
+        """
+        channel = await connection.channel(publisher_confirms=False)
+        came: asyncio.Queue[DeliveredMessage | str] = asyncio.Queue()
+        channel.close_callbacks.add(
+            lambda _, error: came.put_nowait(f"the channel was closed: {explain(error or amqp.ChannelClosed()).reason}")
+        )
+        line = await channel.get_underlay_channel()
+        line.on_consumer_cancel_callbacks.add(lambda _: came.put_nowait(f"the queue {self._queue} is there no more"))
+        await line.basic_qos(prefetch_count=PREFETCH)
+        try:
+            await line.basic_consume(self._queue, came.put, consumer_tag=f"imds-relay {self._relay.origin.relay}")
+        except amqp.ChannelNotFoundEntity as error:
+            raise Deferred(f"the broker has no such queue ({said(error)}): make it, or set declare: true") from None
+        except ChannelAccessRefused as error:
+            raise Deferred(f"the broker refused the queue ({said(error)}): grant the user read on it") from None
+        self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages are taken from {self._queue}")
+        recorded = True
+        while recorded and await self._closed() is None:
+            try:
+                async with asyncio.timeout(LOOK):
+                    message = await came.get()
+            except TimeoutError:
+                continue
+            if isinstance(message, str):
+                raise Deferred(message)
+            recorded = await self._decide(message)
+        with connection.cut_after(CLOSING):
+            await channel.close()
+        return recorded
+
+    async def _decide(self, message: DeliveredMessage) -> bool:
+        """Decide one message; False where the decision cannot be put on disk now, and the message must wait."""
+        tag = message.delivery_tag or 0
+        try:
+            caller, identity, body = open_letter(message, self._exchange, self._key, self._clients)
         except UnusableError as error:
-            _log.warning("a message for approvals was dead-lettered: %s", error)
-            await message.reject(requeue=False)
+            self._strangers.sent(message.header.properties.user_id, str(error), self._relay.clock.monotonic())
+            await message.channel.basic_reject(tag, requeue=False)
             return True
         approval = body.approval(caller, self._relay.clock.now(), message.body, request_id=identity, message_id=identity)
-        answer = await self._relay.gate.submit(approval)
+        try:
+            answer = await self._relay.gate.submit(approval)
+        except Exception:  # noqa: BLE001  # an error of our own, logged with its traceback
+            # Given back, it would come again at once, and so on: nobody else would be heard.
+            _log.exception("a message for approvals could not be decided, and was dead-lettered")
+            await message.channel.basic_reject(tag, requeue=False)
+            return True
         if answer.status == 503:
             return False
-        await message.ack()
+        await message.channel.basic_ack(tag)
         return True
 
-    def _tell(self, trouble: broker.Trouble) -> None:
+    def _tell(self, trouble: Trouble) -> None:
         self._log_once(logging.WARNING, trouble.reason)
 
     def _log_once(self, level: int, text: str) -> None:

@@ -49,7 +49,9 @@ class _Facts(Collector):
         yield GaugeMetricFamily("imds_relay_journal_position", "Position of the journal's last row", self.position)
         yield _one_of("imds_relay_approvals_mode", "The switch of the approvals, as it holds", "mode", self.mode)
         yield from self._sinks()
-        yield CounterMetricFamily("imds_relay_strangers", "Calls without good credentials", self.strangers)
+        yield CounterMetricFamily(
+            "imds_relay_strangers", "Calls without good credentials, and messages that could not be used", self.strangers
+        )
         answers = CounterMetricFamily("imds_relay_http_answers", "Answers of the API", labels=["status"])
         for status, count in sorted(self.answered.items()):
             answers.add_metric([str(status)], count)

@@ -20,6 +20,7 @@ from relay.api.connection import Connection, Peer, linger
 from relay.api.listener import Listener
 from relay.api.problems import Problem, of_http
 from relay.api.sockets import local_peer, local_socket, open_tcp, tcp_peer
+from relay.api.strangers import Strangers
 from relay.api.stream import MEDIA, Streams
 from relay.api.tls import Tls
 from relay.clock import Clock
@@ -50,6 +51,11 @@ class Server:
         """Where it listens, for people."""
         self.port = settings.port
         """The TCP port that it listens on."""
+
+    @property
+    def strangers(self) -> Strangers:
+        """Where those are counted who show no good credentials."""
+        return self._desk.strangers
 
     def attach(self, relay: Relay) -> None:
         """The relay runs: from now on calls reach it."""

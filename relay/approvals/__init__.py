@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from relay.amqp.settings import BrokerSection
+from relay.amqp.topology import Declare
 from relay.events.match import Match
 from relay.settings import Duration, Section
 
@@ -72,21 +73,11 @@ class Rule(Section):
     approve: Literal["automatic"] | Votes
 
 
-class AmqpSettings(Section):
+class AmqpSettings(BrokerSection):
     """Approvals taken from RabbitMQ."""
 
-    url: SecretStr | None = None
-    """Where the broker is: amqp or amqps, user, password, host and virtual host."""
-    url_file: Path | None = None
-    """A file that holds the whole URL, instead of url. It is read again for every connection."""
-    declare: Literal[True, "passive", False] = True
+    declare: Declare = True
     """true: make the exchanges and queues of approvals; passive: see that they exist; false: take them as given."""
-
-    @model_validator(mode="after")
-    def _names_a_broker(self) -> AmqpSettings:
-        if self.url is None and self.url_file is None:
-            raise ValueError("expected url or url_file, got neither")
-        return self
 
 
 class ApprovalsSettings(Section):

@@ -10,7 +10,6 @@ import random
 import re
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Literal, NoReturn
 
 import aio_pika
@@ -18,10 +17,13 @@ from aio_pika import exceptions as amqp
 from aio_pika.abc import AbstractChannel, AbstractExchange
 from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
-from pydantic import Field, SecretStr, model_validator
-from yarl import URL
+from pydantic import Field
 
-from relay import amqp as broker
+from relay.amqp.address import place
+from relay.amqp.connection import HEARTBEAT, SETTING_UP, Connection, keep_connected
+from relay.amqp.settings import BrokerSection
+from relay.amqp.topology import Declare, Exchange, Queue, establish
+from relay.amqp.trouble import Trouble, explain, said
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
@@ -38,34 +40,16 @@ _LONGEST_TEXT = 255
 _log = logging.getLogger("relay.sinks.rabbitmq")
 
 
-class Settings(SinkSettings):
+class Settings(SinkSettings, BrokerSection):
     """A topic exchange on a RabbitMQ."""
 
     kind: Literal["rabbitmq"]
-    url: SecretStr | None = None
-    """Where the broker is: amqp or amqps, user, password, host and virtual host. For amqps, ?cafile= names a private CA."""
-    url_file: Path | None = None
-    """A file that holds the whole URL, instead of url. It is read again for every connection."""
     exchange: str = Field(default="azure.scheduledevents", pattern=r"^[A-Za-z0-9_.:-]{1,127}$")
     """The topic exchange; the unrouted exchange and queue are named after it."""
-    declare: broker.Declare = True
+    declare: Declare = True
     """true: make exchange, unrouted exchange and unrouted queue; passive: see that they exist; false: take them as given."""
     timeout: Duration = Field(default=15.0, gt=0)
     """How long the broker may take to confirm a message."""
-
-    @model_validator(mode="after")
-    def _names_a_broker(self) -> Settings:
-        if self.url is None and self.url_file is None:
-            raise ValueError("expected url or url_file, got neither")
-        try:
-            self.target()
-        except ValueError as error:
-            raise ValueError(f"{'url' if self.url_file is None else 'url_file'}: {error}") from None
-        return self
-
-    def target(self) -> URL:
-        """The broker's URL as it is now. Raises ValueError if it cannot be used."""
-        return broker.parse_url(self.reveal("url") or "")
 
 
 def routing_key(event: CloudEvent) -> str:
@@ -91,13 +75,13 @@ def build(event: CloudEvent) -> aio_pika.Message:
     )
 
 
-def topology(exchange: str) -> tuple[broker.Exchange | broker.Queue, ...]:
+def topology(exchange: str) -> tuple[Exchange | Queue, ...]:
     """What the sink makes on the broker. The unrouted pair comes first: no message then falls between the two."""
     unrouted = f"{exchange}.unrouted"
     return (
-        broker.Exchange(unrouted, "fanout"),
-        broker.Queue(unrouted, source=unrouted, key="", arguments={"x-max-length": 10_000}),
-        broker.Exchange(exchange, "topic", {"alternate-exchange": unrouted}),
+        Exchange(unrouted, "fanout"),
+        Queue(unrouted, source=unrouted, key="", arguments={"x-max-length": 10_000}),
+        Exchange(exchange, "topic", {"alternate-exchange": unrouted}),
     )
 
 
@@ -120,19 +104,19 @@ def judge(answer: Answer, key: str, size: int, *, made_by_us: bool) -> Receipt:
         case amqp.DeliveryError():
             raise Deferred("the broker answered with a nack: a queue is full and rejects, or the message could not be stored")
         case amqp.ChannelNotFoundEntity() if not made_by_us:
-            reason = f"the broker has no such exchange ({broker.said(answer)}): make it, or set declare: true"
+            reason = f"the broker has no such exchange ({said(answer)}): make it, or set declare: true"
             raise Deferred(reason, failure="slow", status=404)
-        case ChannelAccessRefused() if "topic '" not in broker.said(answer) or f"topic '{key}'" in broker.said(answer):
-            reason = f"the broker refused the message ({broker.said(answer)}): grant the user write on the exchange, and on the topic"
+        case ChannelAccessRefused() if "topic '" not in said(answer) or f"topic '{key}'" in said(answer):
+            reason = f"the broker refused the message ({said(answer)}): grant the user write on the exchange, and on the topic"
             raise Deferred(reason, failure="slow", status=403)
-        case amqp.ChannelPreconditionFailed() if f"message size {size} " in broker.said(answer):
-            raise Rejected(f"the broker takes no message of this size ({broker.said(answer)})", status=406)
+        case amqp.ChannelPreconditionFailed() if f"message size {size} " in said(answer):
+            raise Rejected(f"the broker takes no message of this size ({said(answer)})", status=406)
         case TypeError() | ValueError():
             raise answer
         case amqp.ChannelInvalidStateError():
             raise Deferred("the channel to the broker closed before the message was sent")
         case BaseException():
-            reason = f"the channel closed before the broker confirmed: {broker.explain(answer).reason}"
+            reason = f"the channel closed before the broker confirmed: {explain(answer).reason}"
             raise Deferred(f"{reason}. The message may be stored, and is sent again with the same id")
         case _:
             raise Deferred(f"expected the broker to confirm, got {type(answer).__name__}")
@@ -141,7 +125,7 @@ def judge(answer: Answer, key: str, size: int, *, made_by_us: bool) -> Receipt:
 class Line:
     """An open channel, and what lives and dies with it."""
 
-    def __init__(self, connection: broker.Connection, channel: AbstractChannel, exchange: AbstractExchange) -> None:
+    def __init__(self, connection: Connection, channel: AbstractChannel, exchange: AbstractExchange) -> None:
         self.unconfirmed: dict[str, asyncio.Task[Answer]] = {}
         """Publishes under way, by message id. One outlives the delivery that stopped waiting: see `RabbitMQ.deliver`."""
         self.why: BaseException | None = None
@@ -191,7 +175,7 @@ class RabbitMQ:
         self._publishes = publishes
         self._line: Line | None = None
         self._there = asyncio.Event()
-        self._trouble = broker.Trouble("the connection to the broker is being made")
+        self._trouble = Trouble("the connection to the broker is being made")
         self._logged = ""
         self._unrouted: set[str] = set()
 
@@ -243,14 +227,14 @@ class RabbitMQ:
     def _hang_up(self) -> None:
         self._line = None
         self._there.clear()
-        self._trouble = broker.Trouble("the channel to the broker is being opened again")
+        self._trouble = Trouble("the channel to the broker is being opened again")
 
-    async def serve(self, connection: broker.Connection) -> NoReturn:
+    async def serve(self, connection: Connection) -> NoReturn:
         """Keep a publishing channel open on the connection. Raises when the connection is of no more use."""
-        where = broker.place(connection.url)
+        where = place(connection.url)
         while True:
-            async with asyncio.timeout(broker.SETTING_UP):
-                await broker.establish(connection, topology(self._settings.exchange), self._settings.declare)
+            async with asyncio.timeout(SETTING_UP):
+                await establish(connection, topology(self._settings.exchange), self._settings.declare)
                 channel = connection.channel(on_return_raises=True)
                 await channel.initialize()
                 exchange = await channel.get_exchange(self._settings.exchange, ensure=False)  # needs no right to configure
@@ -262,9 +246,9 @@ class RabbitMQ:
             finally:
                 self._hang_up()
             if not isinstance(line.why, amqp.ChannelClosed) and line.why is not None:
-                raise Deferred(f"the connection to {where} was lost: {broker.explain(line.why).reason}")
+                raise Deferred(f"the connection to {where} was lost: {explain(line.why).reason}")
 
-    def tell(self, trouble: broker.Trouble) -> None:
+    def tell(self, trouble: Trouble) -> None:
         """Hear why there is no connection."""
         self._trouble = trouble
         self._log_once(logging.WARNING, trouble.reason)
@@ -277,13 +261,13 @@ class RabbitMQ:
 
 @contextlib.asynccontextmanager
 async def connect(
-    settings: Settings, clock: Clock, *, heartbeat: int = broker.HEARTBEAT, chance: Callable[[], float] = random.random
+    settings: Settings, clock: Clock, *, heartbeat: int = HEARTBEAT, chance: Callable[[], float] = random.random
 ) -> AsyncIterator[RabbitMQ]:
     """Start connecting, and stay connected until the context is left. A broker that is not there is waited for."""
     async with asyncio.TaskGroup() as tasks:
         sink = RabbitMQ(settings, tasks)
         name = f"imds-relay {settings.name}"
-        keeping = broker.keep_connected(settings.target, name, clock, sink.serve, sink.tell, heartbeat=heartbeat, chance=chance)
+        keeping = keep_connected(settings.targets, name, clock, sink.serve, sink.tell, heartbeat=heartbeat, chance=chance)
         keeper = tasks.create_task(keeping)
         try:
             yield sink

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 from pydantic import ValidationError
-from yarl import URL
 
-from relay.amqp import place
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
 from relay.sinks.rabbitmq import Answer, build, judge, routing_key
 from tests.make import EVENT_ID, cloudevent
@@ -58,15 +55,6 @@ def test_a_url_that_names_no_broker_is_refused_without_being_shown(url: str) -> 
 def test_a_url_is_required() -> None:
     with pytest.raises(ValidationError, match="expected url or url_file, got neither"):
         settings(None)
-
-
-def test_a_url_in_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    file = tmp_path / "url"
-    file.write_text("amqp://old@h/\n")
-    section = settings(None, url_file=file)
-    assert section.target().user == "old"
-    file.write_text("amqps://newer@h/\n")
-    assert section.target().user == "newer"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 128, "påvirker"])
@@ -212,15 +200,3 @@ def test_an_answer_that_is_no_confirm_says_what_to_do_next(
 def test_an_error_in_our_own_code_is_not_taken_for_the_brokers() -> None:
     with pytest.raises(TypeError, match="ours"):
         judge(TypeError("ours"), KEY, 10, made_by_us=True)
-
-
-@pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("amqp://user:hunter2@broker.example.com/prod", "broker.example.com:5672"),
-        ("amqps://user:hunter2@broker.example.com", "broker.example.com:5671"),
-        ("amqp://[::1]:1234/", "[::1]:1234"),
-    ],
-)
-def test_a_broker_is_named_by_host_and_port_alone(url: str, name: str) -> None:
-    assert place(URL(url)) == name

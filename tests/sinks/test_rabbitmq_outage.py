@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
-import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
-from typing_extensions import override
-from yarl import URL
 
-from relay import amqp
-from relay.clock import SystemClock
+from relay.amqp import connection
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import rabbitmq
 from tests.make import cloudevent
-from tests.rabbitmq import Broker, Reachable
+from tests.rabbitmq import Broker
 from tests.sinks.bus import bound, channel, deferred, delivered, sink, waiting
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -101,72 +92,6 @@ async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: B
         assert set(await stored(own_broker.amqp_url(), "killed")) == {event.body for event in events}
 
 
-# --- connecting again, for ever
-
-
-class Stop(Exception):
-    """The test has seen enough."""
-
-
-class CountingClock(SystemClock):
-    """Waits no time at all, and writes down how long it was to be; ends the test after so many times."""
-
-    def __init__(self, enough: int) -> None:
-        self.pauses: list[float] = []
-        self._enough = enough
-
-    @override
-    async def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        if len(self.pauses) == self._enough:
-            raise Stop
-
-
-async def _unused(_: amqp.Connection) -> NoReturn:
-    raise AssertionError("there is nothing to connect to")
-
-
-async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance() -> None:
-    clock = CountingClock(8)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        url = URL(f"amqp://127.0.0.1:{nobody.getsockname()[1]}/")
-        with pytest.raises(Stop):
-            await amqp.keep_connected(lambda: url, "test", clock, _unused, lambda _: None, chance=lambda: 1.0)
-    assert clock.pauses == [pytest.approx(1.25 * pause) for pause in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)]
-
-
-async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp, "SETTING_UP", 0.2)
-    greeted: list[bytes] = []
-    troubles: list[amqp.Trouble] = []
-
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        greeted.append(await reader.readexactly(8))
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
-        url = URL(f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-        with pytest.raises(Stop):
-            await amqp.keep_connected(lambda: url, "test", CountingClock(2), _unused, troubles.append)
-    assert greeted == [b"AMQP\x00\x00\x09\x01"] * 2
-    assert "did not answer within 0.2 s" in troubles[1].reason
-
-
-async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(broker: Reachable) -> None:
-    """FIELD 5.1: in a task group, a task that ends so would end without a word."""
-    troubles: list[amqp.Trouble] = []
-
-    async def struck(_: amqp.Connection) -> NoReturn:
-        raise asyncio.CancelledError
-
-    url = URL(broker.amqp_url())
-    with pytest.raises(Stop):
-        await amqp.keep_connected(lambda: url, "test", CountingClock(2), struck, troubles.append)
-    assert ["heartbeat" in trouble.reason for trouble in troubles] == [True, True]
-
-
 # --- standing still
 
 
@@ -226,7 +151,7 @@ async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(own_br
         large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
         await asyncio.gather(*(deferred(bus, event) for event in large))
         began = time.monotonic()
-    assert time.monotonic() - began < amqp.CLOSING + 1
+    assert time.monotonic() - began < connection.CLOSING + 1
     own_broker.thaw()
 
 
@@ -244,7 +169,7 @@ async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_i
         async with sink(url, "alarmed", timeout="500ms") as leaving:
             await deferred(leaving, cloudevent("event.started"), "did not confirm")
             began = time.monotonic()
-        assert time.monotonic() - began < amqp.CLOSING + 1
+        assert time.monotonic() - began < connection.CLOSING + 1
         for event, reason in ((before, "did not confirm"), (later, "did not let anybody publish"), (before, "did not confirm")):
             error = await deferred(bus, event)
             assert (error.failure, reason in error.reason) == ("transient", True)
@@ -270,7 +195,7 @@ async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_passwor
         await delivered(bus, cloudevent())
         await asyncio.to_thread(own_broker.ctl, "change_password", "rotated", "hunter3")
         await asyncio.to_thread(own_broker.ctl, "close_all_user_connections", "rotated", "for rotation")
-        error = await deferred(bus, cloudevent(), "refused user or password")
+        error = await deferred(bus, cloudevent(), "refused user, password or certificate")
         file.write_text(own_broker.amqp_url("rotated").replace("hunter2", "hunter3"))
         await delivered(bus, cloudevent())
     ours = [record.getMessage() for record in caplog.records if record.name == "relay.sinks.rabbitmq"]
@@ -280,41 +205,3 @@ async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_passwor
     assert "for rotation" in ours[1]
     assert error.reason in ours[2]
     assert "hunter" not in f"{caplog.text}{error!r}{error.__cause__!r}{error.__context__!r}"
-
-
-async def test_amqps_is_spoken_and_the_certificate_is_checked(own_broker: Broker) -> None:
-    async with _tls_front(own_broker.port) as port:
-        url = f"amqps://guest:guest@localhost:{port}/"
-        async with sink(url, "tls") as bus:
-            await deferred(bus, cloudevent(), "CERTIFICATE_VERIFY_FAILED")
-        async with sink(f"{url}?cafile={CERTIFICATE}", "tls") as bus:
-            await delivered(bus, cloudevent())
-
-
-@asynccontextmanager
-async def _tls_front(broker_port: int) -> AsyncIterator[int]:
-    """A TLS listener that passes everything on to the broker; its port."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(CERTIFICATE)
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-        writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner, outer = await asyncio.open_connection("127.0.0.1", broker_port)
-        await asyncio.gather(pump(reader, outer), pump(inner, writer))
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-
-
-@pytest.mark.parametrize("host", ["169.254.169.254", "168.63.129.16", "[::ffff:169.254.169.254]"])
-async def test_a_metadata_address_is_never_dialled(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract, promise 6."""
-    monkeypatch.setattr(rabbitmq, "PATIENCE", 0.1)
-    async with sink(f"amqp://guest:guest@{host}/", "never") as bus:
-        await deferred(bus, cloudevent(), "metadata or host address")

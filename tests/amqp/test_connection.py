@@ -1,0 +1,225 @@
+"""A connection to the broker: made again for ever, to the next host, with TLS; and what keeps it from being made, in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from typing_extensions import override
+from yarl import URL
+
+from relay.amqp import connection
+from relay.amqp.address import parse_urls, place
+from relay.amqp.connection import Connection, keep_connected
+from relay.amqp.trouble import Trouble, explain
+from relay.clock import SystemClock
+from relay.errors import Deferred
+from tests.rabbitmq import TLS, Broker, Reachable
+
+
+class Stop(Exception):
+    """The test has seen enough."""
+
+
+class CountingClock(SystemClock):
+    """Waits no time at all, and writes down how long it was to be; ends the test after so many times."""
+
+    def __init__(self, enough: int) -> None:
+        self.pauses: list[float] = []
+        self._enough = enough
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) == self._enough:
+            raise Stop
+
+
+async def _unused(_: Connection) -> NoReturn:
+    raise AssertionError("there is nothing to connect to")
+
+
+async def _arrived(there: Connection) -> NoReturn:
+    raise Deferred(f"arrived at {place(there.url)}")
+
+
+async def told(urls: Sequence[URL], attempts: int = 1) -> list[str]:
+    """What is told of so many pauses between attempts to connect."""
+    troubles: list[Trouble] = []
+    with pytest.raises(Stop):
+        await keep_connected(lambda: urls, "test", CountingClock(attempts), _arrived, troubles.append)
+    return [trouble.reason for trouble in troubles]
+
+
+@pytest.fixture
+def nobody() -> Iterator[int]:
+    """A port that is taken and on which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+# --- for ever
+
+
+async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance(nobody: int) -> None:
+    clock = CountingClock(8)
+    urls = parse_urls(f"amqp://127.0.0.1:{nobody}/")
+    with pytest.raises(Stop):
+        await keep_connected(lambda: urls, "test", clock, _unused, lambda _: None, chance=lambda: 1.0)
+    assert clock.pauses == [pytest.approx(1.25 * pause) for pause in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)]
+
+
+async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SETTING_UP", 0.2)
+    greeted: list[bytes] = []
+    async with _mute(greeted) as url:
+        assert await told(parse_urls(url), 2) == [f"no connection to 127.0.0.1:{URL(url).port}: the broker did not answer in time"] * 2
+    assert greeted == [b"AMQP\x00\x00\x09\x01"] * 2
+
+
+@asynccontextmanager
+async def _mute(greeted: list[bytes]) -> AsyncIterator[str]:
+    """The URL of a broker that says nothing."""
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeted.append(await reader.readexactly(8))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        yield f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(broker: Reachable) -> None:
+    """FIELD 5.1: in a task group, a task that ends so would end without a word."""
+    troubles: list[Trouble] = []
+
+    async def struck(_: Connection) -> NoReturn:
+        raise asyncio.CancelledError
+
+    urls = parse_urls(broker.amqp_url())
+    with pytest.raises(Stop):
+        await keep_connected(lambda: urls, "test", CountingClock(2), struck, troubles.append)
+    assert ["heartbeat" in trouble.reason for trouble in troubles] == [True, True]
+
+
+async def test_a_url_that_becomes_unusable_is_told_and_read_again(broker: Reachable) -> None:
+    found = iter((ValueError("expected a URL"), broker.amqp_url()))
+    troubles: list[Trouble] = []
+
+    def urls() -> Sequence[URL]:
+        one = next(found)
+        if isinstance(one, ValueError):
+            raise one
+        return parse_urls(one)
+
+    with pytest.raises(Stop):
+        await keep_connected(urls, "test", CountingClock(2), _arrived, troubles.append)
+    assert [trouble.reason.partition(" ")[0] for trouble in troubles] == ["expected", "arrived"]
+
+
+# --- several hosts
+
+
+async def test_the_next_host_is_tried_at_once_and_a_pause_made_after_the_last(own_broker: Broker, nobody: int) -> None:
+    """The order is that of the URL; what is told of several is one sentence, which changes only when something does."""
+    urls = parse_urls(f"amqp://guest:guest@127.0.0.1:{nobody},127.0.0.1:{own_broker.port}/")
+    refused, arrived = f"no connection to 127.0.0.1:{nobody}: Connection refused", f"arrived at 127.0.0.1:{own_broker.port}"
+    assert await told(urls, 2) == [refused, f"{arrived}; {refused}", f"{arrived}; {refused}", f"{arrived}; {refused}"]
+    assert await told(urls[::-1]) == [arrived, f"{arrived}; {refused}"]
+
+
+async def test_a_host_that_goes_is_left_for_the_next_within_seconds(own_broker: Broker, broker: Reachable) -> None:
+    """Two brokers, one of which is killed while it is used."""
+    other = URL(broker.amqp_url())
+    urls = parse_urls(f"amqp://guest:guest@127.0.0.1:{own_broker.port},{other.host}:{other.port}/")
+    used: asyncio.Queue[str] = asyncio.Queue()
+
+    async def serve(there: Connection) -> NoReturn:
+        used.put_nowait(place(there.url))
+        while not there.lost:  # noqa: ASYNC110  # there is no event
+            await asyncio.sleep(0.01)
+        raise Deferred("it was lost")
+
+    keeping = asyncio.create_task(keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None))
+    assert await used.get() == f"127.0.0.1:{own_broker.port}"
+    await asyncio.to_thread(own_broker.kill)
+    began = time.monotonic()
+    async with asyncio.timeout(10):
+        assert await used.get() == place(other)
+    assert time.monotonic() - began < 3
+    keeping.cancel()
+    await asyncio.wait({keeping})
+
+
+# --- TLS
+
+
+@pytest.fixture
+def secure(own_broker: Broker) -> str:
+    """The URL of a broker that listens with TLS, up to its options."""
+    return f"amqps://guest:guest@localhost:{own_broker.tls_port}/"
+
+
+async def test_a_certificate_is_checked_against_the_file_that_the_url_names(own_broker: Broker, secure: str) -> None:
+    assert await told(parse_urls(f"{secure}?cafile={TLS}/authority.pem")) == [f"arrived at localhost:{own_broker.tls_port}"]
+    (reason,) = await told(parse_urls(secure))
+    assert "certificate is not one that we trust (self-signed certificate in certificate chain): see cafile" in reason
+
+
+async def test_a_certificate_of_another_host_is_refused(own_broker: Broker, secure: str) -> None:
+    del own_broker
+    (reason,) = await told(parse_urls(f"{secure.replace('localhost', '127.0.0.2')}?cafile={TLS}/authority.pem"))
+    assert "no connection to 127.0.0.2" in reason
+
+
+async def test_a_client_certificate_stands_for_the_user(own_broker: Broker, secure: str, tmp_path: Path) -> None:
+    """EXTERNAL, without a password; the files are read for every connection, so they can be renewed."""
+    mine = tmp_path / "client.pem"
+    shutil.copy(TLS / "impostor.pem", mine)
+    urls = parse_urls(f"{secure.replace('guest:guest@', '')}?cafile={TLS}/authority.pem&certfile={mine}&auth=external")
+    (reason,) = await told(urls)
+    assert "UNKNOWN_CA" in reason
+    shutil.copy(TLS / "client.pem", mine)
+    (reason,) = await told(urls)
+    if "drain" not in await asyncio.to_thread(own_broker.ctl, "list_users"):
+        assert "refused user, password or certificate" in reason
+        await asyncio.to_thread(own_broker.add_user, "drain", "another way in")
+        (reason,) = await told(urls)
+    assert reason == f"arrived at localhost:{own_broker.tls_port}"
+
+
+async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> None:
+    """A broker without the plugin for EXTERNAL, here one whose plain listener is asked for it."""
+    there = Connection(URL(f"{own_broker.amqp_url()}?auth=gssapi"), "test")
+    with pytest.raises(Exception, match="PLAIN") as refused:
+        await there.connect()
+    await there.leave()
+    assert "the broker takes PLAIN" in explain(refused.value).reason
+    assert "rabbitmq_auth_mechanism_ssl" in explain(refused.value).reason
+
+
+@pytest.mark.parametrize("option", ["cafile", "certfile", "keyfile"])
+async def test_a_file_that_is_not_there_is_named(own_broker: Broker, secure: str, option: str) -> None:
+    del own_broker
+    files = {"cafile": f"{TLS}/authority.pem", "certfile": f"{TLS}/client.pem", "keyfile": f"{TLS}/client.pem", option: "/no/such.pem"}
+    (reason,) = await told(parse_urls(f"{secure}?{'&'.join(f'{name}={file}' for name, file in files.items())}"))
+    assert reason.endswith(": /no/such.pem: No such file or directory")
+
+
+# --- where it never leads
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "168.63.129.16", "[::ffff:169.254.169.254]"])
+async def test_a_metadata_address_is_never_dialled(host: str) -> None:
+    """Contract, promise 6."""
+    (reason,) = await told(parse_urls(f"amqp://guest:guest@{host}/"))
+    assert "metadata or host address" in reason
