@@ -119,6 +119,20 @@ async def test_a_length_over_the_limit_is_refused_before_any_byte_of_the_body(re
     assert time.monotonic() - began < 3
 
 
+async def test_who_sends_all_before_reading_sees_the_refusal(relay: Running) -> None:
+    """To close with bytes unread would reset the connection, and the answer would be lost with it."""
+
+    def upload() -> bytes:
+        with socket.create_connection(("127.0.0.1", relay.server.port)) as sock:
+            sock.sendall(POST + b"Content-Length: 500000\r\n\r\n" + b"x" * 500_000)
+            time.sleep(0.1)
+            return sock.recv(65536)
+
+    answer = await asyncio.to_thread(upload)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"\r\nConnection: close\r\n" in answer
+
+
 async def test_who_asks_first_is_told_413_and_never_to_go_on(relay: Running) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
     writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 70000\r\n\r\n")

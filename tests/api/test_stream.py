@@ -192,7 +192,8 @@ def _read_all(sock: socket.socket) -> bytes:
 
 
 async def test_a_stream_with_nothing_to_say_does_nothing(relay: Running) -> None:
-    async with following(relay, "0") as messages:
+    async with following(relay) as messages:
+        await relay.see(event(resources=("WestNO_0",)))
         await _take(messages, 1)
         await asyncio.sleep(0.1)
         before = time.process_time()
