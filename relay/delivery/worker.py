@@ -25,6 +25,8 @@ from relay.outbox.sqlite import Store, Work
 from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
 
+SKEWED = 30.0
+"""Seconds that a receiver's clock may differ from ours before it is told of: signatures bear the time, and are refused for it."""
 UNREAD = 1.0
 """Seconds until another try where the store could not be read."""
 
@@ -52,6 +54,8 @@ class Worker:
         self._own_errors: dict[int, int] = {}
         self._own_error: str | None = None  # what was logged last
         self._dead = 0
+        self._skewed = False
+        self._slot = float("-inf")  # before that moment nothing more is begun, of a sink with a rate
         self._wake = asyncio.Event()
         self._ending = False
         self._arrived: list[tuple[int, Attempt]] = []  # delivered, and not yet handed to the store
@@ -75,8 +79,13 @@ class Worker:
     @property
     def quiet(self) -> bool:
         """Whether nothing is being sent and nothing could be sent now: a good moment to stop."""
-        stopped = self.state != "on" or self._circuit.probing or self._clock.monotonic() < self._circuit.opens
+        stopped = self.state != "on" or self._clock.monotonic() < self._circuit.opens
         return self._under_way == 0 and (stopped or not self._lanes.any_free)
+
+    @property
+    def _opens(self) -> float:
+        """Before that moment nothing may be begun (monotonic seconds)."""
+        return max(self._circuit.opens, self._slot)
 
     def push(self, entries: Iterable[Entry]) -> None:
         """Take in entries, in the order in which they were recorded."""
@@ -142,14 +151,20 @@ class Worker:
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         now = self._clock.monotonic()
-        if self.state != "on" or now < self._circuit.opens:
+        if self.state != "on" or now < self._opens:
             return
         if self._circuit.probing and self._under_way == 0:
             self._lanes.wake_all(alone=False)
         self._lanes.wake(now)
-        while self._under_way < self._most() and (entry := self._lanes.take(least_tried=self._circuit.least_tried)) is not None:
+        while (
+            now >= self._slot
+            and self._under_way < self._most()
+            and (entry := self._lanes.take(least_tried=self._circuit.least_tried)) is not None
+        ):
             self._circuit.begun()
             self._under_way += 1
+            if self.settings.rate is not None:
+                self._slot = now + 1 / self.settings.rate
             group.create_task(self._carry(entry), name=f"{self.settings.name}:{entry.id}")
 
     def _most(self) -> int:
@@ -159,7 +174,7 @@ class Worker:
         """Seconds until something may be begun; None: only when something happens."""
         if self.state != "on" or self._under_way >= self._most() or not len(self._lanes):
             return None
-        now, opens = self._clock.monotonic(), self._circuit.opens
+        now, opens = self._clock.monotonic(), self._opens
         due = opens if now < opens else self._lanes.next_wake()
         return max(0.0, due - now) if due is not None else None
 
@@ -186,10 +201,13 @@ class Worker:
 
         try:
             receipt = await self._sink.deliver(event)
+            self._compare_clocks(receipt.skew)
             attempt = Attempt(at, took(), "delivered", receipt.status, None, receipt.answer)
         except Rejected as error:
+            self._compare_clocks(error.skew)
             self._parked(entry, error.reason, Attempt(at, took(), "parked", error.status, error.reason, error.answer))
         except Deferred as error:
+            self._compare_clocks(error.skew)
             self._failed(entry, error, Attempt(at, took(), "deferred", error.status, error.reason, error.answer), began)
         except asyncio.CancelledError:
             if self._ending:
@@ -201,6 +219,19 @@ class Worker:
             self._failed_by_itself(entry, error, Attempt(at, took(), "error", None, _named(error), None), began)
         else:
             self._delivered(entry, attempt)
+
+    def _compare_clocks(self, skew: float | None) -> None:
+        """Tell of a far side whose clock differs much from ours, once until it does not."""
+        if skew is None or (abs(skew) > SKEWED) is self._skewed:
+            return
+        self._skewed = not self._skewed
+        name = self.settings.name
+        if not self._skewed:
+            _log.info("sink %s: its clock and ours agree again", name)
+            return
+        reason = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} ours: check both, as signatures bear the time"
+        _log.warning("sink %s: %s", name, reason)
+        self._say("relay.clock-skewed", name, reason, 1)
 
     def _delivered(self, entry: Entry, attempt: Attempt) -> None:
         self._own_errors.pop(entry.id, None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,26 @@ async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same
     async with going(tmp_path, {"bus": far}) as relay:
         await relay.settled()
         assert len(far.got) == 30
+
+
+async def test_what_was_taken_before_an_orderly_stop_is_not_sent_again(tmp_path: Path) -> None:
+    """Also what was taken while the store was busy, and not written down yet."""
+    far = Far()
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.dispatcher.set_state("bus", "paused", None)
+        for number in range(20):
+            await relay.tell(f"E-{number}")
+        resumed = asyncio.create_task(relay.dispatcher.set_state("bus", "on", None))
+        busy = threading.Event()
+        await until(resumed.done)
+        relay.store.submit(lambda _: busy.wait(10))
+        await until(lambda: len(far.got) == 20)
+        relay.task.cancel()
+        await asyncio.wait({relay.task})
+        busy.set()
+    async with going(tmp_path, {"bus": far}) as relay:
+        await relay.settled()
+        assert len(far.got) == 20
 
 
 async def test_a_restart_goes_on_counting_tries(tmp_path: Path) -> None:

@@ -210,6 +210,55 @@ async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: 
         assert max(moment for moment, _ in drain.tried) - min(moment for moment, _ in drain.tried[-5:]) <= 1, "all at once"
 
 
+async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_once(tmp_path: Path) -> None:
+    """Without a NotBefore ahead each is parked at its first such answer, and none waits for a probe's turn."""
+    clock = SteppedClock()
+    drain = far(clock, refuses)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        for number in range(4):
+            await relay.tell(f"E-{number}", "event.ended")
+        await relay.forward(3600)
+
+        async def refused(_: CloudEvent) -> Receipt:
+            raise Deferred("it answered 401", failure="slow", status=401)
+
+        drain.answer = refused
+        await relay.forward(331)
+        assert [one.state for one in await relay.deliveries("drain")] == ["parked"] * 4
+
+
+async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(tmp_path: Path) -> None:
+    """It is no probe: each refusal of it would let everything else loose on a far side that is down."""
+    clock = SteppedClock()
+
+    async def refused_or_down(event: CloudEvent) -> Receipt:
+        if event.subject == "E-0":
+            raise Deferred("it answered 401", failure="slow", status=401)
+        raise Deferred("it answered 503", status=503)
+
+    drain = far(clock, refused_or_down)
+    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+        for number in range(6):
+            await relay.tell(f"E-{number}", not_before=600)
+        await relay.forward(500)
+        assert min(gaps(drain.times("E-0"))) >= 45
+        assert len(drain.tried) < 200
+
+
+async def test_a_deadline_behind_an_older_state_of_the_same_event_presses_too(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    down = far(clock, refuses)
+    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
+        await relay.tell("E-1", "event.ended")
+        await relay.forward(3600)
+        began = clock.monotonic()
+        await relay.tell("E-1", not_before=60)
+        await relay.forward(60)
+        tried = [moment for moment in down.times("E-1") if moment >= began]
+        assert tried[0] == began
+        assert max(gaps(tried)) <= 8
+
+
 async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path: Path) -> None:
     clock = SteppedClock()
     down, other = far(clock, refuses), far(clock)
