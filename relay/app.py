@@ -158,7 +158,8 @@ async def _source_and_gate(
 
     last_read = await store.transact(lambda tx: tx.take_last_read(), fail_open=True)
     poller = Poller(config.source, client, Recorder(origin, boot, names), store, clock, say=say, last_read=last_read)
-    gate = Gate(Ledger(config.approvals, origin, store.trusted), store, poller, clock, names_us)
+    speaks = {f"client:{one.name}": one.resources for one in config.api.clients}
+    gate = Gate(Ledger(config.approvals, origin, store.trusted, speaks=speaks), store, poller, clock, names_us)
     return poller, gate
 
 

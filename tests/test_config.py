@@ -19,6 +19,7 @@ from relay.cli.beginning import beginning
 from relay.config import DEFAULTS, Config, load, sink_members
 from relay.errors import ConfigError
 from relay.imds import SourceSettings
+from relay.settings import Section
 
 ROOT = Path(__file__).parent.parent
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
@@ -86,7 +87,9 @@ def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what
             for model in models:
                 for key, inner in settings_of(model).items():
                     if key in node:
-                        said[model.__name__, key] = said.get((model.__name__, key), False) or "#" in lines[node.lc.data[key][0]]
+                        # What a section has from another one is explained in either's place.
+                        for owner in (one for one in model.__mro__ if issubclass(one, Section) and key in settings_of(one)):
+                            said[owner.__name__, key] = said.get((owner.__name__, key), False) or "#" in lines[node.lc.data[key][0]]
                         visit(inner, node[key])
 
     visit([Config], YAML(typ="rt", pure=True).load(text))

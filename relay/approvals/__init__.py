@@ -5,72 +5,17 @@ This is the contract: the section of the YAML document, and the port through whi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Protocol
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from relay.amqp.settings import BrokerSection
 from relay.amqp.topology import Declare
-from relay.events.match import Match
-from relay.settings import Duration, Section
+from relay.approvals.rules import Conditions, Lifetime, Member, Principal, Rule, Span, Votes, person_of, voters
+from relay.settings import Section
 
-_PRINCIPAL = re.compile(r"(client|local|slack|entra|mtls):\S+")
-
-
-def _voter(text: str) -> str:
-    if not text.startswith("group:") and _PRINCIPAL.fullmatch(text) is None:
-        raise ValueError("expected group:<name>, client:<name>, local:<user>, slack:<team>/<user>, entra:<tenant>/<object> or mtls:<name>")
-    return text
-
-
-def _member(text: str) -> str:
-    if _PRINCIPAL.fullmatch(text) is None:
-        raise ValueError("expected client:<name>, local:<user>, slack:<team>/<user>, entra:<tenant>/<object> or mtls:<name>")
-    return text
-
-
-_LONGEST = 3650 * 86400.0
-
-
-def _sensible(seconds: float) -> float:
-    # Moments are counted with it, and those end with the year 9999.
-    if seconds > _LONGEST:
-        raise ValueError(f"expected at most 3650d, got {seconds / 86400:g}d")
-    return seconds
-
-
-def _some_time(seconds: float) -> float:
-    if seconds <= 0:
-        raise ValueError("expected more than 0s: it would be over as soon as it begins")
-    return seconds
-
-
-_Span = Annotated[Duration, AfterValidator(_sensible)]
-_Lifetime = Annotated[_Span, AfterValidator(_some_time)]
-
-
-class Votes(Section):
-    """A quorum: how many principals of whom must approve."""
-
-    votes: int = Field(ge=1)
-    """How many of them."""
-    from_: tuple[Annotated[str, AfterValidator(_voter)], ...] = Field(alias="from", min_length=1)
-    """Who may vote: group:<name>, client:<name>, local:<user>."""
-    expires: _Lifetime | None = None
-    """How long a vote counts; until NotBefore where left out."""
-    close_before: _Span = 0.0
-    """How long before NotBefore voting closes."""
-
-
-class Rule(Section):
-    """Which events may be approved, and how. The first rule that matches decides."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-    match: Match = Match()
-    """Conditions; every resource of the event must match."""
-    approve: Literal["automatic"] | Votes
+__all__ = ["AmqpSettings", "ApprovalsSettings", "Rule", "StartRequestPort", "Votes", "voters"]
 
 
 class AmqpSettings(BrokerSection):
@@ -87,40 +32,55 @@ class ApprovalsSettings(Section):
     """Of several relays of one scope, one alone should have it on."""
     dry_run: bool = False
     """Everything but the POST."""
-    tell_first: _Span = 5.0
+    tell_first: Span = 5.0
     """How long a StartRequest for an event that names this VM waits for the notices about it to get out."""
-    hold_expires: _Lifetime = 86400.0
+    hold_expires: Lifetime = 86400.0
     """How long a hold holds."""
     amqp: AmqpSettings | None = None
     """Also take approvals from RabbitMQ."""
     rules: tuple[Rule, ...] = ()
     """First match decides."""
-    groups: Mapping[str, tuple[Annotated[str, AfterValidator(_member)], ...]] = Field(default_factory=dict)
-    """Names for several principals."""
+    groups: Mapping[str, tuple[Member, ...]] = Field(default_factory=dict)
+    """Names for several principals or people."""
+    people: Mapping[str, tuple[Principal, ...]] = Field(default_factory=dict)
+    """The principals that one person has: of them all one vote counts."""
+
+    @model_validator(mode="after")
+    def _people_are_told_apart(self) -> ApprovalsSettings:
+        owners: dict[str, str] = {}
+        for name, principals in self.people.items():
+            for one in principals:
+                if owners.setdefault(one, name) != name:
+                    raise ValueError(f"people: expected every principal for one person, {one} is of {owners[one]} and of {name}")
+        for name, members in self.groups.items():
+            for one in members:
+                if one.startswith("person:") and one.removeprefix("person:") not in self.people:
+                    raise ValueError(f"groups.{name}: expected a person of approvals.people, {one} is none")
+        return self
 
     @model_validator(mode="after")
     def _rules_can_be_met(self) -> ApprovalsSettings:
         names = [rule.name for rule in self.rules]
-        for rule in self.rules:
+        for number, rule in enumerate(self.rules):
             if names.count(rule.name) > 1:
                 raise ValueError(f"rules: expected names that differ, {rule.name} comes twice")
-            if not isinstance(rule.approve, Votes):
-                continue
-            for one in rule.approve.from_:
-                if one.startswith("group:") and one.removeprefix("group:") not in self.groups:
-                    raise ValueError(f"rules.{rule.name}.approve.from: expected a group of approvals.groups, {one} is none")
-            able = voters(rule.approve, self.groups)
-            if len(able) < rule.approve.votes:
-                raise ValueError(f"rules.{rule.name}.approve: {rule.approve.votes} votes can never come from {len(able)} principals")
+            if any(earlier.match == Conditions() for earlier in self.rules[:number]):
+                raise ValueError(f"rules.{rule.name}: it can never decide, since a rule before it matches every event; put that one last")
+            if isinstance(rule.approve, Votes):
+                self._can_be_met(rule.name, rule.approve)
         return self
 
-
-def voters(approve: Votes, groups: Mapping[str, Sequence[str]]) -> frozenset[str]:
-    """The principals who may vote under a rule, groups taken apart."""
-    found: set[str] = set()
-    for one in approve.from_:
-        found.update(groups[one.removeprefix("group:")] if one.startswith("group:") else (one,))
-    return frozenset(found)
+    def _can_be_met(self, name: str, approve: Votes) -> None:
+        for one in approve.from_:
+            kind, _, named = one.partition(":")
+            if kind == "group" and named not in self.groups:
+                raise ValueError(f"rules.{name}.approve.from: expected a group of approvals.groups, {one} is none")
+            if kind == "person" and named not in self.people:
+                raise ValueError(f"rules.{name}.approve.from: expected a person of approvals.people, {one} is none")
+        able = {person_of(one, self.people) for one in voters(approve, self.groups, self.people)}
+        if len(able) < approve.votes:
+            once = ", of whom each person counts once" if self.people else ""
+            raise ValueError(f"rules.{name}.approve: {approve.votes} votes can never come from {len(able)} principals{once}")
 
 
 class StartRequestPort(Protocol):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from relay.approvals import ApprovalsSettings, Votes
+from relay.approvals import ApprovalsSettings
 from relay.approvals.policy import (
     HOLD_MEANS,
     Allow,
@@ -51,13 +51,15 @@ class Ledger:
     """The rules of this relay, and who it is.
 
     ``trusted`` is False where the store could not be compared with this VM. ``in_flight`` are the grants whose
-    StartRequest is being sent at this moment: what becomes of them is for its answer to say.
+    StartRequest is being sent at this moment: what becomes of them is for its answer to say. ``speaks``: the resources
+    that each client may speak for (None: all).
     """
 
     settings: ApprovalsSettings
     origin: Origin
     trusted: bool = True
     in_flight: frozenset[int] = frozenset()
+    speaks: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
 
     def mode(self, tx: Transaction) -> Mode:
         """The switch as it holds: of file and remembered, the stricter."""
@@ -69,10 +71,12 @@ class Ledger:
             occurrence,
             tuple(tx.decisions.of(occurrence.id, counting=True)),
             tuple(tx.decisions.grants(occurrence.id)),
-            rule_for(self.settings.rules, occurrence, self.origin.scope),
+            rule_for(self.settings.rules, occurrence, self.origin.scope, now),
             self.settings.groups,
             self.mode(tx),
             now,
+            self.settings.people,
+            self.speaks,
         )
 
     def submit(self, tx: Transaction, approval: Approval) -> Answer:
@@ -103,10 +107,18 @@ class Ledger:
         """Do whatever time, the document or the switch have made necessary; returns when to look again at the latest."""
         moments = []
         for occurrence in tx.decisions.unsettled():
-            moment = next_moment(self._step(tx, tx.snapshot.by_id(occurrence), now))
+            standing = self._step(tx, tx.snapshot.by_id(occurrence), now)
+            moment = next_moment(standing)
             if moment is not None:
                 moments.append(moment)
+            if standing.open and self._hours:
+                # Hours turn at whole minutes, and so does every zone: no need to know which is the next.
+                moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         return min(moments, default=None)
+
+    @property
+    def _hours(self) -> bool:
+        return any(rule.match.time is not None for rule in self.settings.rules)
 
     def held(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
         """Whether somebody's hold keeps a grant back."""
@@ -188,7 +200,7 @@ class Ledger:
         principal = approval.caller.principal
         dry_run = standing.mode == "dry-run"
         if approval.decision == "release":
-            discounted = [hold for hold in standing.holds if _may_release(approval, hold)]
+            discounted = [hold for hold in standing.holds if _may_release(approval, hold, standing)]
         else:
             # A principal has one vote and one hold: the newest. What was said in a dry run replaces nothing that was meant.
             same = (one for one in standing.decisions if (one.decision, one.principal) == (approval.decision, principal))
@@ -218,11 +230,10 @@ class Ledger:
         return decision.approval_id
 
     def _expires(self, approval: Approval, standing: Standing) -> datetime | None:
-        approve = standing.rule.approve if standing.rule is not None else None
         if approval.decision == "hold":
             return approval.at + timedelta(seconds=self.settings.hold_expires)
-        if approval.decision == "approve" and isinstance(approve, Votes) and approve.expires is not None:
-            return approval.at + timedelta(seconds=approve.expires)
+        if approval.decision == "approve" and standing.asks is not None and standing.asks.expires is not None:
+            return approval.at + timedelta(seconds=standing.asks.expires)
         return None
 
     # --- what follows
@@ -342,7 +353,7 @@ def shown(standing: Standing) -> dict[str, Any]:
     return {
         "state": state_of(standing),
         **_count(standing),
-        "missing": max(0, standing.required - standing.votes) if standing.open else 0,
+        "missing": standing.missing if standing.open else 0,
         "closes": rfc3339(standing.closes) if standing.closes is not None else None,
     }
 
@@ -373,8 +384,9 @@ def _live(approval: Approval, standing: Standing) -> Decision | None:
     return next((one for one in (*standing.voted, *standing.holds) if (one.decision, one.principal, one.revision) == same), None)
 
 
-def _may_release(approval: Approval, hold: Decision) -> bool:
-    return "operate" in approval.caller.rights.can or hold.principal == approval.caller.principal
+def _may_release(approval: Approval, hold: Decision, standing: Standing) -> bool:
+    own = standing.person(hold.principal) == standing.person(approval.caller.principal)
+    return own or "operate" in approval.caller.rights.can
 
 
 def _answer_state(approval: Approval, standing: Standing) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from relay.approvals import Rule, Votes, voters
 from relay.approvals.request import Approval, Rights
+from relay.approvals.rules import Rule, Votes, person_of, voters
 from relay.events.document import Event
-from relay.events.match import covers, matches
+from relay.events.match import covers
 from relay.events.moment import rfc3339
 from relay.outbox import Decision, Grant, Mode, Occurrence
 
@@ -28,6 +28,7 @@ class Standing:
     """Everything about one occurrence that a decision rests on, at one moment.
 
     ``decisions`` are those that count; ``grants`` all that ever were; ``rule`` is the first that matches the event as it is.
+    ``people``: whose principals count once; ``speaks``: the resources that a client may speak for (None: all).
     """
 
     occurrence: Occurrence
@@ -37,6 +38,8 @@ class Standing:
     groups: Mapping[str, Sequence[str]]
     mode: Mode
     now: datetime
+    people: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    speaks: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
 
     @property
     def due(self) -> datetime | None:
@@ -46,11 +49,16 @@ class Standing:
     @property
     def closes(self) -> datetime | None:
         """When voting closes."""
-        before = self.rule.approve.close_before if self.rule is not None and isinstance(self.rule.approve, Votes) else 0.0
+        before = self.asks.close_before if self.asks is not None else 0.0
         try:
             return self.due - timedelta(seconds=before) if self.due is not None else None
         except OverflowError:  # a NotBefore in the year 1, as .NET writes "none"
             return self.due
+
+    @property
+    def asks(self) -> Votes | None:
+        """The votes that the rule asks for; None where it is automatic or there is none."""
+        return self.rule.approve if self.rule is not None and isinstance(self.rule.approve, Votes) else None
 
     @property
     def open(self) -> bool:
@@ -71,17 +79,30 @@ class Standing:
     @property
     def required(self) -> int:
         """How many votes the rule asks for; 0 when it is automatic or there is none."""
-        return self.rule.approve.votes if self.rule is not None and isinstance(self.rule.approve, Votes) else 0
+        return self.asks.votes if self.asks is not None else 0
 
     @property
     def votes(self) -> int:
-        """How many the rule has got; 0 when it is automatic."""
-        return len({one.principal for one in self.voted}) if self.required else 0
+        """How many people's the rule has got; 0 when it is automatic."""
+        return len({self.person(one.principal) for one in self.voted}) if self.required else 0
+
+    @property
+    def unspoken(self) -> tuple[str, ...]:
+        """The machines for which somebody has yet to speak, where the rule asks for that."""
+        if self.asks is None or not self.asks.each_resource:
+            return ()
+        who = [one.principal for one in self.voted]
+        return tuple(name for name in self.occurrence.event.resources if not any(self._speaks(one, name) for one in who))
+
+    @property
+    def missing(self) -> int:
+        """How many votes are missing at least."""
+        return max(0, self.required - self.votes, 1 if self._waits_for_machines else 0)
 
     @property
     def satisfied(self) -> bool:
         """Whether the rule is satisfied, holds and the switch apart."""
-        return self.rule is not None and (self.rule.approve == "automatic" or self.votes >= self.required)
+        return self.rule is not None and (self.asks is None or self.missing == 0)
 
     @property
     def grant(self) -> Grant | None:
@@ -101,13 +122,26 @@ class Standing:
         """Whether IMDS answered 400 to a StartRequest for the event as it is now: another would fare no better."""
         return any(one.state == "failed" and one.status == 400 and one.revision == self.occurrence.revision for one in self.grants)  # HTTP
 
+    def person(self, principal: str) -> str:
+        """Whose principal it is."""
+        return person_of(principal, self.people)
+
+    @property
+    def _waits_for_machines(self) -> bool:
+        # An event that names no machine is spoken for by nobody.
+        return self.asks is not None and self.asks.each_resource and (bool(self.unspoken) or not self.occurrence.event.resources)
+
+    def _speaks(self, principal: str, resource: str) -> bool:
+        if principal.partition(":")[0] in ("client", "mtls") and principal not in self.speaks:
+            return False  # it was a client when it voted
+        return covers(self.speaks.get(principal), (resource,))
+
     def _counts(self, vote: Decision) -> bool:
-        approve = self.rule.approve if self.rule is not None else None
         return (
             vote.revision == self.occurrence.revision
             and not _expired(vote, self.now)
             and (not vote.dry_run or self.mode == "dry-run")
-            and (not isinstance(approve, Votes) or vote.principal in voters(approve, self.groups))
+            and (self.asks is None or vote.principal in voters(self.asks, self.groups, self.people))
         )
 
 
@@ -120,9 +154,9 @@ def _scheduled(event: Event) -> bool:
     return (event.event_status or "").lower() == "scheduled"
 
 
-def rule_for(rules: Sequence[Rule], occurrence: Occurrence, scope: str) -> Rule | None:
-    """The first rule whose conditions the event meets: it alone decides."""
-    return next((rule for rule in rules if matches(rule.match, occurrence.data, scope)), None)
+def rule_for(rules: Sequence[Rule], occurrence: Occurrence, scope: str, now: datetime) -> Rule | None:
+    """The first rule whose conditions the event meets now: it alone decides."""
+    return next((rule for rule in rules if rule.matches(occurrence.data, scope, now)), None)
 
 
 # --- what somebody asks
@@ -176,16 +210,22 @@ def _not_allowed(approval: Approval, standing: Standing) -> Refusal | None:
     lacking = _lacking(approval, rights, standing)
     if lacking is not None:
         return Refusal(403, lacking)
-    if not covers(rights.resources, standing.occurrence.event.resources):
+    if not _may_speak(approval, rights, standing):
         return Refusal(403, "the event concerns resources that you may not speak for; every one must be yours")
     if approval.decision != "approve":
         return None
     if standing.rule is None:
         return Refusal(403, "no rule of approvals.rules allows this event to be approved")
-    approve = standing.rule.approve
-    if isinstance(approve, Votes) and approval.caller.principal not in voters(approve, standing.groups):
+    if standing.asks is not None and approval.caller.principal not in voters(standing.asks, standing.groups, standing.people):
         return Refusal(403, f"rule {standing.rule.name} takes votes from others only")
     return None
+
+
+def _may_speak(approval: Approval, rights: Rights, standing: Standing) -> bool:
+    resources = standing.occurrence.event.resources
+    if approval.decision == "approve" and standing.asks is not None and standing.asks.each_resource:
+        return any(covers(rights.resources, (one,)) for one in resources)  # others speak for the rest
+    return covers(rights.resources, resources)
 
 
 def _lacking(approval: Approval, rights: Rights, standing: Standing) -> str | None:
@@ -195,7 +235,7 @@ def _lacking(approval: Approval, rights: Rights, standing: Standing) -> str | No
         return None
     if "hold" not in rights.can:
         return "you may not release: neither hold nor operate is in your rights (can)"
-    own = any(hold.principal == approval.caller.principal for hold in standing.holds)
+    own = any(standing.person(hold.principal) == standing.person(approval.caller.principal) for hold in standing.holds)
     return None if own else f"the hold is another's; its holder, or one who may operate, can release it; {HOLD_MEANS}"
 
 
@@ -264,7 +304,9 @@ def _why_void(vote: Decision, standing: Standing) -> Why | None:
         return "changed"
     if _expired(vote, standing.now) or (standing.due is not None and standing.now >= standing.due):
         return "expired"
-    return None
+    # The votes of an approval that waited too long to be sent are not to grant it anew.
+    lapsed = any(grant.revision == vote.revision and _has_lapsed(grant, standing) for grant in standing.grants)
+    return "expired" if lapsed and not vote.dry_run else None
 
 
 def _expiries(standing: Standing) -> list[Effect]:
@@ -295,9 +337,23 @@ def why_failed(grant: Grant, standing: Standing) -> str | None:
         return f"the event changed before a StartRequest was accepted{unknown}"
     if standing.due is not None and standing.now >= standing.due:
         return f"NotBefore passed before a StartRequest was accepted{unknown}"
+    if _has_lapsed(grant, standing):
+        return "the approval was not sent within its execution_expires"
     if not standing.satisfied:
         return f"the approval expired, or the rules changed, before a StartRequest was accepted{unknown}"
     return None
+
+
+def _lapses(grant: Grant, standing: Standing) -> datetime | None:
+    """When an approval that is granted and has not been sent expires; None: never."""
+    if grant.state != "granted" or grant.dry_run or standing.asks is None or standing.asks.execution_expires is None:
+        return None
+    return grant.granted_at + timedelta(seconds=standing.asks.execution_expires)
+
+
+def _has_lapsed(grant: Grant, standing: Standing) -> bool:
+    moment = _lapses(grant, standing)
+    return moment is not None and standing.now >= moment
 
 
 def _allowance(standing: Standing) -> list[Effect]:
@@ -324,6 +380,7 @@ def next_moment(standing: Standing) -> datetime | None:
     moments = [one.expires for one in standing.decisions if one.expires is not None]
     if standing.due is not None and (standing.decisions or any(grant.state in _OPEN for grant in standing.grants)):
         moments.append(standing.due)
+    moments.extend(moment for grant in standing.grants if (moment := _lapses(grant, standing)) is not None)
     return min((moment for moment in moments if moment > standing.now), default=None)
 
 

@@ -10,16 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from relay.api import Client
-from relay.approvals import Rule, Votes
 from relay.approvals.ledger import stricter
 from relay.approvals.policy import Standing, rule_for, step
-from relay.cli._screen import counted, facts, named, show, show_json, show_table, spoken, tell
+from relay.approvals.rules import Hours, Rule, Votes
+from relay.cli._screen import counted, facts, local, named, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson
 from relay.cli.running import ConfigFile
 from relay.config import USER_EVENTS_WAIT, Config, Loaded, load
 from relay.errors import ConfigError, DocumentError
 from relay.events.document import Document, Event, parse
 from relay.events.match import Match
+from relay.events.moment import rfc3339
 from relay.events.normalise import event_data
 from relay.outbox import Occurrence
 from relay.sinks import SinkSettings
@@ -66,8 +67,8 @@ def decisions(config: Config, document: Document, now: datetime) -> Iterator[dic
     mode = stricter(config.approvals, "on", trusted=True)
     for event in document.events:
         occurrence = _seen(event, document.incarnation)
-        rule = rule_for(config.approvals.rules, occurrence, config.scope)
-        standing = Standing(occurrence, (), (), rule, config.approvals.groups, mode, now)
+        rule = rule_for(config.approvals.rules, occurrence, config.scope, now)
+        standing = Standing(occurrence, (), (), rule, config.approvals.groups, mode, now, config.approvals.people)
         yield {**occurrence.data, "rule": rule.name if rule else None, "approved": bool(step(standing)), "follows": _follows(standing)}
 
 
@@ -104,6 +105,10 @@ def _follows(standing: Standing) -> str:
     if standing.rule is None:
         return "nothing: no rule, no approval"
     how = _how(standing.rule)
+    if standing.closes is not None and standing.asks is not None:
+        how = f"{how}; voting {'closes' if standing.now < standing.closes else 'closed'} {local(rfc3339(standing.closes))}"
+    if standing.rule.match.time is not None and (turns := standing.rule.match.time.turns(standing.now)) is not None:
+        how = f"{how}; the rule holds until {local(rfc3339(turns))}"
     return how if standing.mode == "on" else f"nothing: approvals are {standing.mode} (else {how})"
 
 
@@ -135,9 +140,7 @@ def _show(loaded: Loaded) -> None:
             )
         ),
     )
-    rules = [
-        (number, rule.name, _conditions(rule.match) or "every event", _how(rule)) for number, rule in enumerate(approvals.rules, start=1)
-    ]
+    rules = [(number, rule.name, _conditions_of(rule) or "every event", _how(rule)) for number, rule in enumerate(approvals.rules, start=1)]
     show("")
     show_table(("sink", "kind", "to", "events", "only"), [_sink(sink) for sink in config.sinks], empty="no sinks: nobody is told")
     show("")
@@ -169,13 +172,23 @@ def _conditions(match: Match) -> str:
     return "; ".join(given)
 
 
+def _conditions_of(rule: Rule) -> str:
+    return "; ".join(part for part in (_conditions(rule.match), _hours(rule.match.time) if rule.match.time is not None else "") if part)
+
+
+def _hours(hours: Hours) -> str:
+    return f"{hours.from_} to {hours.to} {hours.zone}" + (f" on {named(hours.days, most=7)}" if len(set(hours.days)) < 7 else "")
+
+
 def _how(rule: Rule) -> str:
     if not isinstance(rule.approve, Votes):
         return "approved at once"
     votes = rule.approve
     expires = f", each good for {spoken(votes.expires)}" if votes.expires is not None else ""
     closes = f", until {spoken(votes.close_before)} before NotBefore" if votes.close_before else ""
-    return f"{counted(votes.votes, 'vote')} of {named(votes.from_)}{expires}{closes}"
+    machines = " that speak for every machine together" if votes.each_resource else ""
+    sent = f"; sent within {spoken(votes.execution_expires)} or void" if votes.execution_expires is not None else ""
+    return f"{counted(votes.votes, 'vote')} of {named(votes.from_)}{machines}{expires}{closes}{sent}"
 
 
 def _client(client: Client) -> tuple[object, ...]:

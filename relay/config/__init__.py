@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validat
 from relay import plugins, sinks
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
+from relay.approvals.rules import Votes, person_of, voters
 from relay.config.document import PREFIX, filled, override, read
 from relay.config.problems import Given, sentences
 from relay.errors import ConfigError
@@ -75,6 +76,24 @@ class Config(Section):
         if self.approvals.amqp is not None and not any(_answers(sink) for sink in self.sinks):
             raise ValueError("approvals.amqp: expected a rabbitmq sink whose events include approval.*, through which the answers go")
         return self
+
+    @model_validator(mode="after")
+    def _clients_can_meet_the_rules(self) -> Config:
+        for rule in self.approvals.rules:
+            if isinstance(rule.approve, Votes):
+                self._can_be_met(rule.name, rule.approve)
+        return self
+
+    def _can_be_met(self, name: str, approve: Votes) -> None:
+        people = self.approvals.people
+        may = {f"client:{client.name}" for client in self.api.clients if "approve" in client.can}
+        able = {one for one in voters(approve, self.approvals.groups, people) if one in may or not one.startswith("client:")}
+        if len({person_of(one, people) for one in able}) < approve.votes:
+            there = ", ".join(sorted(able)) or "none"
+            raise ValueError(
+                f"approvals.rules.{name}.approve: expected {approve.votes} who may vote, there are only: {there}. "
+                "A client: must be one of api.clients, with approve in its can"
+            )
 
     @property
     def user_events_wait(self) -> bool:

@@ -42,6 +42,9 @@ SETTINGS = ApprovalsSettings.model_validate(
 )
 """What users start is automatic; a Reboot takes two votes within five minutes, a Redeploy one; for a Freeze there is no rule."""
 
+SPEAKS = {"client:alice": None, "client:db": ("db-*",), "client:web": ("web-*",)}
+"""The machines that clients may speak for."""
+
 
 def event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -> Event:
     """A Reboot of this VM by the platform, ``due`` so many seconds after noon."""
@@ -151,8 +154,9 @@ def standing(
 ) -> Standing:
     """How things stand, ``now`` seconds after noon."""
     found = occurrence(of, live=live)
-    rule = rule_for(settings.rules, found, ORIGIN.scope)
-    return Standing(found, decisions, tuple(grants), rule, settings.groups, mode, NOON + timedelta(seconds=now))
+    moment = NOON + timedelta(seconds=now)
+    rule = rule_for(settings.rules, found, ORIGIN.scope, moment)
+    return Standing(found, decisions, tuple(grants), rule, settings.groups, mode, moment, settings.people, SPEAKS)
 
 
 # --- on a file
@@ -176,7 +180,7 @@ class Book:
     def _open(self) -> None:
         self._opened = open_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
         self._opened.connection.execute("PRAGMA synchronous = OFF")  # nothing here cuts the power
-        self.ledger = Ledger(self.settings, ORIGIN, self.trusted)
+        self.ledger = Ledger(self.settings, ORIGIN, self.trusted, speaks=SPEAKS)
         self.recorder = Recorder(ORIGIN, self.boot, frozenset({"db-1"}))
 
     def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:
