@@ -122,20 +122,21 @@ async def _page(call: Call, states: tuple[EntryState, ...]) -> web.StreamRespons
     return answer(200, page([shown_delivery(one) for one in found], [one.id for one in found]))
 
 
+async def _look(call: Call) -> Delivery | None:
+    relay, given = call.relay, call.request.match_info["id"]
+    return await relay.store.read(lambda tx: tx.deliveries.find(int(given))) if _ID.fullmatch(given) is not None else None
+
+
 async def _find(call: Call) -> Delivery:
-    given = call.request.match_info["id"]
-    found = await call.relay.store.read(lambda tx: tx.deliveries.find(int(given))) if _ID.fullmatch(given) is not None else None
+    found = await _look(call)
     if found is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries")
     return found
 
 
 async def _find_dead(call: Call) -> Delivery:
-    try:
-        found = await _find(call)
-    except Problem:
-        raise _no_such() from None
-    if found.state != "parked":
+    found = await _look(call)
+    if found is None or found.state != "parked":
         raise _no_such()
     return found
 
