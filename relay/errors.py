@@ -61,14 +61,16 @@ class DocumentError(SourceError):
 class DeliveryError(RelayError):
     """A sink could not deliver. ``reason`` is a sentence for the operator, ``status`` the far side's code if it gave one.
 
-    ``answer`` holds the first bytes of what the far side said, for the log of attempts.
+    ``answer`` holds the first bytes of what the far side said, for the log of attempts; ``skew`` the seconds that its clock
+    is ahead of ours, None where that is not known.
     """
 
-    def __init__(self, reason: str, *, status: int | None = None, answer: str | None = None) -> None:
+    def __init__(self, reason: str, *, status: int | None = None, answer: str | None = None, skew: float | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status
         self.answer = answer
+        self.skew = skew
 
 
 class Deferred(DeliveryError):
@@ -87,8 +89,9 @@ class Deferred(DeliveryError):
         failure: Failure = "transient",
         status: int | None = None,
         answer: str | None = None,
+        skew: float | None = None,
     ) -> None:
-        super().__init__(reason, status=status, answer=answer)
+        super().__init__(reason, status=status, answer=answer, skew=skew)
         self.after = after
         self.failure: Failure = failure
 

@@ -93,9 +93,13 @@ class Section(BaseModel):
     def reveal_all(self, name: str) -> tuple[str, ...]:
         """Every secret of the list ``name`` as it is now; a file holds one a line."""
         if name in self._files:
-            return tuple(line.strip() for line in self._files[name].text().splitlines() if line.strip())
+            return self.reveal_lines(name)
         values: tuple[SecretStr, ...] = getattr(self, name)
         return tuple(value.get_secret_value() for value in values)
+
+    def reveal_lines(self, name: str) -> tuple[str, ...]:
+        """The lines of the file of ``name`` as they are now, without empty ones."""
+        return tuple(line.strip() for line in self._files[name].text().splitlines() if line.strip())
 
 
 def described(model: type[BaseModel]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from relay.settings import Section
 ROOT = Path(__file__).parent.parent
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 DIGEST = "ab" * 32
-FOR_EXAMPLES = {"DRAIN_SECRET": SECRET, "DB_DRAIN_SECRET": SECRET, "DB_DRAIN_KEY_SHA256": DIGEST}
+FOR_EXAMPLES = {"DRAIN_SECRET": SECRET, "DRAIN_PASSWORD": "secret", "DB_DRAIN_SECRET": SECRET, "DB_DRAIN_KEY_SHA256": DIGEST}
 
 
 @pytest.fixture
@@ -467,7 +467,7 @@ BROKEN = [
     "sinks: [{kind: webhook, name: a, url: 'https://x/SECRET', secrets: [x]}]",
     "sinks: [{kind: webhook, name: a, url: 'https://u:SECRET@x', secrets: [x]}]",
     "sinks: [{kind: webhook, name: a, url: 'ftp://u:SECRET@x', secrets: [x]}]",
-    "sinks: [{kind: webhook, name: a, url: 'https://x', proxy: 'http://u:SECRET@x', secrets: [GOOD]}]",
+    "sinks: [{kind: webhook, name: a, url: 'https://x', proxy: 'ftp://u:SECRET@x', secrets: [GOOD]}]",
     "sinks: [{kind: webhook, name: a, url: [SECRET]}]",
     "sinks: [{kind: webhook, name: a, url: {SECRET: 1}}]",
     "sinks: [{kind: webhook, name: a, url: 'https://x', secrets: SECRET}]",

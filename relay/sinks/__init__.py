@@ -45,14 +45,20 @@ class SinkSettings(Section):
     """Only events that meet these conditions; one matching resource is enough. Does not apply to relay.*."""
     stale: Literal["deliver", "drop"] = "deliver"
     """drop: skip queued states that a newer one of the same EventId replaced."""
+    rate: float | None = Field(default=None, gt=0)
+    """Deliveries begun in a second at the most; null: as fast as the far side takes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The event is safely over there. ``status`` and ``answer`` (at most 1 KiB) are for the log of attempts."""
+    """The event is safely over there. ``status`` and ``answer`` (at most 1 KiB) are for the log of attempts.
+
+    ``skew``: seconds that the far side's clock is ahead of ours; None where that is not known.
+    """
 
     status: int | None = None
     answer: str | None = None
+    skew: float | None = None
 
 
 class Sink(Protocol):

@@ -6,6 +6,7 @@ import os
 import re
 import ssl
 from asyncio import get_running_loop, timeout_at
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,20 +38,37 @@ _DRIFT = 60.0  # seconds; what Standard Webhooks receivers forgive at the least
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A POST, complete: building it is pure, sending it is `post`."""
+    """A POST, complete: building it is pure, sending it is `post`.
+
+    ``hidden``: texts in it that no log may hold, though the far side repeats them.
+    """
 
     url: URL
     headers: Mapping[str, str]
     body: bytes
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a request gets there. ``tls`` None: with the session's certificates. ``pass_proxy``: Proxy-Authorization."""
+
+    proxy: URL | None = None
+    pass_proxy: str | None = None
+    tls: ssl.SSLContext | None = None
+
+
+DIRECT = Way()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. ``text`` is at most 1 KiB of the body, None where there is none to show."""
+    """What came back. ``text`` is at most 1 KiB of the body, None where there is none to show. ``took`` is in seconds."""
 
     status: int
     headers: Mapping[str, str]
     text: str | None
+    took: float = 0.0
 
 
 def open_session(*, resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
@@ -74,29 +92,44 @@ def open_session(*, resolver: AbstractResolver | None = None, tls: ssl.SSLContex
     )
 
 
-async def post(session: aiohttp.ClientSession, request: Request, *, seconds: float, proxy: URL | None = None) -> Answer:
+def basic(user: str, password: str) -> str:
+    """Credentials for an Authorization header (RFC 7617), in UTF-8."""
+    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+async def post(session: aiohttp.ClientSession, request: Request, *, seconds: float, way: Way = DIRECT) -> Answer:
     """Send the request and read the answer, all within ``seconds``. Raises Deferred where no answer came.
 
     An answer whose body is slow, broken or too long is an answer: its status was said.
     """
-    deadline = get_running_loop().time() + seconds
+    began = get_running_loop().time()
+    deadline = began + seconds
+    at_proxy = {"Proxy-Authorization": way.pass_proxy} if way.pass_proxy is not None else {}
+    tunnelled = request.url.scheme == "https"  # else the proxy reads the request itself
     try:
         async with timeout_at(deadline):
             # BytesIO: bytes over 1 MiB would be written in one go, and warned of.
             response = await session.post(
-                request.url, data=BytesIO(request.body), headers=request.headers, proxy=proxy, allow_redirects=False
+                request.url,
+                data=BytesIO(request.body),
+                headers=request.headers if tunnelled else {**request.headers, **at_proxy},
+                proxy=way.proxy,
+                proxy_headers=at_proxy if tunnelled else None,
+                ssl=way.tls or True,
+                allow_redirects=False,
             )
     except TimeoutError:
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
         reason, failure = _no_answer(error)
         raise Deferred(reason, failure=failure) from None  # the library's own texts can hold the URL
+    took = get_running_loop().time() - began
     async with response:  # closes the connection if more is to come: the next request would take it for its answer
         start = b""
         if not response.content.at_eof():
             start = await _start_of_body(response, min(deadline, get_running_loop().time() + BODY_PATIENCE))
     readable = "Content-Encoding" not in response.headers  # nothing is unpacked
-    return Answer(response.status, response.headers, _text(start, request.url) if readable else None)
+    return Answer(response.status, response.headers, _text(start, request) if readable and start else None, took)
 
 
 async def _start_of_body(response: aiohttp.ClientResponse, deadline: float) -> bytes:
@@ -106,18 +139,22 @@ async def _start_of_body(response: aiohttp.ClientResponse, deadline: float) -> b
         async with timeout_at(deadline):
             while left and (chunk := await response.content.read(left)):
                 left -= len(chunk)
-                start = (start + chunk)[:MOST_KEPT]
+                start += chunk
     except (TimeoutError, aiohttp.ClientError, OSError):
         return start
     return start
 
 
-def _text(start: bytes, url: URL) -> str | None:
-    """The start of a body as text to log: of a page that repeats what was asked for, without the path that may hold a token."""
-    text = start.decode("utf-8", "replace").strip()
-    for part in (url.raw_path_qs, url.path_qs, url.raw_path, url.path, url.raw_query_string, url.query_string):
-        if len(part) > 1:
-            text = text.replace(part, "…")
+def _text(start: bytes, request: Request) -> str | None:
+    """The start of a body as text to log: of one that repeats what it was sent, without what may be secret.
+
+    All that was read is looked through before it is cut, or a secret at the cut would show its first half.
+    """
+    text, url = start.decode("utf-8", "replace").strip(), request.url
+    secret = (url.raw_path_qs, url.path_qs, url.raw_path, url.path, url.raw_query_string, url.query_string, *request.hidden)
+    for part in sorted({part for part in secret if len(part) > 1}, key=len, reverse=True):
+        text = text.replace(part, "…")
+    text = text[:MOST_KEPT]
     shown = "".join(char if char.isprintable() or char in "\t\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
     return shown.encode()[:MOST_KEPT].decode("utf-8", "ignore") or None
 
@@ -128,9 +165,9 @@ def verdict(answer: Answer, now: datetime) -> Receipt | Deferred:
     2xx is delivered. 408, 409, 425, 429 and 5xx pass by themselves; 410 asks us to stop; for anything else, redirects
     included, somebody must mend something.
     """
-    status = answer.status
+    status, skew = answer.status, _skew(answer, now)
     if 200 <= status <= 299:
-        return Receipt(status, answer.text)
+        return Receipt(status, answer.text, skew)
     failure: Failure = "slow"
     if status == 410:
         failure = "disabled"
@@ -141,9 +178,9 @@ def verdict(answer: Answer, now: datetime) -> Receipt | Deferred:
     elif 300 <= status <= 399:
         advice = ": redirects are not followed, give the URL that answers itself"
     else:
-        advice = f": the receiver or its URL must be mended{_drift(answer, now)}"
+        advice = f": the receiver or its URL must be mended{_drift(status, skew)}"
     reason = f"expected 2xx, got {_named(status)}{advice}"
-    return Deferred(reason, after=_rest(answer.headers, now), failure=failure, status=status, answer=answer.text)
+    return Deferred(reason, after=_rest(answer.headers, now), failure=failure, status=status, answer=answer.text, skew=skew)
 
 
 def _named(status: int) -> str:
@@ -162,13 +199,24 @@ def _rest(headers: Mapping[str, str], now: datetime) -> float | None:
     return None if date is None else min(max((date - now).total_seconds(), 0.0), LONGEST_REST)
 
 
-def _drift(answer: Answer, now: datetime) -> str:
+def _skew(answer: Answer, now: datetime) -> float | None:
+    """Seconds that the far side's clock is certainly ahead of ours, by its ``Date``; None where it shows none.
+
+    It was written at some moment while we waited, and has lost its fraction of a second (RFC 9110, 6.6.1).
+    """
+    date = parse_moment(answer.headers.get("Date"))
+    if date is None:
+        return None
+    ahead = (date - now).total_seconds()
+    behind = ahead + answer.took + 1
+    return ahead if ahead > 0 else min(behind, 0.0)
+
+
+def _drift(status: int, skew: float | None) -> str:
     """A hint where a good signature may have been refused for its timestamp."""
-    date = parse_moment(answer.headers.get("Date")) if answer.status in {400, 401, 403} else None
-    seconds = 0.0 if date is None else (date - now).total_seconds()
-    if abs(seconds) <= _DRIFT:
+    if status not in {400, 401, 403} or skew is None or abs(skew) <= _DRIFT:
         return ""
-    return f"; its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} ours, and signatures bear the time: check both"
+    return f"; its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} ours, and signatures bear the time: check both"
 
 
 def _no_answer(error: Exception) -> tuple[str, Failure]:

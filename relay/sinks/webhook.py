@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 from aiohttp import ClientSession
 from pydantic import Field, SecretStr, model_validator
@@ -17,9 +19,40 @@ from relay.clock import Clock
 from relay.egress import parse_url
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
-from relay.settings import Duration
+from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings
-from relay.sinks._http import Request, open_session, post, verdict
+from relay.sinks._http import Request, Way, basic, open_session, post, verdict
+from relay.sinks._tls import Certificates, TlsSettings
+
+_TOKEN = re.compile(r"[A-Za-z0-9-]+")
+_OURS = frozenset(
+    {
+        *("host", "user-agent", "content-type", "content-length", "content-encoding", "transfer-encoding", "accept-encoding", "expect"),
+        *("connection", "keep-alive", "te", "trailer", "upgrade", "proxy-authorization", "proxy-connection", "cookie"),
+    }
+)
+"""Headers that the relay or the connection sends itself."""
+
+
+class BasicSettings(Section):
+    """User and password for a receiver."""
+
+    user: str = Field(min_length=1, pattern=r"^[^:\x00-\x1f\x7f]+$")
+    password: SecretStr | None = None
+    """Goes with the user."""
+    password_file: Path | None = None
+    """A file that holds it, instead of password."""
+
+    def secret(self) -> str:
+        """The password as it is now. Raises ValueError where there is none."""
+        password = self.reveal("password")
+        if not password:
+            raise ValueError("expected password or password_file, got neither")
+        return password
+
+    def encoded(self) -> str:
+        """The Authorization header."""
+        return basic(self.user, self.secret())
 
 
 class Settings(SinkSettings):
@@ -40,14 +73,35 @@ class Settings(SinkSettings):
     """For the whole request: name look-up, connection, TLS, answer."""
     give_up_after: Duration = 86400.0
     """How long an event is tried before it becomes a dead letter."""
-    proxy: str | None = None
-    """URL of an HTTP proxy to go through. Proxies of the environment are not used."""
+    bearer: SecretStr | None = None
+    """Sent as Authorization: Bearer."""
+    bearer_file: Path | None = None
+    """A file that holds it, instead of bearer."""
+    basic: BasicSettings | None = None
+    """Sent as Authorization: Basic."""
+    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Sent with every request as they are; their values are treated as secrets."""
+    headers_file: Path | None = None
+    """A file that holds them, one `Name: value` a line, instead of headers."""
+    tls: TlsSettings | None = None
+    """Certificates for this receiver."""
+    proxy: SecretStr | None = None
+    """URL of an HTTP proxy to go through, user and password in it if it wants them. Proxies of the environment are not used."""
+    proxy_file: Path | None = None
+    """A file that holds the URL of the proxy, instead of proxy."""
 
     @model_validator(mode="after")
     def _can_be_sent(self) -> Settings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
-        for name, check in {"url": self.target, "secrets": self.signing_secrets, "proxy": self.way}.items():
+        checks: dict[str, Callable[[], object]] = {
+            "url": self.target,
+            "secrets": self.signing_secrets,
+            "bearer": self.authorization,
+            "headers": self.extra_headers,
+            "proxy": self.way,
+        }
+        for name, check in checks.items():
             try:
                 check()
             except ValueError as error:
@@ -70,23 +124,72 @@ class Settings(SinkSettings):
                 raise ValueError(f"number {number}: {error}") from None
         return secrets
 
-    def way(self) -> URL | None:
-        """The proxy, None for the direct way. Raises ValueError if its URL cannot be used."""
-        return None if self.proxy is None else parse_url(self.proxy, allow_http=True)
+    def authorization(self) -> str | None:
+        """The Authorization header as it is now. Raises ValueError if it cannot be sent."""
+        bearer = self.reveal("bearer")
+        if bearer is not None and self.basic is not None:
+            raise ValueError("expected one of bearer and basic, got both")
+        if bearer is None:
+            return self.basic.encoded() if self.basic is not None else None
+        if not (bearer and bearer.isascii() and bearer.isprintable() and " " not in bearer):
+            raise ValueError("expected a token on one line, of ASCII characters without spaces, got something else")
+        return f"Bearer {bearer}"
+
+    def extra_headers(self) -> dict[str, str]:
+        """The fixed headers as they are now. Raises ValueError for one that cannot be sent, or that the relay sends itself."""
+        if "headers" in self._files:
+            lines = [line.partition(":") for line in self.reveal_lines("headers")]
+            found = {name.strip(): value.strip() for name, _, value in lines}
+        else:
+            found = {name: value.get_secret_value() for name, value in self.headers.items()}
+        authorized = self.authorization() is not None
+        for name, value in found.items():
+            if _TOKEN.fullmatch(name) is None:
+                raise ValueError("expected names of letters, digits and hyphens, got something else")
+            if name.lower() in _OURS or name.lower().startswith("webhook-") or (authorized and name.lower() == "authorization"):
+                raise ValueError(f"expected headers that the relay does not send itself, got {name}")
+            if not (value.isascii() and value.isprintable()):
+                raise ValueError(f"expected printable ASCII characters as the value of {name}, got something else")
+        return found
+
+    def way(self) -> tuple[URL, tuple[str, str] | None] | None:
+        """The proxy, and the user and password that it wants; None for the direct way. Raises ValueError if it cannot be used."""
+        text = self.reveal("proxy")
+        if text is None:
+            return None
+        scheme, separator, rest = text.partition("://")
+        # Up to the last one, as a password that was not encoded may hold another.
+        credentials, at, place = rest.rpartition("@")
+        url = parse_url(f"{scheme}{separator}{place}", allow_http=True)
+        user, _, password = credentials.partition(":")
+        return url, (unquote(user), unquote(password)) if at else None
 
 
-def build(url: URL, secrets: Iterable[str], event: CloudEvent, now: datetime) -> Request:
-    """Make the request of one attempt; ``now`` is the attempt's time. Pure. Raises ValueError if it cannot be signed."""
+def build(
+    url: URL,
+    secrets: Iterable[str],
+    event: CloudEvent,
+    now: datetime,
+    *,
+    more: Mapping[str, str] | None = None,
+    hidden: tuple[str, ...] = (),
+) -> Request:
+    """Make the request of one attempt; ``now`` is the attempt's time. Pure. Raises ValueError if it cannot be signed.
+
+    ``more``: headers beside those of Standard Webhooks. ``hidden``: see `Request`.
+    """
     timestamp = int(now.timestamp())
     return Request(
         url,
         {
+            **(more or {}),
             "Content-Type": CONTENT_TYPE,
             "webhook-id": event.id,
             "webhook-timestamp": str(timestamp),
             "webhook-signature": signature.sign(secrets, event.id, timestamp, event.body),
         },
         event.body,
+        hidden,
     )
 
 
@@ -100,21 +203,35 @@ class Webhook:
         self._settings = settings
         self._clock = clock
         self._session = session
-        self._proxy = settings.way()
+        self._certificates = Certificates(settings.tls) if settings.tls is not None else None
         self.give_up_after = settings.give_up_after
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return once the receiver has answered 2xx. Raises Deferred for everything else: none of it is for ever."""
         try:
             # Anew at each attempt, since the files may have changed.
-            request = build(self._settings.target(), self._settings.signing_secrets(), event, self._clock.now())
+            request, way = self._prepared(event)
         except ValueError as error:
-            raise Deferred(f"the url or secrets of this sink cannot be used any more: {error}", failure="slow") from None
-        answer = await post(self._session, request, seconds=self._settings.timeout, proxy=self._proxy)
+            raise Deferred(f"the url, secrets or credentials of this sink cannot be used any more: {error}", failure="slow") from None
+        answer = await post(self._session, request, seconds=self._settings.timeout, way=way)
         outcome = verdict(answer, self._clock.now())
         if isinstance(outcome, Deferred):
             raise outcome
         return outcome
+
+    def _prepared(self, event: CloudEvent) -> tuple[Request, Way]:
+        given = self._settings
+        more, authorization, secrets = given.extra_headers(), given.authorization(), given.signing_secrets()
+        hidden = [*secrets, *more.values()]
+        if authorization is not None:
+            more["Authorization"] = authorization
+            hidden += [authorization.partition(" ")[2], *([given.basic.secret()] if given.basic is not None else ())]
+        proxy, credentials = given.way() or (None, None)
+        pass_proxy = basic(*credentials) if credentials is not None else None
+        if credentials is not None and pass_proxy is not None:
+            hidden += [credentials[1], pass_proxy.partition(" ")[2]]
+        request = build(given.target(), secrets, event, self._clock.now(), more=more, hidden=tuple(hidden))
+        return request, Way(proxy, pass_proxy, self._certificates.context() if self._certificates is not None else None)
 
 
 @asynccontextmanager

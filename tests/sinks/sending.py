@@ -66,7 +66,7 @@ async def failure(url: str, resolver: AbstractResolver | None = None, tls: ssl.S
         await deliver(url, resolver, tls, **given)
     shown = "".join(traceback.format_exception(caught.value)) + str(caught.value.answer)
     assert not [telltale for telltale in TELLTALES if telltale in shown]
-    assert caught.value.reason.startswith(("expected ", "the url or secrets"))
+    assert caught.value.reason.startswith(("expected ", "the url, secrets or credentials"))
     return caught.value
 
 

@@ -42,10 +42,11 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert str(settings.target()) == URL
 
 
-def test_the_section_has_the_keys_of_the_contract_and_no_others() -> None:
+def test_the_section_has_these_keys_and_no_others() -> None:
     assert set(described(Settings)["properties"]) == {
         *("kind", "name", "url", "url_file", "secrets", "secrets_file", "events", "match"),
-        *("allow_http", "timeout", "give_up_after", "stale", "proxy"),
+        *("allow_http", "timeout", "give_up_after", "stale", "rate", "proxy", "proxy_file"),
+        *("bearer", "bearer_file", "basic", "headers", "headers_file", "tls"),
     }
     assert "retries: Extra inputs are not permitted" in wrong(retries=3).replace("\n  ", ": ")
 
@@ -91,7 +92,21 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
         ({"url": "https://a..b/t0ken"}, "url: expected a host name"),
         ({"url": f"https://{'a.' * 130}t0ken/"}, "url: expected a host name"),
         ({"url": "https://%31%36%39.254.169.254/"}, "url: expected a host name"),
-        ({"proxy": "http://user:t0ken@proxy/"}, "proxy: expected a URL without user and password"),
+        ({"proxy": "ftp://user:t0ken@proxy/"}, "proxy: expected a URL that starts with"),
+        ({"proxy": "http://user:t0ken@169.254.169.254:3128/"}, "proxy: expected a receiver's address, got a metadata or host address"),
+        ({"bearer": "t0ken two"}, "bearer: expected a token on one line"),
+        ({"bearer": "t0ken", "basic": {"user": "u", "password": "t0ken"}}, "bearer: expected one of bearer and basic, got both"),
+        ({"basic": {"user": "u"}}, "bearer: expected password or password_file, got neither"),
+        ({"basic": {"user": "u:t0ken", "password": "p"}}, "String should match pattern"),
+        ({"headers": {"X-A": "t0ken\r\nX-B: c"}}, "headers: expected printable ASCII characters as the value of X-A"),
+        ({"headers": {"X A": "t0ken"}}, "headers: expected names of letters, digits and hyphens"),
+        ({"headers": {"Webhook-Id": "t0ken"}}, "headers: expected headers that the relay does not send itself, got Webhook-Id"),
+        ({"headers": {"Host": "t0ken"}}, "headers: expected headers that the relay does not send itself, got Host"),
+        ({"headers": {"authorization": "t0ken"}, "bearer": "t0ken"}, "headers: expected headers that the relay does not send itself"),
+        ({"tls": {"key_file": "/no/such/file"}}, "cert_file: expected a certificate for key_file, got none"),
+        ({"tls": {"ca_file": "/no/such/file"}}, "ca_file: expected a readable file: No such file or directory"),
+        ({"tls": {"ca_file": "/dev/null"}}, "ca_file: expected PEM that fits together, got something else"),
+        ({"rate": 0}, "Input should be greater than 0"),
         ({"proxy": "socks5://proxy/"}, "proxy: expected a URL that starts with"),
         ({"proxy": "http://169.254.169.254:3128"}, "proxy: expected a receiver's address, got a metadata or host address"),
         ({"timeout": "0s"}, "Input should be greater than 0"),
