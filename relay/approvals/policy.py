@@ -344,7 +344,7 @@ def why_failed(grant: Grant, standing: Standing) -> str | None:
     return None
 
 
-def _lapses(grant: Grant, standing: Standing) -> datetime | None:
+def lapses(grant: Grant, standing: Standing) -> datetime | None:
     """When an approval that is granted and has not been sent expires; None: never."""
     if grant.state != "granted" or grant.dry_run or standing.asks is None or standing.asks.execution_expires is None:
         return None
@@ -352,7 +352,7 @@ def _lapses(grant: Grant, standing: Standing) -> datetime | None:
 
 
 def _has_lapsed(grant: Grant, standing: Standing) -> bool:
-    moment = _lapses(grant, standing)
+    moment = lapses(grant, standing)
     return moment is not None and standing.now >= moment
 
 
@@ -380,7 +380,7 @@ def next_moment(standing: Standing) -> datetime | None:
     moments = [one.expires for one in standing.decisions if one.expires is not None]
     if standing.due is not None and (standing.decisions or any(grant.state in _OPEN for grant in standing.grants)):
         moments.append(standing.due)
-    moments.extend(moment for grant in standing.grants if (moment := _lapses(grant, standing)) is not None)
+    moments.extend(moment for grant in standing.grants if (moment := lapses(grant, standing)) is not None)
     return min((moment for moment in moments if moment > standing.now), default=None)
 
 

@@ -1,13 +1,14 @@
-"""``explain``: what a sink does with an event, and when it would be tried again."""
+"""``explain``: which rule decides about an event; or what a sink does with it, and when it would be tried again."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from relay.cli._http import Client, talking
-from relay.cli._screen import counted, facts, local, show, show_json, show_table, spoken
+from relay.cli._screen import counted, facts, local, named, show, show_json, show_table, spoken
 from relay.cli.events import AsJson, EventId
-from relay.cli.sending import SinkName
 
 _MEANT: Final = {
     "transient": "if it cannot be reached, does not answer, or answers 408, 409, 425, 429 or 5xx",
@@ -15,16 +16,60 @@ _MEANT: Final = {
 }
 
 
-@talking
-async def explain(relay: Client, event: EventId, sink: SinkName, *, as_json: AsJson = False) -> None:
-    """Say whether a sink wants an event, and when it would be tried again if each try failed at once, from now on.
+SinkName = Annotated[
+    str | None, typer.Argument(metavar="SINK", show_default=False, help="The name of a sink: its delivery is explained instead.")
+]
 
+
+@talking
+async def explain(relay: Client, event: EventId, sink: SinkName = None, *, as_json: AsJson = False) -> None:
+    """Say which rule decides about an event, what is missing, and until when.
+
+    With a sink: whether it wants the event, and when it would be tried again if each try failed at once, from now on.
     Jitter, which only adds up to a tenth, is left out.
     """
-    found = await relay.get("sinks", sink, "plan", event=event)
+    found = await relay.get("events", event, "rule") if sink is None else await relay.get("sinks", sink, "plan", event=event)
     if as_json:
         show_json(found)
-        return
+    elif sink is None:
+        _show_weighed(found)
+    else:
+        _show_plan(found)
+
+
+def _show_weighed(found: dict[str, Any]) -> None:
+    votes = f"{found['votes']} of {counted(found['required'], 'vote')}"
+    from_ = f", from {named(found['mayVote'])}" if found["mayVote"] else ""
+    show(
+        facts(
+            [
+                ("event", found["eventId"]),
+                ("not before", local(found["notBefore"])),
+                ("approval", found["state"] + ("" if found["mode"] == "on" else f"; approvals are {found['mode']}")),
+                ("decided by", f"rule {found['rule']}" if found["rule"] else "no rule: it is not approved"),
+                ("votes", votes if found["required"] else None),
+                ("missing", f"{counted(found['missing'], 'vote')}{from_}" if found["missing"] else None),
+                ("nobody yet", f"speaks for {named(found['unspoken'])}" if found["unspoken"] else None),
+                ("voting", f"closes {local(found['closes'])}" if found["required"] and found["closes"] else None),
+                ("granted", f"and void unless it is sent until {local(found['lapses'])}" if found["lapses"] else None),
+                *(("vote", f"{one['principal']}, good until {local(one['until']) or 'NotBefore'}") for one in found["voted"]),
+                *(("held by", f"{one['principal']} until {local(one['until'])}; {found['holdMeans']}") for one in found["holds"]),
+            ]
+        )
+    )
+    show("")
+    rows = [
+        (
+            one["name"],
+            "decides" if one["decides"] else f"does not match: {named(one['unmet'])}" if one["unmet"] else "comes after",
+            local(one["turns"]),
+        )
+        for one in found["rules"]
+    ]
+    show_table(("rule", "why", "hours turn"), rows, empty="no rules: nothing is approved")
+
+
+def _show_plan(found: dict[str, Any]) -> None:
     waits = f"{counted(found['attempts'], 'try')} so far" if found["waiting"] else "nothing waits"
     show(
         facts(

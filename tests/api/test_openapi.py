@@ -18,6 +18,7 @@ _SCHEMA = orjson.loads(Path(__file__).with_name("openapi-3.1.json").read_bytes()
 CONTRACT = """
 GET /v1/events
 GET /v1/events/{eventId}
+GET /v1/events/{eventId}/rule
 POST /v1/approvals
 PUT /v1/approvals/mode
 POST /v1/callbacks/{client}
