@@ -14,6 +14,8 @@ from relay.outbox.transaction import Transaction
 
 EVERY = 3600.0
 """Seconds between two rounds."""
+ANSWERS = timedelta(days=1)
+"""First answers are kept for this long at least: a repeat must be known for longer than its signature is good."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +31,7 @@ def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> Gone:
     """Work for the store: forget what is old, or too much."""
     deliveries, audit = now - timedelta(seconds=settings.retain), now - timedelta(seconds=settings.audit_retain)
     dead_letters = tx.deliveries.prune(deliveries, settings.dead_letters)
-    tx.decisions.prune_answers(deliveries)
+    tx.decisions.prune_answers(min(deliveries, now - ANSWERS))
     tx.snapshot.prune(audit)
     return Gone(tx.journal.prune(audit, now), dead_letters)
 
