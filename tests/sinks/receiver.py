@@ -67,6 +67,8 @@ class Receiver:
 
     port: int = 0
     scheme: str = "http"
+    status: int = 204
+    """For behaviours that answer as a test tells them."""
     connections: int = 0
     requests: list[Received] = field(default_factory=list)
 
@@ -77,8 +79,11 @@ class Receiver:
 
 
 @asynccontextmanager
-async def listening(behaviour: Behaviour, *, tls: bool = False) -> AsyncIterator[Receiver]:
-    """A receiver with this behaviour for each connection; what is under way at the end is cut off."""
+async def listening(behaviour: Behaviour, *, tls: bool = False, client_ca: Path | None = None) -> AsyncIterator[Receiver]:
+    """A receiver with this behaviour for each connection; what is under way at the end is cut off.
+
+    ``client_ca``: with TLS, callers must show a certificate that it signed.
+    """
     receiver = Receiver(scheme="https" if tls else "http")
     serving: set[asyncio.Task[None]] = set()
 
@@ -100,6 +105,9 @@ async def listening(behaviour: Behaviour, *, tls: bool = False) -> AsyncIterator
     if tls:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(CERTIFICATE)
+        if client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(client_ca)
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     receiver.port = server.sockets[0].getsockname()[1]
     try:

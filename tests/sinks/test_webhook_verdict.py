@@ -125,6 +125,21 @@ def test_a_receiver_whose_clock_is_wrong_is_told_of_where_it_may_have_refused_a_
     assert "clock" not in meant(404, Date=later(400)).reason
 
 
+@pytest.mark.parametrize("status", [204, 401, 410, 503])
+def test_the_clock_of_a_receiver_is_compared_by_its_date_whatever_it_answers(status: int) -> None:
+    """Only what cannot be the time that the request took, nor the fraction of a second that a Date has not."""
+
+    def skew(seconds: float, took: float = 0.0) -> float | None:
+        return verdict(Answer(status, CIMultiDict({"Date": later(seconds)}), None, took), NOW).skew
+
+    assert skew(400) == pytest.approx(399.1)
+    assert skew(-400) == pytest.approx(-399.9)
+    assert (skew(0), skew(-14, took=15.0), skew(-1, took=1.0)) == (0.0, 0.0, 0.0)
+    assert skew(-60, took=15.0) == pytest.approx(-44.9)
+    assert verdict(Answer(status, CIMultiDict({"Date": "yesterday"}), None), NOW).skew is None
+    assert verdict(Answer(status, CIMultiDict(), None), NOW).skew is None
+
+
 @pytest.mark.parametrize("more", [lambda text: text, str.lower])
 async def test_retry_after_comes_through_from_the_wire(more: Callable[[str], str]) -> None:
     async def busy(connection: Connection) -> None:

@@ -1,0 +1,63 @@
+"""A sink with a rate, and far sides whose clock differs from ours."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from relay.errors import Deferred, Rejected
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import Receipt
+from tests.delivery.going import Far, SteppedClock, going
+from tests.outbox.kept import until
+
+
+async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    slow, other = Far(clock=clock), Far(clock=clock)
+    async with going(tmp_path, {"slow": slow, "other": other}, clock=clock, slow={"rate": 4}) as relay:
+        for number in range(20):
+            await relay.tell(f"E-{number}")
+        await relay.forward(0)
+        assert (len(slow.got), len(other.got)) == (1, 20)
+        await relay.forward(10)
+    moments = [moment for moment, _ in slow.tried]
+    assert len(moments) == 20
+    assert min(later - earlier for earlier, later in pairwise(moments)) >= 0.25
+    assert moments[-1] == pytest.approx(19 * 0.25)
+
+
+@pytest.mark.parametrize("how", ["delivered", "deferred", "rejected"])
+async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_does_again(tmp_path: Path, how: str) -> None:
+    skew = 31.0
+
+    async def drifted(event: CloudEvent) -> Receipt:
+        if event.name.startswith("event.") and how == "deferred" and event.id not in tried:
+            tried.add(event.id)
+            raise Deferred("401", status=401, skew=skew)
+        if event.name.startswith("event.") and how == "rejected":
+            raise Rejected("no", skew=skew)
+        return Receipt(204, skew=skew)
+
+    tried: set[str] = set()
+    far, other = Far(drifted), Far()
+
+    def told() -> list[str]:
+        return [event.data["reason"] for event in other.got if event.name == "relay.clock-skewed"]
+
+    async with going(tmp_path, {"drain": far, "chat": other}) as relay:
+        for number in range(3):
+            await relay.tell(f"E-{number}")
+        await until(lambda: bool(told()))
+        skew = -29.0
+        await relay.tell("E-3")
+        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        assert told() == ["its clock is 31 s ahead of ours: check both, as signatures bear the time"]
+        skew = -3600.0
+        await relay.tell("E-4")
+        await until(lambda: len(told()) == 2)
+        assert told()[1] == "its clock is 3600 s behind ours: check both, as signatures bear the time"
+        assert [event.subject for event in other.got if event.name == "relay.clock-skewed"] == ["drain", "drain"]
+        assert "relay.clock-skewed" not in far.names()

@@ -1,0 +1,215 @@
+"""What a receiver or proxy wants to know of us: each is sent as it should be, read anew from its file, and shown to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from relay.app import started
+from relay.clock import SystemClock
+from relay.config import load
+from relay.errors import Deferred
+from relay.simulator import VM, Plan, Setup, Simulator
+from relay.sinks.webhook import connect
+from tests.cli.command import called
+from tests.journey.process import eventually
+from tests.make import cloudevent
+from tests.sinks.receiver import CERTIFICATE, Connection, good, listening
+from tests.sinks.sending import SECRET, failure, settings, sink
+
+PASSWORD = "pass-t0ken-wörd"  # of these tests
+BASIC = base64.b64encode(f"relay:{PASSWORD}".encode()).decode()
+
+
+OTHER_CA = ssl.DER_cert_to_PEM_cert(ssl.create_default_context().get_ca_certs(binary_form=True)[0])
+"""Somebody else's, of those that this machine trusts."""
+
+
+async def headers_of(**given: Any) -> Mapping[str, str]:
+    """The headers that a receiver gets."""
+    async with listening(good) as receiver, sink(url=receiver.url, **given) as webhook:
+        await webhook.deliver(cloudevent())
+    return receiver.requests[0].headers
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+async def test_bearer_and_basic_are_authorization_headers(tmp_path: Path, as_file: bool) -> None:  # a case
+    (tmp_path / "secret").write_text("t0ken\n")
+    (tmp_path / "password").write_text(PASSWORD)
+    bearer = {"bearer_file": str(tmp_path / "secret")} if as_file else {"bearer": "t0ken"}
+    password = {"password_file": str(tmp_path / "password")} if as_file else {"password": PASSWORD}
+    assert (await headers_of(**bearer))["Authorization"] == "Bearer t0ken"
+    assert (await headers_of(basic={"user": "relay", **password}))["Authorization"] == f"Basic {BASIC}"
+    assert "Authorization" not in await headers_of()
+
+
+async def test_a_bearer_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "bearer"
+    file.write_text("first")
+    async with listening(good) as receiver, sink(url=receiver.url, bearer_file=str(file)) as webhook:
+        await webhook.deliver(cloudevent())
+        file.write_text("the-second")
+        await webhook.deliver(cloudevent())
+        file.write_text("with spaces t0ken")
+        with pytest.raises(Deferred, match="expected a token on one line") as caught:
+            await webhook.deliver(cloudevent())
+    assert [one.headers["Authorization"] for one in receiver.requests] == ["Bearer first", "Bearer the-second"]
+    assert (caught.value.failure, "t0ken" in caught.value.reason) == ("slow", False)
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+async def test_fixed_headers_are_sent_beside_ours(tmp_path: Path, as_file: bool) -> None:  # a case
+    (tmp_path / "headers").write_text("X-Tenant: west\nAuthorization: Splunk a: b\n\n")
+    given = {"X-Tenant": "west", "Authorization": "Splunk a: b"}
+    sent = await headers_of(**({"headers_file": str(tmp_path / "headers")} if as_file else {"headers": given}))
+    assert {name: sent[name] for name in given} == given
+    assert sent["Content-Type"].startswith("application/cloudevents+json")
+    assert sent["webhook-id"]
+
+
+async def test_a_certificate_of_ones_own_is_shown_and_a_ca_of_ones_own_is_trusted() -> None:
+    tls = {"ca_file": str(CERTIFICATE), "cert_file": str(CERTIFICATE)}
+    async with listening(good, tls=True, client_ca=CERTIFICATE) as receiver:
+        async with connect(settings(url=receiver.url, tls=tls), SystemClock()) as webhook:
+            assert (await webhook.deliver(cloudevent())).status == 204
+        refused = await failure(receiver.url)
+        assert refused.reason.startswith("expected a certificate that this machine trusts")
+        async with connect(settings(url=receiver.url, tls={"ca_file": str(CERTIFICATE)}), SystemClock()) as nameless:
+            with pytest.raises(Deferred) as caught:
+                await nameless.deliver(cloudevent())
+    assert caught.value.failure == "transient"
+    assert len(receiver.requests) == 1
+
+
+async def test_certificates_are_read_again_when_they_change_and_the_last_ones_hold_meanwhile(tmp_path: Path) -> None:
+    trusted = tmp_path / "ca.pem"
+    trusted.write_text(OTHER_CA)
+    given = {"tls": {"ca_file": str(trusted)}, "timeout": "5s"}
+    async with listening(good, tls=True) as receiver, connect(settings(url=receiver.url, **given), SystemClock()) as webhook:
+        with pytest.raises(Deferred, match="expected a certificate"):
+            await webhook.deliver(cloudevent())
+        trusted.write_text(CERTIFICATE.read_text())
+        assert (await webhook.deliver(cloudevent())).status == 204
+        trusted.write_text("-----BEGIN CERTIF")
+        assert (await webhook.deliver(cloudevent())).status == 204
+        trusted.unlink()
+        assert (await webhook.deliver(cloudevent())).status == 204
+
+
+async def test_a_proxy_gets_its_password_and_a_receiver_behind_a_tunnel_does_not() -> None:
+    async def proxied(connection: Connection) -> None:
+        received = await connection.request()
+        await connection.answer(407 if received.line.startswith("CONNECT") else 204)
+
+    async with listening(proxied) as proxy:
+        way = f"http://relay:{PASSWORD.replace('ö', '%C3%B6')}@127.0.0.1:{proxy.port}"
+        async with sink(url="http://drain.test/t0ken", proxy=way) as plain:
+            await plain.deliver(cloudevent())
+        refused = await failure("https://drain.test/t0ken", proxy=way)
+    assert [one.headers["Proxy-Authorization"] for one in proxy.requests] == [f"Basic {BASIC}"] * 2
+    assert [one.line.split()[0] for one in proxy.requests] == ["POST", "CONNECT"]
+    assert "it answered 407" in refused.reason
+    assert "webhook-signature" not in proxy.requests[1].headers
+
+
+async def echo(connection: Connection) -> None:
+    """Answers with all that it got, as receivers do that are made for debugging, and refuses."""
+    while True:
+        received = await connection.request()
+        said = f"{received.line} {dict(received.headers)} {received.body!r}".encode("latin-1")
+        await connection.answer(connection.receiver.status, {"X-Echo": "1"}, said)
+
+
+CREDENTIALS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "url": ({}, ("t0ken-in-path", "t0ken-in-query")),
+    "secrets": ({}, (SECRET, SECRET[6:])),
+    "bearer": ({"bearer": "bearer-t0ken-1"}, ("bearer-t0ken-1",)),
+    "basic": ({"basic": {"user": "relay", "password": PASSWORD}}, (PASSWORD, BASIC)),
+    "headers": ({"headers": {"X-Api-Key": "header-t0ken-2"}}, ("header-t0ken-2",)),
+    "proxy": ({}, ("proxy-t0ken-3", base64.b64encode(b"relay:proxy-t0ken-3").decode())),
+    "tls": ({"tls": {"cert_file": str(CERTIFICATE)}}, (CERTIFICATE.read_text().splitlines()[1],)),
+}
+
+
+@pytest.mark.parametrize("status", [200, 422, 500])
+@pytest.mark.parametrize("credential", CREDENTIALS)
+async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
+    tmp_path: Path, credential: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A whole relay, and a receiver that repeats all that it is sent: grep what the relay writes, prints and answers."""
+    caplog.set_level(logging.DEBUG)
+    section, telltales = CREDENTIALS[credential]
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as azure, listening(echo) as receiver:
+        receiver.status = status
+        if credential == "proxy":
+            section = {"proxy": f"http://relay:proxy-t0ken-3@127.0.0.1:{receiver.port}"}
+        document = {
+            "scope": "west",
+            "source": {"url": azure.url, "interval": "500ms"},
+            "store": {"path": str(tmp_path / "relay.db")},
+            "sinks": [{"kind": "webhook", "name": "drain", "url": receiver.url, "secrets": [SECRET], "allow_http": True, **section}],
+            "api": {"listen": "127.0.0.1:0", "socket": str(tmp_path / "relay.sock")},
+        }
+        file = tmp_path / "relay.yaml"
+        file.write_bytes(orjson.dumps(document))
+        async with started(load(file, {}).config, SystemClock()):
+            event = azure.schedule(Plan(type="Reboot", started=True, lasts=None))
+            await eventually(lambda: bool(receiver.requests))
+
+            async def tried() -> bool:
+                return bool((await called("deliveries", "1", "-c", str(file), "--json")).json["log"])
+
+            async def listed() -> bool:
+                return bool((await called("deliveries", "-c", str(file), "--json")).json["items"])
+
+            await eventually(listed)
+            await eventually(tried)
+            said = [caplog.text]
+            for words in (
+                ("deliveries", "1"),
+                ("deliveries",),
+                ("dead-letters",),
+                ("show", event.event_id),
+                ("explain", event.event_id, "drain"),
+                ("pause", "drain"),
+                ("check",),
+            ):
+                for more in ((), ("--json",)) if words[0] not in ("pause", "check") else ((),):
+                    ended = await called(*words, *more, "-c", str(file))
+                    said += [ended.out, ended.err]
+    wire = b"".join(f"{one.line}{dict(one.headers)}".encode() for one in receiver.requests).decode()
+    assert credential in ("secrets", "tls") or any(telltale in wire or telltale == PASSWORD for telltale in telltales)
+    stored = (tmp_path / "relay.db").read_bytes().decode("latin-1")
+    for telltale in telltales:
+        assert [telltale in text for text in (*said, stored)] == [False] * (len(said) + 1), telltale
+    assert "…" in "".join(said) or credential in ("secrets", "tls")
+
+
+def test_the_settings_do_not_print_what_is_secret() -> None:
+    given = settings(
+        url="http://127.0.0.1/t0ken",
+        bearer=None,
+        basic={"user": "relay", "password": "t0ken"},
+        headers={"X": "t0ken"},
+        proxy="http://u:t0ken@proxy:3128",
+    )
+    assert "t0ken" not in repr(given) + str(given) + str(given.model_dump()) + given.model_dump_json()
+
+
+async def test_a_secret_at_the_cut_of_an_answer_shows_no_half_of_itself() -> None:
+    async def long(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer(500, {}, b"x" * 1015 + b"t0ken-that-is-long")
+
+    async with listening(long) as receiver, sink(url=receiver.url, bearer="t0ken-that-is-long") as webhook:
+        (outcome,) = await asyncio.gather(webhook.deliver(cloudevent()), return_exceptions=True)
+    assert isinstance(outcome, Deferred)
+    assert outcome.answer == "x" * 1015 + "…"
