@@ -99,7 +99,9 @@ class Ledger:
         else:
             assert standing is not None  # noqa: S101  # judge refuses what is unknown
             answer = self._accept(tx, approval, standing)
-        if request_id is not None and first is None and answer.status in (202, 403, 409):
+        # A 404 may be asked again over HTTP; a message that comes again is to get no second event.
+        final = (202, 403, 409) if approval.message_id is None else (202, 403, 404, 409)
+        if request_id is not None and first is None and answer.status in final:
             tx.decisions.remember_answer(principal, request_id, approval.digest, answer.status, dict(answer.body), approval.at)
         return answer
 
@@ -223,7 +225,7 @@ class Ledger:
             told="",
             message_id=approval.message_id,
         )
-        counted = replace(standing, decisions=(*(one for one in standing.decisions if one not in discounted), decision))
+        counted = replace(standing, decisions=(*standing.decisions, decision))
         told = self._with_mode(tx, _told(decision.approval_id, approval, counted))
         cause = approval.message_id or standing.occurrence.told
         tx.decisions.add(replace(decision, told=self._say(tx, "approval.recorded", standing.occurrence.data, told, cause, approval.at)))

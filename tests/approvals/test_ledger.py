@@ -174,6 +174,7 @@ def test_a_changed_event_voids_its_votes_once_also_when_it_changes_back(book: Bo
     voided = book.said("approval.voided")[0]
     assert voided.data["why"] == "changed"
     assert voided.data["resources"] == ["db-1", "db-2"]
+    assert "dryRun" not in voided.data
     assert voided.attributes["causationid"] == book.said("event.updated")[0].id
     book.see(REBOOT)
     assert book.submit(by="bob").body["votes"] == 1
@@ -186,6 +187,19 @@ def test_what_is_no_part_of_the_revision_voids_nothing(book: Book) -> None:
     book.see(event(description="other words"))
     assert len(book.said("event.updated")) == 1
     assert book.submit(by="bob").body["state"] == "granted"
+
+
+def test_a_vote_in_flight_is_not_replaced_by_one_for_what_the_event_became(book: Book) -> None:
+    """What becomes of it is for the answer to say, and then it is told."""
+    book.see(ONE)
+    book.submit(of=ONE)
+    book.ledger.in_flight = frozenset(one.grant.id for one in claim(book))
+    changed = event(event_type="Redeploy", resources=("db-2",))
+    book.see(changed)
+    assert book.submit(of=changed).body["votes"] == 1
+    book.ledger.in_flight = frozenset()
+    book.step()
+    assert data(book, "approval.voided")["why"] == "changed"
 
 
 def test_an_ended_event_voids_its_votes(book: Book) -> None:
@@ -243,6 +257,13 @@ def test_refusals_are_told_once_and_remembered_where_they_are_final(
     answers = [book.submit(request_id="r", **changes) for _ in range(2)]
     assert [answer.status for answer in answers] == [status] * 2
     assert len(book.said("approval.refused")) == (1 if remembered else 2)
+
+
+def test_a_message_that_comes_again_gets_no_second_event_whatever_it_was_answered(book: Book) -> None:
+    """It does, where the relay was killed before it could acknowledge it."""
+    for _ in range(2):
+        assert book.submit(event_id="E-9", request_id="m", message_id="m").status == 404
+    assert len(book.said("approval.refused")) == 1
 
 
 def test_503_is_neither_told_nor_remembered(book: Book) -> None:
@@ -331,6 +352,25 @@ def test_votes_under_a_hold_are_recorded_and_weighed_again_at_its_release(book: 
     assert cause(book, "approval.granted") == "m"
     assert data(book, "approval.granted")["principal"] == "client:bob"
     assert [one.data["votes"] for one in book.said("approval.recorded")] == [0, 1, 2, 2]
+    assert [one.decision for one in book.stands().decisions] == ["approve", "approve"]
+
+
+def test_a_release_is_the_cause_of_the_automatic_grant_that_it_lets_go(book: Book) -> None:
+    book.see(FREEZE)
+    book.submit("hold", "eve", FREEZE)
+    book.see(USER)
+    assert book.grants == []
+    assert state(book, "release", "eve") == "granted"
+    assert cause(book, "approval.granted") == book.said("approval.recorded")[-1].id
+
+
+def test_a_release_long_ago_is_the_cause_of_nothing(book: Book) -> None:
+    book.see(FREEZE)
+    book.submit("hold", "eve", FREEZE)
+    book.submit("release", "eve", FREEZE)
+    book.clock.turn(1)
+    book.see(USER)
+    assert cause(book, "approval.granted") == book.said("event.updated")[0].id
 
 
 def test_what_a_release_is_answered(book: Book) -> None:
@@ -400,6 +440,7 @@ def test_an_expired_hold_is_told_as_a_release_and_rules_are_weighed_again(book: 
     assert release.attributes["causationid"] == hold.id
     assert cause(book, "approval.granted") == release.id
     assert len(book.said("approval.recorded")) == 4
+    assert [one.decision for one in book.stands().decisions] == ["approve", "approve"]
 
 
 def test_an_expired_hold_is_told_before_its_holder_holds_again(book: Book) -> None:

@@ -1,0 +1,77 @@
+"""What somebody asks: the body as it may come, and what is wrong with others."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.approvals.request import Answer, MalformedError, WrongFieldError, body_of, parse_body
+from tests.approvals.hand_clock import NOON
+from tests.approvals.made import caller
+
+WHOLE: dict[str, Any] = {"eventId": "E-1", "decision": "approve", "revision": "r", "reason": "drained", "scope": "prod"}
+
+
+def test_a_body_becomes_the_request_of_its_caller() -> None:
+    raw = orjson.dumps(WHOLE)
+    request = parse_body(raw).approval(caller(), NOON, raw, request_id="i", message_id="m")
+    assert (request.event_id, request.decision, request.revision, request.reason, request.scope) == tuple(WHOLE.values())
+    assert (request.caller, request.at, request.request_id, request.message_id) == (caller(), NOON, "i", "m")
+    assert request.digest == hashlib.sha256(raw).hexdigest()
+
+
+def test_reason_and_scope_may_be_left_out() -> None:
+    body = parse_body(b'{"eventId": "E-1", "decision": "hold", "revision": "r"}')
+    assert (body.reason, body.scope) == (None, None)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"null", b"1", b"\xff{}", b'{"eventId": "\\ud800"}', b"[" * 100_000])
+def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
+    with pytest.raises(MalformedError, match="expected a JSON object"):
+        parse_body(raw)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("eventId", {"eventId": ...}),
+        ("eventId", {"eventId": ""}),
+        ("eventId", {"eventId": 1}),
+        ("eventId", {"eventId": "x" * 257}),
+        ("eventId", {"eventId": "a\nb"}),
+        ("eventId", {"eventId": "a\n"}),
+        ("eventId", {"eventId": "a\x00"}),
+        ("eventId", {"eventId": "a\x85"}),
+        ("decision", {"decision": ...}),
+        ("decision", {"decision": "APPROVE"}),
+        ("decision", {"decision": None}),
+        ("revision", {"revision": ...}),
+        ("revision", {"revision": ""}),
+        ("revision", {"revision": "x" * 129}),
+        ("reason", {"reason": "x" * 1001}),
+        ("reason", {"reason": 1}),
+        ("scope", {"scope": "x" * 81}),
+        ("votes", {"votes": 2}),
+        ("principal", {"principal": "client:root"}),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, changes: dict[str, Any]) -> None:
+    fields = {name: value for name, value in (WHOLE | changes).items() if value is not ...}
+    with pytest.raises(WrongFieldError) as raised:
+        body_of(fields)
+    assert raised.value.field == field
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_anything_else_is_refused_by_name(anything: Any) -> None:
+    with pytest.raises((MalformedError, WrongFieldError)):
+        body_of(anything)
+
+
+def test_only_202_is_accepted() -> None:
+    assert [Answer(status, {}).accepted for status in (202, 200, 403, 409, 503)] == [True, False, False, False, False]
