@@ -114,7 +114,7 @@ async def test_what_waited_before_the_others_is_not_forgotten_by_the_probes(tmp_
     down = far(clock, refuses, give_up_after=3600.0)
     async with going(tmp_path, {"drain": down}, clock=clock) as relay:
         await relay.tell("first")
-        for number in range(70):
+        for number in range(80):
             await relay.tell(f"E-{number}")
             await relay.forward(60)
         first = (await relay.deliveries("drain"))[0]

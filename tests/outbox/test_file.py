@@ -125,6 +125,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "cut after the header": lambda data: data[:100],
     "cut in half": lambda data: data[: len(data) // 2],
     "first page only": lambda data: data[:4096],
+    "zeroes at the end": lambda data: data[:-4096] + bytes(4096),
     "zeroes in the middle": lambda data: data[:4096] + bytes(8192) + data[12288:],
 }
 
@@ -147,6 +148,53 @@ def test_a_corrupt_file_is_set_aside_untouched_and_a_fresh_one_begins_off(
     assert "is corrupt" in warnings[0]
     assert str(aside) in warnings[0]
     assert "imds-relay approvals on" in warnings[1]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE meta SET value = 'maybe' WHERE key = 'mode'",
+        "DELETE FROM meta WHERE key = 'mode'",
+        "DELETE FROM meta WHERE key = 'scope'",
+        "DROP TABLE meta",
+        "PRAGMA user_version = 0",
+        "PRAGMA user_version = -1",
+    ],
+)
+def test_a_file_that_does_not_say_whose_it_is_is_corrupt(tmp_path: Path, statement: str) -> None:
+    """In doubt, approvals are off."""
+    path = tmp_path / "relay.db"
+    begin(path)
+    with contextlib.closing(sqlite3.connect(path)) as stranger:
+        stranger.execute(statement)
+        stranger.commit()
+    with opened(path) as file:
+        assert verify(file.connection)[1] == 0
+    assert (mode(path), len(set_aside(path))) == ("off", 1)
+
+
+def test_the_log_of_a_file_that_cannot_be_read_is_set_aside_with_it(tmp_path: Path) -> None:
+    """It may be all that is left of what was recorded last; and it is none of the fresh one's."""
+    path = tmp_path / "relay.db"
+    path.write_bytes(b"broken" * 999)
+    Path(f"{path}-wal").write_bytes(b"broken too" * 999)
+    with opened(path) as file:
+        assert verify(file.connection)[1] == 0
+        (aside,) = set_aside(path)
+        assert Path(f"{aside}-wal").read_bytes() == b"broken too" * 999
+
+
+def test_a_log_that_holds_everything_restores_a_broken_file(tmp_path: Path) -> None:
+    """SQLite's doing: nothing is set aside that can be used."""
+    path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
+    copy.parent.mkdir()
+    with opened(path) as file:
+        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        shutil.copy(f"{path}-wal", f"{copy}-wal")
+    copy.write_bytes(b"broken")
+    with opened(copy) as file:
+        assert verify(file.connection)[1] == 1
+    assert not set_aside(copy)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from relay.errors import StoreError
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import GENESIS, Journal, head_of, rows, verify
+from relay.outbox.journal import GENESIS, Journal, chain, head_of, rows, verify
 from relay.outbox.transaction import Transaction
 from tests.outbox.kept import BUS, NOW, column, opened, said
 
@@ -93,6 +93,17 @@ def test_any_changed_column_of_any_row_is_found(journal: sqlite3.Connection, pos
     finally:
         journal.execute("ROLLBACK TO before")
         journal.execute("RELEASE before")
+
+
+@pytest.mark.parametrize("position", range(1, ROWS))
+def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(tmp_path: Path, position: int) -> None:
+    """Each hash covers all that came before: whoever changes one row has to change every later one, and the head."""
+    with filled(tmp_path / "relay.db") as (connection, heads):
+        row = list(rows(connection))[position - 1]
+        fitting = chain(heads[position - 1].hash, position, row.at, row.kind, row.event_key, row.transition, b"{}")
+        connection.execute("UPDATE journal SET body = ?, hash = ? WHERE position = ?", (b"{}", fitting, position))
+        with pytest.raises(StoreError, match=f"the row at position {position + 1} is not the one that was written"):
+            verify(connection)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
