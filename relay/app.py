@@ -158,7 +158,7 @@ async def _source_and_gate(
 
     last_read = await store.transact(lambda tx: tx.take_last_read(), fail_open=True)
     poller = Poller(config.source, client, Recorder(origin, boot, names), store, clock, say=say, last_read=last_read)
-    speaks = {f"client:{one.name}": one.resources for one in config.api.clients}
+    speaks = {principal: one.resources for one in config.api.clients for principal in one.principals}
     gate = Gate(Ledger(config.approvals, origin, store.trusted, speaks=speaks), store, poller, clock, names_us)
     return poller, gate
 

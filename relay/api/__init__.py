@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
+from relay.api.oidc import OidcSettings
 from relay.approvals.gate import Gate
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
@@ -48,6 +49,8 @@ class Client(Section):
     secrets: tuple[SecretStr, ...] = ()
     """Signs this client's callbacks; several while they are changed."""
     secrets_file: Path | None = None
+    san: str | None = Field(default=None, pattern=r"^[^*\s]+$")
+    """A name in the client's certificate (subjectAltName: DNS, URI or e-mail). It is then mtls:<name>, and needs no key."""
     amqp_user: str | None = None
     """The RabbitMQ user whose messages count as this client's."""
     can: tuple[Literal["read", "approve", "hold", "operate"], ...] = ("read",)
@@ -67,6 +70,11 @@ class Client(Section):
             key_of(value.get_secret_value())
         return values
 
+    @property
+    def principals(self) -> tuple[str, ...]:
+        """As whom it may come: with key, signature or over AMQP, and with its certificate."""
+        return (f"client:{self.name}", *((f"mtls:{self.san}",) if self.san is not None else ()))
+
     def digests(self) -> tuple[bytes, ...]:
         """SHA-256 of every bearer key of this client that is good now: files are read again when they change."""
         key = self.reveal("key")
@@ -80,7 +88,7 @@ class TlsSettings(Section):
     cert_file: Path
     key_file: Path
     client_ca_file: Path | None = None
-    """Where given, callers must show a certificate that it signed."""
+    """Where given, callers must show a certificate that one of these has signed; `san` of a client names whose it is."""
 
 
 class ApiSettings(Section):
@@ -95,6 +103,8 @@ class ApiSettings(Section):
     public_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """What links in messages start with."""
     clients: tuple[Client, ...] = ()
+    oidc: OidcSettings | None = None
+    """Also take bearer tokens of Entra ID."""
 
     @property
     def host(self) -> str:
@@ -110,7 +120,10 @@ class ApiSettings(Section):
     def _safe(self) -> ApiSettings:
         if self.tls is None and not self.allow_http and _LOOPBACK.fullmatch(self.host) is None:
             raise ValueError(f"listen: expected tls, or allow_http: true behind a proxy, to listen on {self.listen}")
-        for what, values in (("name", [one.name for one in self.clients]), ("amqp_user", [one.amqp_user for one in self.clients])):
+        if any(one.san for one in self.clients) and (self.tls is None or self.tls.client_ca_file is None):
+            raise ValueError("clients: expected tls.client_ca_file, which signs the certificates that a san is in")
+        once = ("name", "amqp_user", "san")
+        for what, values in ((what, [getattr(one, what) for one in self.clients]) for what in once):
             repeated = {value for value in values if value is not None and values.count(value) > 1}
             if repeated:
                 raise ValueError(f"clients: expected every {what} once, {', '.join(sorted(repeated))} comes again")

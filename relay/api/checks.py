@@ -77,7 +77,8 @@ class Desk:
             if route.access == "signature":
                 caller = self.clients.by_signature(request.match_info["client"], request.headers, body)
             else:
-                caller = self.clients.by_key(request.headers.getall("Authorization", []))
+                certificate = request.get_extra_info("peercert")  # verified, or there would be no connection
+                caller = await self.clients.by_bearer(request.headers.getall("Authorization", []), certificate)
         except StrangerError as error:
             self.strangers.came(peer, str(error), now)
             raise _unknown(route) from None

@@ -44,7 +44,7 @@ class Server:
 
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
         self._settings = settings
-        self._desk = Desk(Clients(settings.clients, clock), clock)
+        self._desk = Desk(Clients(settings, clock), clock)
         self._streams = Streams()
         self._stack = AsyncExitStack()
         self.address = settings.listen

@@ -86,14 +86,25 @@ class Config(Section):
 
     def _can_be_met(self, name: str, approve: Votes) -> None:
         people = self.approvals.people
-        may = {f"client:{client.name}" for client in self.api.clients if "approve" in client.can}
-        able = {one for one in voters(approve, self.approvals.groups, people) if one in may or not one.startswith("client:")}
+        named = voters(approve, self.approvals.groups, people)
+        may = {principal for client in self.api.clients if "approve" in client.can for principal in client.principals}
+        able = {
+            one
+            for one in named
+            if one in may or not one.startswith(("client:", "mtls:", "entra:") if self.api.oidc is None else ("client:", "mtls:"))
+        }
         if len({person_of(one, people) for one in able}) < approve.votes:
             there = ", ".join(sorted(able)) or "none"
             raise ValueError(
                 f"approvals.rules.{name}.approve: expected {approve.votes} who may vote, there are only: {there}. "
-                "A client: must be one of api.clients, with approve in its can"
+                "A client: or mtls: must be one of api.clients, with approve in its can; an entra: needs api.oidc"
             )
+        for client in self.api.clients:
+            if approve.votes > 1 and named.issuperset(client.principals) and len({person_of(one, people) for one in client.principals}) > 1:
+                both = " and ".join(client.principals)
+                raise ValueError(
+                    f"approvals.rules.{name}.approve: {both} are one client with two votes: name them as one of approvals.people"
+                )
 
     @property
     def user_events_wait(self) -> bool:

@@ -1,0 +1,359 @@
+"""Who calls with a token of Entra ID, and who with a certificate: real keys, a real key server, real TLS."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hmac
+import ssl
+from base64 import urlsafe_b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jwt
+import orjson
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+from pydantic import ValidationError
+
+from relay.api import ApiSettings
+from relay.api.oidc import AGAIN, STALE
+from tests.api.running import Running, event, running
+
+TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
+PERSON = "0b1c2d3e-1111-2222-3333-444455556666"
+ISSUER = f"https://login.microsoftonline.com/{TENANT}/v2.0"
+AUDIENCE = "11111111-1111-1111-1111-111111111111"
+KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+VOTE = {"name": "all", "approve": {"votes": 1, "from": [f"entra:{TENANT}/{PERSON}", "mtls:drain.internal"]}}
+
+
+def public(key: rsa.RSAPrivateKey, kid: str, **more: Any) -> dict[str, Any]:
+    """A key as a key set holds it."""
+    found: dict[str, Any] = orjson.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    return {**found, "kid": kid, "use": "sig", **more}
+
+
+@dataclass
+class Issuer:
+    """The server of the keys: counts how often it is asked."""
+
+    keys: list[dict[str, Any]] = field(default_factory=lambda: [public(KEY, "k1")])
+    status: int = 200
+    asked: int = 0
+
+    async def answer(self, _request: web.Request) -> web.Response:
+        """The handler."""
+        self.asked += 1
+        return web.json_response({"keys": self.keys}, status=self.status, headers={"Location": "/elsewhere"})
+
+
+@dataclass
+class Entra:
+    """A relay that takes tokens, and the issuer behind them."""
+
+    relay: Running
+    issuer: Issuer
+
+    def claims(self, **changes: Any) -> dict[str, Any]:
+        """What a good token says; None takes a claim away."""
+        now = int(self.relay.clock.now().timestamp())
+        usual = {
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "tid": TENANT,
+            "oid": PERSON,
+            "roles": ["Approver"],
+            "iat": now,
+            "nbf": now,
+            "exp": now + 3600,
+        }
+        return {name: value for name, value in (usual | changes).items() if value is not None}
+
+    def token(self, key: Any = KEY, algorithm: str = "RS256", kid: str | None = "k1", **changes: Any) -> str:
+        """A signed token."""
+        return jwt.encode(self.claims(**changes), key, algorithm=algorithm, headers={"kid": kid} if kid is not None else None)
+
+    async def status(self, token: str, path: str = "/v1/events") -> int:
+        """What a call with it is answered."""
+        return (await self.relay.call("GET", path, by=None, headers={"Authorization": f"Bearer {token}"})).status
+
+
+@asynccontextmanager
+async def issuing() -> AsyncIterator[tuple[Issuer, str]]:
+    """A server of keys on loopback."""
+    issuer, application = Issuer(), web.Application()
+    application.router.add_get("/keys", issuer.answer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield issuer, f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
+    finally:
+        await runner.cleanup()
+
+
+def section(keys_url: str, **changes: Any) -> dict[str, Any]:
+    """``api.oidc``."""
+    roles = {"Approver": ["read", "approve"], "Reader": ["read"]}
+    return {"issuer": ISSUER, "audience": AUDIENCE, "tenant": TENANT, "keys_url": keys_url, "roles": roles} | changes
+
+
+@pytest.fixture
+async def entra(tmp_path: Path) -> AsyncIterator[Entra]:
+    """A relay that takes tokens."""
+    async with issuing() as (issuer, url), running(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay:
+        await relay.see(event())
+        relay.clock.stop()
+        yield Entra(relay, issuer)
+
+
+async def test_a_person_with_a_token_approves_under_their_own_name(entra: Entra) -> None:
+    answer = await entra.relay.call(
+        "POST", "/v1/approvals", entra.relay.wish(), by=None, headers={"Authorization": f"Bearer {entra.token()}"}
+    )
+    assert (answer.status, answer.json["state"]) == (202, "granted")
+    assert [said["data"]["principal"] for said in await entra.relay.said("approval.recorded")] == [f"entra:{TENANT}/{PERSON}"]
+
+
+async def test_what_a_person_may_follows_from_their_roles(entra: Entra) -> None:
+    for roles, expected in ((["Approver"], 403), (["Reader"], 403), (["Nobody", "Reader"], 403), ([], 403), (None, 403), ("Approver", 403)):
+        answer = await entra.relay.call(
+            "PUT", "/v1/approvals/mode", {"mode": "on"}, by=None, headers={"Authorization": f"Bearer {entra.token(roles=roles)}"}
+        )
+        assert answer.status == expected
+        can_read = isinstance(roles, list) and bool({"Approver", "Reader"}.intersection(roles))
+        assert await entra.status(entra.token(roles=roles)) == (200 if can_read else 403)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"iss": "https://login.microsoftonline.com/common/v2.0"},
+        {"iss": ISSUER + "/"},
+        {"iss": None},
+        {"aud": "another"},
+        {"aud": [AUDIENCE, "another"]},
+        {"aud": None},
+        {"tid": "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a12"},
+        {"tid": None},
+        {"oid": None},
+        {"oid": "somebody"},
+        {"oid": 7},
+        {"exp": 1},
+        {"exp": None},
+        {"exp": True},
+        {"exp": float("nan")},
+        {"iat": 99999999999},
+        {"iat": None},
+        {"nbf": 99999999999},
+    ],
+)
+async def test_a_token_that_says_something_else_is_401(entra: Entra, changes: dict[str, Any]) -> None:
+    claims = entra.claims()
+    claims = {name: value for name, value in {**claims, **changes}.items() if value is not None}
+    token = jwt.api_jws.encode(lenient_json(claims), KEY, algorithm="RS256", headers={"kid": "k1"})
+    assert await entra.status(token) == 401
+    assert await entra.status(entra.token()) == 200
+
+
+def lenient_json(claims: dict[str, Any]) -> bytes:
+    """NaN is no JSON, and is read all the same by lenient readers."""
+    return orjson.dumps({name: "NaN!" if value != value else value for name, value in claims.items()}).replace(b'"NaN!"', b"NaN")  # noqa: PLR0124  # NaN alone differs from itself
+
+
+def base64(text: bytes) -> str:
+    """As in a token (RFC 7515, section 2)."""
+    return urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+async def test_a_token_with_another_algorithm_or_key_is_401(entra: Entra) -> None:
+    signed, body = entra.token(), entra.token().split(".")[1]
+    pem = KEY.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    header, forged = base64(b'{"alg":"none","kid":"k1","typ":"JWT"}'), base64(b'{"alg":"HS256","kid":"k1","typ":"JWT"}')
+    wrong = {
+        "none": f"{header}.{body}.",
+        "HS256 with the public key": f"{forged}.{body}.{base64(hmac.digest(pem, f'{forged}.{body}'.encode(), 'sha256'))}",
+        "RS384": entra.token(algorithm="RS384"),
+        "PS256": entra.token(algorithm="PS256"),
+        "ES256": entra.token(key=ec.generate_private_key(ec.SECP256R1()), algorithm="ES256"),
+        "another's key": entra.token(key=OTHER),
+        "an unknown kid": entra.token(kid="k9"),
+        "no kid": entra.token(kid=None),
+        "cut": signed[:-8],
+        "no signature": signed.rpartition(".")[0] + ".",
+        "rubbish": "a.b.c",
+        "long": "a" * 6000 + ".b.c",
+    }
+    for what, token in wrong.items():
+        assert await entra.status(token) == 401, what
+    assert await entra.status(signed) == 200
+
+
+async def test_the_token_of_yesterday_is_401_by_the_relay_s_own_clock(entra: Entra) -> None:
+    token = entra.token()
+    assert await entra.status(token) == 200
+    entra.relay.clock.ahead = 3600 + 59
+    assert await entra.status(token) == 200
+    entra.relay.clock.ahead = 3600 + 61
+    assert await entra.status(token) == 401
+
+
+async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_minutes(entra: Entra) -> None:
+    for _ in range(3):
+        assert await entra.status(entra.token()) == 200
+        assert await entra.status(entra.token(kid="k2", key=OTHER)) == 401
+    assert entra.issuer.asked == 1
+    entra.issuer.keys.append(public(OTHER, "k2"))
+    entra.relay.clock.ahead = AGAIN
+    assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
+    assert entra.issuer.asked == 2
+
+
+async def test_keys_that_cannot_be_fetched_hold_for_a_while_and_a_withdrawn_one_no_longer_than_a_day(entra: Entra) -> None:
+    assert await entra.status(entra.token()) == 200
+    entra.issuer.status = 302  # not followed
+    entra.relay.clock.ahead = STALE
+    assert await entra.status(entra.token()) == 200
+    entra.relay.clock.ahead = STALE + 2 * AGAIN
+    assert await entra.status(entra.token()) == 401
+    entra.issuer.status, entra.issuer.keys = 200, [public(OTHER, "k2")]
+    entra.relay.clock.ahead = STALE + 3 * AGAIN
+    assert await entra.status(entra.token()) == 401
+    assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        [{"kid": "k1"}],
+        [public(KEY, "k1", use="enc")],
+        [public(KEY, "k1", n="AQAB")],
+        [public(KEY, "k1", n=7)],
+        [{"kty": "oct", "kid": "k1", "k": "eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"}],
+        [7],
+    ],
+)
+async def test_a_key_that_is_no_rsa_key_for_signatures_verifies_nothing(entra: Entra, keys: list[Any]) -> None:
+    entra.issuer.keys = keys
+    assert await entra.status(entra.token()) == 401
+
+
+async def test_a_client_s_key_still_works_beside_tokens(entra: Entra) -> None:
+    assert (await entra.relay.call("GET", "/v1/events")).status == 200
+    assert entra.issuer.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ("tenant's id", {"tenant": "common"}),
+        ("expected https", {"keys_url": "http://keys.example.com/"}),
+        ("metadata or host", {"keys_url": "https://169.254.169.254/keys"}),
+        ("at least 1", {"roles": {}}),
+        ("read", {"roles": {"x": ["all"]}}),
+        ("at least 1", {"issuer": ""}),
+    ],
+)
+def test_a_section_that_would_trust_too_much_is_an_error(words: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ApiSettings.model_validate({"oidc": {**section("https://keys.example.com/"), **changes}})
+
+
+# --- certificates
+
+
+def _signed(
+    name: str, sans: list[x509.GeneralName], by: tuple[x509.Name, ec.EllipticCurvePrivateKey] | None
+) -> tuple[bytes, Any, x509.Name]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(by[0] if by else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
+    )
+    if sans:
+        builder = builder.add_extension(x509.SubjectAlternativeName(sans), critical=False)
+    certificate = builder.sign(by[1] if by else key, hashes.SHA256())
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return pem + secret, key, subject
+
+
+@dataclass
+class Certified:
+    """A relay that asks for certificates, and the authority that signs them."""
+
+    relay: Running
+    folder: Path
+    authority: tuple[x509.Name, ec.EllipticCurvePrivateKey]
+
+    async def call(self, method: str, path: str, *sans: x509.GeneralName, body: Any = None, key: str | None = None) -> tuple[int, Any]:
+        """A call with a certificate of these names."""
+        file = self.folder / "client.pem"
+        file.write_bytes(_signed("drain.internal", list(sans), self.authority)[0])
+        context = ssl.create_default_context(cafile=self.folder / "authority.pem")
+        context.load_cert_chain(file)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+            session.request(method, f"https://localhost:{self.relay.server.port}{path}", json=body, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json()
+
+
+@pytest.fixture
+async def certified(tmp_path: Path) -> AsyncIterator[Certified]:
+    """A relay that asks for certificates."""
+    pem, key, name = _signed("authority", [], None)
+    (tmp_path / "authority.pem").write_bytes(pem)
+    (tmp_path / "server.pem").write_bytes(_signed("localhost", [x509.DNSName("localhost")], (name, key))[0])
+    files = {"cert_file": tmp_path / "server.pem", "key_file": tmp_path / "server.pem", "client_ca_file": tmp_path / "authority.pem"}
+    clients = (
+        {"name": "drain", "san": "drain.internal", "can": ["read", "approve"]},
+        {"name": "job", "san": "spiffe://west/job", "can": ["read"], "key": "key-of-job"},
+    )
+    async with running(tmp_path, tls=files, clients=clients, approvals={"rules": [VOTE]}) as relay:
+        await relay.see(event())
+        yield Certified(relay, tmp_path, (name, key))
+
+
+async def test_the_name_in_a_certificate_is_the_principal(certified: Certified) -> None:
+    status, answer = await certified.call("POST", "/v1/approvals", x509.DNSName("Drain.internal"), body=certified.relay.wish())
+    assert (status, answer["state"]) == (202, "granted")
+    assert [said["data"]["principal"] for said in await certified.relay.said("approval.recorded")] == ["mtls:drain.internal"]
+    assert (await certified.call("GET", "/v1/events", x509.UniformResourceIdentifier("spiffe://west/job")))[0] == 200
+
+
+async def test_a_certificate_that_names_nobody_or_two_is_401(certified: Certified) -> None:
+    """The common name is no name (RFC 9525, section 2): drain.internal stands there in each of them."""
+    both = (x509.DNSName("drain.internal"), x509.UniformResourceIdentifier("spiffe://west/job"))
+    for sans in ((), (x509.DNSName("other.internal"),), (x509.DNSName("*.internal"),), both):
+        assert (await certified.call("GET", "/v1/events", *sans))[0] == 401, sans
+
+
+async def test_who_shows_a_key_too_is_whose_key_it_is(certified: Certified) -> None:
+    status, _ = await certified.call("POST", "/v1/approvals", x509.DNSName("drain.internal"), body=certified.relay.wish(), key="key-of-job")
+    assert status == 403
+    assert (await certified.call("GET", "/v1/events", x509.DNSName("drain.internal"), key="wrong"))[0] == 401
+
+
+def test_a_name_without_an_authority_is_an_error() -> None:
+    with pytest.raises(ValidationError, match="client_ca_file"):
+        ApiSettings.model_validate({"clients": [{"name": "a", "san": "a.internal"}]})

@@ -1,0 +1,44 @@
+"""A rule whose voters cannot come is an error before the start: the configuration knows who can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from relay.config import Config
+
+TLS = {"cert_file": "/server.pem", "key_file": "/server.pem", "client_ca_file": "/ca.pem"}
+ALICE = {"name": "alice", "key": "a", "can": ["read", "approve"]}
+DRAIN = {"name": "drain", "key": "d", "can": ["approve"], "san": "drain.internal"}
+READER = {"name": "reader", "key": "r"}
+
+
+def configured(votes: int, *voters: str, people: dict[str, list[str]] | None = None) -> Config:
+    """A relay with these clients and one rule."""
+    rules = [{"name": "all", "approve": {"votes": votes, "from": list(voters)}}]
+    api = {"clients": [ALICE, DRAIN, READER], "tls": TLS}
+    return Config.model_validate({"approvals": {"rules": rules, "people": people or {}}, "api": api})
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("there are only: client:alice", (2, "client:alice", "client:gone")),
+        ("there are only: none", (1, "client:reader")),
+        ("there are only: none", (1, "mtls:other.internal")),
+        ("there are only: none", (1, "entra:t/o")),
+        ("one client with two votes", (2, "client:drain", "mtls:drain.internal", "client:alice")),
+    ],
+)
+def test_voters_who_cannot_come_are_an_error(words: str, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValidationError, match=words):
+        configured(*arguments)
+
+
+def test_voters_who_can_come_are_none() -> None:
+    """Of people in chat and on the local socket the configuration does not know."""
+    configured(2, "client:alice", "mtls:drain.internal")
+    configured(2, "slack:T/U", "local:root")
+    configured(2, "person:drain", "client:alice", people={"drain": ["client:drain", "mtls:drain.internal"]})
