@@ -1,0 +1,217 @@
+"""What every sink of the family must do, whatever it speaks: the cases, and what a member brings along to be put through them.
+
+`test_conformance` runs every case with every member. A new sink adds its far side there; docs/adding-a-sink.md walks through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from relay.errors import Deferred, DeliveryError
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import Receipt, Sink
+from tests.delivery.going import Going, going
+from tests.make import cloudevent
+
+PATIENCE = 20.0
+"""Seconds within which what must happen happens, on a slow machine."""
+
+
+class FarSide(Protocol):
+    """The real far side of a sink, in the hands of a test."""
+
+    telltales: tuple[str, ...]
+    """Texts in the sink's settings that no error and no log may hold."""
+
+    def sink(self, *, unwanted: bool = False) -> AbstractAsyncContextManager[Sink]:
+        """A sink that delivers here, opened as the relay opens it. ``unwanted``: whatever it brings is refused for good."""
+
+    async def leave(self) -> None:
+        """From now on it is gone: connections are cut and refused."""
+
+    async def come(self) -> None:
+        """It is back, at the same place."""
+
+    async def hang(self) -> None:
+        """From now on it hears everything and says nothing."""
+
+    async def got(self) -> list[CloudEvent]:
+        """All that it has taken so far, in order."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A sink, and what came of its deliveries: how many were under way at once, and every error."""
+
+    sink: Sink
+    concurrency: int = 0
+    longest_pause: float = 0.2  # the cases are about the sink, and not about the plan
+    give_up_after: float = 3600.0
+    under_way: int = 0
+    most: int = 0
+    errors: list[BaseException] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.concurrency = self.sink.concurrency
+
+    async def deliver(self, event: CloudEvent) -> Receipt:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            return await self.sink.deliver(event)
+        except BaseException as error:
+            self.errors.append(error)
+            raise
+        finally:
+            self.under_way -= 1
+
+
+Case = Callable[[FarSide, Path, pytest.LogCaptureFixture], Awaitable[None]]
+
+
+async def delivers_once(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+    """What was taken is not sent again, and it is the event, byte for byte."""
+    async with far.sink() as sink, going(folder, {"sink": sink}) as relay:
+        told = [await relay.tell(f"E-{number}") for number in range(5)]
+        await _until(lambda: _settled(relay, 5, "delivered"))
+        assert sorted(event.id for event in await far.got()) == told
+        event = cloudevent(subject="by hand")
+        assert isinstance(await sink.deliver(event), Receipt)
+        assert (await far.got())[-1].body == event.body
+
+
+async def defers_while_the_far_side_refuses_connections(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+    """It says so within its timeout, each time, and what waited arrives in order once the far side is back."""
+    await far.leave()
+    async with far.sink() as sink:
+        with pytest.raises(Deferred) as caught:
+            await asyncio.wait_for(sink.deliver(cloudevent(subject="by hand")), PATIENCE)
+        assert caught.value.failure == "transient"
+        watched = _Watched(sink)
+        async with going(folder, {"sink": watched}) as relay:
+            told = [await relay.tell("E-1", name) for name in ("event.scheduled", "event.updated", "event.started")]
+            await _until(lambda: _holds(bool(watched.errors)))
+            assert all(isinstance(error, Deferred) for error in watched.errors)
+            await far.come()
+            await _until(lambda: _settled(relay, 3, "delivered"))
+            assert [event.id for event in await far.got() if event.subject == "E-1"] == told
+
+
+async def parks_on_a_permanent_no(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+    """With no NotBefore ahead it becomes a dead letter, with a reason that a person can use, and blocks nothing."""
+    async with far.sink(unwanted=True) as sink, going(folder, {"sink": _Watched(sink)}) as relay:
+        await relay.tell("E-1", "event.started")
+        await relay.tell("E-1", "event.ended")
+        await _until(lambda: _settled(relay, 2, "parked"))
+        for parked in await relay.deliveries("sink"):
+            assert len(parked.reason or "") > 20
+        assert await far.got() == []
+
+
+async def is_concurrent_and_keeps_the_order(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+    """Many events at once, and about each in order."""
+    async with far.sink() as sink:
+        watched = _Watched(sink)
+        told: dict[str, list[str]] = defaultdict(list)
+        async with going(folder, {"sink": watched}) as relay:
+            for turn in range(5):
+                for number in range(20):
+                    told[f"E-{number}"].append(await relay.tell(f"E-{number}", "event.updated" if turn else "event.scheduled"))
+            await _until(lambda: _settled(relay, 100, "delivered"))
+        taken: dict[str, list[str]] = defaultdict(list)
+        for event in await far.got():
+            taken[str(event.subject)].append(event.id)
+        assert taken == told
+        assert sink.concurrency > 1
+        assert 1 < watched.most <= sink.concurrency
+
+
+async def closes_during_delivery(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+    """A relay that stops does not wait for a far side that hangs; nothing is left behind, and nothing was lost."""
+    before = asyncio.all_tasks()
+    began = asyncio.get_running_loop().time()
+    async with far.sink() as sink:
+        await _until(lambda: _delivers(sink))
+        await far.hang()
+        watched = _Watched(sink)
+        async with going(folder, {"sink": watched}) as relay:
+            await relay.tell("E-1")
+            await _until(lambda: _holds(watched.under_way == 1))
+        assert watched.under_way == 0
+    assert asyncio.get_running_loop().time() - began < PATIENCE
+    await far.come()
+    await _until(lambda: _holds(asyncio.all_tasks() <= before | _far_tasks()))
+    async with far.sink() as sink, going(folder, {"sink": _Watched(sink)}) as relay:
+        await _until(lambda: _settled(relay, 1, "delivered"))
+    assert "E-1" in {event.subject for event in await far.got()}
+
+
+async def shows_no_secret_in_any_error(far: FarSide, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever goes wrong: gone, hanging up in the middle, and refusing."""
+    caplog.set_level(logging.DEBUG, "relay")
+    async with far.sink() as sink:
+        await _until(lambda: _delivers(sink))
+        watched = _Watched(sink)
+        async with going(folder, {"sink": watched}) as relay:
+            await far.leave()
+            await relay.tell("E-1")
+            await _until(lambda: _holds(len(watched.errors) >= 2))
+            await far.come()
+            await _until(lambda: _settled(relay, 1, "delivered"))
+    async with far.sink(unwanted=True) as sink:
+        refused = _Watched(sink)
+        async with going(folder, {"unwanted": refused}) as relay:
+            await relay.tell("E-2", "event.started")
+            await _until(lambda: _settled(relay, 1, "parked", "unwanted"))
+    errors = [*watched.errors, *refused.errors]
+    assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
+    said = "".join("".join(traceback.format_exception(error)) + str(getattr(error, "answer", "")) for error in errors) + caplog.text
+    assert [telltale for telltale in far.telltales if telltale in said] == []
+    assert far.telltales
+
+
+CASES: tuple[Case, ...] = (
+    delivers_once,
+    defers_while_the_far_side_refuses_connections,
+    parks_on_a_permanent_no,
+    is_concurrent_and_keeps_the_order,
+    closes_during_delivery,
+    shows_no_secret_in_any_error,
+)
+
+
+def _far_tasks() -> set[asyncio.Task[Any]]:
+    """Tasks of the test's own far side, of which one may begin at any time."""
+    return {task for task in asyncio.all_tasks() if task.get_name().startswith("far side")}
+
+
+async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0.02)
+
+
+async def _holds(condition: bool) -> bool:  # what was looked at
+    return condition
+
+
+async def _delivers(sink: Sink) -> bool:
+    try:
+        await sink.deliver(cloudevent(subject="first"))
+    except Deferred:
+        return False
+    return True
+
+
+async def _settled(relay: Going, count: int, state: str, sink: str = "sink") -> bool:
+    return len(await relay.deliveries(sink, state)) == count
