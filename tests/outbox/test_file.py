@@ -173,15 +173,17 @@ def test_a_file_that_does_not_say_whose_it_is_is_corrupt(tmp_path: Path, stateme
     assert (mode(path), len(set_aside(path))) == ("off", 1)
 
 
-def test_the_log_of_a_file_that_cannot_be_read_is_set_aside_with_it(tmp_path: Path) -> None:
-    """It may be all that is left of what was recorded last; and it is none of the fresh one's."""
+def test_the_log_of_a_file_that_somebody_else_has_open_is_set_aside_with_it(tmp_path: Path) -> None:
+    """What it holds was not moved into the file, since the file is in use; and it is none of the fresh one's."""
     path = tmp_path / "relay.db"
-    path.write_bytes(b"broken" * 999)
-    Path(f"{path}-wal").write_bytes(b"broken too" * 999)
-    with opened(path) as file:
-        assert verify(file.connection)[1] == 0
+    begin(path, Identity("another-scope", None))
+    with contextlib.closing(sqlite3.connect(path)) as shell:
+        shell.execute("CREATE TABLE note (text TEXT)")
+        with opened(path) as file:
+            assert verify(file.connection)[1] == 0
         (aside,) = set_aside(path)
-        assert Path(f"{aside}-wal").read_bytes() == b"broken too" * 999
+        assert Path(f"{aside}-wal").stat().st_size
+    assert column(aside, "SELECT name FROM sqlite_schema WHERE name = 'note'") == ["note"]
 
 
 def test_a_log_that_holds_everything_restores_a_broken_file(tmp_path: Path) -> None:
