@@ -16,7 +16,7 @@ from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused
 
 from relay.amqp.address import place
-from relay.amqp.connection import CLOSING, SETTING_UP, Connection, keep_connected
+from relay.amqp.connection import CLOSING, HEARTBEAT, SETTING_UP, Connection, keep_connected
 from relay.amqp.topology import Exchange, Queue, establish
 from relay.amqp.trouble import Trouble, explain, said
 from relay.api import Client, Relay
@@ -64,10 +64,10 @@ class Approvals:
         self._strangers = strangers
         self._logged = ""
 
-    async def run(self) -> NoReturn:
-        """Connect for ever, and decide what comes, until cancelled."""
+    async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
+        """Connect for ever, and decide what comes, until cancelled. ``heartbeat`` is in seconds."""
         name = f"imds-relay approvals of {self._relay.origin.scope} at {self._relay.origin.relay}"
-        await keep_connected(self._settings.targets, name, self._relay.clock, self._serve, self._tell)
+        await keep_connected(self._settings.targets, name, self._relay.clock, self._serve, self._tell, heartbeat=heartbeat)
 
     async def _serve(self, connection: Connection) -> NoReturn:
         async with asyncio.timeout(SETTING_UP):

@@ -100,6 +100,10 @@ class Bus:
             declared = (await channel.declare_queue(self.queue, passive=True)).declaration_result
             return declared.message_count or 0, declared.consumer_count or 0
 
+    async def holds_one(self) -> bool:
+        """Whether one approval waits in the queue, given to nobody."""
+        return (await self.waiting())[0] == 1
+
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[AbstractChannel]:
         """A channel of somebody who may do everything."""
@@ -145,7 +149,14 @@ class Stage:
 
     sim: Simulator
     bus: Bus
-    running: Running
+    _running: Running | None = None
+    config: Config = field(default_factory=Config)
+
+    @property
+    def running(self) -> Running:
+        """The relay, where it runs in this process."""
+        assert self._running is not None
+        return self._running
 
     async def wish(self, *, resources: tuple[str, ...] = ("vm-0",), **plan: Any) -> tuple[Event, dict[str, Any]]:
         """A reboot that is coming, and the wish to approve it as the relay told of it."""
@@ -164,17 +175,30 @@ class Stage:
         except ChannelNotFoundEntity:  # it has not made the queue yet
             return False
 
+    async def is_idle(self) -> bool:
+        """Whether it takes approvals, and none waits."""
+        return await self.bus.waiting() == (0, 1)
+
+    async def is_not_consuming(self) -> bool:
+        """Whether nobody takes approvals."""
+        return (await self.bus.waiting())[1] == 0
+
 
 @asynccontextmanager
-async def stage(broker: Broker, directory: Path, exchange: str | None = None, **amqp: Any) -> AsyncIterator[Stage]:
-    """A relay in this process, which tells and takes approvals, and a listener to all that comes of it."""
+async def stage(broker: Broker, directory: Path, exchange: str | None = None, *, wait: bool = True, **amqp: Any) -> AsyncIterator[Stage]:
+    """A relay in this process, which tells and takes approvals, and a listener to all that comes of it.
+
+    ``wait``: until it consumes; ``amqp``: more of ``approvals.amqp``.
+    """
     bus = Bus(broker, exchange or unused())
     async with AsyncExitStack() as stack:
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
         document = section(broker, bus.exchange, **amqp)
         document |= {"source": {"url": sim.url, "interval": "500ms"}, "store": {"path": str(directory / "relay.db")}}
-        running = await stack.enter_async_context(started(Config.model_validate(document), SystemClock()))
-        here = Stage(sim, bus, running)
-        await eventually(here.is_consuming, every=0.05)
-        await bus.listen(stack)
+        config = Config.model_validate(document)
+        running = await stack.enter_async_context(started(config, SystemClock()))
+        here = Stage(sim, bus, running, config)
+        if wait:
+            await eventually(here.is_consuming, every=0.05)
+            await bus.listen(stack)
         yield here

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import struct
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 import pytest
 import pytest_asyncio
+from pamqp.common import Arguments
 
 from relay.amqp.frames import LARGEST
+from relay.api.amqp import PREFETCH
+from relay.simulator import Event
 from tests.journey.bus import SCOPE, Stage, define_users, stage
 from tests.journey.process import eventually, name_of
 from tests.rabbitmq import Broker
@@ -28,6 +31,12 @@ async def there(_private_node: Broker, tmp_path_factory: pytest.TempPathFactory)
     define_users(_private_node)
     async with stage(_private_node, tmp_path_factory.mktemp("relay")) as here:
         yield here
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def coming(there: Stage) -> tuple[Event, dict[str, Any]]:
+    """A reboot that no test of this module starts, and the wish to approve it."""
+    return await there.wish()
 
 
 async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(there: Stage) -> None:
@@ -136,10 +145,139 @@ async def test_properties_that_no_decoder_likes_do_not_end_the_connection(there:
     await _all_before_is_decided(there)
 
 
-async def test_a_name_that_is_not_ones_own_is_refused_by_the_broker(there: Stage) -> None:
+async def test_a_name_that_is_not_ones_own_is_refused_by_the_broker(there: Stage, coming: tuple[Event, dict[str, Any]]) -> None:
     """What makes the user_id worth something."""
-    _, wish = await there.wish()
+    _, wish = coming
     with pytest.raises(
         RefusedError, match="406 PRECONDITION_FAILED - user_id property set to 'drain' but authenticated user was 'stranger'"
     ):
         await there.bus.send(wish, user="stranger", user_id="drain")
+
+
+async def test_whoever_may_pretend_to_be_anybody_speaks_for_anybody(there: Stage) -> None:
+    """The tag `impersonator` takes the user_id's worth away: the broker vouches, and nobody can know. Give it to no one."""
+    event, wish = await there.wish()
+    await there.bus.send(wish, "pretended", user="pretender", user_id="drain")
+    recorded = await there.bus.hears("approval.recorded", event)
+    assert recorded["data"]["principal"] == "client:drain"
+
+
+# --- refused to a known client: acknowledged, told, and nothing else
+
+
+async def refusal(there: Stage, wish: dict[str, Any], message_id: str, **properties: Any) -> str:
+    """Send, and return why it was refused; the message is gone then, and not buried."""
+    dead = len(there.bus.dead)
+    await there.bus.send(wish, message_id, **properties)
+    told = await there.bus.hears("approval.refused", cause=message_id)
+    await _all_before_is_decided(there)
+    assert (await there.bus.waiting())[0] == 0
+    assert len(there.bus.dead) == dead
+    assert told["subject"] == wish["eventId"]
+    return str(told["data"]["refusal"])
+
+
+async def test_for_a_machine_that_is_not_its_own(there: Stage) -> None:
+    """Every resource must be the client's: approving frees all of them."""
+    event, wish = await there.wish(resources=("vm-0", "db-7"))
+    assert "resources that you may not speak for" in await refusal(there, wish, "foreign")
+    assert not there.starts(event)
+
+
+async def test_without_the_right(there: Stage, coming: tuple[Event, dict[str, Any]]) -> None:
+    event, wish = coming
+    assert "it is not in your rights" in await refusal(there, wish, "may only read", user="watcher")
+    assert not there.starts(event)
+
+
+async def test_too_late(there: Stage) -> None:
+    """NotBefore has passed while the message was on its way."""
+    event, wish = await there.wish(notice=1.2, starts_after=600.0)
+    await eventually(lambda: datetime.now(UTC) > there.sim.event(event).not_before)
+    assert "too late: it closed at" in await refusal(there, wish, "late")
+    assert not there.starts(event)
+
+
+async def test_of_a_state_that_has_changed(there: Stage) -> None:
+    event, wish = await there.wish()
+    there.sim.update(event, resources=("vm-0", "vm-1"))
+    updated = await there.bus.hears("event.updated", event)
+    assert updated["data"]["revision"] in await refusal(there, wish, "outdated")
+    assert not there.starts(event)
+
+
+async def test_of_an_event_that_nobody_knows_or_of_another_scope(there: Stage, coming: tuple[Event, dict[str, Any]]) -> None:
+    _, wish = coming
+    assert "no such event" in await refusal(there, {**wish, "eventId": "never heard of"}, "unknown")
+    assert "no such event" in await refusal(there, {**wish, "scope": "elsewhere"}, "another scope")
+
+
+async def test_under_an_id_that_came_with_another_body(there: Stage) -> None:
+    event, wish = await there.wish()
+    other, another = await there.wish()
+    await there.bus.send(wish, "twice")
+    await there.bus.hears("approval.recorded", event, "twice")
+    assert "this id came before with another body" in await refusal(there, another, "twice")
+    assert (await there.bus.hears("startrequest.accepted", event))["causationid"] == "twice"
+    assert not there.starts(other)
+
+
+# --- hold and release
+
+
+async def test_a_hold_keeps_a_vote_back_until_its_release_which_is_then_the_cause(there: Stage) -> None:
+    event, wish = await there.wish()
+    for message_id, decision in (("held", "hold"), ("voted", "approve")):
+        await there.bus.send({**wish, "decision": decision}, message_id)
+        await there.bus.hears("approval.recorded", event, message_id)
+    assert not there.bus.told("approval.granted", event)
+    await there.bus.send({**wish, "decision": "release"}, "released")
+    for name in ("approval.recorded", "approval.granted", "startrequest.accepted"):
+        await there.bus.hears(name, event, "released")
+    assert there.starts(event) == 1
+
+
+# --- how it consumes
+
+
+async def test_it_comes_on_a_connection_of_its_own_with_a_limit_and_alone(there: Stage) -> None:
+    """A memory alarm blocks connections that publish; a consumer that publishes would be blocked with them."""
+    columns = ("queue_name", "consumer_tag", "ack_required", "prefetch_count", "active")
+    said = await asyncio.to_thread(there.bus.broker.ctl, "list_consumers", *columns)
+    (consumer,) = [line.split("\t") for line in said.splitlines() if line.startswith(there.bus.queue + "\t")]
+    assert consumer == [there.bus.queue, "imds-relay vm-0", "true", str(PREFETCH), "true"]
+    names = await asyncio.to_thread(there.bus.broker.ctl, "list_connections", "client_properties")
+    assert names.count('"imds-relay approvals of journey at vm-0"') == 1
+    assert names.count('"imds-relay bus"') == 1
+    waiting: Arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-dead-letter-exchange": f"{there.bus.exchange}.dlx"}
+    async with there.bus.channel() as channel:  # declaring the same once more is allowed with equal arguments alone
+        await channel.declare_queue(there.bus.queue, durable=True, arguments=waiting)
+        await channel.declare_exchange(f"{there.bus.exchange}.approvals", "topic", durable=True)
+        await channel.declare_exchange(f"{there.bus.exchange}.dlx", "topic", durable=True)
+        dead: Arguments = {"x-queue-type": "quorum", "x-max-length": 10_000}
+        await channel.declare_queue(f"{there.bus.exchange}.dead", durable=True, arguments=dead)
+
+
+async def test_while_approvals_are_off_messages_wait_in_the_queue(there: Stage) -> None:
+    """Another relay, which is on, may have them meanwhile: this one does not consume. Then the waiting one counts, once."""
+    event, wish = await there.wish()
+    await there.running.relay.gate.set_mode("off", "local:tester")
+    await eventually(there.is_not_consuming, every=0.1)
+    await there.bus.send(wish, "early")
+    await there.running.relay.gate.set_mode("on", "local:tester")
+    await there.bus.hears("startrequest.accepted", event, "early")
+    assert len(there.bus.told("approval.recorded", event)) == 1
+    assert (await there.bus.waiting())[0] == 0
+
+
+async def test_in_a_dry_run_everything_happens_but_the_start(there: Stage) -> None:
+    event, wish = await there.wish()
+    await there.running.relay.gate.set_mode("dry-run", "local:tester")
+    try:
+        await there.bus.send(wish, "dry")
+        granted = await there.bus.hears("approval.granted", event, "dry")
+        assert granted["data"]["dryRun"] is True
+    finally:
+        await there.running.relay.gate.set_mode("on", "local:tester")
+    await _all_before_is_decided(there)
+    assert not there.starts(event)

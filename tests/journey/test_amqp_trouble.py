@@ -1,0 +1,357 @@
+"""Approvals over RabbitMQ while something is wrong: kills, locks, a broker that goes, hangs, lacks a queue or gives no rights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+from yarl import URL
+
+from relay.api.amqp import Approvals
+from relay.api.strangers import Strangers
+from relay.approvals.ledger import Ledger
+from relay.simulator import VM, Setup, Simulator
+from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, stage, unused
+from tests.journey.process import eventually, relay
+from tests.outbox.conftest import LimitedDisk
+from tests.rabbitmq import Broker
+
+
+@pytest.fixture(scope="module")
+def _with_users(_private_node: Broker) -> None:
+    _private_node.heal()
+    define_users(_private_node)
+
+
+@pytest.fixture
+def node(_with_users: None, own_broker: Broker) -> Broker:
+    """A broker to mistreat, with the users of these tests."""
+    return own_broker
+
+
+async def approve(there: Stage, message_id: str, *, within: float = 10) -> None:
+    """A reboot comes, a message approves it, Azure hears of it: all is well."""
+    event, wish = await there.wish()
+    await there.bus.send(wish, message_id)
+    await there.bus.hears("startrequest.accepted", event, message_id, within=within)
+
+
+def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the relay said of its approvals over AMQP."""
+    return [record.getMessage().removeprefix("approvals over AMQP: ") for record in caplog.records if record.name == "relay.api.amqp"]
+
+
+# --- the relay dies
+
+
+@dataclass(slots=True)
+class Way:
+    """The way from a relay to the broker. While it is held, nothing of what the relay says arrives."""
+
+    broker_port: int
+    url: str = ""
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    carrying: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take up a connection."""
+        task = asyncio.create_task(self._carry(reader, writer))
+        self.carrying.add(task)
+        task.add_done_callback(self.carrying.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection("127.0.0.1", self.broker_port)
+        there = asyncio.create_task(self._pass(reader, outer, self.open))
+        back = asyncio.create_task(self._pass(inner, writer, None))
+        try:
+            await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task, end in ((there, outer), (back, writer)):
+                task.cancel()
+                end.transport.abort()
+                end.close()
+
+    async def cut(self) -> None:
+        """End every connection, as the kernel does for a process that was killed."""
+        for task in self.carrying:
+            task.cancel()
+        if self.carrying:
+            await asyncio.wait(self.carrying)
+
+    @staticmethod
+    async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                if gate is not None:
+                    await gate.wait()
+                writer.write(data)
+
+
+@asynccontextmanager
+async def way_to(broker: Broker) -> AsyncIterator[Way]:
+    """A listener that carries connections to the broker."""
+    way = Way(broker.port)
+    way.open.set()
+    async with await asyncio.start_server(way.carry, "127.0.0.1", 0) as server:
+        way.url = str(URL(broker.amqp_url()).with_port(server.sockets[0].getsockname()[1]))
+        yield way
+        await way.cut()
+
+
+async def test_killed_between_decision_and_acknowledgement_it_decides_once(node: Broker, tmp_path: Path) -> None:
+    """The broker gives the message to the next life, which knows that it has been decided: no second event, and it is gone."""
+    bus = Bus(node, unused())
+    async with AsyncExitStack() as stack:
+        way = await stack.enter_async_context(way_to(node))
+        sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+        document = section(node, bus.exchange, url=way.url) | {"source": {"url": sim.url, "interval": "500ms"}}
+        document["api"] = {"clients": document["api"]["clients"]}
+        process = await stack.enter_async_context(relay(tmp_path / "relay", document))
+        await process.start()
+        await eventually(lambda: "messages are taken" in process.log)
+        await bus.listen(stack)
+        there = Stage(sim, bus)
+        event, wish = await there.wish()
+        way.open.clear()
+        await bus.send(wish, "once")
+        await bus.hears("approval.recorded", event, "once")
+        await process.kill()
+        await way.cut()
+        await eventually(bus.holds_one, every=0.1)
+        way.open.set()
+        await process.start()
+        await eventually(there.is_idle, every=0.1)
+        foreign, other = await there.wish(resources=("db-7",))
+        await bus.send(other, "next")
+        await bus.hears("approval.refused", foreign, "next")
+        assert len(bus.told("approval.recorded", event)) == len(bus.told("approval.granted", event)) == 1
+        assert not bus.dead
+
+
+async def test_of_two_relays_one_decides_and_the_other_takes_over_when_it_dies(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are connected and subscribed; the broker gives messages to one alone."""
+    caplog.set_level(logging.INFO, "relay.api.amqp")
+    async with Simulator(Setup(vms=(VM("vm-1"),))) as sim, AsyncExitStack() as stack:
+        exchange = unused()
+        document = section(node, exchange) | {"relay": "first", "source": {"url": sim.url, "interval": "500ms"}}
+        document["api"] = {"clients": document["api"]["clients"]}
+        first = await stack.enter_async_context(relay(tmp_path / "first", document))
+        await first.start()
+        await eventually(lambda: "messages are taken" in first.log)
+        there = await stack.enter_async_context(stage(node, tmp_path, exchange))
+        await eventually(lambda: "messages are taken" in caplog.text)
+        for number in range(4):
+            await there.bus.send({"eventId": f"{number}", "decision": "approve", "revision": "none"}, f"m{number}")
+        for number in range(4):
+            assert (await there.bus.hears("approval.refused", cause=f"m{number}"))["relay"] == "first"
+        await first.kill()
+        await there.bus.send({"eventId": "4", "decision": "approve", "revision": "none"}, "m4")
+        assert (await there.bus.hears("approval.refused", cause="m4"))["relay"] == "vm-0"
+        assert len(there.bus.told("approval.refused")) == 5
+
+
+# --- it cannot decide
+
+
+async def test_while_the_state_file_cannot_be_written_messages_wait_and_are_not_taken_again_and_again(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue with a delivery limit would bury them (FIELD 5.12)."""
+    caplog.set_level(logging.INFO, "relay.api.amqp")
+    async with stage(node, tmp_path) as there:
+        event, wish = await there.wish()
+        disk = LimitedDisk(tmp_path)
+        disk.fill()
+        try:
+            await there.bus.send(wish, "waited")
+            await eventually(lambda: log_of(caplog)[-1].endswith("messages wait: the state file cannot be written"))
+            for _ in range(4):
+                await asyncio.sleep(0.5)  # nothing happens: there is no sign to wait for
+                assert await there.is_not_consuming()
+            assert await _deliveries(there.bus) <= 1
+            assert not there.bus.told("approval.recorded")
+        finally:
+            disk.free()
+        await there.bus.hears("startrequest.accepted", event, "waited")
+        assert len(there.bus.told("approval.recorded")) == 1
+        assert not there.bus.dead
+
+
+async def _deliveries(bus: Bus) -> int:
+    """How often the message that waits has been delivered in vain."""
+    async with bus.channel() as channel:
+        queue = await channel.get_queue(bus.queue)
+        found: list[AbstractIncomingMessage] = []
+
+        async def note(message: AbstractIncomingMessage) -> None:
+            found.append(message)
+
+        await queue.consume(note)
+        await eventually(lambda: bool(found))
+        count = found[0].headers.get("x-delivery-count", 0)
+        assert isinstance(count, int)
+        return count
+
+
+async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_other(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would come again at once, and nobody else would be heard; nothing was decided, and the log has the traceback."""
+    async with stage(node, tmp_path) as there:
+        with monkeypatch.context() as broken:
+            broken.setattr(Ledger, "submit", lambda *_: 1 / 0)
+            await there.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "cursed")
+            await eventually(lambda: [one.message_id for one in there.bus.dead] == ["cursed"])
+        await approve(there, "blessed")
+    assert "ZeroDivisionError" in caplog.text
+
+
+# --- the broker
+
+
+async def test_a_broker_that_is_killed_costs_no_approval(node: Broker, tmp_path: Path) -> None:
+    """The relay comes back to its queue by itself, and what had been confirmed is in it."""
+    async with stage(node, tmp_path) as there:
+        event, wish = await there.wish()
+        await there.running.relay.gate.set_mode("off", "local:tester")
+        await eventually(there.is_not_consuming, every=0.1)
+        await there.bus.send(wish, "survived")
+        await asyncio.to_thread(node.kill)
+        await there.running.relay.gate.set_mode("on", "local:tester")
+        await asyncio.to_thread(node.start)
+        await there.sim.approved(event, within=15)
+
+
+async def test_a_broker_that_hangs_is_noticed_and_come_back_to(node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With a heartbeat of one second it takes six, with the relay's own of ten 33."""
+    caplog.set_level(logging.INFO, "relay.api.amqp")
+    async with stage(node, tmp_path) as there:
+        caplog.clear()
+        async with _second_door(there, heartbeat=1):
+            await eventually(
+                lambda: log_of(caplog)[-1:] == [f"connected to 127.0.0.1:{node.port}; messages are taken from {there.bus.queue}"]
+            )
+            node.freeze()
+            began = time.monotonic()
+            await eventually(lambda: log_of(caplog)[-1] == "the channel was closed: nothing was heard from the broker for three heartbeats")
+            assert 3 < time.monotonic() - began < 10
+            node.thaw()
+            await eventually(lambda: log_of(caplog)[-1] == taken)
+        await approve(there, "after")
+
+
+async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(node: Broker, tmp_path: Path) -> None:
+    """Neither the sink nor the consumer waits for a farewell."""
+    async with stage(node, tmp_path, wait=False) as there:
+        await eventually(there.is_consuming, every=0.1)
+        node.freeze()
+        began = time.monotonic()
+    assert time.monotonic() - began < 9
+    node.thaw()
+
+
+@asynccontextmanager
+async def _second_door(there: Stage, *, heartbeat: int) -> AsyncIterator[None]:
+    """The same relay's consumer once more, with another heartbeat."""
+    assert there.config.approvals.amqp is not None
+    door = Approvals(there.config.approvals.amqp, there.bus.exchange, there.config.api.clients, there.running.relay, Strangers())
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(door.run(heartbeat=heartbeat))
+        yield
+        task.cancel()
+
+
+async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_afterwards(node: Broker, tmp_path: Path) -> None:
+    """FIELD 5.11: an alarm blocks those who publish; this connection only takes."""
+    async with stage(node, tmp_path) as there:
+        event, wish = await there.wish()
+        await there.running.relay.gate.set_mode("off", "local:tester")
+        await eventually(there.is_not_consuming, every=0.1)
+        await there.bus.send(wish, "alarmed")
+        await asyncio.to_thread(node.alarm, on=True)
+        await there.running.relay.gate.set_mode("on", "local:tester")
+        await there.sim.approved(event, within=10)
+        assert not there.bus.told("approval.recorded")
+        await asyncio.to_thread(node.alarm, on=False)
+        await there.bus.hears("startrequest.accepted", event, "alarmed")
+
+
+async def test_a_queue_that_is_deleted_is_made_again(node: Broker, tmp_path: Path) -> None:
+    async with stage(node, tmp_path) as there:
+        async with there.bus.channel() as channel:
+            await channel.queue_delete(there.bus.queue)
+        await eventually(there.is_consuming, every=0.1)
+        await approve(there, "again")
+
+
+# --- rights, and what must exist
+
+
+async def test_passive_names_all_that_is_missing_and_needs_no_right_but_to_read_the_queue(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`configure: ^$`, `write: ^$`: the consumer writes nothing, not even its dead letters, which the broker moves by itself."""
+    caplog.set_level(logging.INFO, "relay.api.amqp")
+    exchange = unused("least")
+    rights = {"configure": "^$", "write": "^$", "read": f"^{re.escape(exchange)}.approvals.{SCOPE}$"}
+    await asyncio.to_thread(node.add_user, "least", "least", **rights)
+    missing = f"the broker has no exchange {exchange}.dlx, no queue {exchange}.dead, no exchange {exchange}.approvals, no queue"
+    async with stage(node, tmp_path, exchange, wait=False, url=node.amqp_url("least"), declare="passive") as there:
+        await eventually(lambda: bool(log_of(caplog)))
+        assert log_of(caplog)[0].startswith(missing)
+        (tmp_path / "maker").mkdir()
+        async with stage(node, tmp_path / "maker", exchange):
+            pass
+        await eventually(there.is_consuming, every=0.1)
+        async with AsyncExitStack() as stack:
+            await there.bus.listen(stack)
+            await approve(there, "least")
+            await there.bus.send(b"no json", "buried")
+            await eventually(lambda: [one.message_id for one in there.bus.dead] == ["buried"])
+
+
+@pytest.mark.parametrize(
+    ("rights", "said"),
+    [
+        ({}, "the broker has no such queue (NOT_FOUND - no queue '{queue}' in vhost '/'): make it, or set declare: true"),
+        (
+            {"read": "^$"},
+            "the broker refused the queue (ACCESS_REFUSED - access to queue '{queue}' in vhost '/' refused for ",
+        ),
+    ],
+    ids=["no queue", "no right"],
+)
+async def test_what_declare_false_takes_as_given_and_does_not_find_is_told_with_its_remedy(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, rights: dict[str, str], said: str
+) -> None:
+    """And is come back to: nothing else of the relay minds."""
+    caplog.set_level(logging.INFO, "relay.api.amqp")
+    await asyncio.to_thread(node.add_user, "least", "least", **{"configure": "^$", "write": "^$", **rights})
+    async with stage(node, tmp_path, wait=False, url=node.amqp_url("least"), declare=False) as there:
+        await eventually(lambda: bool(log_of(caplog)))
+        assert log_of(caplog)[0].startswith(said.format(queue=there.bus.queue))
+
+
+async def test_a_queue_with_other_arguments_is_named_with_the_argument(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = Bus(node, unused())
+    async with bus.channel() as channel:
+        await channel.declare_queue(bus.queue, durable=True, arguments={"x-queue-type": "quorum"})
+    async with stage(node, tmp_path, bus.exchange, wait=False):
+        await eventually(lambda: bool(log_of(caplog)))
+    assert log_of(caplog)[0].startswith(
+        f"queue {bus.queue} exists and is another than this relay makes (PRECONDITION_FAILED - inequivalent arg"
+    )
+    assert "delete it so that it is made anew, or set declare: passive" in log_of(caplog)[0]
