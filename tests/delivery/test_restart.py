@@ -44,15 +44,19 @@ async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same
 
 async def test_what_was_taken_before_an_orderly_stop_is_not_sent_again(tmp_path: Path) -> None:
     """Also what was taken while the store was busy, and not written down yet."""
-    far = Far()
+    go, busy = asyncio.Event(), threading.Event()
+
+    async def when_told(_: CloudEvent) -> Receipt:
+        await go.wait()
+        return Receipt()
+
+    far = Far(when_told, concurrency=20)
     async with going(tmp_path, {"bus": far}) as relay:
-        await relay.dispatcher.set_state("bus", "paused", None)
         for number in range(20):
             await relay.tell(f"E-{number}")
-        resumed = asyncio.create_task(relay.dispatcher.set_state("bus", "on", None))
-        busy = threading.Event()
-        await until(resumed.done)
+        await until(lambda: far.under_way == 20)
         relay.store.submit(lambda _: busy.wait(10))
+        go.set()
         await until(lambda: len(far.got) == 20)
         relay.task.cancel()
         await asyncio.wait({relay.task})
