@@ -239,9 +239,8 @@ async def test_a_broker_that_hangs_is_noticed_and_come_back_to(node: Broker, tmp
     async with stage(node, tmp_path) as there:
         caplog.clear()
         async with _second_door(there, heartbeat=1):
-            await eventually(
-                lambda: log_of(caplog)[-1:] == [f"connected to 127.0.0.1:{node.port}; messages are taken from {there.bus.queue}"]
-            )
+            taken = f"connected to 127.0.0.1:{node.port}; messages are taken from {there.bus.queue}"
+            await eventually(lambda: log_of(caplog)[-1:] == [taken])
             node.freeze()
             began = time.monotonic()
             await eventually(lambda: log_of(caplog)[-1] == "the channel was closed: nothing was heard from the broker for three heartbeats")
