@@ -1,0 +1,195 @@
+"""Hostile requests by the thousand, from thousands of addresses: nothing starts, nothing breaks, and the honest are heard at once.
+
+`make chaos` sends 100,000, `make test` 3,000.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from standardwebhooks import Webhook
+
+from relay.simulator import VM, Plan, Setup, Simulator
+from tests.journey.process import KEY, SECRET, RelayProcess, client, eventually, relay
+
+REQUESTS = 100_000 if os.environ.get("RELAY_TEST_CHAOS") else 3_000
+WORKERS = 32
+VOTE = {"name": "all", "approve": {"votes": 1, "from": ["client:honest", "client:drain"]}}
+FORGED = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+HONEST = "imdsr_of-the-honest"
+
+
+def _post(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
+    head = [f"POST {path} HTTP/1.1", "Host: relay", f"Content-Length: {len(body) if length is None else length}", *headers]
+    if not any(one.lower().startswith("content-type") for one in headers):
+        head.append("Content-Type: application/json")
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def _signed(body: bytes, secret: str = SECRET, *, ago: float = 0, message_id: str = "msg_1") -> tuple[str, ...]:
+    moment = datetime.now(UTC) - timedelta(seconds=ago)
+    signature = Webhook(secret).sign(message_id, moment, body.decode())
+    return (f"webhook-id: {message_id}", f"webhook-timestamp: {int(moment.timestamp())}", f"webhook-signature: {signature}")
+
+
+def hostile(wish: bytes, replayed: bytes) -> dict[str, bytes]:
+    """Everything that must come to nothing, by what is wrong with it. ``wish`` would start an event; ``replayed`` was sent before."""
+    callback, approvals, bearer = "/v1/callbacks/drain", "/v1/approvals", f"Authorization: Bearer {KEY}x"
+    return {
+        "forged": _post(callback, wish, *_signed(wish, FORGED)),
+        "stale": _post(callback, wish, *_signed(wish, ago=301)),
+        "of the future": _post(callback, wish, *_signed(wish, ago=-120)),
+        "signed for another body": _post(callback, wish, *_signed(replayed)),
+        "of nobody": _post("/v1/callbacks/nobody", wish, *_signed(wish)),
+        "replayed": replayed,
+        "wrong key": _post(approvals, wish, bearer),
+        "no key": _post(approvals, wish),
+        "a token": _post(approvals, wish, "Authorization: Bearer eyJhbGciOiJub25lIn0.e30."),
+        "truncated": _post(approvals, wish[:20], bearer, length=500),
+        "oversized": _post(approvals, b"x", bearer, length=10**9),
+        "gzip": _post(approvals, wish, bearer, "Content-Encoding: gzip"),
+        "XML": _post(approvals, b"<!DOCTYPE a SYSTEM 'file:///etc/passwd'>", bearer, "Content-Type: application/xml"),
+        "UTF-16": _post(approvals, wish.decode().encode("utf-16"), bearer, "Content-Type: application/json; charset=utf-16"),
+        "no UTF-8": _post(approvals, b'{"eventId": "\xff\xfe"}', *_signed(b"{}")),
+        "smuggled by length": _post(approvals, b"0\r\n\r\n" + _post(approvals, wish, bearer), bearer, "Transfer-Encoding: chunked"),
+        "two lengths": _post(approvals, wish, bearer, "Content-Length: 4"),
+        "obsolete folding": _post(approvals, wish, bearer, "X-A: b\r\n Transfer-Encoding: chunked"),
+        "bad chunks": b"POST /v1/approvals HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\nabc\r\n",
+        "endless header": b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+        "a hundred headers": b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"X-%d: a\r\n" % number for number in range(100)) + b"\r\n",
+        "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
+        "no HTTP": b"\x00\x01\x02\r\n\r\n",
+        "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "another path": b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n",
+        "switch": b"PUT /v1/approvals/mode HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n"
+        b'{"mode":"on"}',
+        "GET that approves": b"GET /v1/approvals?decision=approve HTTP/1.1\r\nHost: a\r\n\r\n",
+    }
+
+
+ENDED = ("truncated", "TLS", "no HTTP")
+"""Behind these the sender says that no more will come: the relay may go on waiting for it else."""
+SLOW = b"POST /v1/approvals HTTP/1.1\r\nHost: a\r\nContent-Le"
+"""The beginning of a request whose rest never comes."""
+
+
+class Flood:
+    """Sends what is hostile, from an address of its own each time, and counts what is answered."""
+
+    def __init__(self, port: int, kinds: dict[str, bytes]) -> None:
+        self.port = port
+        self.kinds = list(kinds.items())
+        self.statuses: Counter[int] = Counter()
+        self.sent = itertools.count()
+        self._slow: list[asyncio.StreamWriter] = []
+
+    async def run(self, requests: int) -> None:
+        """Send so many."""
+        last = next(self.sent) + requests
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._work(last))
+
+    async def _work(self, last: int) -> None:
+        while (number := next(self.sent)) < last:
+            address = f"127.{1 + number % 7}.{number // 7 % 250}.{1 + number // 1750 % 250}"
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._one(number, address)
+
+    async def _one(self, number: int, address: str) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        if number % 200 == 0:
+            writer.write(SLOW)
+            self._slow.append(writer)  # and leave it like that
+            return
+        try:
+            kind, request = self.kinds[number % len(self.kinds)]
+            writer.write(request)
+            if kind in ENDED:
+                writer.write_eof()
+            answer = await reader.read(4096)
+            found = re.match(rb"HTTP/1\.[01] (\d{3})", answer)
+            self.statuses[int(found[1]) if found else 0] += 1
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        """Let go of the slow ones."""
+        for writer in self._slow:
+            writer.close()
+
+
+def _memory(process: RelayProcess) -> float:
+    """MiB that the relay holds."""
+    assert process.process is not None
+    status = Path(f"/proc/{process.process.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+async def _honest(process: RelayProcess, wish: dict[str, Any]) -> tuple[int, float]:
+    """An approval from an address of its own; status and seconds."""
+    begun = time.monotonic()
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(f"{process.url}/v1/approvals", json=wish, headers={"Authorization": f"Bearer {HONEST}"}) as answer,
+    ):
+        await answer.read()
+        return answer.status, time.monotonic() - begun
+
+
+@pytest.mark.timeout(900)
+async def test_under_a_flood_nothing_starts_nothing_breaks_and_the_honest_are_heard(tmp_path: Path) -> None:
+    clients = [client(secrets=[SECRET]), client("honest", key=HONEST)]
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        document = {"source": {"url": sim.url}, "approvals": {"rules": [VOTE], "tell_first": "0s"}, "api": {"clients": clients}}
+        async with relay(tmp_path, document) as process:
+            await process.start()
+            event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3600.0))
+            seen: dict[str, Any] = {}
+
+            async def there() -> bool:
+                status, body = await process.call("GET", f"/v1/events/{event.event_id}")
+                seen.update(body if status == 200 else {})
+                return status == 200
+
+            await eventually(there, every=0.2)
+            wish = {"eventId": event.event_id, "decision": "approve", "revision": seen["revision"]}
+            refused = orjson.dumps({**wish, "revision": "of yesterday"})
+            flood = Flood(process.port, hostile(orjson.dumps(wish), _post("/v1/callbacks/drain", refused, *_signed(refused))))
+            await flood.run(REQUESTS // 4)
+            assert not sim.start_requests
+            before = _memory(process)
+            flooding = asyncio.create_task(flood.run(REQUESTS * 3 // 4))
+            await asyncio.sleep(0.5)
+            assert not flooding.done()
+            status, took = await _honest(process, wish)
+            await flooding
+            flood.close()
+            grown = _memory(process) - before
+            print(f"{dict(flood.statuses)}, {grown:+.1f} MiB, an honest approval took {took * 1000:.0f} ms")  # noqa: T201  # for -s
+            assert (status, took < 1.0) == (202, True)
+            await sim.approved(event, within=5)
+            assert len(sim.start_requests) == 1
+            assert [status for status in flood.statuses if status >= 500 or 200 <= status < 300] == []
+            assert sum(flood.statuses.values()) - flood.statuses[0] > REQUESTS * 0.7
+            assert grown < 24
+            assert await process.ready()
+            assert await process.stop() == 0
+            assert "Traceback" not in process.log
+            assert len(process.log) < 1_000_000
