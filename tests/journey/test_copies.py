@@ -1,0 +1,81 @@
+"""One approval that comes two hundred times at once, through every door: one StartRequest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import orjson
+from pamqp.commands import Basic
+from standardwebhooks import Webhook
+
+from relay.app import started
+from relay.clock import SystemClock
+from relay.config import Config
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import rows, verify
+from relay.simulator import VM, Setup, Simulator
+from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, unused
+from tests.journey.process import KEY, SECRET, client, eventually
+from tests.rabbitmq import Broker
+from tests.raw_amqp import RawChannel
+
+COPIES = 200
+
+
+async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_request(own_broker: Broker, tmp_path: Path) -> None:
+    """A third through each door; each copy over HTTP and AMQP has an id of its own, so that none is only a repeat."""
+    define_users(own_broker)
+    bus = Bus(own_broker, unused("copies"))
+    async with AsyncExitStack() as stack:
+        sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+        document = section(own_broker, bus.exchange) | {
+            "source": {"url": sim.url, "interval": "500ms"},
+            "store": {"path": str(tmp_path / "relay.db")},
+            "api": {"listen": "127.0.0.1:0", "clients": [client("drain", amqp_user="drain", secrets=[SECRET]), client("watcher", key="w")]},
+        }
+        config = Config.model_validate(document)
+        running = await stack.enter_async_context(started(config, SystemClock()))
+        here = Stage(sim, bus, running, config)
+        await eventually(here.is_consuming, every=0.05)
+        await bus.listen(stack)
+        event, wish = await here.wish(starts_after=30.0)
+        url, body, now = f"http://127.0.0.1:{running.api_port}/v1", orjson.dumps(wish), datetime.now(UTC)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        channel = await stack.enter_async_context(RawChannel(own_broker.amqp_url("drain")))
+        json = {"Content-Type": "application/json"}
+        signed = json | {
+            "webhook-id": "msg_200",
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": Webhook(SECRET).sign("msg_200", now, body.decode()),
+        }
+        statuses: Counter[int] = Counter()
+
+        async def post(path: str, headers: dict[str, str]) -> None:
+            async with session.post(f"{url}/{path}", data=body, headers=headers) as answer:
+                statuses[answer.status] += 1
+
+        async def publish() -> None:
+            for number in range(COPIES // 3):
+                properties = Basic.Properties(message_id=f"copy-{number}", user_id="drain", delivery_mode=2)
+                await channel.publish(f"{bus.exchange}.approvals", f"approve.{SCOPE}", body, properties)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(publish())
+            for number in range(COPIES // 3 + 1):
+                group.create_task(post("approvals", {**json, "Authorization": f"Bearer {KEY}", "Idempotency-Key": f"copy-{number}"}))
+                group.create_task(post("callbacks/drain", signed))
+        await sim.approved(event, within=10)
+        await eventually(here.is_idle, every=0.1)
+        assert sum(statuses.values()) + COPIES // 3 == COPIES
+        assert statuses.keys() <= {202, 409, 429}  # 429: that many at once are too many of one client
+        assert here.starts(event) == 1
+    connection = open_for_reading(tmp_path / "relay.db")
+    verify(connection)
+    kinds = Counter(row.kind for row in rows(connection))
+    connection.close()
+    assert (kinds["approval.granted"], kinds["claim"], kinds["startrequest.accepted"]) == (1, 1, 1)
