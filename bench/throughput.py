@@ -29,6 +29,8 @@ from tests.journey.process import SECRET
 from tests.make import cloudevent
 
 EVENTS = 2000
+AT_ONCE = 10
+"""Changes that one poll brings."""
 
 
 async def measure(amqp_url: str) -> list[Figure]:
@@ -138,8 +140,8 @@ async def _relayed(sections: Sequence[dict[str, Any]]) -> tuple[float, list[floa
         running = asyncio.create_task(dispatcher.run())
         await asyncio.sleep(1)  # connected
         events, began = _events(), time.perf_counter()
-        for event in events:
-            await _record(store, event)
+        for first in range(0, EVENTS, AT_ONCE):
+            await _record(store, events[first : first + AT_ONCE])
         await store.read(lambda _: None)  # behind the last of them
         while any(status.waiting for status in dispatcher.status()):
             await clock.sleep(0.005)
@@ -152,11 +154,15 @@ async def _relayed(sections: Sequence[dict[str, Any]]) -> tuple[float, list[floa
     return rate, spans
 
 
-async def _record(store: Store, event: CloudEvent) -> None:
+async def _record(store: Store, events: Sequence[CloudEvent]) -> None:
+    """As the recorder does with what one poll has brought: one transaction."""
     now = datetime.now(UTC)
-    future = store.submit(lambda tx: tx.say(event, now))
-    if event.id.endswith("0"):
-        await future  # let the store and the workers have their turn, as between two polls
+
+    def work(tx: Transaction) -> None:
+        for event in events:
+            tx.say(event, now)
+
+    await store.transact(work)
 
 
 def _spans(tx: Transaction) -> list[float]:

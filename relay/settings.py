@@ -83,6 +83,11 @@ class Section(BaseModel):
                 raise ValueError(f"{name}: expected a secret in the file, it is empty")
         return self
 
+    @property
+    def can_change(self) -> bool:
+        """Whether a secret of this section lives in a file, and may be another one at the next look."""
+        return bool(self._files)
+
     def reveal(self, name: str) -> str | None:
         """The secret ``name`` as it is now, from the document or its file; None where neither is given."""
         if name in self._files:

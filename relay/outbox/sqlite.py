@@ -61,18 +61,23 @@ class _Job:
 
     def run(self, connection: sqlite3.Connection, route: Route) -> None:
         """Do the work in a savepoint: an error of its own undoes it alone. Trouble with the file is raised."""
-        transaction = Transaction(connection, route)
         connection.execute("SAVEPOINT work")
+        if not self.try_to(connection, route):
+            connection.execute("ROLLBACK TO work")
+        connection.execute("RELEASE work")
+
+    def try_to(self, connection: sqlite3.Connection, route: Route) -> bool:
+        """Do the work; False: it raised an error of its own, and what it did is to be undone. Trouble with the file is raised."""
+        transaction = Transaction(connection, route)
         try:
             self.result = self.work(transaction)
-        except Exception as error:
+        except Exception as error:  # it is for whoever submitted the work
             if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _TROUBLE:
                 raise
-            connection.execute("ROLLBACK TO work")
             self.error = error
-        else:
-            self.error, self.said, self.revived = None, transaction.said, transaction.revived
-        connection.execute("RELEASE work")
+            return False
+        self.error, self.said, self.revived = None, transaction.said, transaction.revived
+        return True
 
 
 def _probe(transaction: Transaction) -> None:
@@ -204,8 +209,12 @@ class Store:
         connection = self._opened.connection
         try:
             connection.execute("BEGIN IMMEDIATE")
-            for job in jobs:
-                job.run(connection, self._route)
+            # A savepoint for each is a third of the statements, and hardly any work raises an error.
+            if not all(job.try_to(connection, self._route) for job in jobs):
+                connection.execute("ROLLBACK")
+                connection.execute("BEGIN IMMEDIATE")
+                for job in jobs:
+                    job.run(connection, self._route)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself after some errors

@@ -10,6 +10,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from http import HTTPStatus
 from io import BytesIO
 
@@ -33,6 +34,7 @@ BODY_PATIENCE = 1.0
 LONGEST_REST = 3600.0
 """Seconds to which ``Retry-After`` is cut."""
 _IDLE = 4.0  # seconds; many servers close an idle connection after five, and one that both use at that instant is a failure
+_IN_ONE_GO = 64 * 1024  # bytes of a body that are written at once, without a task that does it piece by piece
 _DRIFT = 60.0  # seconds; what Standard Webhooks receivers forgive at the least
 
 
@@ -108,10 +110,9 @@ async def post(session: aiohttp.ClientSession, request: Request, *, seconds: flo
     tunnelled = request.url.scheme == "https"  # else the proxy reads the request itself
     try:
         async with timeout_at(deadline):
-            # BytesIO: bytes over 1 MiB would be written in one go, and warned of.
             response = await session.post(
                 request.url,
-                data=BytesIO(request.body),
+                data=request.body if len(request.body) <= _IN_ONE_GO else BytesIO(request.body),
                 headers=request.headers if tunnelled else {**request.headers, **at_proxy},
                 proxy=way.proxy,
                 proxy_headers=at_proxy if tunnelled else None,
@@ -199,12 +200,18 @@ def _rest(headers: Mapping[str, str], now: datetime) -> float | None:
     return None if date is None else min(max((date - now).total_seconds(), 0.0), LONGEST_REST)
 
 
+@lru_cache(maxsize=16)
+def _date(text: str | None) -> datetime | None:
+    """A ``Date``, which all answers of one second have in common."""
+    return parse_moment(text)
+
+
 def _skew(answer: Answer, now: datetime) -> float | None:
     """Seconds that the far side's clock is certainly ahead of ours, by its ``Date``; None where it shows none.
 
     It was written at some moment while we waited, and has lost its fraction of a second (RFC 9110, 6.6.1).
     """
-    date = parse_moment(answer.headers.get("Date"))
+    date = _date(answer.headers.get("Date"))
     if date is None:
         return None
     ahead = (date - now).total_seconds()

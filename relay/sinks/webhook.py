@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -193,6 +194,32 @@ def build(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What every request of a sink has, as the settings and their files are now."""
+
+    url: URL
+    secrets: tuple[str, ...]
+    more: Mapping[str, str]
+    hidden: tuple[str, ...]
+    proxy: URL | None
+    pass_proxy: str | None
+
+
+def _look(given: Settings) -> _Known:
+    """Read the settings and their files. Raises ValueError for what cannot be used."""
+    more, authorization, secrets = given.extra_headers(), given.authorization(), given.signing_secrets()
+    hidden = [*secrets, *more.values()]
+    if authorization is not None:
+        more["Authorization"] = authorization
+        hidden += [authorization.partition(" ")[2], *([given.basic.secret()] if given.basic is not None else ())]
+    proxy, credentials = given.way() or (None, None)
+    pass_proxy = basic(*credentials) if credentials is not None else None
+    if credentials is not None and pass_proxy is not None:
+        hidden += [credentials[1], pass_proxy.partition(" ")[2]]
+    return _Known(given.target(), secrets, more, tuple(hidden), proxy, pass_proxy)
+
+
 class Webhook:
     """One receiver."""
 
@@ -204,34 +231,24 @@ class Webhook:
         self._clock = clock
         self._session = session
         self._certificates = Certificates(settings.tls) if settings.tls is not None else None
+        can_change = settings.can_change or (settings.basic is not None and settings.basic.can_change)
+        self._known = None if can_change else _look(settings)
+        self._timeout = settings.timeout
         self.give_up_after = settings.give_up_after
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return once the receiver has answered 2xx. Raises Deferred for everything else: none of it is for ever."""
         try:
-            # Anew at each attempt, since the files may have changed.
-            request, way = self._prepared(event)
+            known = self._known or _look(self._settings)  # anew at each attempt, where files may have changed
+            request = build(known.url, known.secrets, event, self._clock.now(), more=known.more, hidden=known.hidden)
         except ValueError as error:
             raise Deferred(f"the url, secrets or credentials of this sink cannot be used any more: {error}", failure="slow") from None
-        answer = await post(self._session, request, seconds=self._settings.timeout, way=way)
+        way = Way(known.proxy, known.pass_proxy, self._certificates.context() if self._certificates is not None else None)
+        answer = await post(self._session, request, seconds=self._timeout, way=way)
         outcome = verdict(answer, self._clock.now())
         if isinstance(outcome, Deferred):
             raise outcome
         return outcome
-
-    def _prepared(self, event: CloudEvent) -> tuple[Request, Way]:
-        given = self._settings
-        more, authorization, secrets = given.extra_headers(), given.authorization(), given.signing_secrets()
-        hidden = [*secrets, *more.values()]
-        if authorization is not None:
-            more["Authorization"] = authorization
-            hidden += [authorization.partition(" ")[2], *([given.basic.secret()] if given.basic is not None else ())]
-        proxy, credentials = given.way() or (None, None)
-        pass_proxy = basic(*credentials) if credentials is not None else None
-        if credentials is not None and pass_proxy is not None:
-            hidden += [credentials[1], pass_proxy.partition(" ")[2]]
-        request = build(given.target(), secrets, event, self._clock.now(), more=more, hidden=tuple(hidden))
-        return request, Way(proxy, pass_proxy, self._certificates.context() if self._certificates is not None else None)
 
 
 @asynccontextmanager
