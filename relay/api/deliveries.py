@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
 from relay.api.answers import answer
@@ -86,6 +86,11 @@ class RedeliveredSome(TypedDict):
     next: int | None
 
 
+def _whole(value: object) -> object:
+    # 1.0 is an integer to JSON Schema, and to writers of JSON that have one kind of number.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class WhichBody(BaseModel):
     """Which dead letters: those that meet every condition given; none given is all."""
 
@@ -96,11 +101,11 @@ class WhichBody(BaseModel):
     """Such as event.scheduled."""
     eventId: str | None = Field(default=None, max_length=256)  # noqa: N815  # the contract's name
     """Compared without case."""
-    since: str | None = Field(default=None, max_length=64)
+    since: str | None = Field(default=None, max_length=64, json_schema_extra={"format": "date-time"})
     """Given up at this moment (RFC 3339) or later."""
-    until: str | None = Field(default=None, max_length=64)
+    until: str | None = Field(default=None, max_length=64, json_schema_extra={"format": "date-time"})
     """Given up by this moment, that of the first call: what is given up meanwhile does not go out twice. Left out: by now."""
-    after: int = Field(default=0, ge=0, lt=2**63)
+    after: Annotated[int, BeforeValidator(_whole)] = Field(default=0, ge=0, lt=2**63)
     """`next` of the call before."""
 
 
