@@ -34,7 +34,7 @@ PATIENCE = 1.0
 """Seconds that a delivery waits for a connection that is just being made."""
 _WIDEST = (40, 40, 92, 80)
 """Bytes of each word of a routing key, which may have 255 with its dots. A scope has at most 80, a sink's name 64."""
-_LONGEST_TEXT = 255
+LONGEST_TEXT = 255
 """Bytes of AMQP's short strings, and of a header that AMQP 1.0 readers still see as text."""
 
 _log = logging.getLogger("relay.sinks.rabbitmq")
@@ -61,7 +61,7 @@ def routing_key(event: CloudEvent) -> str:
 
 def build(event: CloudEvent) -> aio_pika.Message:
     """Make the message. Pure. The body is the event; properties and headers are copies, left out where they would not fit."""
-    attributes = {name: value for name, value in event.attributes.items() if len(value.encode()) <= _LONGEST_TEXT}
+    attributes = {name: value for name, value in event.attributes.items() if len(value.encode()) <= LONGEST_TEXT}
     return aio_pika.Message(
         event.body,
         content_type=CONTENT_TYPE,

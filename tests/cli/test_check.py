@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from relay.api import asyncapi
 from relay.cli.checking import decisions
 from relay.config import USER_EVENTS_WAIT, load
 from relay.events.catalog import CATALOG
@@ -248,4 +249,9 @@ def test_schema_lists_the_types_and_refuses_another() -> None:
     assert all(one.type in listed.out for one in CATALOG)
     assert [one["type"] for one in typed("schema", "--list", "--json").json] == [one.type for one in CATALOG]
     done = typed("schema", "event.new")
-    assert (done.code, done.err) == (2, "imds-relay: expected a type of `imds-relay schema --list`, got 'event.new'\n")
+    assert (done.code, done.err) == (2, "imds-relay: expected asyncapi or a type of `imds-relay schema --list`, got 'event.new'\n")
+
+
+def test_schema_describes_both_directions_over_rabbitmq() -> None:
+    """What it is made of is tested with the API."""
+    assert typed("schema", "asyncapi").json == asyncapi.describe()

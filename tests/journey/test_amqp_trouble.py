@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
-from yarl import URL
 
 from relay.api.amqp import Approvals
 from relay.api.strangers import Strangers
@@ -22,6 +19,7 @@ from relay.approvals.ledger import Ledger
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, stage, unused
 from tests.journey.process import eventually, relay
+from tests.journey.way import way_to
 from tests.outbox.conftest import LimitedDisk
 from tests.rabbitmq import Broker
 
@@ -53,60 +51,6 @@ def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- the relay dies
 
 
-@dataclass(slots=True)
-class Way:
-    """The way from a relay to the broker. While it is held, nothing of what the relay says arrives."""
-
-    broker_port: int
-    url: str = ""
-    open: asyncio.Event = field(default_factory=asyncio.Event)
-    carrying: set[asyncio.Task[None]] = field(default_factory=set)
-
-    def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take up a connection."""
-        task = asyncio.create_task(self._carry(reader, writer))
-        self.carrying.add(task)
-        task.add_done_callback(self.carrying.discard)
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner, outer = await asyncio.open_connection("127.0.0.1", self.broker_port)
-        there = asyncio.create_task(self._pass(reader, outer, self.open))
-        back = asyncio.create_task(self._pass(inner, writer, None))
-        try:
-            await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task, end in ((there, outer), (back, writer)):
-                task.cancel()
-                end.transport.abort()
-                end.close()
-
-    async def cut(self) -> None:
-        """End every connection, as the kernel does for a process that was killed."""
-        for task in self.carrying:
-            task.cancel()
-        if self.carrying:
-            await asyncio.wait(self.carrying)
-
-    @staticmethod
-    async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event | None) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                if gate is not None:
-                    await gate.wait()
-                writer.write(data)
-
-
-@asynccontextmanager
-async def way_to(broker: Broker) -> AsyncIterator[Way]:
-    """A listener that carries connections to the broker."""
-    way = Way(broker.port)
-    way.open.set()
-    async with await asyncio.start_server(way.carry, "127.0.0.1", 0) as server:
-        way.url = str(URL(broker.amqp_url()).with_port(server.sockets[0].getsockname()[1]))
-        yield way
-        await way.cut()
-
-
 async def test_killed_between_decision_and_acknowledgement_it_decides_once(node: Broker, tmp_path: Path) -> None:
     """The broker gives the message to the next life, which knows that it has been decided: no second event, and it is gone."""
     bus = Bus(node, unused())
@@ -121,13 +65,13 @@ async def test_killed_between_decision_and_acknowledgement_it_decides_once(node:
         await bus.listen(stack)
         there = Stage(sim, bus)
         event, wish = await there.wish()
-        way.open.clear()
+        way.there.clear()
         await bus.send(wish, "once")
         await bus.hears("approval.recorded", event, "once")
         await process.kill()
         await way.cut()
         await eventually(bus.holds_one, every=0.1)
-        way.open.set()
+        way.there.set()
         await process.start()
         await eventually(there.is_idle, every=0.1)
         foreign, other = await there.wish(resources=("db-7",))

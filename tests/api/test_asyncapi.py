@@ -1,0 +1,133 @@
+"""`imds-relay schema asyncapi`: whole, valid, and of the very messages, names and arguments that are used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from jsonschema import Draft7Validator
+from pydantic import ValidationError
+
+from docs.generate import examples
+from relay.api.asyncapi import describe
+from relay.approvals.request import Body
+from relay.events.catalog import CATALOG
+from relay.events.cloudevent import CloudEvent
+from relay.sinks.rabbitmq import build, routing_key
+
+# The AsyncAPI Initiative's own schema, version 3.0.0, Apache-2.0: https://github.com/asyncapi/spec-json-schemas.
+# Examples and what is about other protocols are left out.
+_SCHEMA = orjson.loads(Path(__file__).with_name("asyncapi-3.0.json").read_bytes())
+MAIN = "azure.scheduledevents"
+
+
+def at(document: Any, reference: str) -> Any:
+    """What a reference leads to."""
+    for part in reference.removeprefix("#/").split("/"):
+        document = document[part]
+    return document
+
+
+def resolved(document: Any, value: Any) -> Any:
+    """The value with what its references lead to in their place."""
+    match value:
+        case {"$ref": str(reference)}:
+            return resolved(document, at(document, reference))
+        case dict():
+            return {name: resolved(document, one) for name, one in value.items()}
+        case list():
+            return [resolved(document, one) for one in value]
+    return value
+
+
+def test_it_is_asyncapi_and_every_reference_leads_somewhere() -> None:
+    document = describe()
+    Draft7Validator(_SCHEMA).validate(document)
+    references = re.findall(r'"\$ref":"([^"]+)"', orjson.dumps(document).decode())
+    assert len(references) > len(CATALOG)
+    for reference in references:
+        assert at(document, reference)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("#/operations/tell/action", "publish"),
+        ("#/channels/events/bindings/amqp/is", "exchange"),
+        ("#/channels/dead/bindings/amqp/exchange", {}),
+        ("#/info/title", 1),
+    ],
+)
+def test_the_schema_that_says_so_would_see_what_is_wrong(path: str, value: Any) -> None:
+    document = describe()
+    parent, _, name = path.rpartition("/")
+    at(document, parent)[name] = value
+    assert not Draft7Validator(_SCHEMA).is_valid(document)
+
+
+@pytest.mark.parametrize("event", examples(), ids=[kind.name for kind in CATALOG])
+def test_what_is_sent_is_what_is_described(event: CloudEvent) -> None:
+    """Body, headers, type and routing key of one event of each type."""
+    document = describe()
+    message = resolved(document, document["channels"]["events"]["messages"][event.name])
+    sent = build(event)
+    Draft7Validator(message["payload"]).validate(orjson.loads(event.body))
+    Draft7Validator({**message["headers"], "additionalProperties": False}).validate(sent.headers)
+    assert (sent.type, sent.content_type) == (message["bindings"]["amqp"]["messageType"], message["contentType"])
+    words = dict(zip(("family", "change", "detail", "scope"), routing_key(event).split("."), strict=True))
+    parameters = document["channels"]["events"]["parameters"]
+    assert all(word in parameters[name].get("enum", [word]) for name, word in words.items())
+
+
+WISH = {"eventId": "C7061BAC", "decision": "approve", "revision": "9f2c"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        WISH,
+        {**WISH, "reason": "drained", "scope": None},
+        {**WISH, "decision": "deny"},
+        {**WISH, "x": 1},
+        {"eventId": "C7061BAC"},
+        {**WISH, "eventId": ""},
+    ],
+)
+def test_what_is_taken_is_what_is_described(fields: dict[str, Any]) -> None:
+    """Bare and as the data of a CloudEvent: the description allows what the relay allows."""
+    document = describe()
+    messages = resolved(document, document["channels"]["approvals"]["messages"])
+    try:
+        allowed = bool(Body.model_validate(fields))
+    except ValidationError:
+        allowed = False
+    assert Draft7Validator(messages["decision"]["payload"]).is_valid(fields) == allowed
+    wrapped = {"specversion": "1.0", "id": "1", "source": "/db", "type": "drained", "data": fields}
+    assert Draft7Validator(messages["decisionEvent"]["payload"]).is_valid(wrapped) == allowed
+
+
+def test_names_and_arguments_are_those_of_the_contract() -> None:
+    found = dict(_made(describe()))
+    quorum = {"x-queue-type": "quorum"}
+    assert found == {
+        MAIN: ("topic", {"alternate-exchange": f"{MAIN}.unrouted"}),
+        f"{MAIN}.approvals": ("topic", {}),
+        f"{MAIN}.unrouted": ("queue", {**quorum, "x-max-length": 10_000}),
+        f"{MAIN}.dead": ("queue", {**quorum, "x-max-length": 10_000}),
+        f"{MAIN}.approvals.{{scope}}": (
+            "queue",
+            {**quorum, "x-single-active-consumer": True, "x-dead-letter-exchange": f"{MAIN}.dlx"},
+        ),
+    }
+    assert {name.partition(".")[0] for name, _ in _made(describe("other"))} == {"other"}
+
+
+def _made(document: dict[str, Any]) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
+    for channel in document["channels"].values():
+        binding = channel["bindings"]["amqp"]
+        one = binding.get("exchange") or binding["queue"]
+        yield one["name"], (one.get("type", "queue"), binding.get("x-arguments", {}))
