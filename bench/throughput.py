@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 import aio_pika
@@ -29,6 +30,10 @@ from tests.journey.process import SECRET
 from tests.make import cloudevent
 
 EVENTS = 2000
+STEADY, ROUNDS = 300, 5
+"""Events at a steady pace, and how often, to compare a healthy endpoint alone and beside a hung one."""
+BACKLOG = 200
+"""Events that wait before more are recorded."""
 AT_ONCE = 10
 """Changes that one poll brings."""
 
@@ -37,12 +42,14 @@ async def measure(amqp_url: str) -> list[Figure]:
     """Each pair in turn, so that both meet the same noise; the relay's rate, the raw rate, and their ratio."""
     figures: list[Figure] = []
     async with _endpoint() as url:
-        raw = await _raw_posts(url)
         for endpoints in (1, 10):
             sections = [_webhook(url, f"w{number}") for number in range(endpoints)]
+            before = await _raw_posts(url)
             rate, spans = await _relayed(sections)
+            raw = (before + await _raw_posts(url)) / 2
             figures += _compared(f"deliveries to {endpoints} endpoint{'s' * (endpoints > 1)}", rate, raw, "0.7")
             figures += percentiles(f"recorded to delivered, {endpoints} endpoint{'s' * (endpoints > 1)}", spans)
+        figures += await _isolation(url)
     published = await _raw_publishes(amqp_url)
     rate, spans = await _relayed([{"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": "imds-relay.bench"}])
     figures += _compared("publishes", rate, published, "0.8")
@@ -58,8 +65,8 @@ def _compared(name: str, rate: float, raw: float, aim: str) -> list[Figure]:
     ]
 
 
-def _events() -> list[CloudEvent]:
-    return [cloudevent(subject=f"EVENT-{number}") for number in range(EVENTS)]
+def _events(count: int) -> list[CloudEvent]:
+    return [cloudevent(subject=f"EVENT-{number}") for number in range(count)]
 
 
 def _webhook(url: str, name: str) -> dict[str, Any]:
@@ -84,7 +91,7 @@ async def _endpoint() -> AsyncIterator[str]:
 
 
 async def _raw_posts(url: str) -> float:
-    events = iter(_events())
+    events = iter(_events(EVENTS))
 
     async def client(session: aiohttp.ClientSession) -> None:
         for event in events:
@@ -105,7 +112,7 @@ async def _raw_posts(url: str) -> float:
 
 
 async def _raw_publishes(amqp_url: str) -> float:
-    events = iter(_events())
+    events = iter(_events(EVENTS))
     connection = await aio_pika.connect(amqp_url)
     async with connection, connection.channel(on_return_raises=True) as channel:
         exchange = await channel.declare_exchange("imds-relay.bench.raw", aio_pika.ExchangeType.FANOUT, auto_delete=True)
@@ -124,6 +131,26 @@ async def _raw_publishes(amqp_url: str) -> float:
 
 async def _relayed(sections: Sequence[dict[str, Any]]) -> tuple[float, list[float]]:
     """Record every event and wait until all are settled: rate over all sinks, and the span of each delivery."""
+    async with _dispatching(sections) as (store, dispatcher):
+        events, began = _events(EVENTS), time.perf_counter()
+        recorded: asyncio.Future[None] | None = None
+        for first in range(0, EVENTS, AT_ONCE):
+            recorded = _record(store, events[first : first + AT_ONCE])
+            if first % BACKLOG == 0:
+                await recorded
+                await _until(lambda: max(status.waiting for status in dispatcher.status()) < BACKLOG)
+        if recorded is not None:
+            await recorded
+        await _until(lambda: not any(status.waiting for status in dispatcher.status()))
+        while await store.read(lambda tx: tx.deliveries.waiting()):  # noqa: ASYNC110  # the last are being written down
+            await asyncio.sleep(0.001)
+        rate = len(events) * len(sections) / (time.perf_counter() - began)
+        return rate, await store.read(_spans)
+
+
+@asynccontextmanager
+async def _dispatching(sections: Sequence[dict[str, Any]]) -> AsyncIterator[tuple[Store, Dispatcher]]:
+    """A store and a dispatcher with these sinks."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -139,22 +166,51 @@ async def _relayed(sections: Sequence[dict[str, Any]]) -> tuple[float, list[floa
         await dispatcher.start()
         running = asyncio.create_task(dispatcher.run())
         await asyncio.sleep(1)  # connected
-        events, began = _events(), time.perf_counter()
-        for first in range(0, EVENTS, AT_ONCE):
-            await _record(store, events[first : first + AT_ONCE])
-        await store.read(lambda _: None)  # behind the last of them
-        while any(status.waiting for status in dispatcher.status()):
-            await clock.sleep(0.005)
-        while await store.read(lambda tx: tx.deliveries.waiting()):  # the last are being written down
-            await clock.sleep(0.001)
-        rate = len(events) * len(names) / (time.perf_counter() - began)
-        spans = await store.read(_spans)
+        yield store, dispatcher
         running.cancel()
         await asyncio.wait({running})
-    return rate, spans
 
 
-async def _record(store: Store, events: Sequence[CloudEvent]) -> None:
+async def _isolation(url: str) -> list[Figure]:
+    """A healthy endpoint's p99 beside one that hangs over that alone: in turns, the middle of each."""
+    async with _hung() as hung_url:
+        healthy, hung = _webhook(url, "healthy"), _webhook(hung_url, "hung")
+        alone, beside = [], []
+        for _ in range(ROUNDS):
+            alone.append(await _p99([healthy]))
+            beside.append(await _p99([healthy, hung]))
+    return [
+        Figure("recorded to delivered, alone, p99", median(alone) * 1000, "ms"),
+        Figure("recorded to delivered, beside a hung endpoint, p99", median(beside) * 1000, "ms"),
+        Figure("isolation, ratio", median(beside) / median(alone), "", "under 1.2"),
+    ]
+
+
+async def _p99(sections: Sequence[dict[str, Any]]) -> float:
+    """Of what the first sink gets, at a pace that it can keep."""
+    async with _dispatching(sections) as (store, dispatcher):
+        for event in _events(STEADY):
+            await _record(store, [event])
+            await asyncio.sleep(0.005)
+        await _until(lambda: not dispatcher.status()[0].waiting)
+        spans = await store.read(lambda tx: _spans(tx, sections[0]["name"]))
+    return quantiles(spans, n=100, method="inclusive")[98]
+
+
+@asynccontextmanager
+async def _hung() -> AsyncIterator[str]:
+    """An endpoint that takes every connection and never answers."""
+    kept: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: kept.append(writer), "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    finally:
+        server.close()
+        for writer in kept:
+            writer.transport.abort()
+
+
+def _record(store: Store, events: Sequence[CloudEvent]) -> asyncio.Future[None]:
     """As the recorder does with what one poll has brought: one transaction."""
     now = datetime.now(UTC)
 
@@ -162,11 +218,16 @@ async def _record(store: Store, events: Sequence[CloudEvent]) -> None:
         for event in events:
             tx.say(event, now)
 
-    await store.transact(work)
+    return store.submit(work)
 
 
-def _spans(tx: Transaction) -> list[float]:
-    shown = tx.deliveries.page(limit=20 * EVENTS)
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # what is waited for has no event
+        await asyncio.sleep(0.002)
+
+
+def _spans(tx: Transaction, sink: str | None = None) -> list[float]:
+    shown = tx.deliveries.page(states=("delivered",), sink=sink, limit=20 * EVENTS)
     return [(_moment(one.settled) - _moment(one.recorded)).total_seconds() for one in shown]
 
 

@@ -84,14 +84,19 @@ class Deliveries:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def add(self, sink: str, position: int, lane: str, type_: str, event_key: str | None, not_before: datetime | None, at: datetime) -> int:
-        """A sink wants the event at that position of the journal; returns the entry's id."""
+    def add(
+        self, sinks: Sequence[str], position: int, lane: str, type_: str, event_key: str | None, not_before: datetime | None, at: datetime
+    ) -> range:
+        """These sinks want the event at that position of the journal; returns the entries' ids, in the same order."""
+        if not sinks:
+            return range(0)
         cursor = self._connection.execute(
-            "INSERT INTO entry (sink, position, lane, type, event_key, not_before, recorded) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (sink, position, lane, type_, event_key, sortable(not_before) if not_before else None, sortable(at)),
+            "INSERT INTO entry (sink, position, lane, type, event_key, not_before, recorded) "
+            "SELECT value, ?, ?, ?, ?, ?, ? FROM json_each(?) ORDER BY key",
+            (position, lane, type_, event_key, sortable(not_before) if not_before else None, sortable(at), orjson.dumps(sinks).decode()),
         )
         assert cursor.lastrowid is not None  # noqa: S101  # an INSERT has one
-        return cursor.lastrowid
+        return range(cursor.lastrowid - len(sinks) + 1, cursor.lastrowid + 1)  # those of one statement follow each other
 
     def waiting(self, sink: str | None = None) -> list[Entry]:
         """What waits, of one sink or of all, in the order in which it was recorded."""

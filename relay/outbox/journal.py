@@ -38,10 +38,13 @@ class Journal:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._head: Head | None = None  # looked up once in a transaction, which nobody else writes in
 
     def head(self) -> Head:
         """Where it ends now."""
-        return head_of(self._connection)
+        if self._head is None:
+            self._head = head_of(self._connection)
+        return self._head
 
     def append(self, at: datetime, kind: str, body: bytes, *, event_key: str | None = None, transition: str | None = None) -> int:
         """Add a row; returns its position."""
@@ -51,6 +54,7 @@ class Journal:
         self._connection.execute(
             "INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (position, moment, kind, event_key, transition, body, digest)
         )
+        self._head = Head(position, digest)
         return position
 
     def note(self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None) -> int:

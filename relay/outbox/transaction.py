@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from relay.events.cloudevent import CloudEvent
@@ -42,21 +42,23 @@ class Transaction:
         """Journal an event and make an entry for each sink that wants it, or for those named."""
         key = None if event.name.startswith("relay.") else (event.subject or "").lower()
         position = self.journal.append(at, event.name, event.body, event_key=key, transition=transition)
-        sinks = self._route(event) if to is None else to
-        self.said.append(Recorded(position, event, tuple(self.send(event, position, sink, at) for sink in sinks)))
+        sinks = tuple(self._route(event) if to is None else to)
+        self.said.append(Recorded(position, event, self._send(event, position, sinks, at)))
 
-    def send(self, event: CloudEvent, position: int, sink: str, at: datetime) -> Entry:
-        """Make one entry for a journalled event."""
+    def _send(self, event: CloudEvent, position: int, sinks: Sequence[str], at: datetime) -> tuple[Entry, ...]:
         key = None if event.name.startswith("relay.") else (event.subject or "").lower()
         lane = key if key is not None else f"{event.name}/{event.subject or ''}"
         not_before = parse_moment(event.data.get("notBefore"))
-        entry = self.deliveries.add(sink, position, lane, event.name, key, not_before, at)
-        return Entry(entry, sink, position, lane, event.name, key, not_before, 0, None, at, event)
+        ids = self.deliveries.add(sinks, position, lane, event.name, key, not_before, at)
+        return tuple(
+            Entry(entry, sink, position, lane, event.name, key, not_before, 0, None, at, event)
+            for entry, sink in zip(ids, sinks, strict=True)
+        )
 
     def resend(self, position: int, sink: str, at: datetime) -> None:
         """Make an entry for an event that was said earlier, for a sink that was not there then."""
         event = self.journal.event(position)
-        self.said.append(Recorded(position, event, (self.send(event, position, sink, at),)))
+        self.said.append(Recorded(position, event, self._send(event, position, (sink,), at)))
 
     def mode(self) -> Mode:
         """The remembered switch of the approvals."""
