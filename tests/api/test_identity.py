@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hmac
 import ssl
+import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,6 +50,12 @@ class Issuer:
     keys: list[dict[str, Any]] = field(default_factory=lambda: [public(KEY, "k1")])
     status: int = 200
     asked: int = 0
+    elsewhere: int = 0
+
+    async def redirected(self, _request: web.Request) -> web.Response:
+        """Where nobody is to look."""
+        self.elsewhere += 1
+        return web.json_response({"keys": self.keys})
 
     async def answer(self, _request: web.Request) -> web.Response:
         """The handler."""
@@ -92,6 +99,7 @@ async def issuing() -> AsyncIterator[tuple[Issuer, str]]:
     """A server of keys on loopback."""
     issuer, application = Issuer(), web.Application()
     application.router.add_get("/keys", issuer.answer)
+    application.router.add_get("/elsewhere", issuer.redirected)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -225,10 +233,21 @@ async def test_keys_that_cannot_be_fetched_hold_for_a_while_and_a_withdrawn_one_
     assert await entra.status(entra.token()) == 200
     entra.relay.clock.ahead = STALE + 2 * AGAIN
     assert await entra.status(entra.token()) == 401
+    assert entra.issuer.elsewhere == 0
     entra.issuer.status, entra.issuer.keys = 200, [public(OTHER, "k2")]
     entra.relay.clock.ahead = STALE + 3 * AGAIN
     assert await entra.status(entra.token()) == 401
     assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
+
+
+async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
+    """1024 bits: what it signs could be signed by others."""
+    weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505  # that is what is tested
+    entra.issuer.keys = [public(weak, "k1"), public(KEY, "k2")]
+    with warnings.catch_warnings(action="ignore"):  # the library warns of such a key too
+        token = entra.token(key=weak)
+    assert await entra.status(token) == 401
+    assert await entra.status(entra.token(kid="k2")) == 200
 
 
 @pytest.mark.parametrize(
