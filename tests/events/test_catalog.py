@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError
 
 from docs import generate
+from docs.reference import MARK
 from relay.events.catalog import CATALOG, EventType, schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
@@ -135,7 +136,7 @@ def test_a_stale_a_missing_and_a_leftover_file_are_found_and_mended(
     assert not schemas.exists()
     assert generate.main([]) == 0
     assert generate.main(["--check"]) == 0
-    assert page.read_text().startswith(f"# By hand\n{generate.MARK}")
+    assert page.read_text().startswith(f"# By hand\n{MARK}")
     (schemas / "event.scheduled.v1.json").write_text("{}")
     (schemas / "event.imagined.v1.json").write_text("{}")
     (schemas / "event.ended.v1.json").unlink()
@@ -167,7 +168,7 @@ def test_the_page_names_each_type_with_every_field_and_a_true_example(kind: Even
 
 
 def test_the_page_names_every_attribute() -> None:
-    page = generate.EVENTS_PAGE.read_text(encoding="utf-8").partition("## Attributes")[2].partition(generate.MARK)[0]
+    page = generate.EVENTS_PAGE.read_text(encoding="utf-8").partition("## Attributes")[2].partition(MARK)[0]
     attributes = {name for kind in CATALOG for name in schema(kind)["properties"]} - {"data", "specversion"}
     assert {
         name for row in page.splitlines() for name in re.findall(r"`([a-z]+)`", row.partition("| ")[2].partition(" |")[0])
