@@ -132,6 +132,7 @@ def test_a_stale_a_missing_and_a_leftover_file_are_found_and_mended(
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(generate, "SCHEMAS", schemas)
     monkeypatch.setattr(generate, "EVENTS_PAGE", page)
+    monkeypatch.setattr(generate, "PAGES", {})
     assert generate.main(["--check"]) == 1
     assert not schemas.exists()
     assert generate.main([]) == 0
