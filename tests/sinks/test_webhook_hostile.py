@@ -7,13 +7,16 @@ import gzip
 import socket
 import ssl
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from relay.errors import Deferred
 from relay.sinks import Receipt
+from tests.delivery.going import going
 from tests.make import cloudevent
+from tests.outbox.kept import until
 from tests.sinks.receiver import CERTIFICATE, Behaviour, Connection, Names, good, listening
 from tests.sinks.sending import deliver, failure, sink, within
 
@@ -24,12 +27,14 @@ SOON = 1.0
 
 
 @pytest.fixture
-def little_memory() -> Iterator[None]:
-    """What is done in the test takes no more than 4 MiB at any time, the receiver included."""
+async def little_memory() -> AsyncIterator[None]:
+    """What is done in the test takes no more than 1 MB at any time, the receiver included; but for what the first failure of all loads."""
+    async with listening(accepts_and_says_nothing) as receiver:
+        await failure(receiver.url, timeout="50ms")
     tracemalloc.start()
     try:
         yield
-        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
 
@@ -63,6 +68,7 @@ async def says_continue_for_ever(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [accepts_and_says_nothing, never_reads, says_continue_for_ever])
+@pytest.mark.usefixtures("little_memory")
 async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) -> None:
     async with listening(behaviour) as receiver, within(SOON, at_least=0.3):
         refused = await failure(receiver.url, timeout=TIMEOUT)
@@ -70,9 +76,33 @@ async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) ->
     assert refused.reason == "expected an answer within 0.3 s, none came"
 
 
+@pytest.mark.usefixtures("little_memory")
 async def test_headers_that_drip_are_left_at_the_timeout_or_when_they_are_too_many() -> None:
     async with listening(drips_headers) as receiver, within(SOON):
         assert (await failure(receiver.url, timeout=TIMEOUT)).failure == "transient"
+
+
+async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_of_attempts(tmp_path: Path) -> None:
+    """Dripping and hanging, beside one that is well: its events arrive as if it were alone."""
+    async with (
+        listening(drips_headers) as dripping,
+        listening(accepts_and_says_nothing) as hanging,
+        listening(good) as well,
+        sink(url=well.url) as one,
+        sink(url=dripping.url, timeout=TIMEOUT) as two,
+        sink(url=hanging.url, timeout=TIMEOUT) as three,
+        going(tmp_path, {"well": one, "drips": two, "hangs": three}) as relay,
+        within(2 * SOON),
+    ):
+        for number in range(20):
+            await relay.tell(f"E-{number}", "event.started")
+        await until(lambda: len(well.requests) == 20)
+        await until(lambda: all(status.reason is not None for status in relay.dispatcher.status()[1:]))
+        await relay.settled()
+        for name in ("drips", "hangs"):
+            _, outcome, status, reason = (await relay.attempts(name))[0]
+            assert (outcome, status) == ("deferred", None)
+            assert reason.startswith("expected an")
 
 
 async def test_the_timeout_covers_a_look_up_that_hangs() -> None:
@@ -100,6 +130,7 @@ async def test_the_timeout_covers_a_connection_that_is_never_accepted() -> None:
     assert "expected an answer within 0.3 s" in refused.reason
 
 
+@pytest.mark.usefixtures("little_memory")
 async def test_the_timeout_covers_a_tls_handshake_that_hangs() -> None:
     async def silent(_: Connection) -> None:
         await asyncio.Event().wait()
@@ -177,6 +208,7 @@ async def test_a_huge_event_is_delivered_whole() -> None:
 # --- TLS
 
 
+@pytest.mark.usefixtures("little_memory")
 async def test_a_certificate_that_is_not_trusted_is_a_failure_that_passes() -> None:
     async with listening(good, tls=True) as receiver, within(SOON):
         refused = await failure(receiver.url)
@@ -194,6 +226,7 @@ async def test_a_certificate_for_another_name_is_a_failure_that_does_not_tell_th
     assert receiver.requests == []
 
 
+@pytest.mark.usefixtures("little_memory")
 async def test_tls_to_a_plain_port_is_a_failure_that_passes() -> None:
     async def plain(connection: Connection) -> None:
         await connection.reader.read(1)
@@ -205,6 +238,7 @@ async def test_tls_to_a_plain_port_is_a_failure_that_passes() -> None:
     assert refused.reason.startswith("expected TLS, the handshake failed: WRONG_VERSION_NUMBER")
 
 
+@pytest.mark.usefixtures("little_memory")
 async def test_plain_http_to_a_tls_port_is_a_failure_that_passes() -> None:
     async with listening(good, tls=True) as receiver, within(SOON):
         refused = await failure(receiver.url.replace("https:", "http:"))
@@ -245,6 +279,7 @@ async def says_nothing_more(connection: Connection) -> None:
 
 @pytest.mark.parametrize("behaviour", [drips, stops_in_the_middle, half_closes, says_nothing_more])
 @pytest.mark.parametrize("limit", [TIMEOUT, "60s"])
+@pytest.mark.usefixtures("little_memory")
 async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(behaviour: Behaviour, limit: str) -> None:
     """The receiver has said that it has the event. Its body is for the log, and holds up the next event a second at most."""
     async with listening(behaviour) as receiver, within(SOON + (1 if limit == "60s" else 0)):
@@ -254,6 +289,7 @@ async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(behaviour: Behavi
 
 
 @pytest.mark.parametrize("chunks", [b"5\r\nstart\r\nnonsense\r\n", b"-1\r\n", b"f" * 100 + b"\r\n", b"5;" + b"x" * 100_000, b"5\r\nst"])
+@pytest.mark.usefixtures("little_memory")
 async def test_broken_chunks_are_the_end_of_an_answer_or_no_answer(chunks: bytes) -> None:
     """The parser meets them with the headers or after these, as the packets fall: it is a 2xx or a failure that passes."""
 
