@@ -538,3 +538,32 @@ def test_a_configuration_that_is_printed_shows_no_secret(file: Path) -> None:
     assert SECRET not in config.model_dump_json()
     assert "guest:guest" not in repr(config) + config.model_dump_json()
     assert isinstance(config.api.clients[0].secrets[0], SecretStr)
+
+
+def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(tmp_path: Path) -> None:
+    """The environment wins, whichever of x and x_file it gives."""
+    secret = tmp_path / "url"
+    secret.write_text("amqp://guest:guest@127.0.0.1:5672/\n", encoding="utf-8")
+    file = tmp_path / "relay.yaml"
+    file.write_text(
+        "sinks: [{kind: rabbitmq, name: bus, url: 'amqp://a:b@127.0.0.1/'}]\napprovals: {amqp: {url: 'amqp://a:b@127.0.0.1/'}}\n",
+        encoding="utf-8",
+    )
+    amqp = load(file, {"IMDS_RELAY_APPROVALS__AMQP__URL_FILE": str(secret)}).config.approvals.amqp
+    assert amqp is not None
+    assert (amqp.url, amqp.reveal("url")) == (None, "amqp://guest:guest@127.0.0.1:5672/")
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("sinks: [{kind: rabbitmq, name: bus, url: 'amqp://a:b@h/', events: ['nope.*']}]", "a pattern that some type of event fits"),
+        ("approvals: {rules: [{name: a, match: {duration: {min: 9s, max: 8s}}, approve: automatic}]}", "expected min to be at most max"),
+    ],
+)
+def test_a_condition_that_nothing_can_meet_is_an_error(tmp_path: Path, document: str, expected: str) -> None:
+    """A sink that never gets anything, and a rule that never decides, are mistakes."""
+    file = tmp_path / "relay.yaml"
+    file.write_text(document, encoding="utf-8")
+    with pytest.raises(ConfigError, match=expected):
+        load(file, {})

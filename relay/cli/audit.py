@@ -48,6 +48,10 @@ def audit_all(context: typer.Context, store: StoreFile = None, config: ConfigFil
     """Prove and show what was decided, from the journal of the state file. Without a verb: verify."""
     if context.invoked_subcommand is None:
         verify_chain(store=store, config=config)
+    elif store is not None or config is not None:
+        # Passing over it would prove another file than the one that was meant.
+        verb = context.invoked_subcommand
+        raise typer.BadParameter(f"expected --store and --config behind the verb: imds-relay audit {verb} --store FILE")
 
 
 @verbs.command("verify")

@@ -99,6 +99,9 @@ def override(values: dict[str, Any], variables: Mapping[str, str]) -> None:
             if not isinstance(place.get(key), dict):
                 place[key] = {}
             place = place[key]
+        twin = last.removesuffix("_file") if last.endswith("_file") else f"{last}_file"
+        if f"{PREFIX}{'__'.join((*path, twin)).upper()}" not in variables:
+            place.pop(twin, None)  # x of the document gives way to x_file of the environment, and the other way round
         place[last] = _value_of(name, variables[name])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relay.settings import Duration, Section
 
@@ -16,6 +16,12 @@ class DurationRange(Section):
 
     min: Duration = 0.0
     max: Duration = float("inf")
+
+    @model_validator(mode="after")
+    def _has_room(self) -> DurationRange:
+        if self.min > self.max:
+            raise ValueError(f"expected min to be at most max, got {self.min:g}s and {self.max:g}s: no duration is in between")
+        return self
 
 
 class Match(Section):

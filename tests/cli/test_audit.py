@@ -146,3 +146,10 @@ async def test_a_state_file_that_is_damaged_further_on_is_a_sentence(tmp_path: P
         assert done.code == 1
         assert "cannot be read: database disk image is malformed" in done.err
         assert len(done.err.splitlines()) == 1
+
+
+async def test_a_store_named_before_the_verb_is_wrong_usage_and_never_another_file(decided: tuple[str, Path, str]) -> None:
+    """Else a damaged copy would be said to hold because the configured file does."""
+    config, store, _ = decided
+    done = await called("audit", "--store", store, "verify", "-c", config)
+    assert (done.code, "behind the verb" in done.err) == (2, True)
