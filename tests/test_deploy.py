@@ -15,19 +15,28 @@ from typing import Any
 
 import aio_pika
 import pytest
-from aio_pika.abc import AbstractChannel
-from aio_pika.exceptions import ProbableAuthenticationError
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.exceptions import ChannelPreconditionFailed, ProbableAuthenticationError
 from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.config import load
+from relay.amqp.connection import Connection
+from relay.amqp.topology import establish
+from relay.api.amqp import topology as approvals_topology
+from relay.app import started
+from relay.clock import SystemClock
+from relay.config import Config, load
+from relay.simulator import VM, Plan, Setup, Simulator
+from relay.sinks.rabbitmq import topology as events_topology
 from tests.rabbitmq import Broker
 
 ROOT = Path(__file__).parent.parent
 DEFINITIONS = ROOT / "deploy/rabbitmq/definitions.json"
 MAIN = "azure.scheduledevents"
 EXAMPLE_QUEUE = "example.events"
+VHOST, SCOPE = "scheduled-events", "compose"
+APPROVALS = f"{MAIN}.approvals.{SCOPE}"
 
 Arguments = dict[str, Any]
 
@@ -43,7 +52,8 @@ def defined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     directory = tmp_path_factory.mktemp("defined")
     with Broker(directory) as node:
         with (directory / "rabbitmq.conf").open("a") as configuration:
-            configuration.write(f"load_definitions = {DEFINITIONS}\n")
+            shipped = (ROOT / "deploy/rabbitmq/rabbitmq.conf").read_text()
+            configuration.write(shipped.replace("/etc/rabbitmq/definitions.json", str(DEFINITIONS)))
         node.start()
         yield node
 
@@ -58,29 +68,30 @@ async def channel_of(node: Broker, user: str) -> AsyncIterator[AbstractChannel]:
 def url_of(node: Broker, user: str) -> str:
     """Return the URL of a defined user at the node."""
     passwords = {entry["name"]: entry["password"] for entry in json.loads(DEFINITIONS.read_text())["users"]}
-    return str(URL.build(scheme="amqp", user=user, password=passwords[user], host="127.0.0.1", port=node.port, path="/"))
+    return str(URL.build(scheme="amqp", user=user, password=passwords[user], host="127.0.0.1", port=node.port, path=f"/{VHOST}"))
 
 
-async def test_the_definitions_make_what_the_contract_names(defined: Broker) -> None:
-    """Declaring anything again with the arguments of the contract succeeds, which RabbitMQ allows only where they are equal."""
-    exchanges: tuple[tuple[str, str, Arguments], ...] = (
-        (MAIN, "topic", {"alternate-exchange": f"{MAIN}.unrouted"}),
-        (f"{MAIN}.unrouted", "fanout", {}),
-        (f"{MAIN}.approvals", "topic", {}),
-        (f"{MAIN}.dlx", "topic", {}),
-    )
-    queues: tuple[tuple[str, Arguments], ...] = (
-        (f"{MAIN}.unrouted", {"x-max-length": 10_000}),
-        (f"{MAIN}.dead", {"x-max-length": 10_000}),
-        (EXAMPLE_QUEUE, {}),
-    )
-    async with channel_of(defined, "admin") as channel:
-        for name, kind, arguments in exchanges:
-            await channel.declare_exchange(name, kind, durable=True, passive=True)
-            await channel.declare_exchange(name, kind, durable=True, arguments=arguments)
-        for name, arguments in queues:
+async def test_the_definitions_make_what_declare_true_makes(defined: Broker) -> None:
+    """Nothing less, nothing more, nothing else, but for the queue of the example consumer."""
+    await asyncio.to_thread(defined.ctl, "add_vhost", "made")
+    await asyncio.to_thread(defined.ctl, "set_permissions", "--vhost", "made", "admin", ".*", ".*", ".*")
+    connection = Connection(URL(url_of(defined, "admin")).with_path("/made"), "test")
+    await connection.connect()
+    async with connection:
+        await establish(connection, (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)), declare=True)
+    everything = json.loads(await asyncio.to_thread(defined.ctl, "export_definitions", "-"))
+    found = {vhost: [_named(everything, kind, vhost) for kind in ("exchanges", "queues", "bindings")] for vhost in (VHOST, "made")}
+    assert found["made"][0]
+    assert found[VHOST] == found["made"]
+    async with channel_of(defined, "admin") as channel:  # and a relay that declares finds nothing to differ
+        for name in (f"{MAIN}.unrouted", f"{MAIN}.dead", APPROVALS, EXAMPLE_QUEUE):
             await channel.declare_queue(name, passive=True)
-            await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum", **arguments})
+
+
+def _named(definitions: dict[str, Any], kind: str, vhost: str) -> list[dict[str, Any]]:
+    """The entries of a virtual host, in order, without what says whose they are; queues of others left out."""
+    mine = [{key: value for key, value in entry.items() if key != "vhost"} for entry in definitions[kind] if entry["vhost"] == vhost]
+    return sorted((entry for entry in mine if EXAMPLE_QUEUE not in json.dumps(entry)), key=json.dumps)
 
 
 async def test_messages_find_the_defined_queues(defined: Broker) -> None:
@@ -119,6 +130,69 @@ async def test_the_relay_may_publish_and_look_and_nothing_else(defined: Broker) 
         await (await channel.get_queue(EXAMPLE_QUEUE)).purge()
 
 
+async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for_this_scope_alone(defined: Broker) -> None:
+    """Topic permissions: drain may write approve.compose; neither another scope's key, nor events, nor may the others approve."""
+    async with channel_of(defined, "drain") as channel:
+        there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
+        await there.publish(aio_pika.Message(b"{}", user_id="drain"), f"approve.{SCOPE}", mandatory=True, timeout=10)
+        with pytest.raises(ChannelAccessRefused, match=r"topic 'approve\.elsewhere'"):
+            await there.publish(aio_pika.Message(b"{}"), "approve.elsewhere", timeout=10)
+    for user, exchange, key in (
+        ("drain", MAIN, "event.scheduled.reboot.compose"),
+        ("example", f"{MAIN}.approvals", f"approve.{SCOPE}"),
+        ("relay", f"{MAIN}.approvals", f"approve.{SCOPE}"),
+        ("relay", MAIN, "event.scheduled.reboot.elsewhere"),
+    ):
+        async with channel_of(defined, user) as channel:
+            there = await channel.get_exchange(exchange, ensure=False)
+            with pytest.raises(ChannelAccessRefused):
+                await there.publish(aio_pika.Message(b"forged"), key, timeout=10)
+    async with channel_of(defined, "relay") as channel:
+        taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        await (await channel.get_queue(APPROVALS, ensure=False)).consume(taken.put)
+        async with asyncio.timeout(10):
+            message = await taken.get()
+        assert message.user_id == "drain"
+        await message.reject(requeue=False)
+    async with channel_of(defined, "admin") as channel:
+        message = await _taken(await channel.get_queue(f"{MAIN}.dead"))
+        assert message.body == b"{}"
+
+
+async def _taken(queue: AbstractQueue) -> AbstractIncomingMessage:
+    """The next message, waited for."""
+    async with asyncio.timeout(10):
+        while (message := await queue.get(fail=False, no_ack=True)) is None:  # noqa: ASYNC110  # a queue has no event
+            await asyncio.sleep(0.02)
+    return message
+
+
+async def test_nobody_may_speak_for_anybody_else(defined: Broker) -> None:
+    """No user has the tag `impersonator`, and the broker refuses another's name."""
+    assert "impersonator" not in await asyncio.to_thread(defined.ctl, "list_users")
+    async with channel_of(defined, "drain") as channel:
+        there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
+        with pytest.raises(ChannelPreconditionFailed, match="user_id property set to 'admin'"):
+            await there.publish(aio_pika.Message(b"{}", user_id="admin"), f"approve.{SCOPE}", timeout=10)
+
+
+async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(defined: Broker) -> None:
+    """The policies hold: of approvals at most so many wait, and a consumer's rejects are kept apart."""
+    said = await asyncio.to_thread(defined.ctl, "list_queues", "--vhost", VHOST, "name", "policy")
+    policies = dict(line.split("\t") for line in said.splitlines())
+    assert (policies[APPROVALS], policies[EXAMPLE_QUEUE], policies[f"{MAIN}.unrouted"]) == ("approvals", "consumers", "")
+    async with channel_of(defined, "admin") as channel:
+        await channel.default_exchange.publish(aio_pika.Message(b"no event"), EXAMPLE_QUEUE, timeout=10)
+        await (await _got(await channel.get_queue(EXAMPLE_QUEUE))).reject(requeue=False)
+        assert (await _taken(await channel.get_queue(f"{MAIN}.dead"))).body == b"no event"
+
+
+async def _got(queue: AbstractQueue) -> AbstractIncomingMessage:
+    message = await queue.get(timeout=10)
+    assert message is not None
+    return message
+
+
 async def test_guest_is_not_let_in(defined: Broker) -> None:
     with pytest.raises(ProbableAuthenticationError):
         await aio_pika.connect(defined.amqp_url("guest"), timeout=10)
@@ -144,34 +218,60 @@ def event(number: int, change: str = "event.scheduled", **data: object) -> dict[
     }
 
 
+@asynccontextmanager
+async def program(path: str, environment: dict[str, str]) -> AsyncIterator[asyncio.StreamReader]:
+    """An example that runs; what it prints. At the end SIGTERM ends it in order."""
+    process = await asyncio.create_subprocess_exec(sys.executable, ROOT / path, env=environment, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def test_the_example_consumer_prints_each_event_once(defined: Broker) -> None:
     """Repeats are dropped, what cannot be read is left out, and SIGTERM ends it in order."""
     environment = {**os.environ, "AMQP_URL": url_of(defined, "example")}
-    consumer = await asyncio.create_subprocess_exec(
-        sys.executable, ROOT / "examples/consumer.py", env=environment, stdout=asyncio.subprocess.PIPE
-    )
-    output = consumer.stdout
-    assert output is not None
-    try:
-        async with asyncio.timeout(20), channel_of(defined, "relay") as channel:
-            assert await output.readline() == f"consuming {EXAMPLE_QUEUE}\n".encode()
-            there = await channel.get_exchange(MAIN, ensure=False)
-            ended = json.dumps(event(2, "event.ended", outcome="completed")).encode()
-            scheduled = json.dumps(event(1, notBefore="2026-04-11T22:26:58Z")).encode()
-            for body in (scheduled, b"not JSON", b"[1]", b"{}", scheduled, ended):
-                await there.publish(aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=10)
-            assert (await output.readline()).decode() == (
-                "2026-04-11T22:11:58Z event.scheduled Reboot of vm-0, vm-1 started by Platform not before 2026-04-11T22:26:58Z [C7061BAC]\n"
-            )
-            assert (await output.readline()).decode() == (
-                "2026-04-11T22:11:58Z event.ended Reboot of vm-0, vm-1 started by Platform outcome: completed [C7061BAC]\n"
-            )
-            consumer.send_signal(signal.SIGTERM)
-            assert await consumer.wait() == 0
-    finally:
-        if consumer.returncode is None:
-            consumer.kill()
-            await consumer.wait()
+    async with program("examples/consumer.py", environment) as output, asyncio.timeout(20), channel_of(defined, "relay") as channel:
+        assert await output.readline() == f"consuming {EXAMPLE_QUEUE}\n".encode()
+        there = await channel.get_exchange(MAIN, ensure=False)
+        ended = json.dumps(event(2, "event.ended", outcome="completed")).encode()
+        scheduled = json.dumps(event(1, notBefore="2026-04-11T22:26:58Z")).encode()
+        for body in (scheduled, b"not JSON", b"[1]", b"{}", scheduled, ended):
+            await there.publish(aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=10)
+        assert (await output.readline()).decode() == (
+            "2026-04-11T22:11:58Z event.scheduled Reboot of vm-0, vm-1 started by Platform not before 2026-04-11T22:26:58Z [C7061BAC]\n"
+        )
+        assert (await output.readline()).decode() == (
+            "2026-04-11T22:11:58Z event.ended Reboot of vm-0, vm-1 started by Platform outcome: completed [C7061BAC]\n"
+        )
+
+
+async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_file(defined: Broker, tmp_path: Path) -> None:
+    """The whole journey with the files that are shipped: definitions, the relay's document, the program."""
+    drained = tmp_path / "drained"
+    environment = {**os.environ, "AMQP_URL": url_of(defined, "drain"), "MACHINES": "vm-*", "DRAIN": f"sh -c 'echo $0 >>{drained}'"}
+    document = read_yaml(ROOT / "deploy/compose/relay.yaml")
+    document["sinks"][0]["url"] = document["approvals"]["amqp"]["url"] = url_of(defined, "relay")
+    document["store"] = {"path": str(tmp_path / "relay.db")}
+    document["api"]["listen"] = "127.0.0.1:0"
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        document["source"]["url"] = sim.url
+        async with program("examples/drain.py", environment) as output:
+            assert await output.readline() == b"draining vm-* for drain\n"
+            async with asyncio.timeout(20), started(Config.model_validate(document), SystemClock()):
+                foreign = sim.schedule(Plan(type="Reboot", resources=("vm-0", "db-0"), lasts=None))
+                event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
+                await sim.approved(event, within=15)
+                assert await output.readline() == f"drained and approved: io.imdsrelay.event.scheduled.v1 {event.event_id}\n".encode()
+                assert await output.readline() == f"answered: io.imdsrelay.startrequest.accepted.v1 {event.event_id}: done\n".encode()
+    assert drained.read_text() == "vm-0\n"
+    assert not sim.event(foreign).approved
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +281,7 @@ def services() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["simulator", "relay", "consumer"])
+@pytest.mark.parametrize("name", ["simulator", "relay", "consumer", "drain"])
 def test_what_runs_our_image_has_no_rights_and_a_root_that_cannot_be_written(services: dict[str, Any], name: str) -> None:
     service = services[name]
     assert service["read_only"] is True
@@ -201,13 +301,17 @@ def test_every_mounted_file_exists_and_every_port_is_on_loopback(services: dict[
 
 
 def test_the_compose_file_uses_the_users_of_the_definitions(services: dict[str, Any]) -> None:
-    """URL and definitions agree on name and password, and the relay and the consumer each come as themselves."""
+    """URLs and definitions agree on names, passwords and virtual host, and each comes as itself."""
     users = {user["name"]: user["password"] for user in json.loads(DEFINITIONS.read_text())["users"]}
-    relay = URL(read_yaml(ROOT / "deploy/compose/relay.yaml")["sinks"][0]["url"])
-    consumer = URL(services["consumer"]["environment"]["AMQP_URL"])
-    assert (relay.user, relay.password) == ("relay", users["relay"])
-    assert (consumer.user, consumer.password) == ("example", users["example"])
+    document = read_yaml(ROOT / "deploy/compose/relay.yaml")
+    urls = {name: services[name]["environment"]["AMQP_URL"] for name in ("consumer", "drain")}
+    urls |= {"relay": document["sinks"][0]["url"], "relay, approvals": document["approvals"]["amqp"]["url"]}
+    for name, text in urls.items():
+        url = URL(text)
+        assert url.user == {"consumer": "example", "relay, approvals": "relay"}.get(name, name)
+        assert (url.password, url.path) == (users[url.user], f"/{VHOST}")
     assert services["consumer"]["environment"]["QUEUE"] == EXAMPLE_QUEUE
+    assert document["scope"] == SCOPE
 
 
 async def test_the_simulator_of_the_compose_file_starts_with_the_command_given(services: dict[str, Any]) -> None:
