@@ -204,11 +204,11 @@ class Approvals(RuleBasedStateMachine):
             model.votes[who] = revision, now + expires
 
     @precondition(lambda self: self.model)
-    @rule(of=_IDS)
-    def two_vote(self, of: str) -> None:
-        """What makes a quorum, at once."""
+    @rule(of=_IDS, other=st.sampled_from(["bob", "carol"]))
+    def two_vote(self, of: str, other: str) -> None:
+        """What makes a quorum, at once; and what would if one person were two."""
         self.vote("alice", of, known=True, request=None)
-        self.vote("bob", of, known=True, request=None)
+        self.vote(other, of, known=True, request=None)
 
     @precondition(lambda self: self.model)
     @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS)
