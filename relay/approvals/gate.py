@@ -52,11 +52,9 @@ class Gate:
     async def submit(self, approval: Approval) -> Answer:
         """Decide one request. The answer is given after the decision is on disk; 503 where it cannot be put there."""
         try:
-            answer = await self._store.transact(lambda tx: self.ledger.submit(tx, approval))
+            return await self._store.transact(lambda tx: self.ledger.submit(tx, approval))
         except StoreUnavailable:
             return Answer(503, {"detail": "the decision cannot be recorded now; nothing was decided, try again"})
-        self.changed()
-        return answer
 
     async def mode(self) -> Mode:
         """The switch as it holds."""
@@ -101,7 +99,6 @@ class Gate:
             except StoreUnavailable:
                 await self._wait(self._stepped, _AGAIN)
                 continue
-            self._granted.set()
             await self._wait(self._stepped, None if moment is None else (moment - self._clock.now()).total_seconds())
 
     async def _send(self) -> None:
@@ -193,7 +190,6 @@ class Gate:
             _log.info("StartRequest accepted for %s", named)
             await self._note(lambda tx, now: self.ledger.accepted(tx, claims, now))
         self._failures = 0
-        self._alone -= {claim.grant.id for claim in claims}
 
     async def _note(self, work: Callable[[Transaction, datetime], None]) -> None:
         # It has happened, so it is told in any case: from memory, where the file cannot be written.

@@ -39,9 +39,8 @@ class Recorder:
         changes = diff((occurrence.event for occurrence in live.values()), sighting.document)
         for change in changes:
             self._tell(tx, change, live.get(change.event.key), sighting)
-        gone = {change.event.key for change in changes if change.kind == "ended"}
-        for key, occurrence in live.items():
-            if key not in gone and occurrence.boot_id != self.boot_id and not _under_way(tx, occurrence, sighting.at):
+        for occurrence in live.values():
+            if occurrence.boot_id != self.boot_id and not _under_way(tx, occurrence, sighting.at):
                 tx.snapshot.booted(occurrence.id, self.boot_id)
         return len(changes)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,7 @@ class Azure:
         self.sent: list[tuple[str, ...]] = []
         self.reads = 0
         self.under_way = 0
+        self.after_read: Callable[[], object] = lambda: None
         self.reading, self.answering = asyncio.Event(), asyncio.Event()
         self.reading.set()
         self.answering.set()
@@ -59,6 +61,7 @@ class Azure:
         if self.unreadable:
             raise self.unreadable.popleft()
         await self.read()
+        self.after_read()
 
     async def read(self) -> None:
         """As a poll does."""
@@ -286,7 +289,7 @@ async def test_the_switch_turned_during_tell_first_stops_it(tmp_path: Path, mode
         assert await it.gate.set_mode(mode, "local:root") == await it.gate.mode() == mode
         it.clock.turn(6)
         await it.at_rest()
-        assert it.azure.sent == []
+        assert (it.azure.reads, it.azure.sent) == (0, [])
         await it.gate.set_mode("on", "local:root")
         await it.until_told("startrequest.accepted")
 
@@ -347,6 +350,19 @@ async def test_not_before_passes_during_the_fresh_read(tmp_path: Path) -> None:
         it.azure.reading.set()
         (told,) = await it.until_told("startrequest.failed")
         assert (told.data["attempts"], it.azure.sent) == (0, [])
+
+
+async def test_not_before_passes_while_the_claim_waits_for_the_disk(tmp_path: Path) -> None:
+    """The moment of the claim counts, not that at which it was asked for."""
+    async with bench(tmp_path, ONE) as it:
+        disk = threading.Event()
+        it.azure.after_read = lambda: it.store.submit(lambda _: disk.wait(10))
+        await it.submit(of=ONE)
+        await eventually(lambda: it.gate.ledger.in_flight != frozenset())
+        it.clock.turn(900)
+        disk.set()
+        await it.until_told("startrequest.failed")
+        assert it.azure.sent == []
 
 
 async def test_what_cannot_be_read_afresh_is_not_sent(tmp_path: Path) -> None:
@@ -448,6 +464,19 @@ async def test_no_answer_is_tried_again_after_a_fresh_read_each_time_a_little_la
         (accepted,) = await it.until_told("startrequest.accepted")
         assert accepted.data["attempts"] == len(pauses) + 1
         assert it.kinds().count("claim") == len(pauses) + 1
+
+
+async def test_after_a_success_the_first_rest_is_short_again(tmp_path: Path) -> None:
+    azure = Azure(HandClock(), USER)
+    azure.answers.extend([UNAVAILABLE, UNAVAILABLE, None, UNAVAILABLE])
+    async with bench(tmp_path, azure=azure) as it:
+        await it.clock.turn_until(lambda: len(azure.sent) == 3)
+        await it.until_told("startrequest.accepted")
+        await it.see(USER, OTHER)
+        await eventually(lambda: len(azure.sent) == 4)
+        await it.at_rest()
+        it.clock.turn(1)
+        await it.until_told("startrequest.accepted", 2)
 
 
 async def test_a_rest_that_the_service_asks_for_is_given(tmp_path: Path) -> None:

@@ -426,6 +426,7 @@ def test_when_time_alone_changes_something(moment: float | None, how: Standing) 
         ("none", standing(FREEZE)),
         ("none", standing(live=False)),
         ("none", standing(STARTED)),
+        ("none", standing(STARTED, decided("hold"))),
         ("held", standing(None, decided("hold"))),
         ("held", standing(None, decided("hold"), grants=[granted()])),
         ("held", standing(FREEZE, decided("hold"))),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -149,6 +150,29 @@ async def test_an_idle_poll_writes_nothing(tmp_path: Path) -> None:
             assert other.execute(version).fetchone() != before
 
 
+async def test_an_idle_poll_does_not_ask_the_store(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (it, _):
+        busy = threading.Event()
+        it.store.submit(lambda _: busy.wait(10))
+        await it.polled(3)
+        busy.set()
+
+
+async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Path) -> None:
+    clock = HandClock()
+
+    def script(_: object) -> Answer:
+        if len(side.asked) == 2:
+            clock.turn(0.4)  # while the call is on its way
+        return Answer()
+
+    async with far_side(script) as side, rig(tmp_path, side.url, clock, interval="3s") as it:
+        await it.resting()
+        clock.turn(3)
+        await eventually(lambda: len(side.asked) == 2 and len(clock.asleep) == 2)
+        assert clock.asleep[0] == pytest.approx(2.6)
+
+
 async def test_an_incarnation_alone_is_no_change(tmp_path: Path) -> None:
     async with simulated(tmp_path) as (it, sim):
         sim.schedule(Plan())
@@ -193,6 +217,9 @@ async def test_the_same_trouble_is_logged_once_and_so_is_its_end(tmp_path: Path,
         assert [level for level, _ in logged] == ["WARNING", "ERROR", "INFO"]
         assert "503" in logged[0][1]
         assert "400" in logged[1][1]
+        sim.fault(Fault(status=503))
+        await it.polled()
+        assert len([record for record in caplog.records if record.levelname == "WARNING" and "503" in record.getMessage()]) == 2
 
 
 # --- after a failure
