@@ -151,5 +151,5 @@ async def test_a_state_file_that_is_damaged_further_on_is_a_sentence(tmp_path: P
 async def test_a_store_named_before_the_verb_is_wrong_usage_and_never_another_file(decided: tuple[str, Path, str]) -> None:
     """Else a damaged copy would be said to hold because the configured file does."""
     config, store, _ = decided
-    done = await called("audit", "--store", store, "verify", "-c", config)
+    done = await called("audit", "--store", str(store), "verify", "-c", config)
     assert (done.code, "behind the verb" in done.err) == (2, True)
