@@ -1,47 +1,82 @@
-"""docs/rabbitmq.md, run: its rights suffice, its consumer gets what the sink sends, and its tables name what is there."""
+"""docs/rabbitmq.md and docs/consumers.md, run: rights suffice, consumers get what the sink sends, and tables name what is there."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from relay.sinks.rabbitmq import Settings, build, routing_key
+from relay.api.amqp import topology as approvals_topology
+from relay.approvals.request import Body
+from relay.config import Config
+from relay.sinks.rabbitmq import Settings, build, routing_key, topology
 from tests.make import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker
 from tests.sinks.bus import delivered, sink
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rabbitmq.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+OPERATING, CONSUMING = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("rabbitmq.md", "consumers.md"))
 EXCHANGE = "azure.scheduledevents"
 
 
-def blocks(language: str) -> list[str]:
-    """The page's blocks of one language."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def blocks(page: str, language: str) -> list[str]:
+    """A page's blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_section_of_the_page_is_one() -> None:
-    (section,) = YAML(typ="safe").load(blocks("yaml")[0])["sinks"]
+def test_the_sections_of_the_page_are_a_configuration() -> None:
+    publishing, taking = (YAML(typ="safe", pure=True).load(block) for block in blocks(OPERATING, "yaml"))
+    (section,) = publishing["sinks"]
     assert Settings.model_validate(section).exchange == EXCHANGE
+    config = Config.model_validate(publishing | taking)
+    assert config.approvals.amqp is not None
+    assert [client.amqp_user for client in config.api.clients] == ["db-drain"]
 
 
 def test_the_page_names_the_routing_keys_and_properties_that_are_sent() -> None:
-    assert f"`{routing_key(cloudevent(eventtype='Reboot'))}`" in PAGE
-    assert f"`{routing_key(cloudevent('relay.sink-failing', subject='drain'))}`" in PAGE
+    assert f"`{routing_key(cloudevent(eventtype='Reboot'))}`" in OPERATING
+    assert f"`{routing_key(cloudevent('relay.sink-failing', subject='drain'))}`" in OPERATING
     message = build(cloudevent())
     sent = {name for name in ("content_type", "message_id", "correlation_id", "type", "app_id", "timestamp") if getattr(message, name)}
-    assert all(f"`{name}`" in PAGE for name in sent)
-    assert f"`{message.content_type}`" in PAGE
+    assert all(f"`{name}`" in OPERATING for name in sent)
+    assert f"`{message.content_type}`" in OPERATING
     assert "ce-datacontenttype" in message.headers
 
 
+def test_the_page_names_all_that_is_declared_with_its_arguments() -> None:
+    for part in (*topology(EXCHANGE), *approvals_topology(EXCHANGE, "<scope>")):
+        (line,) = (line for line in OPERATING.splitlines() if line.startswith(f"| {part.title.replace(' ', ' `', 1)}` |"))
+        for name, value in part.arguments.items():
+            assert name in line
+            assert value is True or str(value) in line
+
+
+def test_the_decision_of_the_page_is_one() -> None:
+    (block,) = blocks(CONSUMING, "json")
+    assert Body.model_validate(json.loads(block)).decision == "approve"
+
+
+def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
+    """With which the program of the examples is run, elsewhere."""
+    _, drain = (rights(block) for block in blocks(CONSUMING, "sh"))
+    shipped = json.loads((ROOT / "deploy/rabbitmq/definitions.json").read_text())
+    (permission,) = (one for one in shipped["permissions"] if one["user"] == "drain")
+    assert drain[1][1:] == ["drain", permission["configure"], permission["write"], permission["read"]]
+    (topic,) = (one for one in shipped["topic_permissions"] if one["user"] == "drain" and one["exchange"].endswith(".approvals"))
+    assert drain[2][1:] == ["drain", topic["exchange"], topic["write"].replace("compose", "prod-vmss-a-1f0c33ab"), topic["read"]]
+
+
 async def test_the_rights_and_the_consumer_of_the_page_are_all_it_takes(own_broker: Broker) -> None:
-    declaring, publishing, consuming = (rights(block) for block in blocks("sh"))
+    declaring, publishing, _ = (rights(block) for block in blocks(OPERATING, "sh"))
+    consuming, _ = (rights(block) for block in blocks(CONSUMING, "sh"))
     url = f"amqp://{{}}:hunter2@127.0.0.1:{own_broker.port}/"
     for command in (*declaring, *consuming):
         await asyncio.to_thread(own_broker.ctl, *command)
@@ -49,23 +84,48 @@ async def test_the_rights_and_the_consumer_of_the_page_are_all_it_takes(own_brok
         await delivered(maker, cloudevent("relay.ping"))
     for command in publishing:
         await asyncio.to_thread(own_broker.ctl, *command)
-    consumer = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", blocks("python")[0]),
-        env={**os.environ, "AMQP_URL": url.format("drainer")},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert consumer.stdout is not None
-    try:
-        async with asyncio.timeout(20), sink(url.format("imds-relay"), EXCHANGE, declare="passive") as bus:
-            assert await consumer.stdout.readline() == b"ready\n"
-            for event in (cloudevent(), cloudevent(), cloudevent("relay.ping"), cloudevent("event.ended")):
-                await delivered(bus, event)
-            lines = [await consumer.stdout.readline() for _ in range(2)]
-    finally:
-        consumer.kill()
-        await consumer.communicate()
+    async with (
+        consumer(0, url.format("drainer")) as output,
+        asyncio.timeout(20),
+        sink(url.format("imds-relay"), EXCHANGE, declare="passive") as bus,
+    ):
+        assert await output.readline() == b"ready\n"
+        for event in (cloudevent(), cloudevent(), cloudevent("relay.ping"), cloudevent("event.ended")):
+            await delivered(bus, event)
+        lines = [await output.readline() for _ in range(2)]
     names = ("event.scheduled", "event.ended")
     assert [line.decode().split() for line in lines] == [[f"io.imdsrelay.{name}.v1", EVENT_ID] for name in names]
+
+
+async def test_a_stream_keeps_the_history_for_who_comes_late(own_broker: Broker) -> None:
+    """The program of the page, twice: the second begins after everything has been told, and reads the same."""
+    url = own_broker.amqp_url()
+    names = ("event.scheduled", "event.updated", "event.ended")
+    expected = [[str(offset), f"io.imdsrelay.{name}.v1"] for offset, name in enumerate(names)]
+    async with sink(url, EXCHANGE) as bus, asyncio.timeout(30):
+        await delivered(bus, cloudevent("relay.ping"))
+        async with consumer(1, url) as early:
+            assert await early.readline() == b"ready\n"
+            for name in names:
+                await delivered(bus, cloudevent(name))
+            assert [(await early.readline()).decode().split() for _ in names] == expected
+        async with consumer(1, url) as late:
+            assert await late.readline() == b"ready\n"
+            assert [(await late.readline()).decode().split() for _ in names] == expected
+
+
+@asynccontextmanager
+async def consumer(number: int, url: str) -> AsyncIterator[asyncio.StreamReader]:
+    """A program of the page for consumers, and what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", blocks(CONSUMING, "python")[number]), env={**os.environ, "AMQP_URL": url}, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+    finally:
+        process.kill()
+        await process.communicate()
 
 
 def rights(block: str) -> list[list[str]]:
