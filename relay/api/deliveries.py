@@ -18,6 +18,7 @@ from relay.api.problems import Problem
 from relay.api.routes import Call, Route
 from relay.approvals.request import MalformedError, WrongFieldError
 from relay.delivery.dispatcher import redeliver, redeliver_some
+from relay.events.cloudevent import name_of
 from relay.events.moment import parse_moment, rfc3339
 from relay.outbox import EntryState
 from relay.outbox.deliveries import Delivery, Which
@@ -184,7 +185,7 @@ def _which(_request: web.Request, raw: bytes) -> _Wanted:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise WrongFieldError(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
     event_key = body.eventId.lower() if body.eventId is not None else None
-    which = Which(body.sink, body.type, event_key, _moment("since", body.since))
+    which = Which(body.sink, body.type and name_of(body.type), event_key, _moment("since", body.since))
     return _Wanted(which, _moment("until", body.until), body.after)
 
 

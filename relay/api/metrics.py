@@ -61,12 +61,16 @@ class _Facts(Collector):
         waiting = GaugeMetricFamily("imds_relay_sink_waiting", "Entries that wait for the sink", labels=["sink", "kind"])
         failing = GaugeMetricFamily("imds_relay_sink_failing", "1 while deliveries to the sink fail", labels=["sink", "kind"])
         states = GaugeMetricFamily("imds_relay_sink_state", "1 for the state that the sink is in", labels=["sink", "kind", "state"])
+        # A message that RabbitMQ returned for want of a queue is delivered, with status 312.
+        tries = CounterMetricFamily("imds_relay_sink_tries", "Tries to deliver", labels=["sink", "kind", "outcome", "status"])
         for sink in self.relay.dispatcher.status():
+            for (outcome, status), count in sink.tries.items():
+                tries.add_metric([sink.name, sink.kind, outcome, str(status or "")], count)
             waiting.add_metric([sink.name, sink.kind], sink.waiting)
             failing.add_metric([sink.name, sink.kind], float(sink.failing))
             for state in get_args(SinkState):
                 states.add_metric([sink.name, sink.kind, state], float(state == sink.state))
-        yield from (waiting, failing, states)
+        yield from (waiting, failing, states, tries)
 
 
 def _one_of(name: str, text: str, label: str, value: Mode) -> Metric:

@@ -105,7 +105,7 @@ async def show(call: Call) -> web.StreamResponse:
         {
             "sink": sink,
             "eventId": facts.said.data["eventId"],
-            "type": facts.said.name,
+            "type": facts.said.type,
             "notBefore": facts.said.data.get("notBefore"),
             "whyNot": why_not(worker.settings, facts.said),
             "attempts": facts.attempts,

@@ -79,7 +79,9 @@ async def _set(call: Call, state: Literal["on", "paused"], reason: str | None) -
     name = call.found.name
     await call.relay.dispatcher.set_state(name, state, reason)
     _log.warning("sink %s was set to %s by %s", name, state, call.caller.principal)
-    return answer(200, asdict(_status(call)))
+    status = asdict(_status(call))
+    del status["tries"]  # for the metrics
+    return answer(200, status)
 
 
 ROUTES = (

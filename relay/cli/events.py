@@ -13,6 +13,7 @@ from relay.cli._http import Client, talking
 from relay.cli._screen import counted, facts, local, named, show, show_json, show_line, show_table, tell
 from relay.cli._stopping import until_stopped
 from relay.cli._stream import Message, Stream
+from relay.events.cloudevent import name_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Every = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
@@ -63,7 +64,7 @@ async def show_event(relay: Client, event: EventId, *, as_json: AsJson = False) 
         )
         for one in found["votes"]
     ]
-    sent = [(one["type"], one["sink"], one["state"], one["attempts"], one["reason"]) for one in found["deliveries"]]
+    sent = [(name_of(one["type"]), one["sink"], one["state"], one["attempts"], one["reason"]) for one in found["deliveries"]]
     show("")
     show_table(("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything")
     show("")
@@ -130,7 +131,7 @@ def _standing(event: Mapping[str, Any]) -> str | None:
 def told(event: Mapping[str, Any]) -> tuple[object, object, object, str]:
     """A CloudEvent on a line: when, what, by whom, and the rest."""
     data = event["data"]
-    name = event["type"].removeprefix("io.imdsrelay.").removesuffix(".v1")
+    name = name_of(event["type"])
     return local(event["time"], relative=False), name, data.get("principal"), _detail(name, data)
 
 

@@ -9,6 +9,7 @@ import typer
 from relay.cli._http import Client, talking
 from relay.cli._screen import counted, facts, local, named, show, show_json, show_table, spoken
 from relay.cli.events import AsJson, EventId
+from relay.events.cloudevent import name_of
 
 _MEANT: Final = {
     "transient": "if it cannot be reached, does not answer, or answers 408, 409, 425, 429 or 5xx",
@@ -75,7 +76,7 @@ def _show_plan(found: dict[str, Any]) -> None:
         facts(
             [
                 ("event", found["eventId"]),
-                ("last said", found["type"]),
+                ("last said", name_of(found["type"])),
                 ("not before", local(found["notBefore"])),
                 ("sink", found["sink"]),
                 ("wanted", "yes" if found["whyNot"] is None else f"no: {found['whyNot']}"),

@@ -10,6 +10,7 @@ import typer
 from relay.cli._http import Client, talking
 from relay.cli._screen import counted, facts, local, progress, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson, Every
+from relay.events.cloudevent import name_of
 from relay.events.moment import parse_moment, rfc3339
 from relay.settings import parse_duration
 
@@ -33,7 +34,7 @@ async def deliveries(
         show_json(found)
         return
     named = {"id": "id", "sink": "sink", "type": "what", "eventId": "event", "state": "state", "reason": "reason"}
-    show(facts((label, found[name]) for name, label in named.items()), "")
+    show(facts((label, name_of(found[name]) if name == "type" else found[name]) for name, label in named.items()), "")
     tries = [
         (local(one["at"], relative=False), spoken(one["tookSeconds"]), one["outcome"], one["status"], one["reason"] or one["answer"])
         for one in found["log"]
@@ -132,7 +133,7 @@ def _list(found: dict[str, Any], empty: str, *, as_json: bool) -> None:
         (
             one["id"],
             one["sink"],
-            one["type"],
+            name_of(one["type"]),
             one["eventId"],
             f"{one['state']}, {counted(one['attempts'], 'try')}",
             local(one["settled"] or one["nextAttempt"] or one["recorded"], relative=False),

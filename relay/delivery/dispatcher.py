@@ -11,7 +11,7 @@ from datetime import datetime
 from relay.clock import Clock
 from relay.delivery.route import wants
 from relay.delivery.worker import Say, Worker
-from relay.outbox import Entry, Recorded, SinkState
+from relay.outbox import Entry, Outcome, Recorded, SinkState
 from relay.outbox.deliveries import Which
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -28,6 +28,8 @@ class SinkStatus:
     failing: bool
     reason: str | None
     waiting: int
+    tries: Mapping[tuple[Outcome, int | None], int]
+    """By outcome and status of the far side, since the start."""
 
 
 class Dispatcher:
@@ -66,7 +68,7 @@ class Dispatcher:
     def status(self) -> list[SinkStatus]:
         """Every sink, in the order of the configuration."""
         return [
-            SinkStatus(name, _kind(worker.settings), worker.state, worker.failing, worker.reason, worker.waiting)
+            SinkStatus(name, _kind(worker.settings), worker.state, worker.failing, worker.reason, worker.waiting, worker.tries)
             for name, worker in self._workers.items()
         ]
 

@@ -20,6 +20,7 @@ LAST_CALL = 2.0
 """Seconds before NotBefore at which there is a last call; jitter makes it later by at most half of that."""
 LONGEST_REST = 3600.0
 """Seconds: a Retry-After over this is cut."""
+DAY = 86400.0
 OWN_ERRORS = 5
 """An unexpected error in a sink's own code: parked after that many tries."""
 OUTLINED = 5000
@@ -64,14 +65,15 @@ def plan(
     """What to do after a failed try.
 
     ``tries``: how often in a row it failed, this time included. ``asked``: Retry-After in seconds; it only lengthens.
-    ``chance``: in [0, 1), makes the jitter. While NotBefore is ahead nothing is given up for its age.
+    ``chance``: in [0, 1), makes the jitter. A limit of a day or more yields to a NotBefore that is still ahead: notice of
+    degraded hardware comes days before. Who sets a shorter one wants to hear of the failure first.
     """
     if failure == "disabled":
         return Disable()
     left = (not_before - now).total_seconds() if not_before is not None else 0.0
     if failure == "slow" and left <= 0:
         return Park("refused, and no NotBefore ahead to keep trying for")
-    if left <= 0 and (now - recorded).total_seconds() >= give_up_after:
+    if (left <= 0 or give_up_after < DAY) and (now - recorded).total_seconds() >= give_up_after:
         return Park(f"given up after {give_up_after:g} s")
     stretch = 1 + JITTER * chance
     pause = min(SLOW if failure == "slow" else pause_of(tries, left), longest_pause) * stretch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
@@ -20,7 +21,7 @@ from relay.delivery.lanes import Lanes
 from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, Stretch, Verdict, moment_of, outline, plan
 from relay.errors import Deferred, Failure, Rejected, RelayError, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import Attempt, Entry, EntryState, SinkState
+from relay.outbox import Attempt, Entry, EntryState, Outcome, SinkState
 from relay.outbox.sqlite import Store, Work
 from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
@@ -42,6 +43,8 @@ class Worker:
     def __init__(self, settings: SinkSettings, sink: Sink, store: Store, clock: Clock, say: Say) -> None:
         self.settings = settings
         self.state: SinkState = "on"
+        self.tries: Counter[tuple[Outcome, int | None]] = Counter()
+        """How often a try came to which outcome, with which status of the far side, since the start."""
         self._sink = sink
         self._store = store
         self._clock = clock
@@ -196,29 +199,30 @@ class Worker:
     async def _try(self, entry: Entry, event: CloudEvent) -> None:
         began, at = self._clock.monotonic(), self._clock.now()
 
-        def took() -> float:
-            return self._clock.monotonic() - began
+        def attempt(outcome: Outcome, status: int | None = None, reason: str | None = None, answer: str | None = None) -> Attempt:
+            self.tries[outcome, status] += 1
+            return Attempt(at, self._clock.monotonic() - began, outcome, status, reason, answer)
 
         try:
             receipt = await self._sink.deliver(event)
             self._compare_clocks(receipt.skew)
-            attempt = Attempt(at, took(), "delivered", receipt.status, None, receipt.answer)
+            arrived = attempt("delivered", receipt.status, None, receipt.answer)
         except Rejected as error:
             self._compare_clocks(error.skew)
-            self._parked(entry, error.reason, Attempt(at, took(), "parked", error.status, error.reason, error.answer))
+            self._parked(entry, error.reason, attempt("parked", error.status, error.reason, error.answer))
         except Deferred as error:
             self._compare_clocks(error.skew)
-            self._failed(entry, error, Attempt(at, took(), "deferred", error.status, error.reason, error.answer), began)
+            self._failed(entry, error, attempt("deferred", error.status, error.reason, error.answer), began)
         except asyncio.CancelledError:
             if self._ending:
                 raise
             # A library cancels publishers when a connection dies (FIELD 5.1): nobody cancelled us.
             lost = Deferred("the connection was lost")
-            self._failed(entry, lost, Attempt(at, took(), "deferred", None, lost.reason, None), began)
+            self._failed(entry, lost, attempt("deferred", None, lost.reason), began)
         except Exception as error:  # noqa: BLE001  # a sink's own code may fail in any way, and must not take others along
-            self._failed_by_itself(entry, error, Attempt(at, took(), "error", None, _named(error), None), began)
+            self._failed_by_itself(entry, error, attempt("error", None, _named(error)), began)
         else:
-            self._delivered(entry, attempt)
+            self._delivered(entry, arrived)
 
     def _compare_clocks(self, skew: float | None) -> None:
         """Tell of a far side whose clock differs much from ours, once until it does not."""

@@ -52,7 +52,7 @@ class CloudEvent:
     @property
     def name(self) -> str:
         """``<family>.<change>``: what sinks' ``events`` patterns are compared with."""
-        return self.type.removeprefix(PREFIX).removesuffix(VERSION)
+        return name_of(self.type)
 
     @property
     def subject(self) -> str | None:
@@ -70,6 +70,11 @@ class CloudEvent:
         if self.name.startswith("relay."):
             return self.subject or "none"
         return self.attributes.get("eventtype", "none")
+
+
+def name_of(event_type: str) -> str:
+    """``<family>.<change>`` of a CloudEvents type; what is no type of ours stays as it is."""
+    return event_type.removeprefix(PREFIX).removesuffix(VERSION)
 
 
 def digest_id(*parts: object) -> str:

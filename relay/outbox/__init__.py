@@ -21,6 +21,7 @@ from relay.settings import Duration, Section
 Mode = Literal["on", "dry-run", "off"]
 EntryState = Literal["waiting", "delivered", "superseded", "parked"]
 GrantState = Literal["granted", "sent", "accepted", "failed"]
+Outcome = Literal["delivered", "deferred", "parked", "error"]
 SinkState = Literal["on", "paused", "disabled"]
 
 
@@ -142,7 +143,7 @@ class Attempt:
 
     at: datetime
     took: float
-    outcome: Literal["delivered", "deferred", "parked", "error"]
+    outcome: Outcome
     status: int | None = None
     reason: str | None = None
     answer: str | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from relay.events.cloudevent import PREFIX, VERSION
 from relay.events.moment import parse_moment, sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 
@@ -43,7 +44,7 @@ class Delivery:
             "id": self.id,
             "sink": self.sink,
             "eventId": self.event_id,
-            "type": self.type,
+            "type": f"{PREFIX}{self.type}{VERSION}",
             "state": self.state,
             "attempts": self.attempts,
             "nextAttempt": self.next_at,

@@ -73,7 +73,7 @@ class Settings(SinkSettings):
     timeout: Duration = Field(default=15.0, gt=0)
     """For the whole request: name look-up, connection, TLS, answer."""
     give_up_after: Duration = 86400.0
-    """How long an event is tried before it becomes a dead letter."""
+    """How long an event is tried before it becomes a dead letter; a day or more yields to a NotBefore that is farther."""
     bearer: SecretStr | None = None
     """Sent as Authorization: Bearer."""
     bearer_file: Path | None = None

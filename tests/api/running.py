@@ -132,7 +132,7 @@ class Box:
     trouble: Deferred | Rejected | None = None
     concurrency: int = 4
     longest_pause: float = 300.0
-    give_up_after: float = 3600.0
+    give_up_after: float = 86400.0
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Keep it."""

@@ -32,7 +32,7 @@ async def test_deliveries_are_listed_newest_first_with_their_outcome(tmp_path: P
         items = await _listed(relay, "/v1/deliveries", 1, "delivered")
         bad, good = sorted(items, key=lambda one: str(one["sink"]))
         assert (good["state"], good["attempts"], good["reason"], good["lastStatus"]) == ("delivered", 1, None, 204)
-        assert (good["eventId"], good["type"], good["nextAttempt"]) == (EVENT_ID, "event.scheduled", None)
+        assert (good["eventId"], good["type"], good["nextAttempt"]) == (EVENT_ID, "io.imdsrelay.event.scheduled.v1", None)
         assert good["settled"] is not None
         assert (bad["state"], bad["settled"]) == ("waiting", None)
         (bad,) = (one for one in await until(lambda: _listed(relay, "/v1/deliveries", 1, "waiting"), _all_tried) if one["sink"] == "bad")
@@ -45,7 +45,7 @@ async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(relay:
     relay.boxes["box"].trouble = Rejected("it is not wanted", status=400)
     await relay.see(event(resources=("WestNO_0",)))
     (letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
-    assert (letter["type"], letter["reason"], letter["lastStatus"]) == ("event.updated", "it is not wanted", 400)
+    assert (letter["type"], letter["reason"], letter["lastStatus"]) == ("io.imdsrelay.event.updated.v1", "it is not wanted", 400)
     relay.boxes["box"].trouble = None
     assert (await relay.call("POST", f"/v1/dead-letters/{letter['id'] + 1}/redeliver")).status == 404
     answer = await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")
@@ -76,7 +76,10 @@ async def test_a_dead_letter_of_a_sink_that_is_gone_is_409(tmp_path: Path) -> No
 async def test_what_is_not_about_an_event_has_no_event_id(relay: Running) -> None:
     await relay.call("POST", "/v1/sinks/box/ping")
     items = await _listed(relay, "/v1/deliveries", 2, "delivered")
-    assert [(one["type"], one["eventId"]) for one in items] == [("relay.ping", None), ("event.scheduled", EVENT_ID)]
+    assert [(one["type"], one["eventId"]) for one in items] == [
+        ("io.imdsrelay.relay.ping.v1", None),
+        ("io.imdsrelay.event.scheduled.v1", EVENT_ID),
+    ]
 
 
 async def test_deliveries_and_dead_letters_come_in_pages(tmp_path: Path) -> None:

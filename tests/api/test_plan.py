@@ -12,11 +12,11 @@ from tests.api.running import EVENT_ID, Running, event, running, until
 
 async def test_the_plan_says_that_a_sink_wants_an_event_and_when_it_would_be_tried(relay: Running) -> None:
     told = (await relay.call("GET", f"/v1/sinks/box/plan?event={EVENT_ID.lower()}")).json
-    assert (told["sink"], told["eventId"], told["type"], told["whyNot"]) == ("box", EVENT_ID, "event.scheduled", None)
+    assert (told["sink"], told["eventId"], told["type"], told["whyNot"]) == ("box", EVENT_ID, "io.imdsrelay.event.scheduled.v1", None)
     transient, slow = told["plan"]
     assert (transient["failure"], slow["failure"]) == ("transient", "slow")
     assert [one["pauseSeconds"] for one in transient["tries"]][:4] == [0.5, 1.0, 2.0, 4.0]
-    assert transient["ends"] == "given up after 3600 s"
+    assert transient["ends"] == "given up after 86400 s"
     assert slow["ends"] == "refused, and no NotBefore ahead to keep trying for"
 
 

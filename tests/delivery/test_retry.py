@@ -78,7 +78,13 @@ def test_what_is_too_old_is_parked(left: float | None, age: float, tries: int, a
 @given(left=AHEAD, age=AGES, tries=TRIES)
 def test_nothing_is_given_up_for_its_age_before_its_notbefore(left: float, age: float, tries: int) -> None:
     """Notice of degraded hardware comes days ahead."""
-    assert isinstance(after(left=left, age=age, tries=tries, give_up_after=60.0), Again)
+    assert isinstance(after(left=left, age=age, tries=tries), Again)
+
+
+@given(left=AHEAD, age=st.floats(60, DAY), tries=TRIES)
+def test_a_limit_under_a_day_holds_before_notbefore_too(left: float, age: float, tries: int) -> None:
+    """Who sets it wants to hear of the failure."""
+    assert after(left=left, age=age, tries=tries, give_up_after=60.0) == Park("given up after 60 s")
 
 
 @given(left=st.none() | st.floats(-DAY, 0), age=st.floats(0, DAY - 1), tries=TRIES)

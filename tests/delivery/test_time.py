@@ -287,10 +287,10 @@ async def test_when_many_are_given_up_the_far_side_is_not_tried_in_a_hurry(tmp_p
 async def test_an_event_is_not_given_up_before_its_notbefore(tmp_path: Path) -> None:
     """Notice of degraded hardware comes days ahead."""
     clock = SteppedClock()
-    drain = far(clock, refuses, give_up_after=600.0)
+    drain = far(clock, refuses, give_up_after=DAY)
     async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("E-1", not_before=7200)
-        await relay.forward(7190)
+        await relay.tell("E-1", not_before=100_000)
+        await relay.forward(99_990)
         drain.answer = takes
         await relay.forward(10)
         assert len(drain.got) == 1

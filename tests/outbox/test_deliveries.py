@@ -81,7 +81,7 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
         "id": bus.id,
         "sink": "bus",
         "eventId": "E-1",
-        "type": "event.scheduled",
+        "type": "io.imdsrelay.event.scheduled.v1",
         "state": "delivered",
         "attempts": 2,
         "nextAttempt": None,
