@@ -144,13 +144,6 @@ class Rule(Section):
     """Conditions; every resource of the event must match."""
     approve: Literal["automatic"] | Votes
 
-    @model_validator(mode="after")
-    def _can_match(self) -> Rule:
-        bounds = self.match.duration
-        if bounds is not None and bounds.min > bounds.max:
-            raise ValueError("match.duration: expected a min that is not above max: no event could match")
-        return self
-
     def matches(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
         """Whether an event (its CloudEvents ``data``) meets the conditions at this moment."""
         return matches(self.match, data, scope) and (self.match.time is None or self.match.time.hold(now))

@@ -309,6 +309,7 @@ async def test_the_switch_turned_during_tell_first_stops_it(tmp_path: Path, mode
 async def test_what_the_fresh_read_shows_otherwise_is_not_sent(tmp_path: Path, then: tuple[Event, ...], failed: str) -> None:
     async with bench(tmp_path, USER, sinks=("bus",)) as it:
         await it.until_told("approval.granted")
+        await it.at_rest()
         it.azure.events = then
         it.azure.reading.clear()
         it.clock.turn(5)

@@ -221,7 +221,6 @@ def test_a_person_releases_the_hold_that_another_principal_of_theirs_took(tmp_pa
         ("each person counts once", {"rules": [{"name": "r", "approve": {"votes": 2, "from": ["person:ann"]}}], **PEOPLE}),
         ("expected client:<name>", {"people": {"a": ["person:b"]}}),
         ("votes, each_resource", {"rules": [{"name": "r", "approve": {"from": ["client:a"]}}]}),
-        ("no event could match", {"rules": [{"name": "r", "approve": "automatic", "match": {"duration": {"min": "9s", "max": "8s"}}}]}),
         ("can never decide", {"rules": [{"name": "a", "approve": "automatic"}, {"name": "b", "approve": "automatic"}]}),
         ("at most 3650d", {"rules": [{"name": "r", "approve": {"votes": 1, "from": ["client:a"], "execution_expires": "3651d"}}]}),
     ],
