@@ -20,6 +20,7 @@ from yarl import URL
 
 from relay.amqp.address import FILES, place
 from relay.amqp.frames import Frames
+from relay.amqp.stopping import asked_to_stop, heed_stop
 from relay.amqp.trouble import Trouble, explain, together
 from relay.clock import Clock
 from relay.egress import guarded_socket
@@ -121,6 +122,7 @@ async def keep_connected(
             trouble = explain(error)
         except Exception as error:  # noqa: BLE001 - whatever it is: told as a sentence, and tried again
             trouble = explain(error)
+        heed_stop()
         if clock.monotonic() - began > 2 * SETTING_UP:  # it had been well
             pause = FIRST_PAUSE
             troubles.clear()
@@ -145,15 +147,7 @@ async def _connected(url: URL, name: str, heartbeat: int) -> AsyncIterator[Conne
                 raise
             trouble = explain(error)
             raise Deferred(f"no connection to {place(url)}: {trouble.reason}", status=trouble.status) from None
+        heed_stop()
         yield connection
     finally:
         await connection.leave()
-
-
-def asked_to_stop() -> bool:
-    """Whether somebody cancelled this task.
-
-    When its watchdog fires, aiormq makes everybody who waits on the connection raise CancelledError, cancelled or not.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -10,6 +10,7 @@ import aio_pika
 from aio_pika import exceptions as amqp
 from aiormq.exceptions import ChannelAccessRefused
 
+from relay.amqp.stopping import heed_stop
 from relay.amqp.trouble import said
 from relay.errors import Deferred
 
@@ -75,6 +76,7 @@ async def establish(connection: aio_pika.abc.AbstractConnection, parts: tuple[Ex
             except amqp.ChannelPreconditionFailed as error:
                 remedy = "delete it so that it is made anew, or set declare: passive to use it as it is"
                 raise Deferred(f"{part.title} exists and is another than this relay makes ({said(error)}): {remedy}", status=406) from None
+        heed_stop()
     if missing:
         remedy = "make what is missing, or set declare: true, or declare: false to go without"
         raise Deferred(f"the broker has no {', no '.join(missing)}: {remedy}", failure="slow", status=404)

@@ -17,6 +17,7 @@ from aiormq.exceptions import ChannelAccessRefused
 
 from relay.amqp.address import place
 from relay.amqp.connection import CLOSING, HEARTBEAT, SETTING_UP, Connection, keep_connected
+from relay.amqp.stopping import heed_stop
 from relay.amqp.topology import Exchange, Queue, establish
 from relay.amqp.trouble import Trouble, explain, said
 from relay.api import Client, Relay
@@ -110,6 +111,7 @@ class Approvals:
             raise Deferred(f"the broker has no such queue ({said(error)}): make it, or set declare: true") from None
         except ChannelAccessRefused as error:
             raise Deferred(f"the broker refused the queue ({said(error)}): grant the user read on it") from None
+        heed_stop()
         self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages are taken from {self._queue}")
         recorded = True
         while recorded and await self._closed() is None:
@@ -121,6 +123,7 @@ class Approvals:
             if isinstance(message, str):
                 raise Deferred(message)
             recorded = await self._decide(message)
+            heed_stop()
         with connection.cut_after(CLOSING):
             await channel.close()
         return recorded

@@ -22,6 +22,7 @@ from pydantic import Field
 from relay.amqp.address import place
 from relay.amqp.connection import HEARTBEAT, SETTING_UP, Connection, keep_connected
 from relay.amqp.settings import BrokerSection
+from relay.amqp.stopping import heed_stop
 from relay.amqp.topology import Declare, Exchange, Queue, establish
 from relay.amqp.trouble import Trouble, explain, said
 from relay.clock import Clock
@@ -238,6 +239,7 @@ class RabbitMQ:
                 channel = connection.channel(on_return_raises=True)
                 await channel.initialize()
                 exchange = await channel.get_exchange(self._settings.exchange, ensure=False)  # needs no right to configure
+            heed_stop()
             line = self._line = Line(connection, channel, exchange)
             self._there.set()
             self._log_once(logging.INFO, f"connected to {where}")

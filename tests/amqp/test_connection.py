@@ -18,6 +18,8 @@ from yarl import URL
 from relay.amqp import connection
 from relay.amqp.address import parse_urls, place
 from relay.amqp.connection import Connection, keep_connected
+from relay.amqp.stopping import heed_stop
+from relay.amqp.topology import Exchange, establish
 from relay.amqp.trouble import Trouble, explain
 from relay.clock import SystemClock
 from relay.errors import Deferred
@@ -124,6 +126,26 @@ async def test_a_url_that_becomes_unusable_is_told_and_read_again(broker: Reacha
     with pytest.raises(Stop):
         await keep_connected(urls, "test", CountingClock(2), _arrived, troubles.append)
     assert [trouble.reason.partition(" ")[0] for trouble in troubles] == ["expected", "arrived"]
+
+
+async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
+    """Up to Python 3.11 a cancellation can get lost in the libraries while a connection is being set up."""
+    urls = parse_urls(broker.amqp_url())
+    began = time.monotonic()
+
+    async def serve(there: Connection) -> NoReturn:
+        await establish(there, (Exchange("amq.topic", "topic"),) * 4, "passive")
+        heed_stop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    for step in range(80):
+        keeping = asyncio.create_task(keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None))
+        await asyncio.sleep(step * 0.0007)
+        keeping.cancel()
+        assert await asyncio.wait({keeping}, timeout=5) == ({keeping}, set())
+        assert keeping.cancelled()
+    assert time.monotonic() - began < 30
 
 
 # --- several hosts

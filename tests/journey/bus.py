@@ -151,6 +151,7 @@ class Stage:
     bus: Bus
     _running: Running | None = None
     config: Config = field(default_factory=Config)
+    prepared: list[tuple[Event, dict[str, Any]]] = field(default_factory=list)
 
     @property
     def running(self) -> Running:
@@ -158,9 +159,18 @@ class Stage:
         assert self._running is not None
         return self._running
 
-    async def wish(self, *, resources: tuple[str, ...] = ("vm-0",), **plan: Any) -> tuple[Event, dict[str, Any]]:
+    async def wish(self, **plan: Any) -> tuple[Event, dict[str, Any]]:
         """A reboot that is coming, and the wish to approve it as the relay told of it."""
-        event = self.sim.schedule(Plan(**{"type": "Reboot", "resources": resources, "lasts": None, **plan}))
+        return self.prepared.pop() if self.prepared and not plan else await self._wish(self._schedule(**plan))
+
+    async def prepare(self, number: int) -> None:
+        """Have so many reboots come at once, for whoever asks next: with one poll instead of one for each."""
+        self.prepared += [await self._wish(event) for event in [self._schedule() for _ in range(number)]]
+
+    def _schedule(self, **plan: Any) -> Event:
+        return self.sim.schedule(Plan(**{"type": "Reboot", "resources": ("vm-0",), "lasts": None, **plan}))
+
+    async def _wish(self, event: Event) -> tuple[Event, dict[str, Any]]:
         data = (await self.bus.hears("event.scheduled", event))["data"]
         return event, {"eventId": data["eventId"], "decision": "approve", "revision": data["revision"]}
 
@@ -194,7 +204,7 @@ async def stage(broker: Broker, directory: Path, exchange: str | None = None, *,
     async with AsyncExitStack() as stack:
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
         document = section(broker, bus.exchange, **amqp)
-        document |= {"source": {"url": sim.url, "interval": "500ms"}, "store": {"path": str(directory / "relay.db")}}
+        document |= {"source": {"url": sim.url}, "store": {"path": str(directory / "relay.db")}}
         config = Config.model_validate(document)
         running = await stack.enter_async_context(started(config, SystemClock()))
         here = Stage(sim, bus, running, config)

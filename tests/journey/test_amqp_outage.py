@@ -1,6 +1,6 @@
 """What reaches the queue when the relay is killed in the middle of confirms, and when the broker is gone for an hour.
 
-`make chaos` kills twenty times and lets 10,000 changes wait; `make test` kills twice and lets 600 wait.
+`make chaos` kills twenty times and lets 10,000 changes wait; `make test` kills twice and lets 400 wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.rabbitmq import Broker
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 KILLS = 20 if CHAOS else 2
-CHANGES = 10_000 if CHAOS else 600
+CHANGES = 10_000 if CHAOS else 400
 EVENTS = 200
 """Events that change together: more than are ever in flight."""
 GROWTH = 8_000
