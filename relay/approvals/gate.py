@@ -119,9 +119,7 @@ class Gate:
         """The grants that may go now, and whether others wait for nothing but their notices to get out."""
         if self.ledger.mode(tx) != "on":
             return [], False
-        grants = tx.decisions.open_grants()
-        self._alone &= {grant.id for grant in grants}
-        free = [grant for grant in grants if not self.ledger.held(tx, grant, now)]
+        free = [grant for grant in tx.decisions.open_grants() if not self.ledger.held(tx, grant, now)]
         ready = [grant for grant in free if self._is_told(tx, grant, now)]
         alone = [grant for grant in ready if grant.id in self._alone]
         return alone[:1] or ready[:_MOST], len(ready) < len(free)
