@@ -209,7 +209,8 @@ async def test_a_client_certificate_stands_for_the_user(own_broker: Broker, secu
     shutil.copy(TLS / "impostor.pem", mine)
     urls = parse_urls(f"{secure.replace('guest:guest@', '')}?cafile={TLS}/authority.pem&certfile={mine}&auth=external")
     (reason,) = await told(urls)
-    assert "UNKNOWN_CA" in reason
+    # TLS 1.3: the broker's alert may come too late, after its reset of the connection.
+    assert "UNKNOWN_CA" in reason or "reset" in reason.lower()
     shutil.copy(TLS / "client.pem", mine)
     (reason,) = await told(urls)
     if "drain" not in await asyncio.to_thread(own_broker.ctl, "list_users"):
