@@ -46,6 +46,7 @@ class Gate:
         self._stepped = asyncio.Event()
         self._granted = asyncio.Event()
         self._alone: set[int] = set()  # grants that a shared StartRequest with a 400 held: each is sent by itself
+        self._first_seen: dict[int, float] = {}  # open grants, by the clock that nobody sets
         self._failures = 0
         store.listeners.recorded.append(lambda _: self.changed())
 
@@ -117,18 +118,20 @@ class Gate:
 
     def _look(self, tx: Transaction, now: datetime) -> tuple[list[Grant], bool]:
         """The grants that may go now, and whether others wait for nothing but their notices to get out."""
+        grants, monotonic = tx.decisions.open_grants(), self._clock.monotonic()
+        self._first_seen = {grant.id: self._first_seen.get(grant.id, monotonic) for grant in grants}
         if self.ledger.mode(tx) != "on":
             return [], False
-        free = [grant for grant in tx.decisions.open_grants() if not self.ledger.held(tx, grant, now)]
-        ready = [grant for grant in free if self._is_told(tx, grant, now)]
+        free = [grant for grant in grants if not self.ledger.held(tx, grant, now)]
+        ready = [grant for grant in free if self._is_told(tx, grant)]
         alone = [grant for grant in ready if grant.id in self._alone]
         return alone[:1] or ready[:_MOST], len(ready) < len(free)
 
-    def _is_told(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
+    def _is_told(self, tx: Transaction, grant: Grant) -> bool:
         """Whether what there is to say of an event that names this VM was said, or has had its time (promise 4)."""
         occurrence = tx.snapshot.by_id(grant.occurrence)
         return (
-            (now - grant.granted_at).total_seconds() >= self.ledger.settings.tell_first
+            self._clock.monotonic() - self._first_seen[grant.id] >= self.ledger.settings.tell_first
             or not self._names_us(occurrence.event.resources)
             or not tx.deliveries.waits_about(occurrence.key)
         )
@@ -165,7 +168,7 @@ class Gate:
 
     def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
         # The fresh read may have brought news, and those come first too.
-        return self.ledger.claim(tx, [grant for grant in grants if self._is_told(tx, grant, now)], now)
+        return self.ledger.claim(tx, [grant for grant in grants if self._is_told(tx, grant)], now)
 
     async def _post(self, claims: Sequence[Claim]) -> None:
         """Send, and write the answer down. Raises SourceUnavailable when there was none that says yes or no."""

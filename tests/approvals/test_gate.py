@@ -239,6 +239,32 @@ async def test_tell_first_is_over_when_every_sink_was_told(tmp_path: Path) -> No
         await it.until_told("startrequest.accepted")
 
 
+@pytest.mark.parametrize("seconds", [60, -3600])
+async def test_tell_first_is_measured_by_the_clock_that_nobody_sets(tmp_path: Path, seconds: float) -> None:
+    async with bench(tmp_path, USER, sinks=("bus",)) as it:
+        await it.until_told("approval.granted")
+        await it.at_rest()
+        it.clock.set(NOON + timedelta(seconds=seconds))
+        it.clock.turn(4.9)
+        await it.at_rest()
+        assert it.azure.sent == []
+        it.clock.turn(0.1)
+        await it.until_told("startrequest.accepted")
+
+
+async def test_tell_first_has_run_while_approvals_were_off_or_held(tmp_path: Path) -> None:
+    async with bench(tmp_path, USER, OTHER, sinks=("bus",)) as it:
+        await it.until_told("approval.granted", 2)
+        await it.submit("hold", "eve", OTHER)
+        await it.gate.set_mode("off", "local:root")
+        await it.at_rest()
+        it.clock.turn(5)
+        await it.gate.set_mode("on", "local:root")
+        await it.until_told("startrequest.accepted")
+        await it.submit("release", "eve", OTHER)
+        await it.until_told("startrequest.accepted", 2)
+
+
 async def test_an_event_of_other_machines_waits_for_nobody(tmp_path: Path) -> None:
     async with bench(tmp_path, USER, sinks=("bus",), names_us=False) as it:
         await it.until_told("startrequest.accepted")
