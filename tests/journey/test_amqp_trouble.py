@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
+from relay.api import amqp
 from relay.api.amqp import Approvals
 from relay.api.strangers import Strangers
 from relay.approvals.ledger import Ledger
+from relay.errors import StoreUnavailable
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, stage, unused
 from tests.journey.process import eventually, relay
@@ -146,6 +148,28 @@ async def _deliveries(bus: Bus) -> int:
         count = found[0].headers.get("x-delivery-count", 0)
         assert isinstance(count, int)
         return count
+
+
+async def test_where_nothing_can_be_recorded_though_all_seems_well_it_asks_ever_more_seldom(
+    node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk with room for next to nothing. Each time counts towards the queue's delivery limit."""
+    asked = 0
+
+    def refuse(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise StoreUnavailable("no room")
+
+    async with stage(node, tmp_path) as there:
+        with monkeypatch.context() as broken:
+            broken.setattr(amqp, "LOOK", 0.05)
+            broken.setattr(Ledger, "submit", refuse)
+            await there.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "asked for")
+            await asyncio.sleep(2)  # nothing happens: there is no sign to wait for
+        assert 2 <= asked <= 6
+        await there.bus.hears("approval.refused", cause="asked for")
+        assert not there.bus.dead
 
 
 async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_other(
