@@ -14,6 +14,7 @@ from typing import Any
 
 import aio_pika
 import aiohttp
+from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from aiohttp import web
 
 from bench.figures import Figure, percentiles
@@ -26,10 +27,12 @@ from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Transaction
 from relay.signature import sign
+from relay.sinks.rabbitmq import build
 from tests.journey.process import SECRET
 from tests.make import cloudevent
 
 EVENTS = 2000
+EXCHANGE = "imds-relay.bench"
 STEADY, ROUNDS = 300, 5
 """Events at a steady pace, and how often, to compare a healthy endpoint alone and beside a hung one."""
 BACKLOG = 200
@@ -50,11 +53,45 @@ async def measure(amqp_url: str) -> list[Figure]:
             figures += _compared(f"deliveries to {endpoints} endpoint{'s' * (endpoints > 1)}", rate, raw, "0.7")
             figures += percentiles(f"recorded to delivered, {endpoints} endpoint{'s' * (endpoints > 1)}", spans)
         figures += await _isolation(url)
-    published = await _raw_publishes(amqp_url)
-    rate, spans = await _relayed([{"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": "imds-relay.bench"}])
-    figures += _compared("publishes", rate, published, "0.8")
-    figures += percentiles("recorded to confirmed", spans)
-    return figures
+    return figures + await _published(amqp_url)
+
+
+async def _published(amqp_url: str) -> list[Figure]:
+    """To a queue that nobody reads, as the raw loop's; and once more, with somebody who does."""
+    sections = [{"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": EXCHANGE}]
+    before = await _raw_publishes(amqp_url)
+    async with _queue(amqp_url):
+        rate, spans = await _relayed(sections)
+    raw = (before + await _raw_publishes(amqp_url)) / 2
+    arrived: dict[str | None, float] = {}
+    async with _queue(amqp_url) as queue:
+        await queue.consume(lambda message: _note(arrived, message), no_ack=True)
+        async with _dispatching(sections) as (store, dispatcher):
+            await _flood(store, dispatcher)
+            await _until(lambda: len(arrived) == EVENTS)
+            recorded = await store.read(_recorded)
+    consumed = [arrived[event_id] - moment for event_id, moment in recorded.items()]
+    return [
+        *_compared("publishes", rate, raw, "0.8"),
+        *percentiles("recorded to confirmed", spans),
+        *percentiles("recorded to consumed", consumed),
+    ]
+
+
+@asynccontextmanager
+async def _queue(amqp_url: str) -> AsyncIterator[AbstractQueue]:
+    """A queue on the sink's exchange, of the same sort as the raw loop's."""
+    connection = await aio_pika.connect(amqp_url)
+    async with connection, connection.channel() as channel:
+        arguments: dict[str, Any] = {"alternate-exchange": f"{EXCHANGE}.unrouted"}
+        await channel.declare_exchange(EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True, arguments=arguments)
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind(EXCHANGE, "#")
+        yield queue
+
+
+async def _note(arrived: dict[str | None, float], message: AbstractIncomingMessage) -> None:
+    arrived.setdefault(message.correlation_id, time.time())
 
 
 def _compared(name: str, rate: float, raw: float, aim: str) -> list[Figure]:
@@ -112,7 +149,7 @@ async def _raw_posts(url: str) -> float:
 
 
 async def _raw_publishes(amqp_url: str) -> float:
-    events = iter(_events(EVENTS))
+    messages = iter([build(event) for event in _events(EVENTS)])  # the very bytes that the relay sends
     connection = await aio_pika.connect(amqp_url)
     async with connection, connection.channel(on_return_raises=True) as channel:
         exchange = await channel.declare_exchange("imds-relay.bench.raw", aio_pika.ExchangeType.FANOUT, auto_delete=True)
@@ -120,8 +157,7 @@ async def _raw_publishes(amqp_url: str) -> float:
         await queue.bind(exchange)
 
         async def publisher() -> None:
-            for event in events:
-                message = aio_pika.Message(event.body, delivery_mode=2, message_id=event.id, content_type=CONTENT_TYPE)
+            for message in messages:
                 await exchange.publish(message, "bench", mandatory=True)
 
         began = time.perf_counter()
@@ -132,20 +168,26 @@ async def _raw_publishes(amqp_url: str) -> float:
 async def _relayed(sections: Sequence[dict[str, Any]]) -> tuple[float, list[float]]:
     """Record every event and wait until all are settled: rate over all sinks, and the span of each delivery."""
     async with _dispatching(sections) as (store, dispatcher):
-        events, began = _events(EVENTS), time.perf_counter()
-        recorded: asyncio.Future[None] | None = None
-        for first in range(0, EVENTS, AT_ONCE):
-            recorded = _record(store, events[first : first + AT_ONCE])
-            if first % BACKLOG == 0:
-                await recorded
-                await _until(lambda: max(status.waiting for status in dispatcher.status()) < BACKLOG)
-        if recorded is not None:
-            await recorded
-        await _until(lambda: not any(status.waiting for status in dispatcher.status()))
+        began = time.perf_counter()
+        await _flood(store, dispatcher)
         while await store.read(lambda tx: tx.deliveries.waiting()):  # noqa: ASYNC110  # the last are being written down
             await asyncio.sleep(0.001)
-        rate = len(events) * len(sections) / (time.perf_counter() - began)
+        rate = EVENTS * len(sections) / (time.perf_counter() - began)
         return rate, await store.read(_spans)
+
+
+async def _flood(store: Store, dispatcher: Dispatcher) -> None:
+    """Record every event, and return once all have been delivered."""
+    events = _events(EVENTS)
+    recorded: asyncio.Future[None] | None = None
+    for first in range(0, EVENTS, AT_ONCE):
+        recorded = _record(store, events[first : first + AT_ONCE])
+        if first % BACKLOG == 0:
+            await recorded
+            await _until(lambda: max(status.waiting for status in dispatcher.status()) < BACKLOG)
+    if recorded is not None:
+        await recorded
+    await _until(lambda: not any(status.waiting for status in dispatcher.status()))
 
 
 @asynccontextmanager
@@ -233,3 +275,8 @@ def _spans(tx: Transaction, sink: str | None = None) -> list[float]:
 
 def _moment(text: str | None) -> datetime:
     return datetime.fromisoformat(text or "")
+
+
+def _recorded(tx: Transaction) -> dict[str | None, float]:
+    shown = tx.deliveries.page(states=("delivered",), limit=20 * EVENTS)
+    return {one.event_id: _moment(one.recorded).timestamp() for one in shown}

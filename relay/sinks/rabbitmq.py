@@ -10,11 +10,12 @@ import random
 import re
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, cast
 
 import aio_pika
+import aiormq
 from aio_pika import exceptions as amqp
-from aio_pika.abc import AbstractChannel, AbstractExchange
+from aio_pika.abc import AbstractChannel
 from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from pydantic import Field
@@ -86,8 +87,8 @@ def topology(exchange: str) -> tuple[Exchange | Queue, ...]:
     )
 
 
-Answer = aio_pika.abc.PublishResultType | BaseException | None
-"""What came of a publish: what aio-pika returned, or raised."""
+Answer = aiormq.abc.ConfirmationFrameType | BaseException | None
+"""What came of a publish: what aiormq returned, or raised."""
 
 
 def judge(answer: Answer, key: str, size: int, *, made_by_us: bool) -> Receipt:
@@ -126,13 +127,14 @@ def judge(answer: Answer, key: str, size: int, *, made_by_us: bool) -> Receipt:
 class Line:
     """An open channel, and what lives and dies with it."""
 
-    def __init__(self, connection: Connection, channel: AbstractChannel, exchange: AbstractExchange) -> None:
+    def __init__(self, connection: Connection, channel: AbstractChannel, wire: aiormq.Channel, exchange: str) -> None:
         self.unconfirmed: dict[str, asyncio.Task[Answer]] = {}
         """Publishes under way, by message id. One outlives the delivery that stopped waiting: see `RabbitMQ.deliver`."""
         self.why: BaseException | None = None
         """What closed the channel."""
         self._connection = connection
         self._channel = channel
+        self._wire = wire
         self._exchange = exchange
         channel.close_callbacks.add(self._on_close)
 
@@ -155,7 +157,10 @@ class Line:
         Ends as cancelled when aiormq's watchdog gives the connection up, though nobody cancelled it.
         """
         try:
-            return await self._exchange.publish(message, key, mandatory=True)
+            # Not to wait for the socket to take each is half the work; how many are under way is limited by their confirms.
+            return await self._wire.basic_publish(
+                message.body, exchange=self._exchange, routing_key=key, properties=message.properties, mandatory=True, wait=False
+            )
         except Exception as error:  # noqa: BLE001 - aiormq hands on whatever closed the connection; `judge` looks at it
             return error
 
@@ -238,9 +243,9 @@ class RabbitMQ:
                 await establish(connection, topology(self._settings.exchange), self._settings.declare)
                 channel = connection.channel(on_return_raises=True)
                 await channel.initialize()
-                exchange = await channel.get_exchange(self._settings.exchange, ensure=False)  # needs no right to configure
+                wire = cast("aiormq.Channel", await channel.get_underlay_channel())
             heed_stop()
-            line = self._line = Line(connection, channel, exchange)
+            line = self._line = Line(connection, channel, wire, self._settings.exchange)
             self._there.set()
             self._log_once(logging.INFO, f"connected to {where}")
             try:
