@@ -28,7 +28,11 @@ SCOPE = "journey"
 USERS = ("drain", "stranger", "watcher", "pretender")
 """RabbitMQ users of these tests: a client that may approve, one whom the relay does not know, one that may only read, and one
 who may vouch for anybody."""
-RULE = {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 1, "from": ["client:drain", "client:watcher"]}}
+RULE = {
+    "name": "reboots",
+    "match": {"event_type": ["Reboot"]},
+    "approve": {"votes": 1, "from": ["client:drain", "client:watcher", "client:operator"]},
+}
 _numbers = itertools.count()
 
 
@@ -58,6 +62,7 @@ def section(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]:
         "api": {
             "listen": "127.0.0.1:0",
             "clients": [
+                client("operator", key="a-third-key-for-tests-only"),  # whom RabbitMQ does not know
                 client("drain", amqp_user="drain", resources=["vm-*"]),
                 client("watcher", key="another-key-for-tests-only", amqp_user="watcher", can=["read"]),
             ],
