@@ -1,4 +1,4 @@
-"""What every test may ask for: a RabbitMQ to use, one to mistreat, and names that no other test has."""
+"""What every test may ask for: a RabbitMQ to use, one to mistreat, names that no other test has, and a browser."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import secrets
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 
 import aio_pika
 import pytest
 from hypothesis import settings
+from playwright.async_api import Browser, Page
 
+from tests.browser import STEP_MILLISECONDS, executable, running
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
 settings.register_profile("relay", deadline=None)  # on a shared core a slow example says nothing
@@ -82,3 +85,31 @@ async def exchange(broker: Reachable) -> AsyncIterator[str]:
             await channel.queue_delete(name + queue)
         for part in ("", ".unrouted", ".approvals", ".dlx"):
             await channel.exchange_delete(name + part)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """The program of Chromium, which `make test` sees to."""
+    found = executable()
+    if found is None:
+        raise FileNotFoundError("expected an installed Chromium, found none: `make test` sees to one, or install the package chromium")
+    return found
+
+
+@pytest.fixture
+async def browser(chromium: Path) -> AsyncIterator[Browser]:
+    """A browser of this test's own; `await browser.new_context(color_scheme="dark", viewport={…})` is a visitor without cookies."""
+    async with running(chromium) as browser:
+        yield browser
+
+
+@pytest.fixture
+async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
+    """An empty page of a visitor without cookies.
+
+    The visitor can be told by `@pytest.mark.parametrize("page", [{"color_scheme": "dark"}], indirect=True)`, in words of `new_context`.
+    """
+    context = await browser.new_context(**getattr(request, "param", {}))
+    context.set_default_timeout(STEP_MILLISECONDS)
+    yield await context.new_page()
+    await context.close()
