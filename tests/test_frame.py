@@ -73,7 +73,7 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(tmp_path: Pa
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     written = {str(path.relative_to(ROOT)) for path in (ROOT / "relay").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert inside == written
-    assert {"relay/py.typed", "relay/outbox/schema.sql"} <= inside
+    assert {"relay/py.typed", "relay/outbox/schema/1.sql"} <= inside
 
 
 def test_every_rule_that_is_switched_off_has_its_reason() -> None:

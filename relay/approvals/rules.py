@@ -14,8 +14,8 @@ from pydantic import AfterValidator, Field, model_validator
 from relay.events.match import Match, matches
 from relay.settings import Duration, Section
 
-_PRINCIPAL = re.compile(r"(client|local|slack|entra|mtls):\S+")
-_PRINCIPALS = "client:<name>, local:<user>, slack:<team>/<user>, entra:<tenant>/<object> or mtls:<name>"
+_PRINCIPAL = re.compile(r"(client|local|slack|mattermost|entra|mtls):\S+")
+_PRINCIPALS = "client:<name>, local:<user>, slack:<team>/<user>, mattermost:<team>/<user>, entra:<tenant>/<object> or mtls:<name>"
 _MINUTE = timedelta(minutes=1)
 _LONGEST = 3650 * 86400.0
 

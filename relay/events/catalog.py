@@ -101,8 +101,8 @@ class ApprovalData(_AboutEvent, total=False):
 
     approvalId: Required[Annotated[str, _said("names the decision, as the caller was told")]]
     decision: Required[Annotated[Literal["approve", "hold", "release"], _said("what was asked for")]]
-    principal: Required[Annotated[str, _said("who: client:<name>, local:<user>, rule:<name> or relay")]]
-    channel: Required[Annotated[str, _said("the way it came: http, callback, amqp, local, rule or relay")]]
+    principal: Required[Annotated[str, _said("who: client:<name>, local:<user>, slack:<team>/<user> and the like, rule:<name> or relay")]]
+    channel: Required[Annotated[str, _said("the way it came: http, callback, amqp, local, page, slack, mattermost, rule or relay")]]
     reason: Required[Annotated[str | None, _said("why, in the caller's words")]]
     votes: Required[Annotated[int, _said("how many count now; 0 when automatic")]]
     required: Required[Annotated[int, _said("how many the rule asks for; 0 when automatic")]]

@@ -15,7 +15,8 @@ from typing import get_args
 from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.outbox import Identity, Mode
 
-VERSION = 1
+VERSION = 2
+"""Of the tables, each version of which is a file in ``schema/``: a file of an older one gets what it lacks."""
 SQLITE = (3, 37)
 """The oldest SQLite that knows STRICT tables."""
 _APPLICATION = 0x494D4452  # "IMDR"
@@ -110,18 +111,19 @@ def _open(path: Path, identity: Identity) -> tuple[sqlite3.Connection, bool]:
         # A spill would write to the file in the middle of a transaction: a full disk is to be met at the commit.
         connection.execute("PRAGMA cache_spill = OFF")
         connection.execute("PRAGMA foreign_keys = ON")
-        fresh = _check(connection, identity)
+        version = _check(connection, identity)
         broken.remove(sqlite3.SQLITE_ERROR)  # after this it would be a mistake in our own SQL
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # the tables appear whole or not at all
-        if fresh:
-            _make_tables(connection, "off" if _set_aside_before(path) else "on")
+        _make_tables(connection, version)
+        if not version:
+            _begin(connection, "off" if _set_aside_before(path) else "on")
         connection.execute("UPDATE meta SET value = '' WHERE key = ''")  # changes nothing; a file that can only be read says so
         bound = _meta(connection, "vm_id")
         if identity.vm_id is not None and bound is None:
             connection.execute("INSERT INTO meta VALUES ('vm_id', ?)", (identity.vm_id,))
-        if fresh:
+        if not version:
             connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))
         connection.execute("COMMIT")
     except sqlite3.Error as error:
@@ -138,11 +140,11 @@ def _open(path: Path, identity: Identity) -> tuple[sqlite3.Connection, bool]:
     return connection, identity.vm_id is not None or bound is None
 
 
-def _check(connection: sqlite3.Connection, identity: Identity) -> bool:
-    """Whether the file is still empty. Raises _NotOurs, StoreTooNew, sqlite3.Error, UnicodeDecodeError."""
+def _check(connection: sqlite3.Connection, identity: Identity) -> int:
+    """The version of its tables, 0 for a file that is still empty. Raises _NotOurs, StoreTooNew, sqlite3.Error, UnicodeDecodeError."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
-        return True
+        return 0
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         raise _NotOurs("is a database of something else")
     if version > VERSION:
@@ -161,15 +163,20 @@ def _check(connection: sqlite3.Connection, identity: Identity) -> bool:
         raise _NotOurs("belongs to another VM (a cloned image or a restored disk)")
     if scope != identity.scope:
         raise _NotOurs(f"belongs to another scope ({scope})")
-    return False
+    return int(version)
 
 
-def _make_tables(connection: sqlite3.Connection, mode: str) -> None:
-    for statement in _statements(files("relay.outbox").joinpath("schema.sql").read_text(encoding="utf-8")):
-        connection.execute(statement)
+def _make_tables(connection: sqlite3.Connection, version: int) -> None:
+    """What the versions after this one have added."""
+    for later in range(version + 1, VERSION + 1):
+        for statement in _statements(files("relay.outbox").joinpath("schema", f"{later}.sql").read_text(encoding="utf-8")):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {later}")
+
+
+def _begin(connection: sqlite3.Connection, mode: str) -> None:
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
     connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-    connection.execute(f"PRAGMA user_version = {VERSION}")
     if mode == "off":
         _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
 

@@ -33,6 +33,7 @@ def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> Gone:
     dead_letters = tx.deliveries.prune(deliveries, settings.dead_letters)
     tx.decisions.prune_answers(min(deliveries, now - ANSWERS))
     tx.snapshot.prune(audit)
+    tx.messages.prune()
     return Gone(tx.journal.prune(audit, now), dead_letters)
 
 

@@ -12,6 +12,7 @@ from relay.outbox import Entry, Head, Mode, Recorded
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
 from relay.outbox.journal import Journal
+from relay.outbox.messages import Messages
 from relay.outbox.snapshot import Snapshot
 
 Route = Callable[[CloudEvent], Iterable[str]]
@@ -31,6 +32,7 @@ class Transaction:
         self.snapshot = Snapshot(connection)
         self.decisions = Decisions(connection)
         self.deliveries = Deliveries(connection)
+        self.messages = Messages(connection)
         self.said: list[Recorded] = []
         self.revived: list[Entry] = []
 
@@ -59,6 +61,10 @@ class Transaction:
         """Make an entry for an event that was said earlier, for a sink that was not there then."""
         event = self.journal.event(position)
         self.said.append(Recorded(position, event, self._send(event, position, (sink,), at)))
+
+    def send_again(self, position: int, sink: str, at: datetime) -> None:
+        """Make another entry for an event that a sink was sent: what it makes of it has changed."""
+        self.revived.extend(self._send(self.journal.event(position), position, (sink,), at))
 
     def mode(self) -> Mode:
         """The remembered switch of the approvals."""

@@ -1,4 +1,5 @@
--- The state file, version 1. PRAGMA user_version holds the version, PRAGMA application_id marks the file as ours.
+-- The state file, version 1; each later file of this folder adds what its version is named after. PRAGMA user_version
+-- holds the version, PRAGMA application_id marks the file as ours.
 
 -- Whose file it is and what an operator told it: vm_id, scope, mode, last_read; probe, written to see whether it can be.
 CREATE TABLE meta (

@@ -1,0 +1,122 @@
+"""What chat sinks show and of which events, and the links in it to the page on which a decision is confirmed."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from relay.events.moment import sortable
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. ``occurrences`` are those that it is about; ``ref`` is how the platform names it, None where it cannot.
+
+    ``told``: the position in the journal up to which its thread tells; ``looks``: a digest of what it shows.
+    """
+
+    id: int
+    sink: str
+    ref: str | None
+    posted: bool
+    code: str
+    looks: str | None
+    told: int
+    occurrences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What a link stands for: one decision about one state of one event. ``wrong``: how often a wrong code came with it."""
+
+    token: str
+    occurrence: int
+    revision: str
+    decision: Literal["approve", "hold", "release"]
+    code: str
+    wrong: int
+
+
+class Messages:
+    """The tables of messages, inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def about(self, sink: str, occurrence: int) -> Message | None:
+        """The message in which a sink shows an event."""
+        found = self._connection.execute(
+            "SELECT message.id, message.sink, ref, posted, code, looks, told FROM message JOIN message_about ON message.id = message "
+            "WHERE message_about.sink = ? AND occurrence = ?",
+            (sink, occurrence),
+        ).fetchone()
+        if found is None:
+            return None
+        id_, name, ref, posted, code, looks, told = found
+        ids = self._connection.execute("SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (id_,))
+        return Message(id_, name, ref, bool(posted), code, looks, told, tuple(one for (one,) in ids))
+
+    def begin(self, sink: str, occurrences: Sequence[int], code: str, told: int) -> None:
+        """A sink is about to show these events in one message."""
+        message = self._connection.execute("INSERT INTO message (sink, code, told) VALUES (?, ?, ?)", (sink, code, told)).lastrowid
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO message_about VALUES (?, ?, ?)", [(sink, occurrence, message) for occurrence in occurrences]
+        )
+
+    def shown(self, message: int, ref: str | None, looks: str, stale_at: datetime | None) -> None:
+        """It is over there and shows this, until that moment at the latest."""
+        self._connection.execute(
+            "UPDATE message SET ref = ?, posted = 1, looks = ?, stale_at = ? WHERE id = ?",
+            (ref, looks, sortable(stale_at) if stale_at is not None else None, message),
+        )
+
+    def told(self, message: int, position: int) -> None:
+        """Its thread tells everything up to that position."""
+        self._connection.execute("UPDATE message SET told = ? WHERE id = ?", (position, message))
+
+    def take_stale(self, sink: str, now: datetime) -> list[int]:
+        """One event of each message of which time alone has changed what it should show; each is named once."""
+        stale = self._connection.execute("SELECT id FROM message WHERE sink = ? AND stale_at <= ?", (sink, sortable(now))).fetchall()
+        self._connection.execute("UPDATE message SET stale_at = NULL WHERE sink = ? AND stale_at <= ?", (sink, sortable(now)))
+        firsts = [
+            self._connection.execute("SELECT min(occurrence) FROM message_about WHERE message = ?", one).fetchone()[0] for one in stale
+        ]
+        return [one for one in firsts if one is not None]
+
+    def next_stale(self, sink: str) -> str | None:
+        """When `take_stale` will find something."""
+        found = self._connection.execute("SELECT min(stale_at) FROM message WHERE sink = ?", (sink,)).fetchone()[0]
+        return str(found) if found is not None else None
+
+    def invite(self, message: int, token: str, occurrence: int, revision: str, decision: str, at: datetime) -> None:
+        """A link of this message stands for this decision. The token is kept as its digest alone."""
+        self._connection.execute(
+            "INSERT OR IGNORE INTO invitation (token, message, occurrence, revision, decision, at) VALUES (?, ?, ?, ?, ?, ?)",
+            (digest_of(token), message, occurrence, revision, decision, sortable(at)),
+        )
+
+    def invitation(self, token: str) -> Invitation | None:
+        """What a link stands for."""
+        found = self._connection.execute(
+            "SELECT token, occurrence, revision, decision, code, wrong FROM invitation JOIN message ON message.id = message WHERE token = ?",
+            (digest_of(token),),
+        ).fetchone()
+        return Invitation(*found) if found is not None else None
+
+    def wrong_code(self, invitation: Invitation) -> None:
+        """A code that the message does not show was given with this link."""
+        self._connection.execute("UPDATE invitation SET wrong = wrong + 1 WHERE token = ?", (invitation.token,))
+
+    def prune(self) -> None:
+        """Forget the links to events that have ended, and messages about events that are forgotten."""
+        self._connection.execute("DELETE FROM invitation WHERE occurrence IN (SELECT id FROM occurrence WHERE NOT live)")
+        self._connection.execute("DELETE FROM message WHERE id NOT IN (SELECT message FROM message_about)")
+
+
+def digest_of(token: str) -> str:
+    """As a token is kept: whoever reads the file cannot follow the link."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
