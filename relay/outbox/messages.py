@@ -102,7 +102,8 @@ class Messages:
     def invitation(self, token: str) -> Invitation | None:
         """What a link stands for."""
         found = self._connection.execute(
-            "SELECT token, occurrence, revision, decision, code, wrong FROM invitation JOIN message ON message.id = message WHERE token = ?",
+            "SELECT token, occurrence, revision, decision, code, wrong FROM invitation JOIN message ON message.id = message "
+            "WHERE token = ?",
             (digest_of(token),),
         ).fetchone()
         return Invitation(*found) if found is not None else None
