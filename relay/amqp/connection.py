@@ -114,7 +114,7 @@ async def keep_connected(
         try:
             found = urls()
             hosts = len(found)
-            async with _connected(found[tried % hosts], name, heartbeat) as connection:
+            async with connected(found[tried % hosts], name, heartbeat) as connection:
                 await serve(connection)
         except asyncio.CancelledError as error:
             if asked_to_stop():
@@ -135,7 +135,8 @@ async def keep_connected(
 
 
 @contextlib.asynccontextmanager
-async def _connected(url: URL, name: str, heartbeat: int) -> AsyncIterator[Connection]:
+async def connected(url: URL, name: str, heartbeat: int = HEARTBEAT) -> AsyncIterator[Connection]:
+    """One connection, closed when the context is left. Raises Deferred where there is none."""
     connection = Connection(url.update_query(heartbeat=heartbeat), name)
     try:
         try:

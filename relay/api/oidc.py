@@ -149,11 +149,16 @@ class Tokens:
     async def _fetch(self, now: float) -> None:
         """Fetch the keys; where that fails, those that there are hold a while."""
         try:
-            found = _keys_in(await _get(self._settings.keys_url))
+            found = await fetch_keys(self._settings)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             _log.warning("api.oidc: the keys could not be fetched from keys_url: %s", str(error) or type(error).__name__)
             return
         self._keys, self._fetched = found, now
+
+
+async def fetch_keys(settings: OidcSettings) -> dict[str, Any]:
+    """The issuer's keys by their ids. Raises ValueError, ClientError, TimeoutError, OSError."""
+    return _keys_in(await _get(settings.keys_url))
 
 
 async def _get(url: str) -> bytes:

@@ -12,14 +12,21 @@ from typing import Annotated
 import typer
 
 from relay import __version__
-from relay.cli import audit, beginning, checking, deciding, demo, events, explaining, keys, running, schema, sending, simulating
+from relay.cli import audit, beginning, checking, deciding, demo, doctor, events, explaining, keys, running, schema, sending, simulating
 from relay.cli._exits import DONE, FAILED, WRONG, alone, code_of, sentence_of
 from relay.cli._screen import tell
 
 app = typer.Typer(name="imds-relay", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
 
 _VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
-    "Begin": {"demo": demo.demo, "init": beginning.init, "check": checking.check, "keys": keys.keys, "run": running.run},
+    "Begin": {
+        "demo": demo.demo,
+        "init": beginning.init,
+        "check": checking.check,
+        "doctor": doctor.doctor,
+        "keys": keys.keys,
+        "run": running.run,
+    },
     "Watch": {"events": events.events, "show": events.show_event, "tail": events.tail},
     "Decide": {"approve": deciding.approve, "hold": deciding.hold, "release": deciding.release, "approvals": deciding.approvals},
     "Send": {

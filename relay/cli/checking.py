@@ -40,7 +40,7 @@ def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson
     """Check the configuration and say what it means. Nothing is started, and nobody is called."""
     loaded = load(config)
     decided = list(decisions(loaded.config, _document(against), datetime.now(UTC))) if against is not None else None
-    warnings = list(_warnings(loaded.config))
+    warnings = list(warnings_of(loaded.config))
     if as_json:
         said = {
             "file": loaded.file and str(loaded.file),
@@ -112,7 +112,8 @@ def _follows(standing: Standing) -> str:
     return how if standing.mode == "on" else f"nothing: approvals are {standing.mode} (else {how})"
 
 
-def _warnings(config: Config) -> Iterator[str]:
+def warnings_of(config: Config) -> Iterator[str]:
+    """What holds and is still worth a word."""
     if config.user_events_wait:
         yield USER_EVENTS_WAIT
     if config.scope == "auto" and any(rule.match.scope is not None for rule in config.approvals.rules):

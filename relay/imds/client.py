@@ -53,6 +53,8 @@ class ImdsClient:
         self._place_freed = asyncio.Event()
         self._answered = False
         self._session: aiohttp.ClientSession | None = None
+        self.ahead: float | None = None
+        """Seconds that the service's clock is ahead of ours for certain, by the ``Date`` of its last answer; None: unknown."""
 
     async def __aenter__(self) -> Self:
         tracing = aiohttp.TraceConfig()
@@ -103,6 +105,7 @@ class ImdsClient:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         await self._take_place()
         call = _Call()
+        began = self._clock.now()
         try:
             async with (
                 asyncio.timeout(seconds),
@@ -110,6 +113,7 @@ class ImdsClient:
                     method, path, params=query, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
                 ) as answer,
             ):
+                self.ahead = clock_ahead(answer.headers.get("Date"), began, self._clock.now())
                 if answer.status != 200:
                     raise await self._failure(answer)
                 return await _body(answer) if method == "GET" else b""
@@ -149,6 +153,18 @@ class ImdsClient:
         asked = retry_after(answer.headers.get("Retry-After"), self._clock.now())
         got = f"{answer.status} {answer.reason or ''}".rstrip()
         return SourceUnavailable(f"expected 200, got {got}", status=answer.status, retry_after=asked)
+
+
+def clock_ahead(date: str | None, began: datetime, ended: datetime) -> float | None:
+    """How many seconds another clock is ahead for certain, which wrote ``date`` between these moments; negative: it is behind.
+
+    A ``Date`` has lost its fraction of a second (RFC 9110, 6.6.1). None where it cannot be read.
+    """
+    said = parse_moment(date)
+    if said is None:
+        return None
+    earliest, latest = (said - ended).total_seconds(), (said - began).total_seconds() + 1
+    return earliest if earliest > 0 else min(latest, 0.0)
 
 
 def retry_after(text: str | None, now: datetime) -> float | None:

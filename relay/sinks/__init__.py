@@ -4,7 +4,9 @@ Each other module of this folder that does not start with ``_`` is one member. I
 
 - ``Settings``: a subclass of `SinkSettings` whose ``kind`` is a literal; it is the member's section of the YAML document;
 - ``connect(settings, clock)``: an async context manager that yields the `Sink`. It may start tasks and connections, and
-  must not wait for the far side: a receiver that is down at the start is nothing special.
+  must not wait for the far side: a receiver that is down at the start is nothing special;
+- ``examine(settings, clock, scope)``, which may be left out: a coroutine that returns what `doctor` should say of the far side, as
+  a list of `Finding`. It delivers nothing.
 
 The dispatcher calls ``deliver`` for one event at a time and EventId, at most ``sink.concurrency`` at once, in order per
 EventId. The sink never retries and never remembers; outbox and dispatcher do both, once, for all sinks.

@@ -22,6 +22,7 @@ from pydantic import Field
 
 from relay.amqp.address import place
 from relay.amqp.connection import HEARTBEAT, SETTING_UP, Connection, keep_connected
+from relay.amqp.examine import examine as examine_broker
 from relay.amqp.settings import BrokerSection
 from relay.amqp.stopping import heed_stop
 from relay.amqp.topology import Declare, Exchange, Queue, establish
@@ -29,6 +30,7 @@ from relay.amqp.trouble import Trouble, explain, said
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.findings import Finding
 from relay.settings import Duration
 from relay.sinks import Receipt, SinkSettings
 
@@ -280,3 +282,10 @@ async def connect(
             yield sink
         finally:
             keeper.cancel()
+
+
+async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
+    """Whether the broker is reached, has what is needed, and lets us publish. No message gets anywhere."""
+    parts = topology(settings.exchange)[0 if settings.declare else -1 :]
+    writes = (settings.exchange, f"event.scheduled.none.{scope}")
+    return await examine_broker(f"sink {settings.name}", settings.targets(), parts, settings.declare, writes=writes)

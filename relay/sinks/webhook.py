@@ -20,10 +20,12 @@ from relay.clock import Clock
 from relay.egress import parse_url
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.findings import Finding
 from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings
 from relay.sinks._http import Request, Way, basic, open_session, post, verdict
-from relay.sinks._tls import Certificates, TlsSettings
+from relay.sinks._reach import reach
+from relay.sinks._tls import Certificates, TlsSettings, made
 
 _TOKEN = re.compile(r"[A-Za-z0-9-]+")
 _OURS = frozenset(
@@ -256,3 +258,12 @@ async def connect(settings: Settings, clock: Clock) -> AsyncIterator[Webhook]:
     """Open the sink's own session; nothing is connected until the first event."""
     async with open_session() as session:
         yield Webhook(settings, clock, session)
+
+
+async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
+    """Whether the receiver, or the proxy before it, is reached. Nothing is posted."""
+    about, way = f"sink {settings.name}", settings.way()
+    tls = made(settings.tls) if settings.tls is not None else None
+    if way is not None:
+        return [await reach(f"{about}, its proxy", way[0], tls=tls, now=clock.now())]
+    return [await reach(about, settings.target(), tls=tls, now=clock.now())]

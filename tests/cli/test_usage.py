@@ -23,7 +23,7 @@ from tests.cli.command import answering, environment, run, running, typed
 
 VERBS = {
     *("run", "check", "init", "demo", "simulate", "events", "show", "approve", "hold", "release", "tail", "deliveries", "dead-letters"),
-    *("redeliver", "ping", "pause", "resume", "approvals", "explain", "audit", "keys", "schema"),
+    *("redeliver", "ping", "pause", "resume", "approvals", "explain", "audit", "keys", "schema", "doctor"),
 }
 
 

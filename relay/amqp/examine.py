@@ -1,0 +1,77 @@
+"""Looks at a broker for `doctor`: connects, sees what exists, and asks for rights without a message getting anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import aiormq
+from aio_pika import exceptions as amqp
+from aiormq.exceptions import ChannelAccessRefused
+from pamqp.commands import Basic
+from yarl import URL
+
+from relay.amqp.address import place
+from relay.amqp.connection import SETTING_UP, Connection, connected
+from relay.amqp.stopping import asked_to_stop
+from relay.amqp.topology import Declare, Exchange, Queue
+from relay.amqp.trouble import explain, said
+from relay.errors import Deferred
+from relay.findings import Finding, failed, ok, warning
+
+_NEVER = "never"
+"""An expiration that is none: a broker that lets us write refuses the message for it, and keeps it from every queue."""
+
+
+async def examine(
+    about: str, urls: Sequence[URL], parts: Sequence[Exchange | Queue], declare: Declare, *, writes: tuple[str, str] | None = None
+) -> list[Finding]:
+    """A finding for each host, and what one of them says of the parts.
+
+    ``writes``: the exchange, and a routing key, with which the user must be allowed to publish.
+    """
+    findings: list[Finding] = []
+    looked = False
+    for url in urls:
+        try:
+            async with connected(url, "imds-relay doctor") as connection, asyncio.timeout(SETTING_UP):
+                findings.append(ok(about, f"connected to {place(url)}{' with TLS' if url.scheme == 'amqps' else ''}"))
+                if not looked:
+                    findings.extend([await _exists(about, connection, part, declare) for part in parts])
+                    findings.extend([await _may_write(about, connection, *writes)] if writes is not None else [])
+                    looked = True
+        except Deferred as error:
+            findings.append(failed(about, error.reason, "correct the url, or see that the broker runs and lets this VM through"))
+        except (Exception, asyncio.CancelledError) as error:  # aiormq cancels whom nobody cancelled
+            if asked_to_stop():
+                raise
+            findings.append(failed(about, f"{place(url)}: {explain(error).reason}", "see the broker's log"))
+    return findings
+
+
+async def _exists(about: str, connection: Connection, part: Exchange | Queue, declare: Declare) -> Finding:
+    async with connection.channel(publisher_confirms=False) as channel:
+        try:
+            await part.declare(channel, passive=True)
+        except amqp.ChannelNotFoundEntity:
+            if declare is True:
+                return ok(about, f"{part.title} is not there yet: the relay makes it, for which its user needs configure")
+            return failed(about, f"the broker has no {part.title}", "make it, or set declare: true")
+        except ChannelAccessRefused as error:
+            return warning(about, f"{part.title} cannot be looked at ({said(error)})", "grant the user the right to read it")
+    return ok(about, f"{part.title} is there")
+
+
+async def _may_write(about: str, connection: Connection, exchange: str, key: str) -> Finding:
+    async with connection.channel() as channel:
+        wire = cast("aiormq.Channel", await channel.get_underlay_channel())
+        try:
+            await wire.basic_publish(b"", exchange=exchange, routing_key=key, properties=Basic.Properties(expiration=_NEVER))
+        except ChannelAccessRefused as error:
+            return failed(about, f"the user may not publish ({said(error)})", "grant it write on the exchange, and on the topic")
+        except amqp.ChannelPreconditionFailed:
+            return ok(about, f"the user may publish to {exchange}")
+        except amqp.ChannelNotFoundEntity:
+            return ok(about, f"whether the user may publish shows when {exchange} is there")
+    return warning(about, "whether the user may publish could not be seen", "see the rights of the user on the broker")

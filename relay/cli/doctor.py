@@ -1,0 +1,91 @@
+"""``doctor``: whether this machine and its configuration would let the relay do its work. It changes nothing and tells nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from relay.amqp.examine import examine as examine_broker
+from relay.api import amqp as approvals_over_amqp
+from relay.api.examine import examine as examine_api
+from relay.cli._exits import DONE, FAILED
+from relay.cli._screen import counted, show, show_json, show_table, tell
+from relay.cli.checking import warnings_of
+from relay.cli.events import AsJson
+from relay.cli.running import ConfigFile
+from relay.clock import Clock, SystemClock
+from relay.config import Config, Loaded, load, sink_members
+from relay.config.exposure import exposed
+from relay.findings import Finding, ok
+from relay.imds.discovery import Instance, names_of, scope_of
+from relay.imds.examine import examine as examine_source
+from relay.outbox.examine import examine as examine_store
+from relay.sinks import SinkSettings
+
+Poll = Annotated[
+    bool,
+    typer.Option(
+        "--poll",
+        help="Also read the document of events. The first read ever switches the feature on for this VM and may take two minutes; "
+        "from then on Azure waits for approval of reboots that users start.",
+    ),
+]
+
+
+def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = False) -> None:
+    """Look whether the relay would do its work here: configuration, metadata service, clock, state file, sinks, API, secrets.
+
+    It looks as far as a handshake: nothing is posted, made or approved, and Azure's feature is not switched on without --poll.
+    Run it as the user that the service has. A wrong configuration ends it with 2, as ever; anything that failed with 1.
+    """
+    loaded = load(config)
+    findings = asyncio.run(_examined(loaded, SystemClock(), poll=poll))
+    if as_json:
+        show_json([asdict(one) for one in findings])
+    else:
+        show_table(("", "what", "how it is"), [(one.state, one.about, _line(one)) for one in findings], empty="")
+        wrong = [sum(one.state == state for one in findings) for state in ("warning", "failed")]
+        show("", f"{counted(wrong[0], 'warning')}, {wrong[1]} failed")
+    raise typer.Exit(FAILED if any(one.state == "failed" for one in findings) else DONE)
+
+
+def _line(finding: Finding) -> str:
+    return finding.said if finding.remedy is None else f"{finding.said}. Remedy: {finding.remedy}"
+
+
+async def _examined(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding]:
+    config = loaded.config
+    findings = [ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"), *exposed(loaded)]
+    findings += [Finding("rules", "warning", one) for one in warnings_of(config)]
+    at_api, runs = await examine_api(config.api)
+    needed = "auto" in (config.scope, config.relay)
+    at_source, instance = await examine_source(config.source, clock, needed=needed, poll=poll, running=runs, progress=tell)
+    scope = config.scope if config.scope != "auto" else scope_of(instance) if instance is not None else None
+    vm_id = instance.vm_id if instance is not None else None
+    at_store = await asyncio.to_thread(examine_store, config.store, scope=scope, vm_id=vm_id)
+    at_sinks = await asyncio.gather(*(_sink(one, clock, scope or "unknown") for one in config.sinks))
+    findings += [*at_api, *at_source, *_names(config, instance), *at_store, *(one for found in at_sinks for one in found)]
+    if config.approvals.amqp is not None:
+        parts = approvals_over_amqp.topology(config.answers_on, scope or "unknown")
+        findings += await examine_broker("approvals.amqp", config.approvals.amqp.targets(), parts, config.approvals.amqp.declare)
+    return findings
+
+
+async def _sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
+    examine: Any = getattr(sink_members()[settings.kind], "examine", None)  # type: ignore[attr-defined]  # each member's settings have a kind
+    if examine is None:
+        return [ok(f"sink {settings.name}", "of this kind nothing can be seen without sending: imds-relay ping")]
+    found: list[Finding] = await examine(settings, clock, scope)
+    return found
+
+
+def _names(config: Config, instance: Instance | None) -> list[Finding]:
+    if instance is None:
+        return []
+    scope = scope_of(instance) if config.scope == "auto" else config.scope
+    names = ", ".join(sorted(one for one in names_of(instance, socket.gethostname()) if not one.startswith("_")))
+    return [ok("names", f"scope {scope}; events mean this VM where they name {names}")]

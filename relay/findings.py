@@ -1,0 +1,33 @@
+"""What `doctor` finds: one thing that was looked at, how it is, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["ok", "warning", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``about`` names what was looked at, ``said`` is a sentence without secrets, ``remedy`` what to do where it is not ok."""
+
+    about: str
+    state: State
+    said: str
+    remedy: str | None = None
+
+
+def ok(about: str, said: str) -> Finding:
+    """It is as it should be."""
+    return Finding(about, "ok", said)
+
+
+def warning(about: str, said: str, remedy: str) -> Finding:
+    """The relay would run, and somebody should know."""
+    return Finding(about, "warning", said, remedy)
+
+
+def failed(about: str, said: str, remedy: str) -> Finding:
+    """The relay would not run, or not do this part of its work."""
+    return Finding(about, "failed", said, remedy)

@@ -1,0 +1,82 @@
+"""Looks at the metadata service for `doctor`. Instance metadata is read freely; the document of events only where asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from relay.clock import Clock
+from relay.errors import DocumentError, SourceError
+from relay.events.document import parse
+from relay.findings import Finding, failed, ok, warning
+from relay.imds import SourceSettings
+from relay.imds.client import ImdsClient
+from relay.imds.discovery import Instance, parse_instance
+
+DRIFT, TOO_FAR = 5.0, 60.0
+"""Seconds that this clock may be off before somebody should know; and before good signatures and tokens are refused."""
+_TRIES, _PAUSE = 3, 1.0
+NOT_ASKED = (
+    "not read: the first read ever switches the feature on for this VM, may take two minutes, and from then on Azure waits for approval of "
+    "what users start. Read it with --poll, or start the relay"
+)
+
+
+async def examine(
+    settings: SourceSettings, clock: Clock, *, needed: bool, poll: bool, running: bool, progress: Callable[[str], object]
+) -> tuple[list[Finding], Instance | None]:
+    """What the service says, and which VM this is where it knows.
+
+    ``needed``: scope or relay follow from instance metadata. ``poll``: also read the document. ``running``: a relay does
+    so already, here. ``progress`` hears what is waited for.
+    """
+    async with ImdsClient(settings, clock) as client:
+        about, instance = f"metadata service {settings.url}", None
+        try:
+            instance = parse_instance(await _instance(client, clock))
+        except SourceError as error:
+            if error.status == 404 and not needed:
+                found = warning(about, "it knows no instance metadata (404)", "none on a simulator; on Azure see source.url")
+            else:
+                found = failed(about, error.reason, "this must run on an Azure VM, and nothing may block the way to that address")
+            return [found, *([await _events(client, progress)] if poll else [])], None
+        findings = [ok(about, f"this is VM {instance.name}, vmId {instance.vm_id}"), *_clock(client)]
+        if poll:
+            findings.append(await _events(client, progress))
+        else:
+            findings.append(ok("scheduled events", "the running relay reads them" if running else NOT_ASKED))
+    return findings, instance
+
+
+async def _instance(client: ImdsClient, clock: Clock) -> bytes:
+    """Instance metadata, tried again: the calls of a VM are counted together, and somebody else's may be one too many."""
+    for _ in range(_TRIES - 1):
+        try:
+            return await client.instance()
+        except SourceError as error:
+            if error.status is None or error.status == 404:
+                raise
+        await clock.sleep(_PAUSE)
+    return await client.instance()
+
+
+def _clock(client: ImdsClient) -> list[Finding]:
+    if client.ahead is None:
+        return []
+    off, about = abs(client.ahead), "clock"
+    said = f"this machine's clock is {off:.0f} s {'behind' if client.ahead > 0 else 'ahead of'} the metadata service's"
+    remedy = "synchronise it (chrony, systemd-timesyncd): signatures, tokens and NotBefore are compared with it"
+    if off > TOO_FAR:
+        return [failed(about, said, remedy)]
+    return [warning(about, said, remedy) if off > DRIFT else ok(about, "it agrees with the metadata service's")]
+
+
+async def _events(client: ImdsClient, progress: Callable[[str], object]) -> Finding:
+    about = "scheduled events"
+    progress("reading the document of events: the first time that may take two minutes")
+    try:
+        document = parse(await client.read())
+    except DocumentError as error:
+        return failed(about, error.reason, "see source.api_version; else ask Azure's support")
+    except SourceError as error:
+        return failed(about, error.reason, "the relay would try again for ever; see that nothing blocks the way")
+    return ok(about, f"the document holds {len(document.events)} events")

@@ -1,0 +1,249 @@
+"""``doctor``: what it sees of real far sides, and that it leaves all of them as they were."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import orjson
+import pytest
+
+from relay.config import USER_EVENTS_WAIT
+from relay.imds.examine import NOT_ASKED
+from relay.outbox.file import VERSION
+from relay.simulator import VM, Setup, Simulator
+from tests.cli.alive import alive
+from tests.cli.command import called, names_in
+from tests.imds.far_side import Answer, Asked, far_side
+from tests.journey.process import SECRET
+from tests.rabbitmq import Broker, Reachable
+from tests.sinks.receiver import CERTIFICATE, good, listening
+
+VM_ID = "02aab8a4-74ef-476e-8182-f6d2ba4166a6"
+INSTANCE = orjson.dumps({"compute": {"vmId": VM_ID, "name": "db-0"}})
+
+
+@pytest.fixture
+async def azure() -> AsyncIterator[Simulator]:
+    """A metadata service."""
+    async with Simulator(Setup(vms=(VM("db-0"),))) as simulator:
+        yield simulator
+
+
+def configured(folder: Path, url: str, **sections: Any) -> Path:
+    """A folder with a configuration for that metadata service, and a rule for what users start."""
+    document = {
+        "source": {"url": url, "timeout": "2s"},
+        "store": {"path": str(folder / "relay.db")},
+        "approvals": {"rules": [{"name": "user", "match": {"event_source": ["User"]}, "approve": "automatic"}]},
+        "api": {"listen": "127.0.0.1:0"},
+        **sections,
+    }
+    (folder / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
+    (folder / "relay.yaml").chmod(0o600)
+    return folder
+
+
+async def examined(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """The exit code, and what was found by what it is about."""
+    done = await called("doctor", "--config", str(folder / "relay.yaml"), "--json", *more)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in done.json:
+        found.setdefault(one["about"], []).append(one)
+    return done.code, found
+
+
+def states(found: dict[str, list[dict[str, Any]]]) -> set[str]:
+    """How everything is."""
+    return {one["state"] for several in found.values() for one in several}
+
+
+async def test_all_is_well_and_nothing_was_made(azure: Simulator, tmp_path: Path) -> None:
+    code, found = await examined(configured(tmp_path, azure.url))
+    assert code == 0
+    assert states(found) <= {"ok", "warning"}  # a build machine may have its folders in memory
+    assert {"configuration", "secrets", "listener", "clock", "names", "state folder", "disk space", "state file"} <= found.keys()
+    assert names_in(tmp_path) == ["relay.yaml"]
+
+
+async def test_scheduled_events_are_not_switched_on_unless_asked_for(azure: Simulator, tmp_path: Path) -> None:
+    """The first GET of the document switches the feature on for the VM (FIELD 1.3, 1.13)."""
+    folder = configured(tmp_path, azure.url)
+    _, found = await examined(folder)
+    assert [one["said"] for one in found["scheduled events"]] == [NOT_ASKED]
+    assert not [call for call in azure.calls if call.path.endswith("scheduledevents")]
+    _, found = await examined(folder, "--poll")
+    assert [one["said"] for one in found["scheduled events"]] == ["the document holds 0 events"]
+    assert len([call for call in azure.calls if call.path.endswith("scheduledevents")]) == 1
+
+
+async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Path) -> None:
+    folder = configured(tmp_path, "http://127.0.0.1:1", approvals={})
+    done = await called("doctor", "--config", str(folder / "relay.yaml"))
+    assert done.code == 1
+    lines = {line.split()[0] for line in done.out.splitlines() if line}
+    assert {"ok", "warning", "failed"} <= lines
+    assert USER_EVENTS_WAIT in done.out
+    assert "Remedy: this must run on an Azure VM" in done.out
+
+
+async def test_a_wrong_configuration_is_exit_code_2_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "relay.yaml").write_text("scope: A\n")
+    done = await called("doctor", "--config", str(tmp_path / "relay.yaml"))
+    assert (done.code, done.out) == (2, "")
+
+
+@pytest.mark.parametrize(("off", "state"), [(0, "ok"), (20, "warning"), (-20, "warning"), (400, "failed"), (-400, "failed")])
+async def test_the_clock_is_compared_with_the_metadata_services(tmp_path: Path, off: int, state: str) -> None:
+    def answer(_: Asked) -> Answer:
+        return Answer(INSTANCE, headers={"Date": format_datetime(datetime.now(UTC) + timedelta(seconds=off), usegmt=True)})
+
+    async with far_side(answer) as side:
+        code, found = await examined(configured(tmp_path, side.url))
+    assert [one["state"] for one in found["clock"]] == [state]
+    assert code == (1 if state == "failed" else 0)
+
+
+async def test_a_relay_that_runs_is_asked_how_it_is_and_keeps_its_file(tmp_path: Path) -> None:
+    async with alive(tmp_path) as relay:
+        await called("approvals", "off", "-c", relay.config)
+        code, found = await examined(tmp_path)
+        (tmp_path / "relay.sock").chmod(0o600)
+    assert code == 0
+    assert found["relay"][0]["said"] == f"one runs at {tmp_path}/relay.sock, and is ready"
+    assert found["scheduled events"][0]["said"] == "the running relay reads them"
+    assert found["lock"][0]["said"] == "a running relay holds the state file"
+    assert found["approvals"][0]["said"] == "an operator has set them to off"
+    assert "listener" not in found
+    _, found = await examined(tmp_path)
+    assert found["lock"][0]["said"] == "no relay holds the state file"
+
+
+async def test_an_address_that_another_program_has_failed(azure: Simulator, tmp_path: Path) -> None:
+    async with listening(good) as other:
+        code, found = await examined(configured(tmp_path, azure.url, api={"listen": f"127.0.0.1:{other.port}"}))
+    assert (code, found["listener"][0]["state"]) == (1, "failed")
+    assert "no relay of this configuration" in found["listener"][0]["said"]
+
+
+async def test_receivers_are_reached_and_nothing_is_posted(azure: Simulator, tmp_path: Path) -> None:
+    def sink(name: str, **more: Any) -> dict[str, Any]:
+        return {"kind": "webhook", "name": name, "secrets": [SECRET], "allow_http": True, **more}
+
+    async with listening(good) as plain, listening(good, tls=True) as tls, listening(good) as proxy:
+        sinks = [
+            sink("plain", url=plain.url),
+            sink("tls", url=tls.url, tls={"ca_file": str(CERTIFICATE)}),
+            sink("stranger", url=tls.url),
+            sink("closed", url="http://127.0.0.1:1/t0ken"),
+            sink("metadata", url="https://metadata.google.internal.invalid/t0ken"),
+            sink("behind", url="http://127.0.0.1:1/", proxy=f"http://127.0.0.1:{proxy.port}"),
+        ]
+        code, found = await examined(configured(tmp_path, azure.url, sinks=sinks))
+        assert [one.requests for one in (plain, tls, proxy)] == [[], [], []]
+    assert code == 1
+    seen = {name: found[f"sink {name}"][0] for name in ("plain", "tls", "stranger", "closed", "metadata")}
+    assert [one["state"] for one in seen.values()] == ["ok", "ok", "failed", "failed", "failed"]
+    assert found["sink behind, its proxy"][0]["state"] == "ok"
+    assert "good until" in seen["tls"]["said"]
+    assert "trusts: self-signed certificate" in seen["stranger"]["said"]
+    assert "Connection refused" in seen["closed"]["said"]
+    assert "cannot be looked up" in seen["metadata"]["said"]
+    assert "t0ken" not in orjson.dumps(found).decode()
+
+
+async def test_a_name_that_stands_for_a_metadata_address_is_not_dialled(
+    azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = socket.getaddrinfo
+
+    def names(host: str, *rest: Any, **more: Any) -> Any:
+        return looked_up("169.254.169.254" if host == "drain.test" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    sink = {"kind": "webhook", "name": "drain", "secrets": [SECRET], "url": "https://drain.test/"}
+    _, found = await examined(configured(tmp_path, azure.url, sinks=[sink]))
+    assert "which no sink may reach" in found["sink drain"][0]["said"]
+
+
+async def test_a_broker_is_looked_at_and_left_as_it_was(azure: Simulator, tmp_path: Path, broker: Reachable, exchange: str) -> None:
+    url = broker.amqp_url()
+    folder = configured(tmp_path, azure.url, sinks=[{"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}])
+    code, found = await examined(folder)
+    assert (code, states({"bus": found["sink bus"]})) == (0, {"ok"})
+    assert any(f"exchange {exchange} is not there yet" in one["said"] for one in found["sink bus"])
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        await channel.declare_exchange(exchange, "topic", durable=True)
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind(exchange, "#")
+        _, found = await examined(folder)
+        assert await queue.get(fail=False) is None
+    assert f"the user may publish to {exchange}" in [one["said"] for one in found["sink bus"]]
+
+
+async def test_a_broker_whose_user_may_not_publish_or_that_is_gone_failed(
+    azure: Simulator, tmp_path: Path, own_broker: Broker, exchange: str
+) -> None:
+    own_broker.add_user("reader", "secret-of-reader", write="^$")
+    async with await aio_pika.connect(own_broker.amqp_url()) as connection:
+        await (await connection.channel()).declare_exchange(exchange, "topic", durable=True)
+    url = own_broker.amqp_url().replace("guest:guest", "reader:secret-of-reader")
+    sinks = [{"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, "declare": "passive"}]
+    code, found = await examined(configured(tmp_path, azure.url, sinks=sinks))
+    said = [one["said"] for one in found["sink bus"] if one["state"] == "failed"]
+    assert code == 1
+    assert any("may not publish" in one for one in said)
+    assert any(f"the broker has no exchange {exchange}.unrouted" in one for one in said)
+    assert "secret-of-reader" not in orjson.dumps(found).decode()
+    sinks[0]["url"] = "amqp://guest:guest@127.0.0.1:1/"
+    _, found = await examined(configured(tmp_path, azure.url, sinks=sinks))
+    assert [one["state"] for one in found["sink bus"]] == ["failed"]
+
+
+async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_can_write_failed(azure: Simulator, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    secrets.write_text(SECRET)
+    folder = configured(
+        tmp_path, azure.url, api={"listen": "127.0.0.1:0", "clients": [{"name": "drain", "secrets_file": str(secrets), "key": "k" * 40}]}
+    )
+    for rights, expected in ((0o600, "ok"), (0o644, "warning"), (0o666, "failed")):
+        secrets.chmod(rights)
+        _, found = await examined(folder)
+        assert [one["state"] for one in found["secrets"]] == [expected]
+    secrets.chmod(0o600)
+    (folder / "relay.yaml").chmod(0o644)
+    _, found = await examined(folder)
+    assert [one["state"] for one in found["secrets"]] == ["warning"]
+    assert "the configuration, which holds secrets itself" in found["secrets"][0]["said"]
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "said"),
+    [
+        (f"PRAGMA user_version = {VERSION + 1}", "failed", f"version {VERSION + 1}, this relay knows {VERSION}"),
+        ("UPDATE meta SET value = 'another' WHERE key = 'vm_id'", "warning", "belongs to another VM"),
+        ("UPDATE meta SET value = 'another' WHERE key = 'scope'", "warning", "belongs to another scope (another)"),
+        ("DROP TABLE meta", "failed", "no such table"),
+    ],
+)
+async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(tmp_path: Path, change: str, state: str, said: str) -> None:
+    async with alive(tmp_path):
+        pass
+    with closing(sqlite3.connect(tmp_path / "relay.db")) as connection, connection:
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'vm_id'", (VM_ID,))
+        connection.execute(change)
+    before = (tmp_path / "relay.db").read_bytes()
+    async with far_side(Answer(INSTANCE)) as side:
+        _, found = await examined(configured(tmp_path, side.url, scope="west"))
+    assert found["state file"][0]["state"] == state
+    assert said in found["state file"][0]["said"]
+    assert (tmp_path / "relay.db").read_bytes() == before
+    assert not [name for name in names_in(tmp_path) if "set-aside" in name]
