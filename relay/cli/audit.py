@@ -20,7 +20,7 @@ from relay.config import load
 from relay.errors import ConfigError
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import Row, rows, verify
+from relay.outbox.journal import Row, beginning_of, rows, verify
 
 verbs = typer.Typer(invoke_without_command=True, help="Prove and show what was decided, from the journal of the state file.")
 
@@ -85,10 +85,18 @@ def show_rows(event: EventId, *, store: StoreFile = None, config: ConfigFile = N
 
 @verbs.command("export")
 def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
-    """Print the whole journal as JSON lines, with the hashes: what was written, to be kept elsewhere."""
+    """Print the whole journal as JSON lines, with all that proves it: what was written, to be kept elsewhere.
+
+    The first line is the checkpoint that the first row's hash goes on from, the last one the head. docs/operations.md has
+    the program that verifies them.
+    """
     with _journal(store, config) as (connection, _):
+        head = beginning_of(connection)
+        show_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
         for row in rows(connection):
             show_line(_exported(row))
+            head = Head(row.position, row.hash)
+        show_line({"kind": "head", "position": head.position, "hash": head.hash, "journalhead": str(head)})
 
 
 @contextmanager

@@ -124,7 +124,12 @@ def chain(before: str, position: int, at: str, kind: str, event_key: str | None,
 def head_of(connection: sqlite3.Connection) -> Head:
     """Where a journal ends."""
     found = connection.execute("SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1").fetchone()
-    found = found or connection.execute("SELECT position, hash FROM checkpoint").fetchone()
+    return Head(*found) if found else beginning_of(connection)
+
+
+def beginning_of(connection: sqlite3.Connection) -> Head:
+    """What the first row's hash goes on from: the last row that was pruned, or nothing."""
+    found = connection.execute("SELECT position, hash FROM checkpoint").fetchone()
     return Head(*found) if found else GENESIS
 
 
@@ -150,8 +155,7 @@ def verify(connection: sqlite3.Connection, expected: Head | None = None) -> tupl
 
 
 def _walk(connection: sqlite3.Connection, expected: Head | None) -> tuple[Head, int]:
-    checkpoint = connection.execute("SELECT position, hash FROM checkpoint").fetchone()
-    head, count = Head(*checkpoint) if checkpoint else GENESIS, 0
+    head, count = beginning_of(connection), 0
     _compare(head, expected)
     for row in rows(connection):
         if row.position != head.position + 1:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import orjson
 import pytest
 
+from relay.outbox.journal import Journal
 from tests.cli.alive import ME, alive
-from tests.cli.command import called, typed
+from tests.cli.command import ROOT, called, typed
+from tests.outbox.kept import NOW, opened
 
 
 @pytest.fixture
@@ -82,19 +86,63 @@ async def test_show_tells_who_decided_what_about_an_event(decided: tuple[str, Pa
     assert (await called("audit", "show", "nope", "-c", config)).code == 1
 
 
+def documented() -> str:
+    """The program of the page that says how to run it, which needs nothing of ours."""
+    return (ROOT / "docs/operations.md").read_text().partition("```python\n")[2].partition("```")[0]
+
+
+def proved(export: str) -> str:
+    """What that program says of an export."""
+    command = [sys.executable, "-I", "-c", documented()]
+    done = subprocess.run(command, input=export, capture_output=True, text=True, check=False, timeout=30)
+    return done.stdout if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
 async def test_what_export_prints_proves_itself(decided: tuple[str, Path, str]) -> None:
-    """The chain is computed again from the lines alone: SHA-256 over the hash before, the columns, a line feed, the body."""
+    """The chain is computed again from the lines alone, by the program of the documentation."""
     config, _, _ = decided
-    before = "0" * 64
-    lines = (await called("audit", "export", "-c", config)).out.splitlines()
-    for line in lines:
-        row = orjson.loads(line)
-        columns = orjson.dumps([before, *(row[name] for name in ("position", "at", "kind", "eventKey", "transition"))])
-        body = line.encode()[line.encode().index(b'"body":') + 7 : -1]
-        assert orjson.loads(body) == row["body"]
-        before = hashlib.sha256(columns + b"\n" + body).hexdigest()
-        assert row["hash"] == before
-    assert [orjson.loads(line)["kind"] for line in lines] == ["event.scheduled", "approval.recorded", "mode"]
+    exported = (await called("audit", "export", "-c", config)).out
+    assert [orjson.loads(line)["kind"] for line in exported.splitlines()] == [
+        "checkpoint",
+        "event.scheduled",
+        "approval.recorded",
+        "mode",
+        "head",
+    ]
+    head = (await called("audit", "verify", "-c", config, "--json")).json["journalhead"]
+    assert proved(exported) == f"it holds: {head}\n"
+
+
+async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(tmp_path: Path) -> None:
+    path, path_text = tmp_path / "relay.db", str(tmp_path / "relay.db")
+    with opened(path) as file:
+        journal = Journal(file.connection)
+        for number, key in enumerate(("e", "é\u2028", '"body":{}', "\x01\x7f\\", None, "last")):
+            journal.append(NOW + timedelta(minutes=number), "event.scheduled", orjson.dumps({"body": key}), event_key=key)
+    first = (await called("audit", "export", "--store", path_text)).out
+    assert proved(first).startswith("it holds: 6:")
+    with opened(path) as file:
+        assert Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW) == 3
+    later = (await called("audit", "export", "--store", path_text)).out
+    assert proved(later) == proved(first)
+    checkpoint = orjson.loads(later.split("\n")[0])
+    assert checkpoint["hash"] == orjson.loads(first.split("\n")[3])["hash"]
+    with opened(path) as file:
+        assert Journal(file.connection).prune(NOW + timedelta(minutes=9), NOW) == 3
+    emptied = (await called("audit", "export", "--store", path_text)).out
+    assert proved(emptied) == proved(first)
+    assert len(emptied.splitlines()) == 2
+
+
+async def test_an_export_that_was_touched_proves_it(decided: tuple[str, Path, str]) -> None:
+    config, _, _ = decided
+    begin, *lines, end = (await called("audit", "export", "-c", config)).out.splitlines()
+    assert proved("\n".join([begin, lines[0], lines[1].replace("backup", "nobody"), lines[2], end])).endswith(
+        "row 2 is not the one that was written"
+    )
+    assert proved("\n".join([begin, lines[0], lines[2], end])).endswith("row 2 is not the one that was written")
+    assert proved("\n".join([begin, *lines[:2], end])).endswith("the end is missing")
+    assert proved("\n".join([begin.replace("00", "01", 1), *lines, end])).endswith("row 1 is not the one that was written")
 
 
 async def test_a_copy_is_audited_where_it_lies_without_a_configuration(decided: tuple[str, Path, str], tmp_path: Path) -> None:
