@@ -1,0 +1,60 @@
+"""The least that can be done: the same events, to the same far side, with nothing kept, ordered or tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+
+import aio_pika
+
+from bench.far import EXCHANGE
+from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.signature import sign
+from relay.sinks._http import open_session
+from relay.sinks.rabbitmq import RabbitMQ, build, routing_key
+from relay.sinks.webhook import Webhook
+from tests.journey.process import SECRET
+
+
+async def posts(url: str, events: Sequence[CloudEvent], endpoints: int) -> None:
+    """Every event to each endpoint: a session of its own with as many requests under way as the relay has, each signed."""
+    async with asyncio.TaskGroup() as group:
+        for _ in range(endpoints):
+            group.create_task(_post_all(url, iter(events)))
+
+
+async def _post_all(url: str, events: Iterator[CloudEvent]) -> None:
+    async with open_session() as session:
+
+        async def client() -> None:
+            for event in events:
+                now = int(time.time())
+                headers = {
+                    "Content-Type": CONTENT_TYPE,
+                    "webhook-id": event.id,
+                    "webhook-timestamp": str(now),
+                    "webhook-signature": sign([SECRET], event.id, now, event.body),
+                }
+                async with session.post(url, data=event.body, headers=headers) as answer:
+                    await answer.read()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(Webhook.concurrency):
+                group.create_task(client())
+
+
+async def publishes(amqp_url: str, events: Sequence[CloudEvent]) -> None:
+    """Every event as the same message under the same key, confirmed, with as many under way as the relay has."""
+    connection = await aio_pika.connect(amqp_url)
+    async with connection, connection.channel(on_return_raises=True) as channel:
+        exchange = await channel.get_exchange(EXCHANGE, ensure=False)
+        left = iter(events)
+
+        async def publisher() -> None:
+            for event in left:
+                await exchange.publish(build(event), routing_key(event), mandatory=True)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(RabbitMQ.concurrency):
+                group.create_task(publisher())
