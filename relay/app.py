@@ -7,14 +7,16 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from relay.api import Relay
 from relay.api.amqp import Approvals
 from relay.api.server import Server
 from relay.approvals.gate import Gate
 from relay.approvals.ledger import Ledger
+from relay.chatops import ChatSettings
 from relay.clock import Clock, SystemClock
 from relay.config import USER_EVENTS_WAIT, Config, sink_members
 from relay.delivery.dispatcher import Dispatcher
@@ -24,9 +26,11 @@ from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, relay_of, scope_of
 from relay.imds.poller import Poller
 from relay.imds.recorder import Recorder
+from relay.notices.board import Board
 from relay.outbox import Identity
 from relay.outbox.retention import keep
 from relay.outbox.sqlite import Store, open_store
+from relay.sinks import SinkSettings
 
 DRAIN = 5.0
 """Seconds that what can be sent at the end has to be sent."""
@@ -90,15 +94,17 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
             _log.warning("the state file is bound to a VM, and which VM this is is not known: approvals are off")
         say = _sayer(store, origin, clock)
         store.listeners.failing.append(lambda reason: _on_store(reason, say))
-        sinks = {
-            settings.name: (settings, await stack.enter_async_context(sink_members()[settings.kind].connect(settings, clock)))  # type: ignore[attr-defined]  # each member's settings have a kind
-            for settings in config.sinks
-        }
+        speaks = {principal: one.resources for one in config.api.clients for principal in one.principals}
+        ledger = Ledger(config.approvals, origin, store.trusted, speaks=speaks)
+        board = Board(store, ledger, clock, config.api.public_url)
+        sinks = {settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board))) for settings in config.sinks}
         dispatcher = Dispatcher(sinks, store, clock, say)
         await dispatcher.start()
         names = names_of(instance, socket.gethostname()) if instance is not None else None
-        poller, gate = await _source_and_gate(config, client, store, origin, clock, names=names, boot=boot(), say=say)
-        relay = Relay(store, gate, dispatcher, poller, origin, clock)
+        poller, gate = await _source_and_gate(config, client, store, ledger, clock, names=names, boot=boot(), say=say)
+        board.attach(gate.submit)
+        chats = {name: sink for name, (settings, sink) in sinks.items() if isinstance(settings, ChatSettings)}
+        relay = Relay(store, gate, dispatcher, poller, origin, clock, chats)
         _log.info("relay %s of scope %s runs; the API listens on %s", origin.relay, origin.scope, server.address)
         doors = (
             [Approvals(config.approvals.amqp, config.answers_on, config.api.clients, relay, server.strangers)]
@@ -146,7 +152,7 @@ async def _source_and_gate(
     config: Config,
     client: ImdsClient,
     store: Store,
-    origin: Origin,
+    ledger: Ledger,
     clock: Clock,
     *,
     names: frozenset[str] | None,
@@ -157,10 +163,17 @@ async def _source_and_gate(
         return names is None or names_this_vm(resources, names)
 
     last_read = await store.transact(lambda tx: tx.take_last_read(), fail_open=True)
-    poller = Poller(config.source, client, Recorder(origin, boot, names), store, clock, say=say, last_read=last_read)
-    speaks = {principal: one.resources for one in config.api.clients for principal in one.principals}
-    gate = Gate(Ledger(config.approvals, origin, store.trusted, speaks=speaks), store, poller, clock, names_us)
+    poller = Poller(config.source, client, Recorder(ledger.origin, boot, names), store, clock, say=say, last_read=last_read)
+    gate = Gate(ledger, store, poller, clock, names_us)
     return poller, gate
+
+
+def _connect(settings: SinkSettings, clock: Clock, board: Board) -> AbstractAsyncContextManager[Any]:
+    member = sink_members()[settings.kind]  # type: ignore[attr-defined]  # each member's settings have a kind
+    found: AbstractAsyncContextManager[Any] = (
+        member.connect(settings, clock, board) if isinstance(settings, ChatSettings) else member.connect(settings, clock)
+    )
+    return found
 
 
 def _origin(config: Config, instance: Instance | None) -> Origin:

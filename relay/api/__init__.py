@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from relay.api.oidc import OidcSettings
 from relay.approvals.gate import Gate
+from relay.chatops import Chat
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.normalise import Origin
@@ -153,3 +155,5 @@ class Relay:
     source: Source
     origin: Origin
     clock: Clock
+    chats: Mapping[str, Chat] = field(default_factory=dict)
+    """The chat sinks by name."""

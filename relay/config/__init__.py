@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
-from relay import plugins, sinks
+from relay import chatops, plugins, sinks
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
 from relay.approvals.rules import Votes, person_of, voters
@@ -41,8 +41,8 @@ DEFAULTS = importlib.resources.files("relay") / "default.yaml"
 
 @functools.cache
 def sink_members() -> dict[str, Any]:
-    """The members of the family of sinks by kind."""
-    return dict(plugins.members(sinks))
+    """The members of both families that events are delivered to, sinks and chat sinks, by kind."""
+    return {**plugins.members(sinks), **plugins.members(chatops)}
 
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -86,6 +86,22 @@ class Journal:
             "SELECT body FROM journal WHERE event_key = ? AND at >= ? AND kind != 'claim' ORDER BY position", (event_key, since)
         )
         return [CloudEvent.parse(body) for (body,) in found]
+
+    def said_about(self, event_keys: Sequence[str], after: int) -> list[tuple[int, CloudEvent]]:
+        """The CloudEvents about any of these events behind a position, oldest first, with theirs."""
+        found = self._connection.execute(
+            "SELECT position, body FROM journal WHERE event_key IN (SELECT value FROM json_each(?)) AND position > ? AND kind != 'claim' "
+            "ORDER BY position",
+            (orjson.dumps(event_keys).decode(), after),
+        )
+        return [(at, CloudEvent.parse(body)) for at, body in found]
+
+    def began(self, event_key: str, since: str) -> int:
+        """The position of the first row about an event from that moment on; that of the head where it was pruned."""
+        found = self._connection.execute(
+            "SELECT min(position) FROM journal WHERE event_key = ? AND at >= ?", (event_key, since)
+        ).fetchone()[0]
+        return int(found) if found is not None else self.head().position
 
     def after(self, position: int, limit: int) -> list[tuple[int, CloudEvent]]:
         """CloudEvents behind a position, oldest first, with theirs."""

@@ -67,16 +67,16 @@ class Messages:
             "INSERT OR REPLACE INTO message_about VALUES (?, ?, ?)", [(sink, occurrence, message) for occurrence in occurrences]
         )
 
-    def shown(self, message: int, ref: str | None, looks: str, stale_at: datetime | None) -> None:
-        """It is over there and shows this, until that moment at the latest."""
-        self._connection.execute(
-            "UPDATE message SET ref = ?, posted = 1, looks = ?, stale_at = ? WHERE id = ?",
-            (ref, looks, sortable(stale_at) if stale_at is not None else None, message),
-        )
+    def shown(self, message: int, ref: str | None, looks: str) -> None:
+        """It is over there and shows this."""
+        self._connection.execute("UPDATE message SET ref = ?, posted = 1, looks = ? WHERE id = ?", (ref, looks, message))
 
-    def told(self, message: int, position: int) -> None:
-        """Its thread tells everything up to that position."""
-        self._connection.execute("UPDATE message SET told = ? WHERE id = ?", (position, message))
+    def told(self, message: int, position: int, stale_at: datetime | None) -> None:
+        """Its thread tells everything up to that position; until that moment nothing changes by time alone."""
+        self._connection.execute(
+            "UPDATE message SET told = ?, stale_at = ? WHERE id = ?",
+            (position, sortable(stale_at) if stale_at is not None else None, message),
+        )
 
     def take_stale(self, sink: str, now: datetime) -> list[int]:
         """One event of each message of which time alone has changed what it should show; each is named once."""

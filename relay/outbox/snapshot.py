@@ -30,6 +30,15 @@ class Snapshot:
         found = self._all("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
         return found[0] if found else None
 
+    def at(self, event_key: str, moment: datetime) -> Occurrence | None:
+        """The occurrence of an EventId (in lower case) that something said at that moment is about."""
+        found = self._all("WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1", event_key, sortable(moment))
+        return found[0] if found else None
+
+    def seen_together(self, occurrence: Occurrence) -> list[Occurrence]:
+        """The events that the same document brought, this one among them, in order of appearance."""
+        return self._all("WHERE first_seen = ? ORDER BY id", occurrence.first_seen)
+
     def by_id(self, occurrence: int) -> Occurrence:
         """One occurrence. Raises KeyError where there is none."""
         found = self._all("WHERE id = ?", occurrence)

@@ -1,0 +1,45 @@
+"""``/v1/chat/{sink}``: what a chat platform itself calls, when somebody there clicks or types. The platform's member proves it."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from relay.api.answers import answer
+from relay.api.checks import Desk
+from relay.api.connection import peer_of, recognise
+from relay.api.problems import Problem, too_many
+from relay.api.routes import Call, Route
+from relay.chatops import ChatRefused
+
+
+def routes(desk: Desk) -> tuple[Route, ...]:
+    """The one call; who is refused counts as a stranger, like whoever comes with a wrong key."""
+
+    async def hear(call: Call) -> web.StreamResponse:
+        peer, now = peer_of(call.request), desk.clock.monotonic()
+        if wait := desk.by_address.take(peer.network, now):
+            raise too_many("too many calls from this address that prove nothing", wait)
+        name = call.request.match_info["sink"]
+        chat = call.relay.chats.get(name)
+        if chat is None:
+            raise Problem(404, "no chat sink of this name")
+        try:
+            reply = await chat.hear(call.request.headers, call.body)
+        except ChatRefused as error:
+            desk.strangers.came(peer, f"chat {name}: {error}", now)
+            raise Problem(error.status, "the call proves nothing, or cannot be read; the relay's log says more") from None
+        desk.by_address.give_back(peer.network, now)
+        recognise(call.request)
+        return answer(200, reply.body) if reply.body is not None else web.Response()
+
+    return (
+        Route(
+            "POST",
+            "/v1/chat/{sink}",
+            "a chat platform's own interaction, proved in the platform's own way",
+            hear,
+            {200: dict},
+            access="anyone",
+            refuses=(400, 401, 404, 429),
+        ),
+    )

@@ -1,0 +1,125 @@
+"""Keeps messages current: the one sink that all chat platforms are, each with its own way to post, edit and tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Protocol
+
+from relay.chatops import ChatSettings, MessageGone
+from relay.clock import Clock
+from relay.errors import Deferred, StoreUnavailable
+from relay.events.cloudevent import CloudEvent
+from relay.notices.board import Board, Notice
+from relay.notices.card import Card, Text
+from relay.notices.history import line_of
+from relay.sinks import Receipt
+
+_LOOK_AT_LATEST = 60.0
+"""Seconds after which moments are compared with the wall clock again: it may have been set meanwhile."""
+
+
+class Platform(Protocol):
+    """What a platform can do. Each call raises Deferred and Rejected as a sink's ``deliver`` does, within its own timeout."""
+
+    async def post(self, card: Card) -> str | None:
+        """Post a message; returns how the platform names it, at most 256 characters, None where it cannot be edited later."""
+
+    async def edit(self, ref: str, card: Card) -> None:
+        """Have a message show this card instead. Never called where ``post`` returns None. Raises MessageGone."""
+
+    async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:
+        """Say these lines in a message's thread; without ``ref`` by themselves, as a short follow-up. Raises MessageGone."""
+
+
+class Current:
+    """A chat sink. One delivery at a time: each one brings its message up to date with everything that was recorded."""
+
+    concurrency = 1
+    longest_pause = 60.0
+
+    def __init__(self, settings: ChatSettings, board: Board, platform: Platform, clock: Clock, *, in_chat: bool = False) -> None:
+        self.give_up_after = settings.give_up_after
+        self._settings = settings
+        self._board = board
+        self._platform = platform
+        self._clock = clock
+        self._in_chat = in_chat
+        self._changed = asyncio.Event()
+
+    async def deliver(self, event: CloudEvent) -> Receipt:
+        """Return when the message about the event shows how it stands. Raises Deferred, Rejected."""
+        if event.name.startswith("relay."):
+            await self._platform.tell(None, [line_of(event)])
+            return Receipt()
+        try:
+            notice = await self._board.look(self._settings, event, in_chat=self._in_chat)
+            if notice is None:
+                return Receipt(answer="no message is about this event")
+            return await self._bring(notice)
+        except StoreUnavailable as error:
+            raise Deferred(f"what the message should show cannot be read: {error}") from None
+        finally:
+            self._changed.set()
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """While this context lasts, messages are looked at again when time alone has changed what they should show."""
+        task = asyncio.create_task(self._watch(), name=f"{self._settings.name}: time")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _bring(self, notice: Notice) -> Receipt:
+        ref, did = notice.ref, []
+        if notice.card is not None and notice.ref is not None:
+            try:
+                await self._platform.edit(notice.ref, notice.card)
+                did.append("edited")
+            except MessageGone:
+                ref = await self._platform.post(notice.card)
+                did.append("posted anew: the message was deleted")
+            await self._board.shown(notice, ref)
+        elif notice.card is not None and not notice.posted:
+            ref = await self._platform.post(notice.card)
+            did.append("posted")
+            await self._board.shown(notice, ref)
+        elif notice.card is not None:
+            if notice.updated and notice.card.buttons:
+                await self._platform.post(notice.card)  # it cannot be edited, and its buttons are void
+                did.append("posted again")
+            await self._board.shown(notice, None)
+        if notice.news and "posted again" not in did:
+            with suppress(MessageGone):  # it is posted anew when it changes next
+                await self._platform.tell(ref, notice.news)
+                did.append("told")
+        await self._board.told(notice)
+        return Receipt(answer=", ".join(did) or "it showed this already")
+
+    async def _watch(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                moment = await self._board.next_stale(self._settings.name)
+                now = self._clock.now()
+                if moment is not None and moment <= now:
+                    await self._board.refresh(self._settings.name)
+                    continue
+                pause = min((moment - now).total_seconds(), _LOOK_AT_LATEST) if moment is not None else None
+            except StoreUnavailable:
+                pause = _LOOK_AT_LATEST
+            await self._wait(pause)
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Return when a message was changed, or after so many seconds."""
+        async with asyncio.TaskGroup() as group:
+            waits: list[asyncio.Task[object]] = [group.create_task(self._changed.wait())]
+            if seconds is not None:
+                waits.append(group.create_task(self._clock.sleep(seconds)))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
