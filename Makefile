@@ -77,8 +77,8 @@ compile = uv pip compile --quiet --upgrade --universal --python-version 3.11 --g
 lock:
 	@command -v uv >/dev/null || { echo 'make lock needs uv: https://docs.astral.sh/uv' >&2; exit 1; }
 	@rm -f $(LOCKS)
-	@$(compile) pyproject.toml --extra entra --group build --group dev --output-file requirements/dev.lock
-	@$(compile) pyproject.toml --extra entra --constraints requirements/dev.lock --output-file requirements/run.lock
+	@$(compile) pyproject.toml --all-extras --group build --group dev --output-file requirements/dev.lock
+	@$(compile) pyproject.toml --all-extras --constraints requirements/dev.lock --output-file requirements/run.lock
 	@$(compile) --group build --constraints requirements/dev.lock --output-file requirements/build.lock
 	@! grep -n '://' $(LOCKS)
 	@echo 'locked: $(LOCKS)'
