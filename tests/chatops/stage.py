@@ -1,0 +1,87 @@
+"""A whole relay in this process with Azure and chat sinks, for stories that begin with a document and end with a message."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from relay.app import Running, started
+from relay.clock import Clock, SystemClock
+from relay.config import Config
+from relay.simulator import VM, Event, Plan, Setup, Simulator
+
+SCOPE = "prod"
+ALICE = {"name": "alice", "key": "key-of-alice", "can": ["read", "approve", "hold", "operate"]}
+BOB = {"name": "bob", "key": "key-of-bob", "can": ["read", "approve", "hold"]}
+
+
+def rule(votes: int, *voters: str, **more: Any) -> dict[str, Any]:
+    """Reboots ask for so many votes of these principals."""
+    return {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": votes, "from": list(voters), **more}}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Azure, the relay, and a session for whoever calls its API at ``url``."""
+
+    azure: Simulator
+    running: Running
+    url: str
+    web: aiohttp.ClientSession
+
+    def reboot(self, *machines: str, **plan: Any) -> Event:
+        """Azure announces a reboot, fifteen minutes ahead unless the plan says otherwise."""
+        return self.azure.schedule(Plan(**{"type": "Reboot", "resources": machines or ("vm-0",), "lasts": None, **plan}))
+
+    def starts(self, event: Event) -> int:
+        """How many StartRequests Azure got for an event."""
+        return sum(event.event_id in call.event_ids for call in self.azure.start_requests)
+
+    async def event(self, event: Event) -> dict[str, Any]:
+        """An event in full, as the API shows it to alice."""
+        async with self.web.get(f"{self.url}/v1/events/{event.event_id}", headers={"Authorization": f"Bearer {ALICE['key']}"}) as answer:
+            found: dict[str, Any] = await answer.json()
+            return found
+
+    async def approve(self, event: Event, decision: str = "approve", *, client: Mapping[str, Any] = ALICE) -> int:
+        """A client decides over HTTP about the event as it is; returns the status."""
+        body = {"eventId": event.event_id, "decision": decision, "revision": (await self.event(event))["revision"]}
+        headers = {"Authorization": f"Bearer {client['key']}"}
+        async with self.web.post(f"{self.url}/v1/approvals", json=body, headers=headers) as answer:
+            return answer.status
+
+
+@asynccontextmanager
+async def stage(
+    directory: Path,
+    sinks: Sequence[Mapping[str, Any]],
+    *,
+    approvals: Mapping[str, Any],
+    public_url: str | None = "https://relay.example.com",
+    clock: Clock | None = None,
+    azure: Simulator | None = None,
+    **more: Any,
+) -> AsyncIterator[Stage]:
+    """A relay with these sinks; once more over the same directory it is the same relay, started again.
+
+    ``azure``: one that is there already, so that it outlives the relay; ``more``: more of the section ``api``.
+    """
+    async with AsyncExitStack() as stack:
+        azure = azure or await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+        document = {
+            "scope": SCOPE,
+            "relay": "vm-0",
+            "source": {"url": azure.url, "interval": "500ms"},
+            "store": {"path": str(directory / "relay.db")},
+            "sinks": list(sinks),
+            "approvals": {"tell_first": "0s", **approvals},
+            "api": {"listen": "127.0.0.1:0", "clients": [ALICE, BOB], "public_url": public_url, **more},
+        }
+        running = await stack.enter_async_context(started(Config.model_validate(document), clock or SystemClock()))
+        web = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Stage(azure, running, f"http://127.0.0.1:{running.api_port}", web)
