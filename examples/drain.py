@@ -85,9 +85,12 @@ async def handle(message: AbstractIncomingMessage, seen: OrderedDict[tuple[str, 
 
 
 async def serve() -> None:
-    """Take one message after the other. What was not acknowledged when we fail comes again to the next of us."""
+    """Take one message after the other. What was not acknowledged when we fail comes again to the next of us.
+
+    The robust connection subscribes again when the broker cancels us, as it does when the queue is deleted; a plain one would wait for ever.
+    """
     seen: OrderedDict[tuple[str, str], None] = OrderedDict()
-    connection = await aio_pika.connect(AMQP_URL, client_properties={"connection_name": QUEUE})
+    connection = await aio_pika.connect_robust(AMQP_URL, client_properties={"connection_name": QUEUE})
     async with connection, connection.channel(on_return_raises=True) as channel:
         await channel.set_qos(prefetch_count=1)
         queue = await channel.declare_queue(QUEUE, durable=True, arguments=ARGUMENTS)
