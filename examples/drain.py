@@ -87,7 +87,7 @@ async def handle(message: AbstractIncomingMessage, seen: OrderedDict[tuple[str, 
 async def serve() -> None:
     """Take one message after the other. What was not acknowledged when we fail comes again to the next of us.
 
-    The robust connection subscribes again when the broker cancels us, as it does when the queue is deleted; a plain one would wait for ever.
+    A robust connection subscribes again when the broker cancels us, as when the queue is deleted; a plain one would wait for ever.
     """
     seen: OrderedDict[tuple[str, str], None] = OrderedDict()
     connection = await aio_pika.connect_robust(AMQP_URL, client_properties={"connection_name": QUEUE})
