@@ -72,11 +72,11 @@ async def stage(
     ``azure``: one that is there already, so that it outlives the relay; ``more``: more of the section ``api``.
     """
     async with AsyncExitStack() as stack:
-        azure = azure or await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+        here = azure if azure is not None else await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
         document = {
             "scope": SCOPE,
             "relay": "vm-0",
-            "source": {"url": azure.url, "interval": "500ms"},
+            "source": {"url": here.url, "interval": "500ms"},
             "store": {"path": str(directory / "relay.db")},
             "sinks": list(sinks),
             "approvals": {"tell_first": "0s", **approvals},
@@ -84,4 +84,4 @@ async def stage(
         }
         running = await stack.enter_async_context(started(Config.model_validate(document), clock or SystemClock()))
         web = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Stage(azure, running, f"http://127.0.0.1:{running.api_port}", web)
+        yield Stage(here, running, f"http://127.0.0.1:{running.api_port}", web)
