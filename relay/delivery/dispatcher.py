@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.clock import Clock
+from relay.delivery.books import Books
 from relay.delivery.route import wants
 from relay.delivery.worker import Say, Worker
 from relay.outbox import Entry, Outcome, Recorded, SinkState
@@ -38,7 +39,8 @@ class Dispatcher:
     def __init__(self, sinks: Mapping[str, tuple[SinkSettings, Sink]], store: Store, clock: Clock, say: Say) -> None:
         self._store = store
         self._clock = clock
-        self._workers = {name: Worker(settings, sink, store, clock, say) for name, (settings, sink) in sinks.items()}
+        self._books = Books(store)
+        self._workers = {name: Worker(settings, sink, store, self._books, clock, say) for name, (settings, sink) in sinks.items()}
 
     async def start(self) -> None:
         """Take up what waits in the store, and listen for more.
@@ -56,9 +58,12 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for worker in self._workers.values():
-                group.create_task(worker.run(), name=f"sink {worker.settings.name}")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in self._workers.values():
+                    group.create_task(worker.run(), name=f"sink {worker.settings.name}")
+        finally:
+            self._books.close()
 
     async def drain(self) -> None:
         """Return when everything that can be sent now was sent."""

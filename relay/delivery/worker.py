@@ -13,17 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from relay.clock import Clock
+from relay.delivery.books import Books
 from relay.delivery.circuit import Circuit
 from relay.delivery.lanes import Lanes
 from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, Stretch, Verdict, moment_of, outline, plan
-from relay.errors import Deferred, Failure, Rejected, RelayError, StoreUnavailable
+from relay.errors import Deferred, Failure, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, Entry, EntryState, Outcome, SinkState
-from relay.outbox.sqlite import Store, Work
-from relay.outbox.transaction import Transaction
+from relay.outbox.sqlite import Store
 from relay.sinks import Sink, SinkSettings
 
 SKEWED = 30.0
@@ -40,13 +39,14 @@ Say = Callable[[str, str | None, str, int], None]
 class Worker:
     """Carries entries to one sink. ``state``, ``failing`` and ``reason`` are for whoever asks how the sink is."""
 
-    def __init__(self, settings: SinkSettings, sink: Sink, store: Store, clock: Clock, say: Say) -> None:
+    def __init__(self, settings: SinkSettings, sink: Sink, store: Store, books: Books, clock: Clock, say: Say) -> None:
         self.settings = settings
         self.state: SinkState = "on"
         self.tries: Counter[tuple[Outcome, int | None]] = Counter()
         """How often a try came to which outcome, with which status of the far side, since the start."""
         self._sink = sink
         self._store = store
+        self._books = books
         self._clock = clock
         self._say = say
         self._lanes = Lanes()
@@ -61,8 +61,6 @@ class Worker:
         self._slot = float("-inf")  # before that moment nothing more is begun, of a sink with a rate
         self._wake = asyncio.Event()
         self._ending = False
-        self._arrived: list[tuple[int, Attempt]] = []  # delivered, and not yet handed to the store
-        self._writing = False
 
     @property
     def failing(self) -> bool:
@@ -145,7 +143,6 @@ class Worker:
                         alarm.cancel()
             except asyncio.CancelledError:
                 self._ending = True
-                self._write(more=True)
                 raise
 
     async def _ring(self, seconds: float) -> None:
@@ -153,22 +150,24 @@ class Worker:
         self._wake.set()
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
+        while (entry := self._take()) is not None:
+            group.create_task(self._carry(entry), name=f"sink {self.settings.name}")
+
+    def _take(self) -> Entry | None:
+        """The next entry that may be begun now, which is then under way; None where there is none."""
         now = self._clock.monotonic()
-        if self.state != "on" or now < self._opens:
-            return
-        if self._circuit.probing and self._under_way == 0:
+        if self.state != "on" or now < self._opens or self._under_way >= self._most():
+            return None
+        if self._circuit.probing:
             self._lanes.wake_all(alone=False)
         self._lanes.wake(now)
-        while (
-            now >= self._slot
-            and self._under_way < self._most()
-            and (entry := self._lanes.take(least_tried=self._circuit.least_tried)) is not None
-        ):
+        entry = self._lanes.take(least_tried=self._circuit.least_tried)
+        if entry is not None:
             self._circuit.begun()
             self._under_way += 1
             if self.settings.rate is not None:
                 self._slot = now + 1 / self.settings.rate
-            group.create_task(self._carry(entry), name=f"{self.settings.name}:{entry.id}")
+        return entry
 
     def _most(self) -> int:
         return 1 if self._circuit.probing else self._sink.concurrency
@@ -181,7 +180,20 @@ class Worker:
         due = opens if now < opens else self._lanes.next_wake()
         return max(0.0, due - now) if due is not None else None
 
-    async def _carry(self, entry: Entry) -> None:
+    async def _carry(self, entry: Entry | None) -> None:
+        """Deliver an entry, and then the next one in the same task, for as long as they get through."""
+        try:
+            while entry is not None:
+                try:
+                    through = await self._deliver(entry)
+                finally:
+                    self._under_way -= 1
+                entry = self._take() if through else None
+        finally:
+            self._wake.set()
+
+    async def _deliver(self, entry: Entry) -> bool:
+        """Returns whether it got through."""
         try:
             event = entry.event
             if event is None:
@@ -191,12 +203,10 @@ class Worker:
         except Exception as error:  # noqa: BLE001  # whatever is wrong with this row, the next ones can be sent
             self._parked(entry, f"its event could not be read from the journal: {_named(error)}", None)
         else:
-            await self._try(entry, event)
-        finally:
-            self._under_way -= 1
-            self._wake.set()
+            return await self._try(entry, event)
+        return False
 
-    async def _try(self, entry: Entry, event: CloudEvent) -> None:
+    async def _try(self, entry: Entry, event: CloudEvent) -> bool:
         began, at = self._clock.monotonic(), self._clock.now()
 
         def attempt(outcome: Outcome, status: int | None = None, reason: str | None = None, answer: str | None = None) -> Attempt:
@@ -223,6 +233,8 @@ class Worker:
             self._failed_by_itself(entry, error, attempt("error", None, _named(error)), began)
         else:
             self._delivered(entry, arrived)
+            return True
+        return False
 
     def _compare_clocks(self, skew: float | None) -> None:
         """Tell of a far side whose clock differs much from ours, once until it does not."""
@@ -239,8 +251,7 @@ class Worker:
 
     def _delivered(self, entry: Entry, attempt: Attempt) -> None:
         self._own_errors.pop(entry.id, None)
-        self._arrived.append((entry.id, attempt))
-        self._write()
+        self._books.delivered(entry.id, attempt)
         self._lanes.done(entry)
         self._trouble = None
         if not self._own_errors:
@@ -249,6 +260,7 @@ class Worker:
             _log.info("sink %s delivers again; %d entries waited", self.settings.name, len(self._lanes))
             self._say("relay.sink-recovered", self.settings.name, "it delivers again", len(self._lanes))
             self._lanes.wake_all(alone=True)
+            self._wake.set()
 
     def _parked(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
         name = self.settings.name
@@ -295,7 +307,7 @@ class Worker:
             until = moment_of(verdict, now)
             tried = replace(entry, attempts=entry.attempts + 1, next_at=until)
             self._lanes.rest(tried, monotonic + verdict.after, alone=error.failure == "slow")
-            self._remember(lambda tx: tx.deliveries.defer(entry.id, attempt, until))
+            self._books.deferred(entry.id, attempt, until)
 
     def _verdict(self, entry: Entry, error: Deferred, now: datetime) -> Verdict:
         return plan(
@@ -331,46 +343,16 @@ class Worker:
             return
         _log.error("sink %s asked us to stop, it is disabled and keeps its entries: %s", self.settings.name, reason)
         self.set_state("disabled", reason)
-        self._remember(lambda tx: tx.deliveries.set_sink(self.settings.name, "disabled", reason))
+        self._books.turned(self.settings.name, "disabled", reason)
         self._say("relay.sink-disabled", self.settings.name, reason, len(self._lanes))
 
     def _replaces(self, entry: Entry) -> bool:
         """Whether a newer entry of the same lane and family takes the place of this one, and this one that of older ones."""
         return entry.type.startswith("relay.") or (self.settings.stale == "drop" and entry.type.startswith("event."))
 
-    def _settle(self, entry: Entry, state: EntryState, reason: str | None, attempt: Attempt | None = None) -> None:
-        at = self._clock.now()
+    def _settle(self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None) -> None:
         self._own_errors.pop(entry.id, None)
-
-        def work(tx: Transaction) -> None:
-            if attempt is not None:
-                tx.deliveries.tried(entry.id, attempt)
-            tx.deliveries.settle(entry.id, state, reason, at)
-
-        self._remember(work)
-
-    def _write(self, *, more: bool = False) -> None:
-        """Write down what was delivered: what came while the last was being written goes together (``more``: at once)."""
-        if not self._arrived or (self._writing and not more):
-            return
-        arrived, self._arrived = self._arrived, []
-        self._writing = True
-        self._store.submit(lambda tx: tx.deliveries.delivered(arrived), fail_open=True).add_done_callback(self._written)
-
-    def _written(self, future: asyncio.Future[None]) -> None:
-        self._writing = False
-        _unless_unavailable(future)
-        self._write()
-
-    def _remember(self, work: Work[object]) -> None:
-        """Write down how a delivery went, without waiting: should it be lost, the same id is sent again."""
-        self._store.submit(work, fail_open=True).add_done_callback(_unless_unavailable)
-
-
-def _unless_unavailable(future: asyncio.Future[Any]) -> None:
-    error = None if future.cancelled() else future.exception()
-    if error is not None and not isinstance(error, RelayError):
-        _log.error("a delivery could not be written down", exc_info=error)
+        self._books.settled(entry.id, state, reason, self._clock.now(), attempt)
 
 
 def _named(error: Exception) -> str:
