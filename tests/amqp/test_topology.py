@@ -1,0 +1,155 @@
+"""What must exist on the broker, part by part: made as the contract says, looked for, told apart by its arguments, or not touched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import ChannelNotFoundEntity
+from yarl import URL
+
+from relay.amqp.connection import Connection
+from relay.amqp.topology import Declare, Exchange, Queue, establish
+from relay.api.amqp import topology as approvals_topology
+from relay.errors import Deferred
+from relay.sinks.rabbitmq import topology as events_topology
+from tests.rabbitmq import Reachable
+
+SCOPE = "prod-vmss-a-1f0c33ab"
+QUORUM = {"x-queue-type": "quorum"}
+
+CONTRACT: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "exchange {}": ("topic", {"alternate-exchange": "{}.unrouted"}),
+    "exchange {}.unrouted": ("fanout", {}),
+    "queue {}.unrouted": ("quorum", {"x-max-length": 10_000}),
+    "exchange {}.approvals": ("topic", {}),
+    f"queue {{}}.approvals.{SCOPE}": ("quorum", {"x-single-active-consumer": True, "x-dead-letter-exchange": "{}.dlx"}),
+    "exchange {}.dlx": ("topic", {}),
+    "queue {}.dead": ("quorum", {"x-max-length": 10_000}),
+}
+"""Section 7, by name: the type and the arguments, `{}` being the exchange of the configuration."""
+
+
+def parts_of(exchange: str) -> tuple[Exchange | Queue, ...]:
+    """All that a relay makes in which both directions are on."""
+    return (*events_topology(exchange), *approvals_topology(exchange, SCOPE))
+
+
+@asynccontextmanager
+async def connected(broker: Reachable) -> AsyncIterator[Connection]:
+    """A connection such as the relay's."""
+    connection = Connection(URL(broker.amqp_url()), "test")
+    await connection.connect()
+    async with connection:
+        yield connection
+
+
+@pytest.fixture
+async def there(broker: Reachable, exchange: str) -> AsyncIterator[Connection]:
+    """A connection to the broker, on which nothing of the exchange's name is left behind."""
+    async with connected(broker) as connection:
+        yield connection
+        async with connection.channel() as channel:
+            await channel.queue_delete(f"{exchange}.approvals.{SCOPE}")
+
+
+async def exists(connection: Connection, part: Exchange | Queue) -> bool:
+    """Whether there is anything of that kind and name."""
+    async with connection.channel() as channel:
+        try:
+            await part.declare(channel, passive=True)
+        except ChannelNotFoundEntity:
+            return False
+        return True
+
+
+def test_the_parts_are_those_of_the_contract_with_these_arguments_and_no_others() -> None:
+    found = {part.title: (part.type if isinstance(part, Exchange) else "quorum", part.arguments) for part in parts_of("x")}
+    assert found == {
+        title.format("x"): (kind, {name: value.format("x") if isinstance(value, str) else value for name, value in arguments.items()})
+        for title, (kind, arguments) in CONTRACT.items()
+    }
+    bound = {part.name: (part.source, part.key) for part in parts_of("x") if isinstance(part, Queue)}
+    assert bound == {
+        "x.unrouted": ("x.unrouted", ""),
+        f"x.approvals.{SCOPE}": ("x.approvals", f"approve.{SCOPE}"),
+        "x.dead": ("x.dlx", "#"),
+    }
+
+
+async def test_true_makes_all_of_them_and_finds_nothing_to_differ_the_next_time(there: Connection, exchange: str) -> None:
+    for _ in range(2):
+        await establish(there, parts_of(exchange), True)
+    assert all([await exists(there, part) for part in parts_of(exchange)])
+
+
+async def _other(channel: AbstractChannel, part: Exchange | Queue, argument: str) -> None:
+    """Make the part, but for this argument."""
+    if isinstance(part, Exchange):
+        kind = "direct" if argument == "type" else part.type
+        arguments = {name: value for name, value in part.arguments.items() if name != argument}
+        await channel.declare_exchange(part.name, kind, durable=argument != "durable", arguments=arguments)
+        return
+    arguments = {name: value for name, value in {**QUORUM, **part.arguments}.items() if name != argument}
+    await channel.declare_queue(part.name, durable=True, arguments=arguments)
+
+
+_DIFFERENCES = [
+    (title, argument)
+    for title, (kind, arguments) in CONTRACT.items()
+    for argument in (*arguments, *(("x-queue-type",) if kind == "quorum" else ("type", "durable")))
+]
+
+
+@pytest.mark.parametrize(("title", "argument"), _DIFFERENCES, ids=[f"{title} {argument}" for title, argument in _DIFFERENCES])
+async def test_a_part_that_differs_in_one_argument_is_named_with_it(there: Connection, exchange: str, title: str, argument: str) -> None:
+    """The operator reads which part, which argument, and what to do; whoever made it decides, so nothing is deleted."""
+    (part,) = (part for part in parts_of(exchange) if part.title == title.format(exchange))
+    async with there.channel() as channel:
+        await _other(channel, part, argument)
+    with pytest.raises(Deferred, match=f"^{re.escape(part.title)} exists and is another than this relay makes ") as refused:
+        await establish(there, parts_of(exchange), True)
+    assert f"inequivalent arg '{argument}'" in refused.value.reason
+    assert refused.value.reason.endswith("delete it so that it is made anew, or set declare: passive to use it as it is")
+    assert refused.value.status == 406
+    async with there.channel() as channel:  # as it was found, it is taken by the other two
+        await _others(channel, part, exchange)
+    for declare in ("passive", False):
+        await establish(there, parts_of(exchange), declare)
+
+
+async def _others(channel: AbstractChannel, part: Exchange | Queue, exchange: str) -> None:
+    for one in parts_of(exchange):
+        if one != part:
+            await one.declare(channel, passive=False)
+
+
+async def test_passive_names_each_that_is_missing_and_makes_it_not(there: Connection, exchange: str) -> None:
+    await establish(there, parts_of(exchange), True)
+    for part in parts_of(exchange):
+        async with there.channel() as channel:
+            if isinstance(part, Exchange):
+                await channel.exchange_delete(part.name)
+            else:
+                await channel.queue_delete(part.name)
+        with pytest.raises(Deferred, match=f"^the broker has no {re.escape(part.title)}: make what is missing") as told:
+            await establish(there, parts_of(exchange), "passive")
+        assert (told.value.failure, told.value.status) == ("slow", 404)
+        assert not await exists(there, part)
+        await establish(there, parts_of(exchange), True)
+
+
+@pytest.mark.parametrize("declare", ["passive", False])
+async def test_what_is_not_to_be_made_is_not_made(there: Connection, exchange: str, declare: Declare) -> None:
+    """With nothing there, passive names all seven at once, and false asks nothing."""
+    if declare == "passive":
+        all_of_them = ", no ".join(part.title for part in parts_of(exchange))
+        with pytest.raises(Deferred, match=f"^the broker has no {re.escape(all_of_them)}: "):
+            await establish(there, parts_of(exchange), declare)
+    else:
+        await establish(there, parts_of(exchange), declare)
+    assert not any([await exists(there, part) for part in parts_of(exchange)])
