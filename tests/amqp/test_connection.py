@@ -198,9 +198,9 @@ async def test_a_certificate_is_checked_against_the_file_that_the_url_names(own_
 
 
 async def test_a_certificate_of_another_host_is_refused(own_broker: Broker, secure: str) -> None:
-    del own_broker
-    (reason,) = await told(parse_urls(f"{secure.replace('localhost', '127.0.0.2')}?cafile={TLS}/authority.pem"))
-    assert "no connection to 127.0.0.2" in reason
+    """The same listener by a name that the certificate does not have."""
+    (reason,) = await told(parse_urls(f"{secure.replace('localhost', '127.1')}?cafile={TLS}/authority.pem"))
+    assert f"no connection to 127.1:{own_broker.tls_port}: the broker's certificate is not one that we trust (Hostname mismatch" in reason
 
 
 async def test_a_client_certificate_stands_for_the_user(own_broker: Broker, secure: str, tmp_path: Path) -> None:
@@ -228,6 +228,11 @@ async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> Non
     await there.leave()
     assert "the broker takes PLAIN" in explain(refused.value).reason
     assert "rabbitmq_auth_mechanism_ssl" in explain(refused.value).reason
+
+
+async def test_tls_with_a_listener_that_has_none_is_told_as_that(own_broker: Broker) -> None:
+    (reason,) = await told(parse_urls(f"amqps://guest:guest@localhost:{own_broker.port}/"))
+    assert f"no connection to localhost:{own_broker.port}: no TLS with the broker" in reason
 
 
 @pytest.mark.parametrize("option", ["cafile", "certfile", "keyfile"])

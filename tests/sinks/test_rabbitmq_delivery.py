@@ -259,6 +259,23 @@ async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tr
         await asyncio.to_thread(own_broker.ctl, "eval", limit.format(134_217_728))
 
 
+async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(own_broker: Broker) -> None:
+    """The smallest that AMQP allows; RabbitMQ has 131072."""
+    event = cloudevent(data={"description": "x" * 100_000})
+    limit = "application:set_env(rabbit, frame_max, {0})."
+    await asyncio.to_thread(own_broker.ctl, "eval", limit.format(4096))
+    try:
+        async with sink(own_broker.amqp_url(), "small") as bus:
+            await delivered(bus, cloudevent("relay.ping"))
+            async with channel(own_broker.amqp_url()) as there:
+                queue = await bound(there, "small")
+                assert (await bus.deliver(event)).status is None
+                assert await waiting(queue) == [event.body]
+            assert "4096" in await asyncio.to_thread(own_broker.ctl, "list_connections", "frame_max")
+    finally:
+        await asyncio.to_thread(own_broker.ctl, "eval", limit.format(131_072))
+
+
 async def test_a_virtual_host_is_named_as_in_any_amqp_url(own_broker: Broker) -> None:
     await asyncio.to_thread(own_broker.ctl, "add_vhost", "prod/eu")
     url = own_broker.amqp_url() + "prod%2Feu"

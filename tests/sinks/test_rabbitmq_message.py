@@ -17,11 +17,13 @@ from pamqp.header import ContentHeader
 from pydantic import ValidationError
 
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
-from relay.sinks.rabbitmq import Answer, build, judge, routing_key
+from relay.sinks.rabbitmq import LONGEST_TEXT, Answer, build, judge, routing_key
 from tests.make import EVENT_ID, cloudevent
 from tests.sinks.bus import settings
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
+SMALLEST_FRAME = 4096
+"""Bytes, eight of which are not payload: `frame-min-size` of AMQP 0-9-1."""
 
 
 # --- the section
@@ -138,6 +140,24 @@ def test_every_event_makes_a_message_that_can_go_on_the_wire(extensions: dict[st
     event = cloudevent(subject=event_id, **attributes)
     header = ContentHeader(body_size=len(event.body), properties=build(event).properties)
     assert header.marshal()
+
+
+def test_the_longest_header_fits_the_smallest_frame() -> None:
+    """It cannot be split over frames: a broker with the smallest frame_max that AMQP allows would end the connection, again and again."""
+    foreign = dict.fromkeys(("partitionkey", "correlationid", "causationid", "eventtype", "eventsource"), "x" * LONGEST_TEXT)
+    ours = {
+        "source": f"imds://{'s' * 80}/relays/{'r' * 80}",
+        "scope": "s" * 80,
+        "relay": "r" * 80,
+        "dataschema": "d" * 120,
+        "notbefore": "2022-04-11T22:26:58.123456Z",
+        "outcome": "completed",
+        "journalhead": f"{2**63}:{'f' * 64}",
+        "traceparent": "0" * 55,
+    }
+    message = build(cloudevent("approval.granted", "x" * LONGEST_TEXT, None, **foreign, **ours))
+    assert len(message.headers) == len({"specversion", "id", "type", "subject", "time", "datacontenttype", *foreign, *ours})
+    assert len(ContentHeader(body_size=2**32, properties=message.properties).marshal()) <= SMALLEST_FRAME - 8
 
 
 # --- what an answer means
