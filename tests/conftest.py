@@ -20,7 +20,7 @@ from tests.rabbitmq import Broker, NamedBroker, Reachable
 settings.register_profile("relay", deadline=None)  # on a shared core a slow example says nothing
 settings.load_profile("relay")
 
-TEARDOWN_SECONDS = 60.0
+TEARDOWN_SECONDS = 120.0
 _stderr = pytest.StashKey[int]()
 
 

@@ -107,8 +107,8 @@ async def test_messages_find_the_defined_queues(defined: Broker) -> None:
             if target == f"{MAIN}.unrouted":
                 await example.unbind(MAIN, "#")
             there = await channel.get_exchange(exchange, ensure=False)
-            await there.publish(aio_pika.Message(target.encode()), key, timeout=10)
-            message = await (await channel.get_queue(target)).get(timeout=10)
+            await there.publish(aio_pika.Message(target.encode()), key, timeout=60)
+            message = await (await channel.get_queue(target)).get(timeout=60)
             assert message.body == target.encode()
             await message.ack()
         await example.bind(MAIN, "#")
@@ -120,13 +120,13 @@ async def test_the_relay_may_publish_and_look_and_nothing_else(defined: Broker) 
             await channel.declare_exchange(exchange, kind, passive=True)
         await channel.declare_queue(f"{MAIN}.unrouted", passive=True)
         there = await channel.get_exchange(MAIN, ensure=False)
-        await there.publish(aio_pika.Message(b"told"), "event.scheduled.reboot.compose", timeout=10)
+        await there.publish(aio_pika.Message(b"told"), "event.scheduled.reboot.compose", timeout=60)
         with pytest.raises(ChannelAccessRefused):
             await channel.declare_exchange("another", "topic", durable=True)
     async with channel_of(defined, "relay") as channel:
         queue = await channel.declare_queue(EXAMPLE_QUEUE, passive=True)
         with pytest.raises(ChannelAccessRefused):
-            await queue.get(timeout=10)
+            await queue.get(timeout=60)
     async with channel_of(defined, "admin") as channel:
         await (await channel.get_queue(EXAMPLE_QUEUE)).purge()
 
@@ -135,9 +135,9 @@ async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for
     """Topic permissions: drain may write approve.compose; neither another scope's key, nor events, nor may the others approve."""
     async with channel_of(defined, "drain") as channel:
         there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
-        await there.publish(aio_pika.Message(b"{}", user_id="drain"), f"approve.{SCOPE}", mandatory=True, timeout=10)
+        await there.publish(aio_pika.Message(b"{}", user_id="drain"), f"approve.{SCOPE}", mandatory=True, timeout=60)
         with pytest.raises(ChannelAccessRefused, match=r"topic 'approve\.elsewhere'"):
-            await there.publish(aio_pika.Message(b"{}"), "approve.elsewhere", timeout=10)
+            await there.publish(aio_pika.Message(b"{}"), "approve.elsewhere", timeout=60)
     for user, exchange, key in (
         ("drain", MAIN, "event.scheduled.reboot.compose"),
         ("example", f"{MAIN}.approvals", f"approve.{SCOPE}"),
@@ -147,11 +147,11 @@ async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for
         async with channel_of(defined, user) as channel:
             there = await channel.get_exchange(exchange, ensure=False)
             with pytest.raises(ChannelAccessRefused):
-                await there.publish(aio_pika.Message(b"forged"), key, timeout=10)
+                await there.publish(aio_pika.Message(b"forged"), key, timeout=60)
     async with channel_of(defined, "relay") as channel:
         taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         await (await channel.get_queue(APPROVALS, ensure=False)).consume(taken.put)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             message = await taken.get()
         assert message.user_id == "drain"
         await message.reject(requeue=False)
@@ -162,7 +162,7 @@ async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for
 
 async def _taken(queue: AbstractQueue) -> AbstractIncomingMessage:
     """The next message, waited for."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (message := await queue.get(fail=False, no_ack=True)) is None:  # noqa: ASYNC110  # a queue has no event
             await asyncio.sleep(0.02)
     return message
@@ -174,7 +174,7 @@ async def test_nobody_may_speak_for_anybody_else(defined: Broker) -> None:
     async with channel_of(defined, "drain") as channel:
         there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
         with pytest.raises(ChannelPreconditionFailed, match="user_id property set to 'admin'"):
-            await there.publish(aio_pika.Message(b"{}", user_id="admin"), f"approve.{SCOPE}", timeout=10)
+            await there.publish(aio_pika.Message(b"{}", user_id="admin"), f"approve.{SCOPE}", timeout=60)
 
 
 async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(defined: Broker) -> None:
@@ -183,27 +183,27 @@ async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(def
     policies = dict(line.split("\t") for line in said.splitlines())
     assert (policies[APPROVALS], policies[EXAMPLE_QUEUE], policies[f"{MAIN}.unrouted"]) == ("approvals", "consumers", "")
     async with channel_of(defined, "admin") as channel:
-        await channel.default_exchange.publish(aio_pika.Message(b"no event"), EXAMPLE_QUEUE, timeout=10)
+        await channel.default_exchange.publish(aio_pika.Message(b"no event"), EXAMPLE_QUEUE, timeout=60)
         await (await _got(await channel.get_queue(EXAMPLE_QUEUE))).reject(requeue=False)
         assert (await _taken(await channel.get_queue(f"{MAIN}.dead"))).body == b"no event"
 
 
 async def _got(queue: AbstractQueue) -> AbstractIncomingMessage:
-    message = await queue.get(timeout=10)
+    message = await queue.get(timeout=60)
     assert message is not None
     return message
 
 
 async def test_guest_is_not_let_in(defined: Broker) -> None:
     with pytest.raises(ProbableAuthenticationError):
-        await aio_pika.connect(defined.amqp_url("guest"), timeout=10)
+        await aio_pika.connect(defined.amqp_url("guest"), timeout=60)
 
 
 async def test_the_consumer_may_read_its_queue_and_not_publish_events(defined: Broker) -> None:
     async with channel_of(defined, "example") as channel:
         there = await channel.get_exchange(MAIN, ensure=False)
         with pytest.raises(ChannelAccessRefused):
-            await there.publish(aio_pika.Message(b"forged"), "event.scheduled.reboot.compose", timeout=10)
+            await there.publish(aio_pika.Message(b"forged"), "event.scheduled.reboot.compose", timeout=60)
 
 
 def event(number: int, change: str = "event.scheduled", **data: object) -> dict[str, object]:
@@ -227,7 +227,7 @@ async def program(path: str, environment: dict[str, str]) -> AsyncIterator[async
     try:
         yield process.stdout
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
     finally:
         if process.returncode is None:
@@ -238,13 +238,13 @@ async def program(path: str, environment: dict[str, str]) -> AsyncIterator[async
 async def test_the_example_consumer_prints_each_event_once(defined: Broker) -> None:
     """Repeats are dropped, what cannot be read is left out, and SIGTERM ends it in order."""
     environment = {**os.environ, "AMQP_URL": url_of(defined, "example")}
-    async with program("examples/consumer.py", environment) as output, asyncio.timeout(20), channel_of(defined, "relay") as channel:
+    async with program("examples/consumer.py", environment) as output, asyncio.timeout(60), channel_of(defined, "relay") as channel:
         assert await output.readline() == f"consuming {EXAMPLE_QUEUE}\n".encode()
         there = await channel.get_exchange(MAIN, ensure=False)
         ended = json.dumps(event(2, "event.ended", outcome="completed")).encode()
         scheduled = json.dumps(event(1, notBefore="2026-04-11T22:26:58Z")).encode()
         for body in (scheduled, b"not JSON", b"[1]", b"{}", scheduled, ended):
-            await there.publish(aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=10)
+            await there.publish(aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=60)
         assert (await output.readline()).decode() == (
             "2026-04-11T22:11:58Z event.scheduled Reboot of vm-0, vm-1 started by Platform not before 2026-04-11T22:26:58Z [C7061BAC]\n"
         )
@@ -265,7 +265,7 @@ async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_fi
         document["source"]["url"] = sim.url
         async with program("examples/drain.py", environment) as output:
             assert await output.readline() == b"draining vm-* for drain\n"
-            async with asyncio.timeout(20), started(Config.model_validate(document), SystemClock()):
+            async with asyncio.timeout(60), started(Config.model_validate(document), SystemClock()):
                 foreign = sim.schedule(Plan(type="Reboot", resources=("vm-0", "db-0"), lasts=None))
                 event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
                 await sim.approved(event, within=60)
@@ -335,7 +335,7 @@ async def test_the_simulator_of_the_compose_file_starts_with_the_command_given(s
     simulator = await asyncio.create_subprocess_exec(sys.executable, "-m", "relay", *command, stdout=asyncio.subprocess.PIPE)
     assert simulator.stdout is not None
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert b"finds its IMDS at http://0.0.0.0:" in await simulator.stdout.readline()
             simulator.send_signal(signal.SIGTERM)
             await simulator.wait()

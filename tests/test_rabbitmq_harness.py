@@ -30,13 +30,13 @@ async def put(url: str, queue: str, body: bytes) -> None:
     async with await aio_pika.connect(url) as connection, connection.channel() as channel:
         await durable_queue(channel, queue)
         message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-        await channel.default_exchange.publish(message, routing_key=queue, timeout=10)
+        await channel.default_exchange.publish(message, routing_key=queue, timeout=60)
 
 
 async def take(url: str, queue: str) -> bytes:
     """Take one message out of a queue."""
     async with await aio_pika.connect(url) as connection, connection.channel() as channel:
-        message = await (await durable_queue(channel, queue)).get(timeout=10)
+        message = await (await durable_queue(channel, queue)).get(timeout=60)
         await message.ack()
         return message.body
 
@@ -46,8 +46,8 @@ async def test_a_shared_broker_takes_and_gives_a_message(broker: Reachable, exch
         there = await channel.declare_exchange(exchange, "topic", durable=True)
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(there, "#")
-        await there.publish(aio_pika.Message(b"hello"), "a.b", timeout=10)
-        message = await queue.get(timeout=10)
+        await there.publish(aio_pika.Message(b"hello"), "a.b", timeout=60)
+        message = await queue.get(timeout=60)
         await message.ack()
         assert message.body == b"hello"
 
@@ -63,10 +63,10 @@ async def test_a_killed_broker_comes_back_with_its_durable_data(own_broker: Brok
     await asyncio.to_thread(own_broker.kill)
 
     assert not own_broker.running
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await broken.wait()
     with pytest.raises(AMQPConnectionError):
-        await aio_pika.connect(url, timeout=5)
+        await aio_pika.connect(url, timeout=60)
     await asyncio.to_thread(own_broker.start)
     assert await take(url, "kept") == b"confirmed"
 
@@ -90,7 +90,7 @@ async def test_a_frozen_broker_is_silent_and_goes_on_when_thawed(own_broker: Bro
         done, _ = await asyncio.wait([waiting], timeout=0.3)
         assert not done
         own_broker.thaw()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await waiting
     assert await take(own_broker.amqp_url(), "frozen") == b"late"
 
@@ -103,7 +103,7 @@ async def test_an_alarm_blocks_publishers_until_it_ends(own_broker: Broker) -> N
         done, _ = await asyncio.wait([waiting], timeout=0.3)
         assert not done
         await asyncio.to_thread(own_broker.alarm, on=False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await waiting
 
 
@@ -113,7 +113,7 @@ async def test_a_user_has_the_rights_that_were_given(own_broker: Broker) -> None
     async with await aio_pika.connect(own_broker.amqp_url("reader")) as connection:
         channel = await connection.channel()
         queue = await channel.declare_queue("readable", passive=True)
-        await (await queue.get(timeout=10)).ack()
+        await (await queue.get(timeout=60)).ack()
         with pytest.raises(ChannelAccessRefused):
             await channel.declare_queue("made-by-reader", durable=True, arguments={"x-queue-type": "quorum"})
 
@@ -121,7 +121,7 @@ async def test_a_user_has_the_rights_that_were_given(own_broker: Broker) -> None
 async def test_a_wrong_password_is_refused(own_broker: Broker) -> None:
     wrong = own_broker.amqp_url().replace("guest:guest", "guest:wrong")
     with pytest.raises(ProbableAuthenticationError):
-        await aio_pika.connect(wrong, timeout=10)
+        await aio_pika.connect(wrong, timeout=60)
 
 
 def test_healing_undoes_what_a_test_did(own_broker: Broker) -> None:

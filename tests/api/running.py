@@ -59,7 +59,7 @@ AUTOMATIC = {"name": "harmless", "match": {"event_type": ["Freeze"]}, "approve":
 APPROVALS = {"tell_first": "0s", "rules": [TWO_VOTES, AUTOMATIC], "groups": {"oncall": ["client:alice", "client:bob"]}}
 
 
-async def eventually(condition: Callable[[], bool], *, within: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> None:
     """Wait until the condition holds. Raises TimeoutError where it takes too long."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110  # what is waited for has no event
@@ -68,7 +68,7 @@ async def eventually(condition: Callable[[], bool], *, within: float = 10.0) -> 
 
 async def until(look: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
     """Look until it holds of what is seen, and return that. Raises TimeoutError where it takes too long."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             found = await look()
             if holds(found):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 NOON = datetime(2026, 4, 11, 12, tzinfo=UTC)
@@ -55,14 +56,32 @@ class HandClock:
     async def turn_until(self, condition: Callable[[], bool], *, step: float = 0.25, within: float = 300.0) -> None:
         """Turn in steps, ``within`` so much time, until it holds. Fails when it does not although everybody had time to work."""
         until = self._monotonic + within
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 if self._monotonic < until:
                     self.turn(step)
                 await asyncio.sleep(0.003)  # what goes over loopback, or to the disk, takes its time
 
+    @asynccontextmanager
+    async def going(self, step: float) -> AsyncIterator[None]:
+        """Turn it by ``step`` again and again while the block lasts, each time with a moment for what goes over loopback.
 
-async def eventually(condition: Callable[[], bool], *, within: float = 10.0) -> None:
+        A machine that stands still for a while stops this clock too, so that intervals can be compared exactly.
+        """
+
+        async def go() -> None:
+            while True:
+                await asyncio.sleep(0.003)
+                self.turn(step)
+
+        going = asyncio.create_task(go())
+        try:
+            yield
+        finally:
+            going.cancel()
+
+
+async def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> None:
     """Wait, in real time, until it holds. Fails when it takes so long."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110  # what is waited for has no event

@@ -66,9 +66,16 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(folder: Path, sim: Simulator, clock: HandClock, *, boot: str = "boot-1") -> AsyncIterator[Rig]:
-    """A relay on the store in a folder; leaving the context is a kill."""
-    source = SourceSettings.model_validate({"url": sim.url, "timeout": "300ms", "first_timeout": "300ms"})
+async def rig(
+    folder: Path,
+    sim: Simulator,
+    clock: HandClock,
+    *,
+    boot: str = "boot-1",
+    timeout: str = "30s",  # noqa: ASYNC109  # the setting's own name
+) -> AsyncIterator[Rig]:
+    """A relay on the store in a folder; leaving the context is a kill. ``timeout`` is real time, and long unless a call hangs."""
+    source = SourceSettings.model_validate({"url": sim.url, "timeout": timeout, "first_timeout": timeout})
     async with (
         open_store(StoreSettings(path=folder / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda _: ()) as store,
         ImdsClient(source, clock) as client,
@@ -153,7 +160,7 @@ async def test_an_answer_that_is_lost_is_not_known_and_not_sent_again_once_start
     tmp_path: Path, azure: tuple[Simulator, HandClock], kind: Any
 ) -> None:
     """A StartRequest that Azure took: after a fresh read the event is Started."""
-    async with rig(tmp_path, *azure) as it:
+    async with rig(tmp_path, *azure, timeout="2s" if kind == "hang" else "30s") as it:
         it.sim.fault(Fault(kind=kind, on="approval", processed=True))
         event = it.sim.schedule(Plan(source="User", starts_after=0.0, lasts=None))
         failed = await it.until_told("startrequest.failed")

@@ -53,7 +53,7 @@ def run(*arguments: str, cwd: Path | None = None, given: str = "", **more: str) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=120,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Ended(done.returncode, done.stdout, done.stderr)
@@ -105,7 +105,7 @@ async def running(
         await process.communicate()
 
 
-async def said(stream: asyncio.StreamReader | None, text: str, *, within: float = 20.0) -> str:
+async def said(stream: asyncio.StreamReader | None, text: str, *, within: float = 60.0) -> str:
     """Everything up to the line that holds the text. Fails where it does not come."""
     assert stream is not None
     found = ""

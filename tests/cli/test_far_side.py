@@ -107,13 +107,13 @@ async def test_tail_goes_on_behind_the_last_event_after_each_break() -> None:
             await response.write(frame(7) + frame(8)[:30])  # broken off in the middle of the second
         else:
             await response.write(frame(8, reason="x" * 300_000))
-            await asyncio.sleep(30)
+            await asyncio.sleep(3600)
         return response
 
     async with answering(handler) as url, running("tail", "--url", url, "--json") as tail:
         lines = [await said(tail.stdout, "\n") for _ in range(2)]
         tail.send_signal(signal.SIGINT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await tail.wait() == 0
         told = await said(tail.stderr, "connected again")
     assert asked == [None, "6", "7"]
@@ -137,7 +137,7 @@ async def test_tail_tells_a_person_what_happens_as_it_happens(tmp_path: Path) ->
         assert "Reboot" in line
         assert "of db-0" in line
         tail.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await tail.wait() == 0
 
 

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import socket
 import struct
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from multidict import CIMultiDict
+
+from relay.clock import Clock, SystemClock
 
 EMPTY = b'{"DocumentIncarnation":1,"Events":[]}'
 
@@ -59,8 +59,9 @@ Script = Callable[[Asked], Answer]
 class FarSide:
     """The server. ``answer`` is called for each request, or is the one answer to all of them."""
 
-    def __init__(self, answer: Answer | Script) -> None:
+    def __init__(self, answer: Answer | Script, clock: Clock) -> None:
         self.answer = answer
+        self.clock = clock
         self.asked: list[Asked] = []
         self.was_asked = asyncio.Event()
         self.url = ""
@@ -80,7 +81,7 @@ class FarSide:
         self._tasks.discard(task)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        asked = await _request(reader, writer)
+        asked = await _request(reader, writer, self.clock)
         self.asked.append(asked)
         self.was_asked.set()
         answer = self.answer if isinstance(self.answer, Answer) else self.answer(asked)
@@ -120,9 +121,9 @@ async def _give(answer: Answer, writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
-async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Asked:
+async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: Clock) -> Asked:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").split("\r\n")
-    at = time.monotonic()
+    at = clock.monotonic()
     method, target, _ = head[0].split(" ")
     headers: CIMultiDict[str] = CIMultiDict()
     for line in head[1:]:
@@ -134,9 +135,9 @@ async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 @contextlib.asynccontextmanager
-async def far_side(answer: Answer | Script | None = None) -> AsyncIterator[FarSide]:
-    """Serve on a free port of loopback until the block ends."""
-    side = FarSide(answer or Answer())
+async def far_side(answer: Answer | Script | None = None, clock: Clock | None = None) -> AsyncIterator[FarSide]:
+    """Serve on a free port of loopback until the block ends; ``clock``: by which it notes when it was asked."""
+    side = FarSide(answer or Answer(), clock or SystemClock())
     server = await asyncio.start_server(side._serve, "127.0.0.1", 0)  # noqa: SLF001 - one class and its own context manager
     side.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
@@ -151,24 +152,3 @@ def one_after_the_other(*answers: Answer) -> Script:
     """Answer the first request with the first, and so on; the last one goes on."""
     left = list(answers)
     return lambda _: left.pop(0) if len(left) > 1 else left[0]
-
-
-class HastyClock:
-    """A clock that runs so many times faster than the machine's own."""
-
-    def __init__(self, times: float) -> None:
-        self._times = times
-        self._began = time.monotonic()
-        self._began_at = datetime.now(UTC)
-
-    def now(self) -> datetime:
-        """The hasty wall clock."""
-        return self._began_at + timedelta(seconds=self.monotonic() - self._began)
-
-    def monotonic(self) -> float:
-        """Hasty seconds."""
-        return self._began + (time.monotonic() - self._began) * self._times
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait that many hasty seconds."""
-        await asyncio.sleep(seconds / self._times)

@@ -19,7 +19,8 @@ from relay.errors import DocumentError
 from relay.imds import SourceSettings, discovery
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, parse_instance, relay_of, scope_of
-from tests.imds.far_side import Answer, FarSide, HastyClock, far_side, one_after_the_other
+from tests.approvals.hand_clock import HandClock
+from tests.imds.far_side import Answer, FarSide, far_side, one_after_the_other
 
 VM = Instance("02AAB8A4-74EF-476E-8182-F6D2BA4166A6", "Web.Server_01", "webserver01", "SUB-1", "My_Group", "", "")
 IN_SET = Instance("VMID", "Prod_VMSS_18", "prodvmss00000i", "Sub-1", "Group", "Prod_VMSS", "PG-1")
@@ -192,14 +193,15 @@ def test_a_system_without_a_boot_id_has_none(text: bytes | None, tmp_path: Path,
 # --- waiting for it
 
 
-async def found(side: FarSide, *, needed: bool, times: float = 20.0) -> Instance | None:
-    clock = HastyClock(times)
-    async with ImdsClient(SourceSettings(url=side.url, timeout=1.0), clock) as client, asyncio.timeout(10):
+async def found(side: FarSide, *, needed: bool) -> Instance | None:
+    clock = side.clock
+    assert isinstance(clock, HandClock)
+    async with ImdsClient(SourceSettings(url=side.url), clock) as client, clock.going(0.1):
         return await discover(client, clock, needed=needed, chance=lambda: 0.5)
 
 
 async def test_an_answer_ends_the_wait() -> None:
-    async with far_side(Answer(body())) as side:
+    async with far_side(Answer(body()), HandClock()) as side:
         assert await found(side, needed=True) == VM
 
 
@@ -217,24 +219,24 @@ async def test_an_answer_ends_the_wait() -> None:
 )
 @pytest.mark.parametrize("needed", [True, False])
 async def test_every_failure_is_waited_out(failure: Answer, needed: bool) -> None:
-    async with far_side(one_after_the_other(failure, failure, Answer(body()))) as side:
+    async with far_side(one_after_the_other(failure, failure, Answer(body())), HandClock()) as side:
         assert await found(side, needed=needed) == VM
     assert len(side.asked) == 3
 
 
 async def test_ten_seconds_of_404_mean_that_there_is_none_where_it_is_not_needed(caplog: pytest.LogCaptureFixture) -> None:
-    async with far_side(Answer(b"", 404)) as side:
+    async with far_side(Answer(b"", 404), HandClock()) as side:
         assert await found(side, needed=False) is None
-        span = (side.asked[-1].at - side.asked[0].at) * 20
+        span = side.asked[-1].at - side.asked[0].at
     assert 10.0 <= span < 20.0
     assert "no vmId to compare" in caplog.text
 
 
 async def test_where_it_is_needed_404_is_waited_out_for_ever() -> None:
-    async with far_side(Answer(b"", 404)) as side:
-        wait = asyncio.create_task(found(side, needed=True, times=100.0))
-        while not side.asked or (side.asked[-1].at - side.asked[0].at) * 100 < 40:
-            await asyncio.wait_for(side.next_asked(), 5)
+    async with far_side(Answer(b"", 404), HandClock()) as side:
+        wait = asyncio.create_task(found(side, needed=True))
+        while not side.asked or side.asked[-1].at - side.asked[0].at < 40:
+            await side.next_asked()
         side.answer = Answer(body())
         assert await wait == VM
 
@@ -242,22 +244,22 @@ async def test_where_it_is_needed_404_is_waited_out_for_ever() -> None:
 async def test_only_an_unbroken_run_of_404_counts() -> None:
     """A service that is being updated says 404 and 503 in turn; that is no proof of anything."""
     answers = [Answer(b"", 404), Answer(b"", 503)] * 5
-    async with far_side(one_after_the_other(*answers, Answer(body()))) as side:
-        assert await found(side, needed=False, times=100.0) == VM
+    async with far_side(one_after_the_other(*answers, Answer(body())), HandClock()) as side:
+        assert await found(side, needed=False) == VM
 
 
 async def test_retry_after_slows_the_wait() -> None:
     asks_for_rest = Answer(b"", 429, headers={"Retry-After": "20"})
-    async with far_side(one_after_the_other(asks_for_rest, Answer(body()))) as side:
-        await found(side, needed=True, times=100.0)
-    assert (side.asked[1].at - side.asked[0].at) * 100 >= 20.0
+    async with far_side(one_after_the_other(asks_for_rest, Answer(body())), HandClock()) as side:
+        await found(side, needed=True)
+    assert side.asked[1].at - side.asked[0].at >= 20.0
 
 
 async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "relay.imds.discovery")
     answers = [*[Answer(b"", 404)] * 3, *[Answer(b"", 503)] * 3, Answer(body())]
-    async with far_side(one_after_the_other(*answers)) as side:
-        await found(side, needed=True, times=100.0)
+    async with far_side(one_after_the_other(*answers), HandClock()) as side:
+        await found(side, needed=True)
     said = [record.getMessage() for record in caplog.records if record.name == "relay.imds.discovery"]
     assert len(said) == 3
     assert "404" in said[0]
@@ -267,6 +269,6 @@ async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(capl
 
 async def test_an_answer_at_once_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "relay.imds.discovery")
-    async with far_side(Answer(body())) as side:
+    async with far_side(Answer(body()), HandClock()) as side:
         await found(side, needed=True)
     assert not [record for record in caplog.records if record.name == "relay.imds.discovery"]

@@ -142,7 +142,7 @@ class Bus:
             and (cause is None or one.get("causationid") == cause)
         ]
 
-    async def hears(self, name: str, event: Event | None = None, cause: str | None = None, *, within: float = 10) -> dict[str, Any]:
+    async def hears(self, name: str, event: Event | None = None, cause: str | None = None, *, within: float = 60) -> dict[str, Any]:
         """The first such event, waited for."""
         await eventually(lambda: bool(self.told(name, event, cause)), within=within)
         return self.told(name, event, cause)[0]

@@ -24,7 +24,7 @@ KEY = "a-bearer-key-for-tests-only"
 
 
 async def eventually(
-    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, within: float = 15.0, every: float = 0.02, what: str = ""
+    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, within: float = 60.0, every: float = 0.02, what: str = ""
 ) -> None:
     """Wait until the condition holds. Fails where it takes too long."""
     async with asyncio.timeout(within) as limit:
@@ -143,7 +143,7 @@ class RelayProcess:
                 env={**os.environ, **self.environment},
             )
         if ready:
-            await eventually(self.ready, within=30)
+            await eventually(self.ready)
 
     async def ready(self) -> bool:
         """Whether it says that it is ready. Fails when it has ended."""

@@ -44,7 +44,7 @@ async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(ther
     """Its answers name it as their cause, down to what Azure said; nothing is left in the queue."""
     event, wish = await there.wish()
     await there.bus.send({**wish, "reason": "drained"}, "right")
-    await there.sim.approved(event, within=10)
+    await there.sim.approved(event, within=60)
     await there.bus.hears("startrequest.accepted", event)
     for name in ("approval.recorded", "approval.granted", "startrequest.accepted"):
         assert [one["causationid"] for one in there.bus.told(name, event)] == ["right"]
@@ -61,7 +61,7 @@ async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(there: Sta
     for _ in range(3):
         await there.bus.send(cloud, "again")
         await there.bus.send(other, "again, refused")
-    await there.sim.approved(event, within=10)
+    await there.sim.approved(event, within=60)
     await _all_before_is_decided(there)
     assert len(there.bus.told("approval.recorded", event)) == len(there.bus.told("approval.granted", event)) == 1
     assert len(there.bus.told("approval.refused", foreign)) == 1

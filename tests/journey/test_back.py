@@ -60,7 +60,7 @@ async def test_a_vote_starts_the_event_and_everybody_hears_how_it_went(tmp_path:
         seen = await _seen(process, event)
         status, answer = await process.call("POST", "/v1/approvals", _wish(seen))
         assert (status, answer["state"], answer["votes"], answer["required"], answer["rule"]) == (202, "granted", 1, 1, "reboots")
-        await sim.approved(event, within=10)
+        await sim.approved(event, within=60)
         await eventually(lambda: "event.started" in box.types_of(event.event_id))
         sim.end(event)
         await eventually(lambda: "event.ended" in box.types_of(event.event_id))
@@ -97,7 +97,7 @@ async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_pa
                     answers.append((answer.status, await answer.json(content_type=None)))
         assert [status for status, _ in answers] == [401, 202, 202]
         assert answers[1][1] == answers[2][1]
-        await sim.approved(event, within=10)
+        await sim.approved(event, within=60)
         assert len(sim.start_requests) == 1
 
 
@@ -131,14 +131,14 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
         await eventually(lambda: len(sim.start_requests) == 1)
         await process.kill()
         if processed:
-            await sim.started(event, within=10)
+            await sim.started(event, within=60)
         await process.start()
         if processed:
             # It started: asking again would be asking for something else. What became of our request is not known.
             await eventually(lambda: "startrequest.failed" in box.types_of(event.event_id))
             assert len(sim.start_requests) == 1
         else:
-            await sim.started(event, within=15)
+            await sim.started(event, within=60)
             await eventually(lambda: "startrequest.accepted" in box.types_of(event.event_id))
             assert len(sim.start_requests) == 2
         await process.stop()
@@ -212,7 +212,7 @@ async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(tmp_pa
             await eventually(process.ready)
             status, answer = await process.call("POST", "/v1/approvals", _wish(seen))
             assert (status, answer["state"]) == (202, "granted")
-            await sim.approved(first, within=10)
+            await sim.approved(first, within=60)
             assert await process.stop() == 0
             connection = open_for_reading(small_disk / "relay.db")
             verify(connection)
@@ -251,5 +251,5 @@ async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path:
         statuses = await asyncio.gather(*(callback() if number % 2 else call() for number in range(200)))
         assert set(statuses) <= {202, 409, 429}  # 429: that many at once are too many of one client
         assert 202 in statuses
-        await sim.started(event, within=15)
+        await sim.started(event, within=60)
         assert len(sim.start_requests) == 1

@@ -79,7 +79,7 @@ async def _call(process: RelayProcess, who: str, method: str, path: str, body: A
     headers = {"Authorization": f"Bearer {KEYS[who]}", "Idempotency-Key": f"{who}-{body['revision']}" if body else "none"}
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
             session.request(method, process.url + path, json=body, headers=headers) as answer,
         ):
             return answer.status, await answer.json()
@@ -106,7 +106,7 @@ async def _lives_to_vote(process: RelayProcess, event: Event) -> None:
     """Vote as soon as the relay answers; return when it has ended, or has got Azure's answer."""
     assert process.process is not None
     voted = False
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while process.process.returncode is None and not has(journal(process), "startrequest.accepted"):
             voted = voted or await _vote(process, event) is not None
             await asyncio.sleep(0.05)
@@ -138,7 +138,7 @@ async def story(folder: Path, *, prefix: tuple[str, ...] = (), kill_after: float
         if changes or not has(before, "approval.granted"):
             await eventually(lambda: _granted(process, event), every=0.2)
         await eventually(lambda: has(journal(process), "startrequest.accepted"), every=0.05)
-        await sim.approved(event, within=5)
+        await sim.approved(event, within=60)
         await process.kill()
         check(process, len(sim.start_requests), 2)
         return True

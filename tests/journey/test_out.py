@@ -59,14 +59,14 @@ async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_thro
             events = [sim.schedule(Plan(resources=("vm-0",), lasts=None)) for _ in range(MANY)]
             chance = random.Random(7)  # noqa: S311  # when to kill
             for goal in (MANY // 10, MANY // 2, MANY * 9 // 10):
-                await eventually(lambda goal=goal: len(box.events) >= goal, within=40)
+                await eventually(lambda goal=goal: len(box.events) >= goal)
                 await asyncio.sleep(chance.random() * 0.05)
                 await process.kill()
                 await process.start(ready=False)
-            await eventually(lambda: len(box.by_subject()) == MANY, within=40)
+            await eventually(lambda: len(box.by_subject()) == MANY)
             for event in events:
                 sim.start(event)
-            await eventually(lambda: any(one["type"].endswith("started.v1") for one in box.events), within=20)
+            await eventually(lambda: any(one["type"].endswith("started.v1") for one in box.events))
             await process.kill()
             await process.start(ready=False)
             for event in events:
@@ -79,8 +79,8 @@ async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_thro
                     by_subject.setdefault(one["subject"], []).append(one)
                 return len(by_subject) == MANY and all(_in_order(story, wanted) for story in by_subject.values())
 
-            await eventually(lambda: told(box.events), within=60)
-            await eventually(lambda: told(queue), within=60)
+            await eventually(lambda: told(box.events))
+            await eventually(lambda: told(queue))
             assert box.forged == 0
             assert await process.stop() == 0
             connection = open_for_reading(process.store)
@@ -104,14 +104,14 @@ async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(own_b
         async with relay(tmp_path / "relay", document) as process:
             await process.start()
             event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
-            await eventually(lambda: "is failing" in process.log, within=20)
+            await eventually(lambda: "is failing" in process.log)
             own_broker.start()
             async with inbox(port) as late, asyncio.TaskGroup() as group:
                 consumer = group.create_task(_consume(own_broker.amqp_url(), "journey.late", queue))
-                await eventually(lambda: "event.scheduled" in late.types_of(event.event_id), within=20)
+                await eventually(lambda: "event.scheduled" in late.types_of(event.event_id))
                 sim.start(event)
-                await eventually(lambda: "event.started" in late.types_of(event.event_id), within=20)
-                await eventually(lambda: any(one["type"].endswith("started.v1") for one in queue), within=20)
+                await eventually(lambda: "event.started" in late.types_of(event.event_id))
+                await eventually(lambda: any(one["type"].endswith("started.v1") for one in queue))
                 assert await process.stop() == 0
                 consumer.cancel()
 
@@ -140,7 +140,7 @@ async def test_sigterm_ends_it_within_ten_seconds_though_a_receiver_hangs(tmp_pa
         async with relay(tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}) as process:
             await process.start()
             event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
-            await eventually(lambda: "is failing" in process.log, within=20)
+            await eventually(lambda: "is failing" in process.log)
             async with asyncio.timeout(10):
                 assert await process.stop() == 0
             box.status = 204
@@ -158,7 +158,7 @@ async def test_one_relay_alone_holds_a_state_file(tmp_path: Path) -> None:
             async with relay(tmp_path / "second", second) as other:
                 await other.start(ready=False)
                 assert other.process is not None
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     assert await other.process.wait() == 1
                 assert "another relay holds" in other.log
                 assert "Traceback" not in other.log

@@ -63,7 +63,7 @@ def connection_of(tx: Transaction) -> sqlite3.Connection:
     return tx._connection  # noqa: SLF001  # for what no method of it does
 
 
-async def until(condition: Callable[[], bool], within: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
     """Wait until it holds."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110  # what is waited for has no event

@@ -124,7 +124,7 @@ async def test_a_hang_lasts_until_the_client_has_enough(client: aiohttp.ClientSe
 
 
 async def test_a_hang_does_not_keep_the_simulator_from_ending(client: aiohttp.ClientSession) -> None:
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, Simulator(FREE) as sim:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks, Simulator(FREE) as sim:
         sim.fault(Fault(kind="hang", calls=2))
 
         async def hung() -> None:
@@ -132,7 +132,7 @@ async def test_a_hang_does_not_keep_the_simulator_from_ending(client: aiohttp.Cl
                 await ask(client, sim)
 
         tasks.create_task(hung())
-        await sim.until(lambda: bool(sim.calls), within=2)
+        await sim.until(lambda: bool(sim.calls), within=60)
 
 
 @pytest.mark.parametrize(("kind", "least"), [("delay", 0.2), ("drip", 0.2)])

@@ -64,7 +64,7 @@ async def waiting(queue: AbstractQueue) -> list[bytes]:
     return bodies
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 10) -> float:
+async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 60) -> float:
     """Wait until the condition holds; the seconds that took. Fails where it takes too long."""
     began = time.monotonic()
     while not await condition():
@@ -73,7 +73,7 @@ async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 10
     return time.monotonic() - began
 
 
-async def delivered(bus: rabbitmq.RabbitMQ, event: CloudEvent, *, seconds: float = 10) -> Receipt:
+async def delivered(bus: rabbitmq.RabbitMQ, event: CloudEvent, *, seconds: float = 60) -> Receipt:
     """Deliver as the dispatcher does: again and again, until it works."""
     receipts: list[Receipt] = []
 

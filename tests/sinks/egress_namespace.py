@@ -59,11 +59,21 @@ def opened() -> int:
     return int(dict(zip(names, values, strict=True))["ActiveOpens"])
 
 
+async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A plain connection; the kernel makes the route of a new IPv6 address a moment after the address."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await asyncio.open_connection(address, PORT)
+            except OSError:
+                await asyncio.sleep(0.02)
+
+
 async def tried(host: str) -> str:
     """What came of a guarded POST straight to that host."""
     async with open_session() as session:
         try:
-            return str((await post(session, Request(URL(f"http://{host}:{PORT}/"), {}, b""), seconds=5)).status)
+            return str((await post(session, Request(URL(f"http://{host}:{PORT}/"), {}, b""), seconds=30)).status)
         except Deferred as deferred:
             return deferred.failure
 
@@ -89,7 +99,7 @@ async def main() -> None:
     async with await asyncio.start_server(answer, ["0.0.0.0", "::"], PORT):
         reachable = []
         for address in REACHED:
-            reader, writer = await asyncio.open_connection(address, PORT)
+            reader, writer = await connected(address)
             writer.write(b"x")
             reachable.append(bool(await reader.read()))
             writer.close()

@@ -44,7 +44,7 @@ class StoppedClock(SystemClock):
 
 def settings(**given: Any) -> Settings:
     """The sink's section, as YAML would give it."""
-    return Settings.model_validate({"kind": "webhook", "name": "drain", "secrets": [SECRET], "allow_http": True, "timeout": "5s", **given})
+    return Settings.model_validate({"kind": "webhook", "name": "drain", "secrets": [SECRET], "allow_http": True, "timeout": "30s", **given})
 
 
 @asynccontextmanager

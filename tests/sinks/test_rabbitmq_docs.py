@@ -86,7 +86,7 @@ async def test_the_rights_and_the_consumer_of_the_page_are_all_it_takes(own_brok
         await asyncio.to_thread(own_broker.ctl, *command)
     async with (
         consumer(0, url.format("drainer")) as output,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         sink(url.format("imds-relay"), EXCHANGE, declare="passive") as bus,
     ):
         assert await output.readline() == b"ready\n"
@@ -102,7 +102,7 @@ async def test_a_stream_keeps_the_history_for_who_comes_late(own_broker: Broker)
     url = own_broker.amqp_url()
     names = ("event.scheduled", "event.updated", "event.ended")
     expected = [[str(offset), f"io.imdsrelay.{name}.v1"] for offset, name in enumerate(names)]
-    async with sink(url, EXCHANGE) as bus, asyncio.timeout(30):
+    async with sink(url, EXCHANGE) as bus, asyncio.timeout(60):
         await delivered(bus, cloudevent("relay.ping"))
         async with consumer(1, url) as early:
             assert await early.readline() == b"ready\n"

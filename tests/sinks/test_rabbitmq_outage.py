@@ -81,7 +81,7 @@ async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: B
     async with sink(own_broker.amqp_url(), "killed") as bus:
         await delivered(bus, cloudevent("relay.ping"))
         await consumer(own_broker.amqp_url(), "killed")
-        async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
             for worker in range(bus.concurrency):
                 tasks.create_task(send(bus, events[worker :: bus.concurrency]))
             await halfway.wait()

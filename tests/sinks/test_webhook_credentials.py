@@ -92,7 +92,7 @@ async def test_a_certificate_of_ones_own_is_shown_and_a_ca_of_ones_own_is_truste
 async def test_certificates_are_read_again_when_they_change_and_the_last_ones_hold_meanwhile(tmp_path: Path) -> None:
     trusted = tmp_path / "ca.pem"
     trusted.write_text(OTHER_CA)
-    given = {"tls": {"ca_file": str(trusted)}, "timeout": "5s"}
+    given = {"tls": {"ca_file": str(trusted)}, "timeout": "30s"}
     async with listening(good, tls=True) as receiver, connect(settings(url=receiver.url, **given), SystemClock()) as webhook:
         with pytest.raises(Deferred, match="expected a certificate"):
             await webhook.deliver(cloudevent())

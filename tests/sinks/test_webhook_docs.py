@@ -42,7 +42,7 @@ async def documented_receiver() -> AsyncIterator[tuple[int, asyncio.StreamReader
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", port)
