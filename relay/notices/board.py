@@ -100,7 +100,7 @@ class Board:
         return await self._store.read(lambda tx: [self._standing(tx, one) for one in tx.snapshot.live()])
 
     async def look(self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool) -> Notice | None:
-        """What is to be done in a sink about the message that an event belongs to; None: it belongs to none.
+        """What is to be done in a sink about the message that an event belongs to; None: nothing, it shows all there is.
 
         ``in_chat``: decisions are taken in the chat itself, not behind links. Raises StoreUnavailable.
         """
@@ -140,6 +140,8 @@ class Board:
         if occurrence is None:
             return None
         message = tx.messages.about(sink.name, occurrence.id) or self._begin(tx, sink, occurrence, code)
+        if message.looks is not None and tx.journal.newest_about(tx.snapshot.keys(message.occurrences)) <= message.told:
+            return None  # what is delivered now, an earlier delivery has told already
         standings = [self._standing(tx, tx.snapshot.by_id(one)) for one in message.occurrences]
 
         def link(standing: Standing, choice: Choice) -> str | None:

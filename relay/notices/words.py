@@ -73,7 +73,7 @@ def card_of_one(standing: Standing, scope: str, *, link: Link | None, code: str 
         tone=tone_of(standing),
         summary=_summary(standing),
         facts=tuple(facts),
-        notes=tuple(_notes(standing)),
+        notes=(*_notes(standing), *(() if link is not None else _elsewhere(standing))),
         buttons=buttons,
         code=code if any(one.url for one in buttons) else None,
         footer=f"{event.event_id} · {scope}",
@@ -191,6 +191,13 @@ def _notes(standing: Standing) -> Iterator[Text]:
     if state == "failed":
         yield ("The StartRequest failed; the thread says why.",)
     yield from regardless([standing])
+
+
+def _elsewhere(standing: Standing) -> Iterator[Text]:
+    """Where to decide when the message itself leads nowhere."""
+    verbs = [verb for verb in ("approve", "hold", "release") if verb in sensible(standing)]
+    if verbs:
+        yield (f"To decide, on the machine: imds-relay {'|'.join(verbs)} {standing.occurrence.event.event_id}",)
 
 
 def regardless(standings: Iterable[Standing]) -> Iterator[Text]:

@@ -96,6 +96,14 @@ class Journal:
         )
         return [(at, CloudEvent.parse(body)) for at, body in found]
 
+    def newest_about(self, event_keys: Sequence[str]) -> int:
+        """The position of the newest row about any of these events; 0 where there is none."""
+        found = self._connection.execute(
+            "SELECT max(newest) FROM (SELECT (SELECT max(position) FROM journal WHERE event_key = value) AS newest FROM json_each(?))",
+            (orjson.dumps(event_keys).decode(),),
+        ).fetchone()[0]
+        return int(found or 0)
+
     def began(self, event_key: str, since: str) -> int:
         """The position of the first row about an event from that moment on; that of the head where it was pruned."""
         found = self._connection.execute(

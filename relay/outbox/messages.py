@@ -79,9 +79,9 @@ class Messages:
         )
 
     def take_stale(self, sink: str, now: datetime) -> list[int]:
-        """One event of each message of which time alone has changed what it should show; each is named once."""
+        """One event of each message of which time alone has changed what it should show; each is named once, and looks like nothing."""
         stale = self._connection.execute("SELECT id FROM message WHERE sink = ? AND stale_at <= ?", (sink, sortable(now))).fetchall()
-        self._connection.execute("UPDATE message SET stale_at = NULL WHERE sink = ? AND stale_at <= ?", (sink, sortable(now)))
+        self._connection.execute("UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?", (sink, sortable(now)))
         firsts = [
             self._connection.execute("SELECT min(occurrence) FROM message_about WHERE message = ?", one).fetchone()[0] for one in stale
         ]

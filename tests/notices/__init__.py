@@ -1,0 +1,1 @@
+"""What people are told: the words, and what is remembered of messages."""
