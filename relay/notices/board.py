@@ -140,9 +140,9 @@ class Board:
         if occurrence is None:
             return None
         message = tx.messages.about(sink.name, occurrence.id) or self._begin(tx, sink, occurrence, code)
-        if message.looks is not None and tx.journal.newest_about(tx.snapshot.keys(message.occurrences)) <= message.told:
+        if message.looks is not None and tx.journal.newest_about(occurrence.key) <= message.told:
             return None  # what is delivered now, an earlier delivery has told already
-        standings = [self._standing(tx, tx.snapshot.by_id(one)) for one in message.occurrences]
+        standings = [self._standing(tx, tx.snapshot.by_id(one)) for one in tx.messages.occurrences(message.id)]
 
         def link(standing: Standing, choice: Choice) -> str | None:
             if in_chat:

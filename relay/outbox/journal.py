@@ -96,12 +96,9 @@ class Journal:
         )
         return [(at, CloudEvent.parse(body)) for at, body in found]
 
-    def newest_about(self, event_keys: Sequence[str]) -> int:
-        """The position of the newest row about any of these events; 0 where there is none."""
-        found = self._connection.execute(
-            "SELECT max(newest) FROM (SELECT (SELECT max(position) FROM journal WHERE event_key = value) AS newest FROM json_each(?))",
-            (orjson.dumps(event_keys).decode(),),
-        ).fetchone()[0]
+    def newest_about(self, event_key: str) -> int:
+        """The position of the newest row about an event; 0 where there is none."""
+        found = self._connection.execute("SELECT max(position) FROM journal WHERE event_key = ?", (event_key,)).fetchone()[0]
         return int(found or 0)
 
     def began(self, event_key: str, since: str) -> int:

@@ -14,7 +14,7 @@ from relay.events.moment import sortable
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. ``occurrences`` are those that it is about; ``ref`` is how the platform names it, None where it cannot.
+    """One message. ``ref`` is how the platform names it, None where it cannot.
 
     ``told``: the position in the journal up to which its thread tells; ``looks``: a digest of what it shows.
     """
@@ -26,7 +26,6 @@ class Message:
     code: str
     looks: str | None
     told: int
-    occurrences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,12 @@ class Messages:
         if found is None:
             return None
         id_, name, ref, posted, code, looks, told = found
-        ids = self._connection.execute("SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (id_,))
-        return Message(id_, name, ref, bool(posted), code, looks, told, tuple(one for (one,) in ids))
+        return Message(id_, name, ref, bool(posted), code, looks, told)
+
+    def occurrences(self, message: int) -> list[int]:
+        """What a message is about, in order of appearance."""
+        found = self._connection.execute("SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,))
+        return [one for (one,) in found]
 
     def begin(self, sink: str, occurrences: Sequence[int], code: str, told: int) -> None:
         """A sink is about to show these events in one message."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -46,13 +45,6 @@ class Snapshot:
         if not found:
             raise KeyError(occurrence)
         return found[0]
-
-    def keys(self, occurrences: Sequence[int]) -> list[str]:
-        """The EventIds of these, in lower case."""
-        found = self._connection.execute(
-            "SELECT key FROM occurrence WHERE id IN (SELECT value FROM json_each(?))", (orjson.dumps(occurrences).decode(),)
-        )
-        return [key for (key,) in found]
 
     def page(self, before: int | None, limit: int) -> list[Occurrence]:
         """Occurrences, the newest first, older than a given one."""
