@@ -8,11 +8,12 @@ import ssl
 from asyncio import get_running_loop, timeout_at
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from http import HTTPStatus
 from io import BytesIO
+from typing import Literal
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -24,6 +25,7 @@ from relay.errors import Deferred, Failure
 from relay.events.moment import parse_moment
 from relay.sinks import Receipt
 
+Method = Literal["GET", "POST", "PUT"]
 USER_AGENT = f"imds-relay/{__version__}"
 MOST_READ = 64 * 1024
 """Bytes of an answer that are read; what is longer is cut off with its connection."""
@@ -40,7 +42,7 @@ _DRIFT = 60.0  # seconds; what Standard Webhooks receivers forgive at the least
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A POST, complete: building it is pure, sending it is `post`.
+    """A request, complete: building it is pure, sending it is `post`, or `send` where it is not a POST.
 
     ``hidden``: texts in it that no log may hold, though the far side repeats them.
     """
@@ -65,12 +67,16 @@ DIRECT = Way()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. ``text`` is at most 1 KiB of the body, None where there is none to show. ``took`` is in seconds."""
+    """What came back. ``text`` is at most 1 KiB of the body, None where there is none to show. ``took`` is in seconds.
+
+    ``body`` is what was read, 64 KiB at the most, for whoever asked for it: it can hold secrets, and is for no log.
+    """
 
     status: int
     headers: Mapping[str, str]
     text: str | None
     took: float = 0.0
+    body: bytes = field(default=b"", repr=False)
 
 
 def open_session(*, resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
@@ -100,6 +106,11 @@ def basic(user: str, password: str) -> str:
 
 
 async def post(session: aiohttp.ClientSession, request: Request, *, seconds: float, way: Way = DIRECT) -> Answer:
+    """POST the request and read the answer, all within ``seconds``. Raises Deferred where no answer came."""
+    return await send(session, "POST", request, seconds=seconds, way=way)
+
+
+async def send(session: aiohttp.ClientSession, method: Method, request: Request, *, seconds: float, way: Way = DIRECT) -> Answer:
     """Send the request and read the answer, all within ``seconds``. Raises Deferred where no answer came.
 
     An answer whose body is slow, broken or too long is an answer: its status was said.
@@ -110,7 +121,8 @@ async def post(session: aiohttp.ClientSession, request: Request, *, seconds: flo
     tunnelled = request.url.scheme == "https"  # else the proxy reads the request itself
     try:
         async with timeout_at(deadline):
-            response = await session.post(
+            response = await session.request(
+                method,
                 request.url,
                 data=request.body if len(request.body) <= _IN_ONE_GO else BytesIO(request.body),
                 headers=request.headers if tunnelled else {**request.headers, **at_proxy},
@@ -130,7 +142,7 @@ async def post(session: aiohttp.ClientSession, request: Request, *, seconds: flo
         if not response.content.at_eof():
             start = await _start_of_body(response, min(deadline, get_running_loop().time() + BODY_PATIENCE))
     readable = "Content-Encoding" not in response.headers  # nothing is unpacked
-    return Answer(response.status, response.headers, _text(start, request) if readable and start else None, took)
+    return Answer(response.status, response.headers, _text(start, request) if readable and start else None, took, start)
 
 
 async def _start_of_body(response: aiohttp.ClientResponse, deadline: float) -> bytes:
