@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.invited import not_invited
 from relay.approvals.policy import (
     HOLD_MEANS,
     Allow,
@@ -84,7 +85,7 @@ class Ledger:
         principal, request_id = approval.caller.principal, approval.request_id
         first = tx.decisions.first_answer(principal, request_id) if request_id is not None else None
         if first is not None and first.digest == approval.digest:
-            return Answer(first.status, first.body)
+            return Answer(first.status, first.body, repeat=True)
         occurrence = tx.snapshot.find(approval.event_id.lower())
         if approval.scope is not None and approval.scope != self.origin.scope:
             occurrence = None
@@ -94,13 +95,16 @@ class Ledger:
             refusal: Refusal | None = Refusal(409, "this id came before with another body; give each request an id of its own")
         else:
             refusal = judge(approval, standing)
+            if refusal is None and standing is not None and approval.invited is not None:
+                refusal = not_invited(tx, approval, approval.invited, standing.occurrence)
         if refusal is not None:
             answer = self._refuse(tx, approval, standing, refusal)
         else:
             assert standing is not None  # noqa: S101  # judge refuses what is unknown
             answer = self._accept(tx, approval, standing)
         # A 404 may be asked again over HTTP; a message that comes again is to get no second event.
-        final = (202, 403, 409) if approval.message_id is None else (202, 403, 404, 409)
+        # A link is used up by the decision that counts: a wrong code, or a right that was lacking, can be mended.
+        final = (202,) if approval.invited else (202, 403, 409) if approval.message_id is None else (202, 403, 404, 409)
         if request_id is not None and first is None and answer.status in final:
             tx.decisions.remember_answer(principal, request_id, approval.digest, answer.status, dict(answer.body), approval.at)
         return answer
@@ -177,6 +181,8 @@ class Ledger:
         body: dict[str, Any] = {"detail": refusal.reason}
         if refusal.status == 409 and standing is not None:  # HTTP
             body["revision"] = standing.occurrence.revision
+        if refusal.field is not None:
+            body["field"] = refusal.field
         return Answer(refusal.status, body)
 
     def _accept(self, tx: Transaction, approval: Approval, standing: Standing) -> Answer:

@@ -164,10 +164,11 @@ def rule_for(rules: Sequence[Rule], occurrence: Occurrence, scope: str, now: dat
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not accepted. ``status`` is that of HTTP."""
+    """Why a request is not accepted. ``status`` is that of HTTP; ``field`` is what to correct, where that would help."""
 
     status: int
     reason: str
+    field: str | None = None
 
 
 def judge(approval: Approval, standing: Standing | None) -> Refusal | None:

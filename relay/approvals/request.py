@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as the door through which they came has established. ``channel``: http, callback, amqp, local."""
+    """Who asks, as the door through which they came has established. ``channel``: http, callback, amqp, local, page and chats."""
 
     principal: str
     channel: str
@@ -33,8 +33,19 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class Invited:
+    """By which link of a message a request came. ``code``: the one that is said to be in the message; None: none is said."""
+
+    token: str = field(repr=False)
+    code: str | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Approval:
-    """One request. ``request_id`` makes repeats known and comes with the ``digest`` of the body; ``message_id``: of AMQP."""
+    """One request. ``request_id`` makes repeats known and comes with the ``digest`` of the body; ``message_id``: of AMQP.
+
+    ``invited``: of the page behind a link.
+    """
 
     caller: Caller
     event_id: str
@@ -46,14 +57,19 @@ class Approval:
     request_id: str | None = None
     digest: str = ""
     message_id: str | None = None
+    invited: Invited | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the caller is told. ``status`` is that of HTTP; ``body`` the answer's JSON, for a refusal a problem's."""
+    """What the caller is told. ``status`` is that of HTTP; ``body`` the answer's JSON, for a refusal a problem's.
+
+    ``repeat``: it is the first answer to the same request, given again.
+    """
 
     status: int
     body: Mapping[str, Any]
+    repeat: bool = False
 
     @property
     def accepted(self) -> bool:

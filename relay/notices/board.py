@@ -229,7 +229,7 @@ def _once_each() -> Callable[[int, str], str]:
     made: dict[tuple[int, str], str] = {}
 
     def token(occurrence: int, decision: str) -> str:
-        return made.setdefault((occurrence, decision), secrets.token_urlsafe(24))
+        return made.setdefault((occurrence, decision), secrets.token_urlsafe(32))
 
     return token
 
