@@ -30,7 +30,10 @@ class Platform(Protocol):
         """Have a message show this card instead. Never called where ``post`` returns None. Raises MessageGone."""
 
     async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Say these lines in a message's thread; without ``ref`` by themselves, as a short follow-up. Raises MessageGone."""
+        """Say these lines in a message's thread. Raises MessageGone.
+
+        Without ``ref`` they are a short follow-up by themselves; about an event, the first line then says which.
+        """
 
 
 class Current:
@@ -89,13 +92,13 @@ class Current:
             did.append("posted")
             await self._board.shown(notice, ref)
         elif notice.card is not None:
-            if notice.updated and notice.card.buttons:
-                await self._platform.post(notice.card)  # it cannot be edited, and its buttons are void
+            if notice.updated:
+                await self._platform.post(notice.card)  # it cannot be edited; what it says is not so any more, and its buttons are void
                 did.append("posted again")
             await self._board.shown(notice, None)
         if notice.news and "posted again" not in did:
             with suppress(MessageGone):  # it is posted anew when it changes next
-                await self._platform.tell(ref, notice.news)
+                await self._platform.tell(ref, notice.news if ref is not None else ((notice.about,), *notice.news))
                 did.append("told")
         await self._board.told(notice)
         return Receipt(answer=", ".join(did) or "its message shows all there is")

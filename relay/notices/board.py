@@ -23,7 +23,7 @@ from relay.events.moment import parse_moment
 from relay.notices.burst import card_of_many
 from relay.notices.card import Card, Link, Text
 from relay.notices.history import line_of
-from relay.notices.words import card_of_one, changes_at, named
+from relay.notices.words import card_of_one, changes_at, named, title_of
 from relay.outbox import Occurrence
 from relay.outbox.messages import Message
 from relay.outbox.sqlite import Store
@@ -43,9 +43,11 @@ class Notice:
 
     ``ref`` names the message; None: it is not posted yet (see ``posted``), or cannot be named. ``news`` are the lines that
     its thread does not tell yet; ``updated``: one of them says that Azure changed an event, so that old buttons are void.
+    ``about`` says what the message is about, for lines that stand by themselves.
     """
 
     message: int
+    about: str
     ref: str | None
     posted: bool
     card: Card | None
@@ -156,6 +158,7 @@ class Board:
         news = self._news(tx, sink, message, [one.occurrence for one in standings])
         return Notice(
             message.id,
+            _about(standings),
             message.ref,
             message.posted,
             self._card(standings, message.code, link if can_be_answered else None) if looks != message.looks else None,
@@ -203,6 +206,13 @@ class Board:
             if ours and event.name != "event.scheduled" and fits(sink.events, event.name):
                 news.append((occurrence, event))
         return news
+
+
+def _about(standings: Sequence[Standing]) -> str:
+    """A heading that tells events of the same machines apart."""
+    if len(standings) > 1:
+        return f"{len(standings)} maintenance events"
+    return f"{title_of(standings[0])} ({standings[0].occurrence.event.event_id[:8]})"
 
 
 def _lines(news: Sequence[tuple[Occurrence, CloudEvent]], events: int) -> tuple[Text, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -140,7 +140,7 @@ async def test_a_platform_that_cannot_edit_gets_short_follow_ups(tmp_path: Path)
         await here.submit("approve", "alice")
         await settled(here)
         assert here.wall.did == ["post", "tell"]
-        assert here.wall.threads == {None: ["12:00: client:alice voted to approve, 1 of 2."]}
+        assert here.wall.threads == {None: ["Reboot of db-1 (E-1)", "12:00: client:alice voted to approve, 1 of 2."]}
 
 
 async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_are_void(tmp_path: Path) -> None:
@@ -153,6 +153,16 @@ async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_ar
         await settled(here)
         assert here.wall.did == ["post", "post"]
         assert here.wall.cards["m2"].buttons[0].revision == changed.revision
+
+
+async def test_a_platform_that_cannot_edit_tells_a_new_time_though_nobody_can_answer_there(tmp_path: Path) -> None:
+    async with room(tmp_path, Wall(edits=False), public_url=None) as here:
+        await here.see(event())
+        await settled(here)
+        await here.see(event(due=1800))
+        await settled(here)
+        assert here.wall.did == ["post", "post"]
+        assert [part for part in here.wall.cards["m2"].summary if isinstance(part, datetime)] == [NOON + timedelta(seconds=1800)]
 
 
 async def test_buttons_go_when_their_time_is_over_though_nothing_happened(tmp_path: Path) -> None:
