@@ -24,11 +24,14 @@ def open_letter(message: DeliveredMessage, exchange: str, key: str, clients: Seq
     """Whose decision a message is, the id that makes a repeat known, and the decision. Raises UnusableError.
 
     ``exchange`` and ``key`` are where it must have been published to. Before 4.1 RabbitMQ checks no topic permission for the
-    CC header (FIELD 5.7): a message that comes by it has another key, and whoever sent it may have no right to this one.
+    CC header (FIELD 5.7): a message that comes by it has another key, and whoever sent it may have no right to this one. It checks
+    none for what a queue dead-letters either, whose owner chooses exchange and key: that bears the header x-death.
     """
+    properties = message.header.properties
     if (message.exchange, message.routing_key) != (exchange, key):
         raise UnusableError(f"it was not published to {exchange} with the routing key {key}")
-    properties = message.header.properties
+    if "x-death" in (properties.headers or {}):
+        raise UnusableError("it is the dead letter of some queue, and was not published here")
     return who(properties.user_id, clients), identity_of(properties.message_id), read(message.body)
 
 
