@@ -152,11 +152,12 @@ class Deliveries:
 
     def revive(self, entry: int, at: datetime) -> Entry | None:
         """Make a parked entry wait again, as old as if it were new; None where there is none for a sink that is still there."""
-        found = self._connection.execute(
-            "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, revived = ? WHERE id = ? AND state = 'parked' "  # noqa: S608  # our own text
-            f"AND sink IN (SELECT name FROM sink) RETURNING {_ENTRY}",
+        changed = self._connection.execute(
+            "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, revived = ? WHERE id = ? AND state = 'parked' "
+            "AND sink IN (SELECT name FROM sink)",
             (sortable(at), entry),
-        ).fetchone()
+        ).rowcount
+        found = self._connection.execute(f"SELECT {_ENTRY} FROM entry WHERE id = ? AND ?", (entry, changed)).fetchone()  # noqa: S608  # our own text
         return _entry(found) if found else None
 
     def revive_some(self, which: Which, at: datetime, *, after: int, until: datetime, limit: int) -> list[Entry]:

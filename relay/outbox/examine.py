@@ -95,7 +95,7 @@ def _lock(path: Path) -> Finding:
         return ok("lock", "no relay holds the state file")
     try:
         with closing(sqlite3.connect(f"{lock.as_uri()}?mode=ro", uri=True, timeout=0)) as connection:
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             return ok("lock", "a running relay holds the state file")

@@ -17,8 +17,8 @@ from relay.outbox import Identity, Mode
 
 VERSION = 2
 """Of the tables, each version of which is a file in ``schema/``: a file of an older one gets what it lacks."""
-SQLITE = (3, 37)
-"""The oldest SQLite that knows STRICT tables."""
+SQLITE = (3, 33)
+"""The oldest SQLite that knows UPDATE … FROM; RHEL 9 has 3.34, which rules out STRICT tables and RETURNING."""
 _APPLICATION = 0x494D4452  # "IMDR"
 _log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def _open(path: Path, identity: Identity) -> tuple[sqlite3.Connection, bool]:
 def _check(connection: sqlite3.Connection, identity: Identity) -> int:
     """The version of its tables, 0 for a file that is still empty. Raises _NotOurs, StoreTooNew, sqlite3.Error, UnicodeDecodeError."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         return 0
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         raise _NotOurs("is a database of something else")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.outbox import Identity
+from relay.outbox import file as file_module
 from relay.outbox.file import VERSION, open_file, open_for_reading
 from relay.outbox.journal import Journal, verify
 from tests.outbox.kept import IDENTITY, NOW, column, names, opened
@@ -419,10 +420,25 @@ def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
 
 def test_a_python_with_an_old_sqlite_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not that a file is corrupt: nothing is touched."""
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
-    with pytest.raises(StoreError, match=r"expected a Python with SQLite 3\.37 or newer"):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
+    with pytest.raises(StoreError, match=r"expected a Python with SQLite 3\.33 or newer"):
         open_file(tmp_path / "relay.db", IDENTITY, NOW)
     assert names(tmp_path) == []
+
+
+def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "relay.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(file_module, "VERSION", 1)
+        with opened(path) as file:
+            Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+            assert column(path, "PRAGMA user_version") == [1]
+    with opened(path) as file:
+        assert verify(file.connection)[1] == 1
+        assert column(path, "PRAGMA user_version") == [VERSION]
+        upgraded = column(path, "SELECT sql FROM sqlite_master ORDER BY name")
+    with opened(tmp_path / "fresh.db"):
+        assert column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name") == upgraded
 
 
 def test_a_reader_sees_a_running_relay_and_cannot_write(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
 CREATE TABLE meta (
   key   TEXT PRIMARY KEY,
   value TEXT NOT NULL
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 
 -- The audit trail. Append-only, each row's hash covers the row and the hash before it. What goes out is derived from it.
 CREATE TABLE journal (
@@ -16,7 +16,7 @@ CREATE TABLE journal (
   transition TEXT,                   -- of event.*: what is counted to make ids
   body       BLOB NOT NULL,          -- the CloudEvent's bytes; of claim and mode a JSON object
   hash       TEXT NOT NULL
-) STRICT;
+);
 CREATE INDEX journal_of_event ON journal (event_key, position) WHERE event_key IS NOT NULL;
 CREATE INDEX journal_of_transition ON journal (transition) WHERE transition IS NOT NULL;
 CREATE TRIGGER journal_is_append_only BEFORE UPDATE ON journal
@@ -30,7 +30,7 @@ CREATE TABLE checkpoint (
   position INTEGER PRIMARY KEY,
   hash     TEXT NOT NULL,
   at       TEXT NOT NULL
-) STRICT;
+);
 CREATE TRIGGER journal_is_pruned_behind_a_checkpoint BEFORE DELETE ON journal
 WHEN old.position > coalesce((SELECT position FROM checkpoint), 0)
 BEGIN SELECT RAISE(ABORT, 'only what a checkpoint covers is removed from the journal'); END;
@@ -49,7 +49,7 @@ CREATE TABLE occurrence (
   outcome      TEXT,
   told         TEXT NOT NULL,        -- id of the last event.* that told of it
   UNIQUE (key, number)
-) STRICT;
+);
 CREATE UNIQUE INDEX occurrence_live ON occurrence (key) WHERE live;
 
 -- Votes, holds and releases that were accepted.
@@ -68,7 +68,7 @@ CREATE TABLE decision (
   counts      INTEGER NOT NULL,      -- a vote that still counts, a hold that still holds
   told        TEXT NOT NULL,         -- id of its approval.recorded
   message_id  TEXT                   -- of the AMQP message that brought it
-) STRICT;
+);
 CREATE INDEX decision_of_occurrence ON decision (occurrence);
 CREATE INDEX decision_that_counts ON decision (occurrence) WHERE counts;
 
@@ -85,7 +85,7 @@ CREATE TABLE start_request (
   status      INTEGER,               -- HTTP status of the last answer
   dry_run     INTEGER NOT NULL,
   cause       TEXT NOT NULL          -- causationid of startrequest.*
-) STRICT;
+);
 CREATE INDEX start_request_of_occurrence ON start_request (occurrence);
 CREATE INDEX start_request_open ON start_request (state) WHERE state IN ('granted', 'sent');
 
@@ -98,7 +98,7 @@ CREATE TABLE answer (
   body       TEXT NOT NULL,
   at         TEXT NOT NULL,
   PRIMARY KEY (principal, request_id)
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 CREATE INDEX answer_by_age ON answer (at);
 
 -- One row for each event and each sink that wants it.
@@ -118,7 +118,7 @@ CREATE TABLE entry (
   recorded    TEXT NOT NULL,
   revived     TEXT,                  -- when an operator last had a dead letter sent again
   settled     TEXT
-) STRICT;
+);
 CREATE INDEX entry_waiting ON entry (sink, id) WHERE state = 'waiting';
 CREATE INDEX entry_parked ON entry (id) WHERE state = 'parked';
 CREATE INDEX entry_of_event ON entry (event_key, id) WHERE event_key IS NOT NULL;
@@ -135,11 +135,11 @@ CREATE TABLE attempt (
   reason  TEXT,
   answer  TEXT,                      -- at most the first KiB
   PRIMARY KEY (entry, number)
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 
 -- Sinks that the far side or an operator stopped, and those that the file held at the last start.
 CREATE TABLE sink (
   name   TEXT PRIMARY KEY,
   state  TEXT NOT NULL,              -- on, paused, disabled
   reason TEXT
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;

@@ -10,7 +10,7 @@ CREATE TABLE message (
   looks    TEXT,                     -- digest of what it shows
   told     INTEGER NOT NULL,         -- position in the journal up to which its thread tells
   stale_at TEXT                      -- when time alone changes what it should show
-) STRICT;
+);
 CREATE INDEX message_stale ON message (sink, stale_at) WHERE stale_at IS NOT NULL;
 
 CREATE TABLE message_about (
@@ -18,7 +18,7 @@ CREATE TABLE message_about (
   occurrence INTEGER NOT NULL REFERENCES occurrence (id) ON DELETE CASCADE,
   message    INTEGER NOT NULL REFERENCES message (id) ON DELETE CASCADE,
   PRIMARY KEY (sink, occurrence)
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 CREATE INDEX message_about_message ON message_about (message);
 CREATE INDEX message_about_occurrence ON message_about (occurrence);
 
@@ -31,6 +31,6 @@ CREATE TABLE invitation (
   decision   TEXT NOT NULL,          -- approve, hold, release
   wrong      INTEGER NOT NULL DEFAULT 0,   -- how often a wrong code was given with it
   at         TEXT NOT NULL
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 CREATE INDEX invitation_message ON invitation (message);
 CREATE INDEX invitation_occurrence ON invitation (occurrence);
