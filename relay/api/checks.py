@@ -66,6 +66,10 @@ class Desk:
         peer = peer_of(request)
         if route.access == "anyone":
             return NOBODY
+        if route.access == "link":  # the route gives back what is taken for a link that is good
+            if wait := self.by_address.take(peer.network, self.clock.monotonic()):
+                raise too_many("too many calls from this address that prove nothing", wait)
+            return NOBODY
         if route.access == "key or loopback" and _is_neighbour(request, peer):
             return NEIGHBOUR
         if peer.uid is not None and route.access != "signature":

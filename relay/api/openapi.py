@@ -21,6 +21,7 @@ _IN_PATH = re.compile(r"{(\w+)}")
 _BY_KEY: dict[str, list[str]] = {"bearer": []}
 _SECURITY: dict[Access, list[dict[str, list[str]]]] = {
     "anyone": [],
+    "link": [],
     "key": [_BY_KEY],
     "key or loopback": [{}, _BY_KEY],
     "signature": [{"standardWebhooks": []}],
@@ -133,7 +134,9 @@ def _refusals(route: Route) -> list[int]:
     """The statuses of the problems that a route can answer with: most follow from the checks that it passes."""
     found = {400, 408, 413, 415, 417, *route.refuses}
     if route.access != "anyone":
-        found |= {401, 429, 503}
+        found |= {429, 503}
+    if route.access not in ("anyone", "link"):
+        found.add(401)
     if route.needs is not None:
         found.add(403)
     if route.find is not None:

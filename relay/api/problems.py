@@ -24,7 +24,7 @@ class ProblemBody(TypedDict):
     status: int
     detail: str
     field: NotRequired[str]
-    """Of 422: the field that is wrong or missing."""
+    """The field that is wrong or missing: of 422, and of 403 where a link's code is."""
     revision: NotRequired[str]
     """Of 409: the event's revision as it is now."""
 

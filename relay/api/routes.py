@@ -13,8 +13,8 @@ from relay.api import Relay
 from relay.api.problems import Problem
 from relay.approvals.request import Caller, Right
 
-Access = Literal["anyone", "key", "key or loopback", "signature"]
-"""Whose calls are heard: anyone's, those with a bearer key (or on the local socket), or a client's signed ones."""
+Access = Literal["anyone", "link", "key", "key or loopback", "signature"]
+"""Whose calls are heard: anyone's, those of who has a link, with a bearer key (or on the local socket), or a client's signed ones."""
 
 
 @dataclass(frozen=True, slots=True)

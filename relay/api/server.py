@@ -13,7 +13,7 @@ from typing import Self
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from relay.api import ApiSettings, Relay, approvals, callbacks, chat, deliveries, events, health, metrics, openapi, sinks, weighing
+from relay.api import ApiSettings, Relay, approvals, callbacks, chat, confirm, deliveries, events, health, metrics, openapi, sinks, weighing
 from relay.api.auth import Clients
 from relay.api.checks import LARGEST, Desk, check_length
 from relay.api.connection import Connection, Peer, linger
@@ -90,6 +90,7 @@ class Server:
             *approvals.ROUTES,
             *callbacks.ROUTES,
             *chat.routes(desk),
+            *confirm.routes(desk),
             *deliveries.ROUTES,
             *sinks.ROUTES,
             *self._streams.routes(),

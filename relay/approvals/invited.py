@@ -35,7 +35,7 @@ def not_invited(tx: Transaction, approval: Approval, invited: Invited, occurrenc
     tx.messages.wrong_code(invitation)
     left = MOST_WRONG - invitation.wrong - 1
     if not left:
-        return Refusal(403, f"this is not the code that the message shows, for the {MOST_WRONG}th time: the link is void; {_ANOTHER}", "code")
+        return Refusal(403, f"this is not the code that the message shows, and {MOST_WRONG} wrong ones void a link; {_ANOTHER}")
     tries = f"{left} more tries" if left > 1 else "one more try"
     return Refusal(403, f"this is not the code that the message shows; the link takes {tries}", "code")
 

@@ -26,7 +26,8 @@ ENDED = {
     "unknown": "It is not in Azure's document any more; whether it happened is not known.",
 }
 """How an event ended, by its outcome."""
-_LABELS: dict[Choice, str] = {"approve": "Approve", "hold": "Hold", "release": "Release the hold"}
+LABELS: dict[Choice, str] = {"approve": "Approve", "hold": "Hold", "release": "Release the hold"}
+"""What buttons say."""
 
 
 def sensible(standing: Standing) -> tuple[Choice, ...]:
@@ -226,7 +227,7 @@ def buttons_of(standing: Standing, link: Link | None) -> tuple[Button, ...]:
         return ()
     event = standing.occurrence.event
     return tuple(
-        Button(choice, _LABELS[choice], event.event_id, standing.occurrence.revision, question_of(choice, standing), link(standing, choice))
+        Button(choice, LABELS[choice], event.event_id, standing.occurrence.revision, question_of(choice, standing), link(standing, choice))
         for choice in sensible(standing)
     )
 
