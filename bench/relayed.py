@@ -19,7 +19,6 @@ from relay.events.cloudevent import CloudEvent
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.deliveries import Delivery
 from relay.outbox.sqlite import Store, open_store
-from relay.outbox.transaction import Transaction
 
 BACKLOG = 200
 """Events that wait before more are recorded."""
@@ -37,12 +36,7 @@ class Relayed:
     def record(self, events: Sequence[CloudEvent]) -> asyncio.Future[None]:
         """As the recorder does with what one poll has brought: one transaction."""
         now = datetime.now(UTC)
-
-        def work(tx: Transaction) -> None:
-            for event in events:
-                tx.say(event, now)
-
-        return self.store.submit(work)
+        return self.store.submit(lambda tx: tx.say_all([(event, None) for event in events], now))
 
     async def carry(self, events: Sequence[CloudEvent]) -> None:
         """Record every event, and return once every delivery has been written down."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.document import Document, Event
 from relay.events.normalise import EndFacts, Origin, Outcome, event_data, outcome_of, tell_change, transition_of
@@ -26,6 +27,18 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
+class _Told:
+    """A change as it is said, and what the snapshot then holds."""
+
+    key: str
+    event: CloudEvent
+    transition: str
+    data: dict[str, Any]
+    new: bool
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True, slots=True)
 class Recorder:
     """Who saw it: the relay, the VM's boot, and by which names events mean this VM (None: not known)."""
 
@@ -37,14 +50,16 @@ class Recorder:
         """Work for the store: tell every change and keep the new snapshot; returns how many changes there were."""
         live = {occurrence.key: occurrence for occurrence in tx.snapshot.live()}
         changes = diff((occurrence.event for occurrence in live.values()), sighting.document)
-        for change in changes:
-            self._tell(tx, change, live.get(change.event.key), sighting)
+        told = [self._tell(tx, change, live.get(change.event.key), sighting) for change in changes]
+        tx.say_all([(one.event, one.transition) for one in told], sighting.at)
+        for one in told:
+            self._keep(tx, one, sighting.at)
         for occurrence in live.values():
             if occurrence.boot_id != self.boot_id and not _under_way(tx, occurrence, sighting.at):
                 tx.snapshot.booted(occurrence.id, self.boot_id)
         return len(changes)
 
-    def _tell(self, tx: Transaction, change: Change, occurrence: Occurrence | None, sighting: Sighting) -> None:
+    def _tell(self, tx: Transaction, change: Change, occurrence: Occurrence | None, sighting: Sighting) -> _Told:
         transition = transition_of(change, self.origin)
         grants = tx.decisions.grants(occurrence.id) if occurrence is not None else []
         outcome: Outcome | None = None
@@ -54,7 +69,7 @@ class Recorder:
             outcome = outcome_of(change.event, self._end_facts(occurrence, grants, sighting), sighting.at)
         else:
             data = event_data(change.event, sighting.document.incarnation)
-        said = tell_change(
+        event = tell_change(
             change,
             self.origin,
             sighting.at,
@@ -63,13 +78,15 @@ class Recorder:
             approved=any(grant.state == "accepted" for grant in grants),
             outcome=outcome,
         )
-        tx.say(said, sighting.at, transition=transition)
-        if occurrence is None:
-            tx.snapshot.begin(change.event.key, data, self.boot_id, said, sighting.at)
-        elif outcome is None:
-            tx.snapshot.update(change.event.key, data, said, sighting.at)
+        return _Told(change.event.key, event, transition, data, new=occurrence is None, outcome=outcome)
+
+    def _keep(self, tx: Transaction, told: _Told, at: datetime) -> None:
+        if told.new:
+            tx.snapshot.begin(told.key, told.data, self.boot_id, told.event, at)
+        elif told.outcome is None:
+            tx.snapshot.update(told.key, told.data, told.event, at)
         else:
-            tx.snapshot.end(change.event.key, outcome[0], said, sighting.at)
+            tx.snapshot.end(told.key, told.outcome[0], told.event, at)
 
     def _end_facts(self, occurrence: Occurrence, grants: list[Grant], sighting: Sighting) -> EndFacts:
         event = occurrence.event

@@ -13,6 +13,7 @@ import orjson
 from relay.events.cloudevent import PREFIX, VERSION
 from relay.events.moment import parse_moment, sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
+from relay.outbox.rows import insert
 
 _ENTRY = "id, sink, position, lane, type, event_key, not_before, attempts, next_at, coalesce(revived, recorded)"
 _SUBJECT = "CASE WHEN json_valid(CAST(j.body AS TEXT)) THEN json_extract(CAST(j.body AS TEXT), '$.subject') END"
@@ -85,19 +86,25 @@ class Deliveries:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def add(
-        self, sinks: Sequence[str], position: int, lane: str, type_: str, event_key: str | None, not_before: datetime | None, at: datetime
-    ) -> range:
-        """These sinks want the event at that position of the journal; returns the entries' ids, in the same order."""
-        if not sinks:
-            return range(0)
-        cursor = self._connection.execute(
-            "INSERT INTO entry (sink, position, lane, type, event_key, not_before, recorded) "
-            "SELECT value, ?, ?, ?, ?, ?, ? FROM json_each(?) ORDER BY key",
-            (position, lane, type_, event_key, sortable(not_before) if not_before else None, sortable(at), orjson.dumps(sinks).decode()),
+    def next_id(self) -> int:
+        """The id of the entry that is added next."""
+        found = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entry'").fetchone()
+        return int(found[0]) + 1 if found else 1
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Sinks want events; the entries have the ids from `next_id` on."""
+        insert(
+            self._connection,
+            "entry (id, sink, position, lane, type, event_key, not_before, recorded)",
+            [
+                (
+                    *(one.id, one.sink, one.position, one.lane, one.type, one.event_key),
+                    sortable(one.not_before) if one.not_before else None,
+                    sortable(one.recorded),
+                )
+                for one in entries
+            ],
         )
-        assert cursor.lastrowid is not None  # noqa: S101  # an INSERT has one
-        return range(cursor.lastrowid - len(sinks) + 1, cursor.lastrowid + 1)  # those of one statement follow each other
 
     def waiting(self, sink: str | None = None) -> list[Entry]:
         """What waits, of one sink or of all, in the order in which it was recorded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,6 +15,7 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.moment import sortable
 from relay.outbox import Head
+from relay.outbox.rows import insert
 
 GENESIS = Head(0, "0" * 64)
 """The head of a journal that has no rows yet."""
@@ -48,14 +49,20 @@ class Journal:
 
     def append(self, at: datetime, kind: str, body: bytes, *, event_key: str | None = None, transition: str | None = None) -> int:
         """Add a row; returns its position."""
-        head = self.head()
-        position, moment = head.position + 1, sortable(at)
-        digest = chain(head.hash, position, moment, kind, event_key, transition, body)
-        self._connection.execute(
-            "INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (position, moment, kind, event_key, transition, body, digest)
-        )
+        return self.append_all(at, [(kind, event_key, transition, body)])[0]
+
+    def append_all(self, at: datetime, facts: Iterable[tuple[str, str | None, str | None, bytes]]) -> range:
+        """Add rows in that order, each of a kind, event_key, transition and body; returns their positions."""
+        before, moment = self.head(), sortable(at)
+        position, digest = before.position, before.hash
+        added: list[tuple[object, ...]] = []
+        for kind, event_key, transition, body in facts:
+            position += 1
+            digest = chain(digest, position, moment, kind, event_key, transition, body)
+            added.append((position, moment, kind, event_key, transition, body, digest))
+        insert(self._connection, "journal", added)
         self._head = Head(position, digest)
-        return position
+        return range(before.position + 1, position + 1)
 
     def note(self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None) -> int:
         """Add a row that is no CloudEvent: a claim, a switch of the mode."""

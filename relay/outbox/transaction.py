@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import count
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.moment import parse_moment, sortable
@@ -42,29 +43,29 @@ class Transaction:
 
     def say(self, event: CloudEvent, at: datetime, *, transition: str | None = None, to: Iterable[str] | None = None) -> None:
         """Journal an event and make an entry for each sink that wants it, or for those named."""
-        key = None if event.name.startswith("relay.") else (event.subject or "").lower()
-        position = self.journal.append(at, event.name, event.body, event_key=key, transition=transition)
-        sinks = tuple(self._route(event) if to is None else to)
-        self.said.append(Recorded(position, event, self._send(event, position, sinks, at)))
+        self.say_all([(event, transition)], at, to=to)
 
-    def _send(self, event: CloudEvent, position: int, sinks: Sequence[str], at: datetime) -> tuple[Entry, ...]:
-        key = None if event.name.startswith("relay.") else (event.subject or "").lower()
-        lane = key if key is not None else f"{event.name}/{event.subject or ''}"
-        not_before = parse_moment(event.data.get("notBefore"))
-        ids = self.deliveries.add(sinks, position, lane, event.name, key, not_before, at)
-        return tuple(
-            Entry(entry, sink, position, lane, event.name, key, not_before, 0, None, at, event)
-            for entry, sink in zip(ids, sinks, strict=True)
-        )
+    def say_all(self, events: Sequence[tuple[CloudEvent, str | None]], at: datetime, *, to: Iterable[str] | None = None) -> None:
+        """As `say`, in that order; each event with its transition."""
+        positions = self.journal.append_all(at, [(event.name, _key(event), transition, event.body) for event, transition in events])
+        told = [(event, position, self._route(event) if to is None else to) for (event, _), position in zip(events, positions, strict=True)]
+        self.said += self._send(told, at)
+
+    def _send(self, told: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime) -> list[Recorded]:
+        """Make an entry for each sink that an event, at its position of the journal, is for."""
+        ids = count(self.deliveries.next_id())
+        recorded = [Recorded(position, event, _entries(event, position, sinks, at, ids)) for event, position, sinks in told]
+        self.deliveries.add(entry for one in recorded for entry in one.entries)
+        return recorded
 
     def resend(self, position: int, sink: str, at: datetime) -> None:
         """Make an entry for an event that was said earlier, for a sink that was not there then."""
-        event = self.journal.event(position)
-        self.said.append(Recorded(position, event, self._send(event, position, (sink,), at)))
+        self.said += self._send([(self.journal.event(position), position, [sink])], at)
 
     def send_again(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for an event that a sink was sent: what it makes of it has changed."""
-        self.revived.extend(self._send(self.journal.event(position), position, (sink,), at))
+        for one in self._send([(self.journal.event(position), position, [sink])], at):
+            self.revived += one.entries
 
     def mode(self) -> Mode:
         """The remembered switch of the approvals."""
@@ -95,3 +96,15 @@ class Transaction:
     def _meta(self, key: str) -> str | None:
         found = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return found[0] if found else None
+
+
+def _key(event: CloudEvent) -> str | None:
+    """The EventId that the event is about."""
+    return None if event.name.startswith("relay.") else (event.subject or "").lower()
+
+
+def _entries(event: CloudEvent, position: int, sinks: Iterable[str], at: datetime, ids: Iterator[int]) -> tuple[Entry, ...]:
+    name, key = event.name, _key(event)
+    lane = key if key is not None else f"{name}/{event.subject or ''}"
+    not_before = parse_moment(event.data.get("notBefore"))
+    return tuple(Entry(next(ids), sink, position, lane, name, key, not_before, 0, None, at, event) for sink in sinks)

@@ -1,0 +1,17 @@
+"""Writes many rows with few statements: a thread that runs a statement hands the interpreter over and waits for it again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+MOST = 32
+"""Rows of one statement. SQLite keeps what it has prepared for each number of rows."""
+
+
+def insert(connection: sqlite3.Connection, into: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Insert rows in that order; ``into`` is our own text: the table, and the columns where not all are given."""
+    for first in range(0, len(rows), MOST):
+        part = rows[first : first + MOST]
+        row = f"({', '.join('?' * len(part[0]))})"
+        connection.execute(f"INSERT INTO {into} VALUES {', '.join([row] * len(part))}", [value for values in part for value in values])  # noqa: S608  # our own text
