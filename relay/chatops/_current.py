@@ -17,7 +17,7 @@ from relay.notices.history import line_of
 from relay.sinks import Receipt
 
 _LOOK_AT_LATEST = 60.0
-"""Seconds after which moments are compared with the wall clock again: it may have been set meanwhile."""
+"""Seconds after which moments are looked at again: the clock may have been set, or the switch of the approvals turned."""
 
 
 class Platform(Protocol):
@@ -112,17 +112,15 @@ class Current:
                 if moment is not None and moment <= now:
                     await self._board.refresh(self._settings.name)
                     continue
-                pause = min((moment - now).total_seconds(), _LOOK_AT_LATEST) if moment is not None else None
+                pause = min((moment - now).total_seconds(), _LOOK_AT_LATEST) if moment is not None else _LOOK_AT_LATEST
             except StoreUnavailable:
                 pause = _LOOK_AT_LATEST
             await self._wait(pause)
 
-    async def _wait(self, seconds: float | None) -> None:
+    async def _wait(self, seconds: float) -> None:
         """Return when a message was changed, or after so many seconds."""
         async with asyncio.TaskGroup() as group:
-            waits: list[asyncio.Task[object]] = [group.create_task(self._changed.wait())]
-            if seconds is not None:
-                waits.append(group.create_task(self._clock.sleep(seconds)))
+            waits = [group.create_task(self._changed.wait()), group.create_task(self._clock.sleep(seconds))]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()

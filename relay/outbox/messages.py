@@ -63,6 +63,14 @@ class Messages:
         found = self._connection.execute("SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,))
         return [one for (one,) in found]
 
+    def shows(self, sink: str, ref: str, occurrence: int) -> bool:
+        """Whether the message that the platform names so is one of this sink and about this event."""
+        found = self._connection.execute(
+            "SELECT 1 FROM message JOIN message_about ON message.id = message WHERE occurrence = ? AND message.sink = ? AND ref = ?",
+            (occurrence, sink, ref),
+        ).fetchone()
+        return found is not None
+
     def begin(self, sink: str, occurrences: Sequence[int], code: str, told: int) -> None:
         """A sink is about to show these events in one message."""
         message = self._connection.execute("INSERT INTO message (sink, code, told) VALUES (?, ?, ?)", (sink, code, told)).lastrowid
@@ -89,6 +97,14 @@ class Messages:
             self._connection.execute("SELECT min(occurrence) FROM message_about WHERE message = ?", one).fetchone()[0] for one in stale
         ]
         return [one for one in firsts if one is not None]
+
+    def all_stale(self, now: datetime) -> None:
+        """What every message about a live event should show may have changed."""
+        self._connection.execute(
+            "UPDATE message SET stale_at = ? WHERE posted AND id IN (SELECT message FROM message_about "
+            "JOIN occurrence ON occurrence.id = occurrence WHERE live)",
+            (sortable(now),),
+        )
 
     def next_stale(self, sink: str) -> str | None:
         """When `take_stale` will find something."""

@@ -75,6 +75,7 @@ class Transaction:
         """Remember the switch, and who turned it."""
         self.set_meta("mode", mode)
         self.journal.note(at, "mode", {"mode": mode, "principal": principal})
+        self.messages.all_stale(at)
 
     def set_last_read(self, moment: datetime) -> None:
         """The relay stops in an orderly way; this is when it last read the document."""
