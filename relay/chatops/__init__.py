@@ -35,6 +35,11 @@ class ChatSettings(SinkSettings):
     give_up_after: Duration = 86400.0
     """How long a message is tried before it becomes a dead letter; a day or more yields to a NotBefore that is farther."""
 
+    @property
+    def called_back(self) -> bool:
+        """Whether messages name ``<api.public_url>/v1/chat/<name>`` as what the platform is to call; then there must be one."""
+        return False
+
 
 class ChatRefused(RelayError):
     """A call that proves nothing, or that cannot be read. ``status`` is what it is answered with over HTTP.

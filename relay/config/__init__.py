@@ -21,6 +21,7 @@ from relay import chatops, plugins, sinks
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
 from relay.approvals.rules import Votes, person_of, voters
+from relay.chatops import ChatSettings
 from relay.config.document import PREFIX, filled, override, read
 from relay.config.problems import Given, sentences
 from relay.errors import ConfigError
@@ -73,6 +74,12 @@ class Config(Section):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"sinks: expected every name once, {', '.join(repeated)} comes again")
+        for sink in self.sinks:
+            if isinstance(sink, ChatSettings) and sink.called_back and self.api.public_url is None:
+                raise ValueError(
+                    f"api.public_url: expected the URL at which the platform of sink {sink.name} reaches this relay, got none; "
+                    "its approve_in_chat needs it"
+                )
         if self.approvals.amqp is not None and not any(_answers(sink) for sink in self.sinks):
             raise ValueError("approvals.amqp: expected a rabbitmq sink whose events include approval.*, through which the answers go")
         return self

@@ -73,6 +73,11 @@ class Board:
         """From now on answers reach the gate."""
         self._submit = submit
 
+    @property
+    def public_url(self) -> str | None:
+        """Where others reach this relay, without a slash at its end; None where the configuration does not say."""
+        return self._public_url
+
     def caller(self, principal: str, channel: str) -> Caller | None:
         """Who answers; None for a stranger: one whom no rule, group or person of ``approvals`` names."""
         return Caller(principal, channel, _RIGHTS) if principal in self._known else None
@@ -100,6 +105,17 @@ class Board:
     async def live(self) -> list[Standing]:
         """How every event of the document stands now. Raises StoreUnavailable."""
         return await self._store.read(lambda tx: [self._standing(tx, one) for one in tx.snapshot.live()])
+
+    async def shown_in(self, sink: str, ref: str, event_id: str) -> Standing | None:
+        """How an event stands, if the message that a platform names so is one of this sink and about it. Raises StoreUnavailable."""
+
+        def work(tx: Transaction) -> Standing | None:
+            occurrence = tx.snapshot.find(event_id.lower())
+            if occurrence is None or not tx.messages.shows(sink, ref, occurrence.id):
+                return None
+            return self._standing(tx, occurrence)
+
+        return await self._store.read(work)
 
     async def look(self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool) -> Notice | None:
         """What is to be done in a sink about the message that an event belongs to; None: nothing, it shows all there is.
