@@ -26,7 +26,7 @@ async def endpoint() -> AsyncIterator[str]:
     application.router.add_post("/", receive)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()  # with less, some of many that connect at once wait a second
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
     finally:

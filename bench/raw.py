@@ -16,6 +16,9 @@ from relay.sinks.rabbitmq import RabbitMQ, build, routing_key
 from relay.sinks.webhook import Webhook
 from tests.journey.process import SECRET
 
+TIMEOUT = 15.0
+"""Seconds: no client of strangers does without."""
+
 
 async def posts(url: str, events: Sequence[CloudEvent], endpoints: int) -> None:
     """Every event to each endpoint: a session of its own with as many requests under way as the relay has, each signed."""
@@ -36,7 +39,7 @@ async def _post_all(url: str, events: Iterator[CloudEvent]) -> None:
                     "webhook-timestamp": str(now),
                     "webhook-signature": sign([SECRET], event.id, now, event.body),
                 }
-                async with session.post(url, data=event.body, headers=headers) as answer:
+                async with asyncio.timeout(TIMEOUT), session.post(url, data=event.body, headers=headers) as answer:
                     await answer.read()
 
         async with asyncio.TaskGroup() as group:
