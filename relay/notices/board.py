@@ -102,9 +102,31 @@ class Board:
             )
         )
 
-    async def live(self) -> list[Standing]:
-        """How every event of the document stands now. Raises StoreUnavailable."""
-        return await self._store.read(lambda tx: [self._standing(tx, one) for one in tx.snapshot.live()])
+    async def live(self, sink: SinkSettings) -> list[Standing]:
+        """How every event of the document stands now that a sink's conditions fit. Raises StoreUnavailable."""
+        scope = self._ledger.origin.scope
+
+        def work(tx: Transaction) -> list[Standing]:
+            return [self._standing(tx, one) for one in tx.snapshot.live() if matches(sink.match, one.data, scope, every=False)]
+
+        return await self._store.read(work)
+
+    async def alone(self, sink: SinkSettings, event_id: str, *, in_chat: bool) -> Card | None:
+        """An event of the document as it stands, for one person alone; its links are new ones of the message about it.
+
+        None: it is in the document no more. Raises StoreUnavailable.
+        """
+        token = _once_each()
+
+        def work(tx: Transaction) -> Card | None:
+            occurrence = tx.snapshot.find(event_id.lower())
+            if occurrence is None or not occurrence.live:
+                return None
+            message = tx.messages.about(sink.name, occurrence.id)
+            link = self._link(tx, message, token, in_chat=in_chat)
+            return self._card([self._standing(tx, occurrence)], message.code if message is not None else "", link)
+
+        return await self._store.transact(work)
 
     async def shown_in(self, sink: str, ref: str, event_id: str) -> Standing | None:
         """How an event stands, if the message that a platform names so is one of this sink and about it. Raises StoreUnavailable."""
@@ -162,13 +184,6 @@ class Board:
             return None  # what is delivered now, an earlier delivery has told already
         standings = [self._standing(tx, tx.snapshot.by_id(one)) for one in tx.messages.occurrences(message.id)]
 
-        def link(standing: Standing, choice: Choice) -> str | None:
-            if in_chat:
-                return None
-            made = token(standing.occurrence.id, choice)
-            tx.messages.invite(message.id, made, standing.occurrence.id, standing.occurrence.revision, choice, standing.now)
-            return f"{self._public_url}/approve#{made}"
-
         can_be_answered = in_chat or self._public_url is not None
         looks = _digest(self._card(standings, message.code, (lambda _, __: None if in_chat else "") if can_be_answered else None))
         news = self._news(tx, sink, message, [one.occurrence for one in standings])
@@ -177,13 +192,27 @@ class Board:
             _about(standings),
             message.ref,
             message.posted,
-            self._card(standings, message.code, link if can_be_answered else None) if looks != message.looks else None,
+            self._card(standings, message.code, self._link(tx, message, token, in_chat=in_chat)) if looks != message.looks else None,
             looks,
             changes_at(standings),
             _lines(news, len(standings)),
             any(event.name == "event.updated" for _, event in news),
             tx.head().position,
         )
+
+    def _link(self, tx: Transaction, message: Message | None, token: Callable[[int, str], str], *, in_chat: bool) -> Link | None:
+        """Where the buttons of a message lead; None: nothing can be decided from it."""
+        if in_chat:
+            return lambda _, __: None
+        if message is None or self._public_url is None:
+            return None
+
+        def link(standing: Standing, choice: Choice) -> str:
+            made = token(standing.occurrence.id, choice)
+            tx.messages.invite(message.id, made, standing.occurrence.id, standing.occurrence.revision, choice, standing.now)
+            return f"{self._public_url}/approve#{made}"
+
+        return link
 
     def _begin(self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence, code: str) -> Message:
         """A message for an event that has none: with the others of its document, where they are many."""

@@ -18,7 +18,7 @@ def card_of_many(standings: Sequence[Standing], scope: str, *, link: Link | None
     live = [one for one in standings if one.occurrence.live]
     # What waits for somebody comes first.
     ordered = sorted(live or standings, key=lambda one: (not _waits(one), one.due is None, one.due or one.now, one.occurrence.id))
-    lines = tuple(Line(_line(one), buttons_of(one, link)) for one in ordered[:MOST_LISTED])
+    lines = tuple(Line(line_about(one), buttons_of(one, link)) for one in ordered[:MOST_LISTED])
     rest = len(ordered) - len(lines)
     notes: list[Text] = []
     if rest:
@@ -62,7 +62,8 @@ def _tone_of_all(standings: Sequence[Standing]) -> Tone:
     return next(tone for tone in order if tone in tones)
 
 
-def _line(standing: Standing) -> Text:
+def line_about(standing: Standing) -> Text:
+    """One event among others, in one line."""
     text: Text = (title_of(standing),)
     occurrence = standing.occurrence
     if not occurrence.live:
