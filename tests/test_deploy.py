@@ -188,6 +188,28 @@ async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(def
         assert (await _taken(await channel.get_queue(f"{MAIN}.dead"))).body == b"no event"
 
 
+async def test_an_approval_that_cannot_be_used_waits_until_there_is_a_place_for_it(defined: Broker) -> None:
+    """At least once: with the queue of dead letters gone for a while, nothing is lost. By itself a quorum queue would drop it.
+
+    The broker tries again every three minutes, unless told otherwise before the queue is there.
+    """
+    await asyncio.to_thread(defined.ctl, "eval", "application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, 500).")
+    queue_name = f"{MAIN}.approvals.elsewhere"
+    async with channel_of(defined, "admin") as channel:
+        arguments: Arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-dead-letter-exchange": f"{MAIN}.dlx"}
+        queue = await channel.declare_queue(queue_name, durable=True, arguments=arguments)
+        dead = await channel.get_queue(f"{MAIN}.dead")
+        await dead.unbind(f"{MAIN}.dlx", "#")
+        taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        await queue.consume(taken.put)
+        await channel.default_exchange.publish(aio_pika.Message(b"unusable"), queue_name, timeout=10)
+        await (await taken.get()).reject(requeue=False)
+        await channel.declare_queue(queue_name, passive=True)  # answered by the queue after the reject
+        await dead.bind(f"{MAIN}.dlx", "#")
+        assert (await _taken(dead)).body == b"unusable"
+        await channel.queue_delete(queue_name)
+
+
 async def _got(queue: AbstractQueue) -> AbstractIncomingMessage:
     message = await queue.get(timeout=60)
     assert message is not None
@@ -327,6 +349,11 @@ def test_the_compose_file_uses_the_users_of_the_definitions(services: dict[str, 
         assert url.user == {"consumer": "example", "relay, approvals": "relay"}.get(name, name)
         assert (url.password, url.path) == (users[url.user], f"/{VHOST}")
     assert services["consumer"]["environment"]["QUEUE"] == EXAMPLE_QUEUE
+    mounted = dict(volume.split(":")[:2][::-1] for volume in services["rabbitmq"]["volumes"])
+    assert mounted["/etc/rabbitmq/conf.d/50-definitions.conf"] == "./deploy/rabbitmq/rabbitmq.conf"
+    loaded = re.search(r"^load_definitions = (\S+)$", (ROOT / "deploy/rabbitmq/rabbitmq.conf").read_text(), re.MULTILINE)
+    assert loaded is not None
+    assert mounted[loaded[1]] == f"./{DEFINITIONS.relative_to(ROOT)}"
     assert document["scope"] == SCOPE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -12,8 +13,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from aio_pika.abc import AbstractIncomingMessage
 from ruamel.yaml import YAML
+from yarl import URL
 
+from relay.amqp.connection import Connection
+from relay.amqp.topology import establish
 from relay.api.amqp import topology as approvals_topology
 from relay.approvals.request import Body
 from relay.config import Config
@@ -75,7 +80,7 @@ def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
 
 
 async def test_the_rights_and_the_consumer_of_the_page_are_all_it_takes(own_broker: Broker) -> None:
-    declaring, publishing, _ = (rights(block) for block in blocks(OPERATING, "sh"))
+    declaring, publishing, _, _ = (rights(block) for block in blocks(OPERATING, "sh"))
     consuming, _ = (rights(block) for block in blocks(CONSUMING, "sh"))
     url = f"amqp://{{}}:hunter2@127.0.0.1:{own_broker.port}/"
     for command in (*declaring, *consuming):
@@ -95,6 +100,26 @@ async def test_the_rights_and_the_consumer_of_the_page_are_all_it_takes(own_brok
         lines = [await output.readline() for _ in range(2)]
     names = ("event.scheduled", "event.ended")
     assert [line.decode().split() for line in lines] == [[f"io.imdsrelay.{name}.v1", EVENT_ID] for name in names]
+
+
+async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_to_take_approvals(own_broker: Broker) -> None:
+    declaring, _, both, taking = (rights(block) for block in blocks(OPERATING, "sh"))
+    scope = "prod-vmss-a-1f0c33ab"
+    parts = (*topology(EXCHANGE), *approvals_topology(EXCHANGE, scope))
+    with contextlib.suppress(RuntimeError):  # there since another test
+        await asyncio.to_thread(own_broker.ctl, *declaring[0])
+    connection = Connection(URL(f"amqp://imds-relay:hunter2@127.0.0.1:{own_broker.port}/"), "test")
+    await connection.connect()
+    async with connection:
+        for command in both:
+            await asyncio.to_thread(own_broker.ctl, *command)
+        await establish(connection, parts, True)
+        for command in taking:
+            await asyncio.to_thread(own_broker.ctl, *command)
+        await establish(connection, parts, "passive")
+        async with connection.channel() as channel:
+            taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+            assert await (await channel.get_queue(f"{EXCHANGE}.approvals.{scope}", ensure=False)).consume(taken.put)
 
 
 async def test_a_stream_keeps_the_history_for_who_comes_late(own_broker: Broker) -> None:
