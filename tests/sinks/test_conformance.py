@@ -13,8 +13,8 @@ import pytest
 from aio_pika.abc import AbstractQueue
 from yarl import URL
 
+from relay import plugins, sinks
 from relay.clock import SystemClock
-from relay.config import sink_members
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Sink, rabbitmq, webhook
 from tests.make import cloudevent
@@ -181,7 +181,7 @@ MEMBERS: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager
 
 
 def test_every_member_of_the_family_is_here() -> None:
-    assert set(MEMBERS) == set(sink_members())
+    assert set(MEMBERS) == set(plugins.members(sinks))
 
 
 @pytest.fixture(params=sorted(MEMBERS))
