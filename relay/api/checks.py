@@ -66,7 +66,7 @@ class Desk:
         peer = peer_of(request)
         if route.access == "anyone":
             return NOBODY
-        if route.access == "link":  # the route gives back what is taken for a link that is good
+        if route.access == "proof":
             if wait := self.by_address.take(peer.network, self.clock.monotonic()):
                 raise too_many("too many calls from this address that prove nothing", wait)
             return NOBODY

@@ -177,7 +177,7 @@ def routes(desk: Desk) -> tuple[Route, ...]:
             "what a link stands for, and how its event stands; decides nothing",
             look,
             {200: InvitationShown},
-            access="link",
+            access="proof",
             read=lambda _, body: _read(LinkBody, body),
             body=LinkBody,
             refuses=(404,),

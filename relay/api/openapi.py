@@ -21,7 +21,7 @@ _IN_PATH = re.compile(r"{(\w+)}")
 _BY_KEY: dict[str, list[str]] = {"bearer": []}
 _SECURITY: dict[Access, list[dict[str, list[str]]]] = {
     "anyone": [],
-    "link": [],
+    "proof": [],
     "key": [_BY_KEY],
     "key or loopback": [{}, _BY_KEY],
     "signature": [{"standardWebhooks": []}],
@@ -135,7 +135,7 @@ def _refusals(route: Route) -> list[int]:
     found = {400, 408, 413, 415, 417, *route.refuses}
     if route.access != "anyone":
         found |= {429, 503}
-    if route.access not in ("anyone", "link"):
+    if route.access not in ("anyone", "proof"):
         found.add(401)
     if route.needs is not None:
         found.add(403)

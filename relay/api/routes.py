@@ -13,8 +13,9 @@ from relay.api import Relay
 from relay.api.problems import Problem
 from relay.approvals.request import Caller, Right
 
-Access = Literal["anyone", "link", "key", "key or loopback", "signature"]
-"""Whose calls are heard: anyone's, those of who has a link, with a bearer key (or on the local socket), or a client's signed ones."""
+Access = Literal["anyone", "proof", "key", "key or loopback", "signature"]
+"""Whose calls are heard: anyone's; those that prove themselves to the route, which gives back what the address was charged; those
+with a bearer key (or on the local socket); or a client's signed ones."""
 
 
 @dataclass(frozen=True, slots=True)

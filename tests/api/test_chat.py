@@ -1,0 +1,131 @@
+"""POST /v1/chat/{sink}: what a platform calls reaches its member; who proves nothing is a stranger, and is held up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from relay.chatops import ChatRefused, Reply
+from relay.errors import StoreUnavailable
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import Receipt
+from tests.api.running import Running, running
+
+
+@dataclass(slots=True)
+class Wall:
+    """A chat whose platform proves itself by a header."""
+
+    heard: list[bytes] = field(default_factory=list)
+    concurrency: int = 1
+    longest_pause: float = 60.0
+    give_up_after: float = 86400.0
+
+    async def deliver(self, _event: CloudEvent) -> Receipt:
+        """Nothing is shown."""
+        return Receipt()
+
+    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Answer the platform."""
+        if headers.get("x-proof") != "good":
+            raise ChatRefused("the header X-Proof is not good")
+        if body == b"unreadable":
+            raise ChatRefused("the body cannot be read", status=400)
+        if body == b"disk":
+            raise StoreUnavailable("the disk is full")
+        if body == b"mistake":
+            raise ZeroDivisionError
+        self.heard.append(body)
+        return Reply({"text": "done"} if body else None)
+
+
+GOOD = {"X-Proof": "good", "Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture
+async def wall() -> Wall:
+    return Wall()
+
+
+@pytest.fixture
+async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[Running]:
+    """A relay with the chat sink ops."""
+    async with running(tmp_path) as one:
+        one.server.attach(replace(one.relay, chats={"ops": wall}))
+        yield one
+
+
+async def test_what_a_platform_calls_reaches_its_member_and_is_answered_by_it(relay: Running, wall: Wall) -> None:
+    answer = await relay.call("POST", "/v1/chat/ops", b"payload=%7B%7D", by=None, headers=GOOD)
+    assert (answer.status, answer.json, wall.heard) == (200, {"text": "done"}, [b"payload=%7B%7D"])
+    assert relay.server.strangers.count == 0
+
+
+async def test_an_empty_answer_is_empty(relay: Running) -> None:
+    url = f"http://127.0.0.1:{relay.server.port}/v1/chat/ops"
+    async with relay.session.post(url, data=b"", headers=GOOD) as answer:
+        assert (answer.status, await answer.read()) == (200, b"")
+
+
+@pytest.mark.parametrize("name", ["nobody", "box", "..", "%00"])
+async def test_a_sink_that_is_no_chat_is_404(relay: Running, name: str) -> None:
+    assert (await relay.call("POST", f"/v1/chat/{name}", b"x", by=None, headers=GOOD)).status == 404
+
+
+@pytest.mark.parametrize(("body", "headers", "status"), [(b"x", {}, 401), (b"unreadable", GOOD, 400)])
+async def test_who_is_refused_is_told_nothing_and_is_a_stranger(
+    relay: Running, caplog: pytest.LogCaptureFixture, body: bytes, headers: Mapping[str, str], status: int
+) -> None:
+    answer = await relay.call("POST", "/v1/chat/ops", body, by=None, headers=headers)
+    assert (answer.status, answer.json["detail"]) == (status, "the call proves nothing, or cannot be read; the relay's log says more")
+    assert relay.server.strangers.count == 1
+    assert "chat ops: the " in caplog.text
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/ops", 401), ("/v1/chat/unknown", 404)])
+async def test_an_address_is_refused_after_a_hundred_calls_that_prove_nothing(relay: Running, wall: Wall, path: str, status: int) -> None:
+    relay.clock.stop()
+    answers = Counter([(await relay.call("POST", path, b"x", by=None)).status for _ in range(101)])
+    assert answers == {status: 100, 429: 1}
+    last = await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)
+    assert (last.status, wall.heard) == (429, [])
+    assert int(last.headers["Retry-After"]) >= 1
+
+
+async def test_a_platform_that_proves_itself_is_never_too_many(relay: Running, wall: Wall) -> None:
+    """All its users come from its own few addresses."""
+    relay.clock.stop()
+    for _ in range(130):
+        assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 200
+    assert len(wall.heard) == 130
+
+
+async def test_a_body_that_is_too_long_or_encoded_reaches_no_member(relay: Running, wall: Wall) -> None:
+    too_long = await relay.call("POST", "/v1/chat/ops", b"x" * 65537, by=None, headers=GOOD)
+    encoded = await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers={**GOOD, "Content-Encoding": "gzip"})
+    assert (too_long.status, encoded.status, wall.heard) == (413, 415, [])
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
+async def test_a_platform_calls_with_post_alone(relay: Running, wall: Wall, method: str) -> None:
+    assert (await relay.call(method, "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 405
+    assert wall.heard == []
+
+
+async def test_while_the_relay_stops_or_cannot_write_it_says_so(relay: Running) -> None:
+    """So the platform, or whoever clicked, tries again."""
+    assert (await relay.call("POST", "/v1/chat/ops", b"disk", by=None, headers=GOOD)).status == 503
+    relay.server.detach()
+    assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 503
+
+
+async def test_a_mistake_of_a_member_costs_one_call(relay: Running, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"http://127.0.0.1:{relay.server.port}/v1/chat/ops"
+    async with relay.session.post(url, data=b"mistake", headers=GOOD) as answer:
+        assert answer.status == 500
+    assert "ZeroDivisionError" in caplog.text
+    assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 200
