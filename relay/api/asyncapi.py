@@ -56,7 +56,7 @@ def describe(exchange: str = SinkSettings.model_fields["exchange"].default) -> d
             },
             "approvals": {
                 "address": "approve.{scope}",
-                "description": "Publish with this very key: what comes by CC is not taken.",
+                "description": "Publish with this very key: what comes by CC, or as the dead letter of another queue, is not taken.",
                 "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in ("decision", "decisionEvent")},
                 "parameters": {"scope": _SCOPE},
                 "bindings": {"amqp": _exchange(exchanges[f"{exchange}.approvals"])},
