@@ -24,7 +24,14 @@ from relay.settings import Section
 ROOT = Path(__file__).parent.parent
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 DIGEST = "ab" * 32
-FOR_EXAMPLES = {"DRAIN_SECRET": SECRET, "DRAIN_PASSWORD": "secret", "DB_DRAIN_SECRET": SECRET, "DB_DRAIN_KEY_SHA256": DIGEST}
+TEAMS_URL = "https://default0f3c.1a.environment.api.powerplatform.com/powerautomate/automations/direct/workflows/0f/triggers/manual?sig=x"
+FOR_EXAMPLES = {
+    "TEAMS_URL": TEAMS_URL,
+    "DRAIN_SECRET": SECRET,
+    "DRAIN_PASSWORD": "secret",
+    "DB_DRAIN_SECRET": SECRET,
+    "DB_DRAIN_KEY_SHA256": DIGEST,
+}
 
 
 @pytest.fixture
@@ -324,8 +331,8 @@ WRONG = [
     ("telemetry: {log: xml}", "1: telemetry.log: expected 'text' or 'json'; got 'xml'"),
     ("approvals: {enabled: perhaps}", "1: approvals.enabled: expected true or false; got 'perhaps'"),
     ("sinks: {}", "1: sinks: expected a list; got a mapping"),
-    ("sinks:\n  - name: a", "2: sinks[0].kind: expected one of rabbitmq, webhook; got nothing"),
-    ("sinks:\n  - {kind: kafka, name: a}", "2: sinks[0].kind: expected one of 'rabbitmq', 'webhook'; got 'kafka'"),
+    ("sinks:\n  - name: a", f"2: sinks[0].kind: expected one of {', '.join(sorted(sink_members()))}; got nothing"),
+    ("sinks:\n  - {kind: kafka, name: a}", f"2: sinks[0].kind: expected one of {', '.join(map(repr, sink_members()))}; got 'kafka'"),
     (
         "sinks:\n  - {kind: webhook, name: a, webhook: 1}",
         "2: sinks[0].webhook: expected no such key; is it spelled right and in its place?",

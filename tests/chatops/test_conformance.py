@@ -1,0 +1,84 @@
+"""Every chat through every case of `conformance`, each with the stand-in of its platform behind a door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay import chatops, plugins
+from tests.chatops import teams_server
+from tests.chatops.conformance import CASES, Case, FarSide
+from tests.sinks.test_conformance import Door
+
+
+@dataclass(slots=True)
+class ForTeams:
+    """A workflow."""
+
+    door: Door
+    workflow: teams_server.Workflow
+    kind: str = "teams"
+    edits: bool = False
+    telltales: tuple[str, ...] = (teams_server.SIGNATURE, teams_server.PATH)
+
+    def settings(self) -> dict[str, Any]:
+        return {"url": f"http://127.0.0.1:{self.door.port}{teams_server.PATH}{teams_server.QUERY}", "allow_http": True}
+
+    async def leave(self) -> None:
+        await self.door.shut()
+
+    async def refuse(self) -> None:
+        self.workflow.state = "forbidding"
+
+    async def hang(self) -> None:
+        self.door.open.clear()
+
+    async def come(self) -> None:
+        self.workflow.state = "on"
+        await self.door.listen()
+
+    def messages(self) -> list[str]:
+        assert self.workflow.failed == []
+        return self.workflow.texts
+
+    def replies(self) -> list[str]:
+        return []
+
+    def slipped_in(self) -> list[str]:
+        return [one for card in self.workflow.cards for one in teams_server.alive(card)]
+
+
+@asynccontextmanager
+async def for_teams() -> AsyncIterator[FarSide]:
+    """A workflow behind a door."""
+    async with teams_server.workflow() as workflow:
+        door = Door("127.0.0.1", workflow.port)
+        await door.listen()
+        yield ForTeams(door, workflow)
+        await door.shut()
+
+
+MEMBERS: dict[str, Callable[[], AbstractAsyncContextManager[FarSide]]] = {
+    "teams": for_teams,
+}
+
+
+def test_every_member_of_the_family_is_here() -> None:
+    assert set(MEMBERS) == set(plugins.members(chatops))
+
+
+@pytest.fixture(params=sorted(MEMBERS))
+async def far(request: pytest.FixtureRequest) -> AsyncIterator[FarSide]:
+    """The far side of each member in turn."""
+    async with MEMBERS[request.param]() as made:
+        yield made
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_a_chat(case: Case, far: FarSide, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await case(far, tmp_path, caplog)
