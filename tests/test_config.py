@@ -26,6 +26,8 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 DIGEST = "ab" * 32
 TEAMS_URL = "https://default0f3c.1a.environment.api.powerplatform.com/powerautomate/automations/direct/workflows/0f/triggers/manual?sig=x"
 FOR_EXAMPLES = {
+    "MATTERMOST_TOKEN": "token",
+    "MATTERMOST_SECRET": SECRET,
     "TEAMS_URL": TEAMS_URL,
     "DRAIN_SECRET": SECRET,
     "DRAIN_PASSWORD": "secret",
