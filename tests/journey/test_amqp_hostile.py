@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import orjson
 import pytest
 import pytest_asyncio
@@ -155,6 +156,28 @@ async def test_what_azure_refuses_is_told_as_caused_by_the_message(there: Stage)
 
 
 # --- what the log says
+
+
+async def test_what_cannot_be_used_is_counted_and_logged_once_a_minute_for_each_user(
+    there: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can fill the log, nor drown another in it."""
+    before, dead = await _strangers(there), len(there.bus.dead)
+    for number, user in enumerate(("stranger", "stranger", "stranger", "watcher")):
+        await there.bus.send(b"no json", f"counted {number}", user=user)
+    await eventually(lambda: len(there.bus.dead) == dead + 4)
+    assert await _strangers(there) == before + 4
+    logged = [record.getMessage() for record in caplog.records if record.name == "relay.api.strangers"]
+    assert len(logged) == 2
+    assert logged[0] == "a message from 'stranger' was dead-lettered: \"its user_id is no client's amqp_user\""
+    assert logged[1].startswith("a message from 'watcher' was dead-lettered: ")
+
+
+async def _strangers(there: Stage) -> float:
+    url = f"http://127.0.0.1:{there.running.api_port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        lines = (await response.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("imds_relay_strangers_total "))
 
 
 async def test_no_password_is_ever_told(

@@ -158,5 +158,7 @@ async def test_what_no_queue_wants_is_delivered_with_the_brokers_number(own_brok
         await queue.unbind(told.exchange, "#")
         delivery = await told.delivered(await told.happens())
         assert (delivery["lastStatus"], delivery["attempts"]) == (312, 1)
+        async with told.session.get("/metrics") as response:
+            assert 'imds_relay_sink_tries_total{kind="rabbitmq",outcome="delivered",sink="bus",status="312"} 1.0' in await response.text()
         await queue.bind(told.exchange, "#")
         assert (await told.delivered(await told.happens()))["lastStatus"] is None
