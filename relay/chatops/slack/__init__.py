@@ -7,37 +7,76 @@ calls Slack; `calls` proves and reads what Slack calls (pure), `people` finds ou
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.util import find_spec
+from typing import Any
 
 from relay.chatops import ChatRefused, Reply
-from relay.chatops._current import Current
+from relay.chatops._current import Current, Platform
 from relay.chatops.slack.settings import Settings
 from relay.clock import Clock
 from relay.notices.board import Board
 from relay.sinks._http import open_session
 
-if find_spec("slack_sdk") is not None:
+if find_spec("slack_sdk") is not None:  # without it no section of this kind is accepted
+    from relay.chatops.slack.answers import Answers
+    from relay.chatops.slack.calls import read, verify
     from relay.chatops.slack.channel import Channel
     from relay.chatops.slack.people import People
+    from relay.chatops.slack.responses import Responses
+    from relay.chatops.slack.socket_mode import SocketMode
     from relay.chatops.slack.web import WebApi
 
 
 class Slack(Current):
     """One channel."""
 
-    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:  # noqa: ARG002  # it is not answered yet
-        """Take a call of Slack. Raises ChatRefused."""
-        raise ChatRefused("nobody calls this sink")
+    def __init__(self, settings: Settings, board: Board, platform: Platform, clock: Clock, answers: Answers) -> None:
+        super().__init__(settings, board, platform, clock, in_chat=settings.approve_in_chat)
+        self._slack = settings
+        self._now = clock.now
+        self._answers = answers
+
+    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Take a call of Slack; its decision is on disk when this returns. Raises ChatRefused."""
+        if not self._slack.is_called:
+            raise ChatRefused(f"sink {self._slack.name} has no signing_secret: nobody calls it")
+        try:
+            secret = self._slack.secret()
+        except ValueError as error:
+            raise ChatRefused(f"signing_secret cannot be used any more: {error}") from None
+        verify(headers, body, secret, self._now())
+        return await self._answers.take(read(body))
 
 
 @asynccontextmanager
 async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterator[Slack]:
-    """Open the sink's session. Nothing is waited for."""
-    async with open_session() as session:
-        api = WebApi(session, settings.base(), settings.bot_token, settings.timeout)
+    """Open the sink's session, and begin to listen where that is asked for. Nothing is waited for."""
+    async with AsyncExitStack() as stack:
+        session, base = await stack.enter_async_context(open_session()), settings.base()
+        api = WebApi(session, base, settings.bot_token, settings.timeout)
         people = People(api, clock)
-        slack = Slack(settings, board, Channel(api, settings.channel, people.team), clock, in_chat=settings.approve_in_chat)
-        async with slack.kept():
-            yield slack
+        responses = Responses(session, base, allow_http=settings.allow_http)
+        await stack.enter_async_context(responses.ended())
+        answers = Answers(settings, board, people, clock, responses.send)
+        slack = Slack(settings, board, Channel(api, settings.channel, people.team), clock, answers)
+        await stack.enter_async_context(slack.kept())
+        if settings.has_socket:
+            socket = SocketMode(
+                api, settings.socket_token, session, clock, answers.take, name=settings.name, allow_http=settings.allow_http
+            )
+            await stack.enter_async_context(_beside(socket.run(), f"{settings.name}: Socket Mode"))
+        yield slack
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
