@@ -32,6 +32,9 @@ PUBLIC = "https://relay.example.com"
 SECRET = "whsec_" + base64.b64encode(b"sealed with thirty-two bytes: ok").decode()
 PENDING = 30.0
 """Seconds for which a post is known again."""
+_ALIVE = re.compile(r"@\w+|(?<!\w)#\w+|~\w+|:(?!\d\d:)[\w+-]+:|\w+:/+\w*|www\.\w+|(?<!\\)\]\([^)]*\)?|(?<!\\)!?\[[^\]]*\]\(|<\w+|&\S+;")
+"""What Mattermost makes something of, wherever Markdown lets it: a backslash helps against brackets alone."""
+_OURS = re.compile(rf"`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC}/approve#[\w-]+\)\*\*")
 _LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -67,6 +70,8 @@ class Mattermost:
     """Paths, from their first characters, and what the next call of one is answered with."""
     stalled: str | None = None
     """Calls of paths that begin so are not answered."""
+    mistrusts: bool = False
+    """Every token is refused, and repeated."""
     rate: int | None = None
     """Calls that are let through; None: all of them."""
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
@@ -116,7 +121,10 @@ class Mattermost:
             self._runner = None
 
     async def come(self) -> None:
-        """It is there, at the same place."""
+        """It is there and well, at the same place."""
+        self.stalled, self.mistrusts = None, False
+        if self._runner is not None:
+            return
         app = web.Application(middlewares=[self._door], client_max_size=1 << 22)
         app.add_routes(
             [
@@ -148,6 +156,26 @@ class Mattermost:
             "timeout": "5s",
             **more,
         }
+
+    def texts_of(self, post: Mapping[str, Any]) -> str:
+        """All that a post says to its readers."""
+        said_ = [post["message"]]
+        for one in post["props"].get("attachments", []):
+            said_ += [one.get("title", ""), one.get("text", ""), one.get("footer", "")]
+            said_ += [f"{found['title']}: {found['value']}" for found in one.get("fields", [])]
+        return re.sub(r"\\(?=[\\`*\[\]|$_])", "", "\n".join(said_).replace("\N{ZERO WIDTH SPACE}", ""))
+
+    def alive_in(self, post: Mapping[str, Any]) -> list[str]:
+        """What in a post calls somebody, or leads somewhere: mentions, hashtags, links to channels, emojis, links."""
+        said_ = [post["message"]]
+        for one in post["props"].get("attachments", []):
+            said_ += [
+                one.get("title", ""),
+                one.get("text", ""),
+                one.get("footer", ""),
+                *(found["value"] for found in one.get("fields", [])),
+            ]
+        return [found for text in said_ for found in _ALIVE.findall(_OURS.sub("", text))]
 
     # --- what people do
 
@@ -234,14 +262,15 @@ class Mattermost:
             if self.rate < 0:
                 headers = {"X-Ratelimit-Limit": "10", "X-Ratelimit-Remaining": "0", "X-Ratelimit-Reset": "1", "Retry-After": "1"}
                 return web.Response(status=429, text="limit exceeded", headers=headers)
+        if self.mistrusts:
+            return said(401, "api.context.session_expired.app_error", str(dict(request.headers)))
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return said(401, "api.context.session_expired.app_error", "Invalid or expired session, please login again.")
         return await handler(request)
 
     async def _never(self, request: web.Request) -> None:
-        while request.transport is not None and not request.transport.is_closing():
-            await request.read()
-            await asyncio.sleep(0.05)
+        while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(0.02)
 
     async def _create(self, request: web.Request) -> web.Response:
         wanted = await request.json()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relay import chatops, plugins
-from tests.chatops import teams_server
+from tests.chatops import mattermost_server, teams_server
 from tests.chatops.conformance import CASES, Case, FarSide
 from tests.sinks.test_conformance import Door
 
@@ -63,7 +63,49 @@ async def for_teams() -> AsyncIterator[FarSide]:
         await door.shut()
 
 
+@dataclass(slots=True)
+class ForMattermost:
+    """A server with a channel."""
+
+    server: mattermost_server.Mattermost
+    kind: str = "mattermost"
+    edits: bool = True
+    telltales: tuple[str, ...] = (mattermost_server.TOKEN,)
+
+    def settings(self) -> dict[str, Any]:
+        return {key: value for key, value in self.server.sink().items() if key not in {"kind", "name"}}
+
+    async def leave(self) -> None:
+        await self.server.leave()
+
+    async def refuse(self) -> None:
+        self.server.mistrusts = True
+
+    async def hang(self) -> None:
+        self.server.stalled = ""
+
+    async def come(self) -> None:
+        await self.server.come()
+
+    def messages(self) -> list[str]:
+        return [self.server.texts_of(post) for post in self.server.roots]
+
+    def replies(self) -> list[str]:
+        return [self.server.texts_of(post) for post in self.server.posts.values() if post["root_id"]]
+
+    def slipped_in(self) -> list[str]:
+        return [one for post in self.server.posts.values() for one in self.server.alive_in(post)]
+
+
+@asynccontextmanager
+async def for_mattermost() -> AsyncIterator[FarSide]:
+    """A server, and the bot in its channel."""
+    async with mattermost_server.mattermost() as server:
+        yield ForMattermost(server)
+
+
 MEMBERS: dict[str, Callable[[], AbstractAsyncContextManager[FarSide]]] = {
+    "mattermost": for_mattermost,
     "teams": for_teams,
 }
 
