@@ -155,6 +155,19 @@ async def test_what_azure_refuses_is_told_as_caused_by_the_message(there: Stage)
     assert not there.bus.told("startrequest.accepted", event)
 
 
+# --- what the broker sees of the relay
+
+
+async def test_two_connections_with_a_heartbeat_of_ten_seconds_and_one_channel_that_stays(there: Stage) -> None:
+    """FIELD 5.11. A channel for each message would be slow, and an unused one is a leak."""
+    columns = ("client_properties", "timeout", "channels")
+    said = await asyncio.to_thread(there.bus.broker.ctl, "list_connections", *columns)
+    ours = [line.split("\t") for line in said.splitlines() if '"imds-relay ' in line]
+    named = {"approvals" if '"imds-relay approvals of journey at vm-0"' in line else "bus": rest for line, *rest in ours}
+    assert len(ours) == 2
+    assert named == {"approvals": ["10", "1"], "bus": ["10", "1"]}
+
+
 # --- what the log says
 
 
