@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.api import amqp
 from relay.api.amqp import Approvals
 from relay.api.strangers import Strangers
+from relay.app import started
 from relay.approvals.ledger import Ledger
+from relay.clock import SystemClock
+from relay.config import Config
 from relay.errors import StoreUnavailable
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, stage, unused
@@ -132,6 +136,29 @@ async def test_while_the_state_file_cannot_be_written_messages_wait_and_are_not_
         await there.bus.hears("approval.granted", event, "waited")
         assert len(there.bus.told("approval.recorded")) == 1
         assert not there.bus.dead
+
+
+async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_in(node: Broker, tmp_path: Path) -> None:
+    """It is made as soon as the relay has connected: else what is sent before the switch is turned would be lost."""
+    exchange = unused()
+    bus = Bus(node, exchange)
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        document = section(node, exchange) | {"source": {"url": sim.url}, "store": {"path": str(tmp_path / "relay.db")}}
+        document["approvals"]["enabled"] = False
+        async with started(Config.model_validate(document), SystemClock()):
+            await eventually(lambda: _is_there(bus), every=0.1)
+            await bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "early")
+            assert await bus.waiting() == (1, 0)
+    async with stage(node, tmp_path, exchange, wait=False) as there, AsyncExitStack() as stack:
+        await there.bus.listen(stack)
+        await eventually(there.is_idle, every=0.1)
+
+
+async def _is_there(bus: Bus) -> bool:
+    try:
+        return await bus.waiting() == (0, 0)
+    except ChannelNotFoundEntity:
+        return False
 
 
 async def _deliveries(bus: Bus) -> int:
