@@ -9,7 +9,7 @@ import pytest
 from cloudevents.core.bindings import rabbitmq as oracle
 
 from relay.amqp.frames import LARGEST
-from relay.errors import Rejected
+from relay.errors import Deferred, Rejected
 from relay.sinks import rabbitmq
 from tests.make import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker, Reachable
@@ -241,6 +241,29 @@ async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(ow
         assert "grant the user write" in error.reason
         await least(own_broker, write="^unwritable$")
         await delivered(bus, cloudevent())
+
+
+async def test_a_topic_that_the_user_may_not_write_holds_up_its_own_messages_alone(own_broker: Broker) -> None:
+    """FIELD 5.5: the broker closes the channel for it, under its neighbours too; they are tried again, and it waits to be mended."""
+    async with sink(own_broker.amqp_url(), "topics") as maker:
+        await delivered(maker, cloudevent("relay.ping"))
+    url = await least(own_broker, write="^topics$")
+    permit = ("set_topic_permissions", "least", "topics")
+    await asyncio.to_thread(own_broker.ctl, *permit, "^event\\.scheduled\\.freeze\\.", "^$")
+    foreign, own = cloudevent(eventtype="Reboot"), [cloudevent(data={"n": n}) for n in range(20)]
+    async with sink(url, "topics", declare="passive") as bus:
+        await delivered(bus, own[0])
+        outcomes = await asyncio.gather(bus.deliver(foreign), *map(bus.deliver, own), return_exceptions=True)
+        refused = outcomes[0]
+        assert isinstance(refused, Deferred)
+        assert (refused.failure, refused.status) == ("slow", 403)
+        assert "access to topic 'event.scheduled.reboot.prod-vmss-a-1f0c33ab' in exchange 'topics'" in refused.reason
+        assert "grant the user write on the exchange, and on the topic" in refused.reason
+        assert {getattr(outcome, "failure", None) for outcome in outcomes[1:]} <= {"transient", None}
+        for event in own:
+            await delivered(bus, event)
+        await asyncio.to_thread(own_broker.ctl, *permit, ".*", "^$")
+        await delivered(bus, foreign)
 
 
 async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tried_again(own_broker: Broker) -> None:
