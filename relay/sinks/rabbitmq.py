@@ -170,6 +170,11 @@ class Line:
         """Wait until the channel is closed. aiormq then ends whoever waits on it for an answer."""
         await self._channel.closed()
 
+    def end(self) -> None:
+        """End the publishes that are left: aiormq forgets those that wait for room in its queue, which nobody empties any more."""
+        for publish in self.unconfirmed.values():
+            publish.cancel()
+
 
 class RabbitMQ:
     """One exchange."""
@@ -254,6 +259,7 @@ class RabbitMQ:
                 await line.closed()
             finally:
                 self._hang_up()
+                asyncio.get_running_loop().call_soon(line.end)  # once those have run that got an answer
             if not isinstance(line.why, amqp.ChannelClosed) and line.why is not None:
                 raise Deferred(f"the connection to {where} was lost: {explain(line.why).reason}")
 
