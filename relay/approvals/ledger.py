@@ -162,7 +162,7 @@ class Ledger:
     def failed(self, tx: Transaction, claims: Sequence[Claim], status: int | None, reason: str, now: datetime) -> None:
         """IMDS answered 400: another try would fare no better."""
         for claim in claims:
-            tx.decisions.answered(claim.grant.id, "failed", status)
+            tx.decisions.answered(claim.grant.id, "refused", status)
             self._tell_start(tx, "startrequest.failed", claim.grant, reason, now)
 
     def unanswered(self, tx: Transaction, claims: Sequence[Claim], status: int | None) -> None:

@@ -17,6 +17,7 @@ from relay.outbox import Decision, Grant, Mode, Occurrence
 State = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]
 Why = Literal["changed", "expired", "ended"]
 _OPEN = ("granted", "sent")
+_OVER = ("failed", "refused")
 HOLD_MEANS = (
     "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"
 )
@@ -108,7 +109,7 @@ class Standing:
     def grant(self) -> Grant | None:
         """The grant for the event as it is now that is neither failed nor, when it is serious, a dry run."""
         for one in reversed(self.grants):
-            if one.revision == self.occurrence.revision and one.state != "failed" and one.dry_run == (self.mode == "dry-run"):
+            if one.revision == self.occurrence.revision and one.state not in _OVER and one.dry_run == (self.mode == "dry-run"):
                 return one
         return None
 
@@ -120,7 +121,7 @@ class Standing:
     @property
     def refused_by_imds(self) -> bool:
         """Whether IMDS answered 400 to a StartRequest for the event as it is now: another would fare no better."""
-        return any(one.state == "failed" and one.status == 400 and one.revision == self.occurrence.revision for one in self.grants)  # HTTP
+        return any(one.state == "refused" and one.revision == self.occurrence.revision for one in self.grants)
 
     def person(self, principal: str) -> str:
         """Whose principal it is."""
@@ -394,7 +395,7 @@ def state_of(standing: Standing) -> State:
         return "held"
     if standing.open and standing.grant is not None:
         return "granted"
-    if last == "failed" and (standing.refused_by_imds or not standing.open):
+    if last in _OVER and (standing.refused_by_imds or not standing.open):
         return "failed"
     if standing.open and standing.required and standing.mode != "off":
         return "pending"

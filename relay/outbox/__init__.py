@@ -20,7 +20,8 @@ from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
 EntryState = Literal["waiting", "delivered", "superseded", "parked"]
-GrantState = Literal["granted", "sent", "accepted", "failed"]
+GrantState = Literal["granted", "sent", "accepted", "failed", "refused"]
+"""failed: given up before an answer that says yes or no; refused: IMDS answered 400 to a StartRequest for this event alone."""
 Outcome = Literal["delivered", "deferred", "parked", "error"]
 SinkState = Literal["on", "paused", "disabled"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,7 @@ def test_a_repeat_gets_its_first_answer_whatever_happened_since(book: Book) -> N
     book.see()
     book.crash()
     said = len(book.said())
-    assert book.submit(request_id="r") == first
+    assert book.submit(request_id="r") == replace(first, repeat=True)
     assert len(book.said()) == said
 
 
@@ -282,7 +283,7 @@ def test_another_body_under_a_known_id_is_409_and_decides_nothing(book: Book) ->
     assert (other.status, other.body["revision"]) == (409, REBOOT.revision)
     assert not book.stands().holds
     assert data(book, "approval.refused")["decision"] == "hold"
-    assert book.submit(request_id="r") == first
+    assert book.submit(request_id="r") == replace(first, repeat=True)
 
 
 def test_the_same_id_from_another_principal_is_no_repeat(book: Book) -> None:
@@ -595,6 +596,19 @@ def test_a_start_request_without_an_answer_keeps_its_claim_and_the_last_status(b
     assert (book.grants[0].state, book.grants[0].status) == ("sent", 503)
     book.see()
     assert data(book, "startrequest.failed")["status"] == 503
+
+
+def test_a_400_to_a_request_for_several_events_says_nothing_about_one_of_them(book: Book) -> None:
+    """Given up for another reason meanwhile, each may still be approved: IMDS has refused neither by itself."""
+    book.see(USER, event("E-2", event_source="User"))
+    both = book.do(lambda tx: book.ledger.claim(tx, tx.decisions.open_grants(), book.clock.now()))
+    book.do(lambda tx: book.ledger.unanswered(tx, both, 400))
+    book.crash(SETTINGS.model_copy(update={"rules": ()}))
+    book.step()
+    assert [(grant.state, grant.status) for grant in book.grants] == [("failed", 400), ("failed", 400)]
+    book.crash(SETTINGS)
+    book.step()
+    assert [grant.state for grant in book.grants if grant.status is None] == ["granted", "granted"]
 
 
 def test_an_event_that_flips_back_is_granted_anew_and_the_first_grant_is_told_failed(book: Book) -> None:

@@ -24,7 +24,7 @@ from relay.events.document import Event
 from relay.events.moment import rfc3339
 from relay.outbox import Mode
 from relay.outbox.journal import rows
-from tests.approvals.hand_clock import HandClock
+from tests.approvals.hand_clock import NOON, HandClock
 from tests.approvals.made import Book, caller, event
 
 _VOTERS = ["client:alice", "client:bob", "client:carol"]
@@ -37,11 +37,16 @@ _USUAL = [
     },
 ]
 _LENIENT = [_USUAL[0], {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 1, "from": _VOTERS, "expires": "2m"}}]
+_WINDOW = {"name": "window", "match": {"event_type": ["Reboot"], "time": {"from": "12:02", "to": "12:06"}}}
+_TIMED = [_USUAL[0], _WINDOW | {"approve": {"votes": 1, "from": ["group:team"], "execution_expires": "45s"}}, _USUAL[1]]
+_PRINCIPALS = {"ann": ["client:alice", "client:carol", "mtls:ann.internal"]}
 _RULES: dict[str, ApprovalsSettings] = {
-    name: ApprovalsSettings.model_validate({"hold_expires": "90s", "rules": rules, "people": {"ann": ["client:alice", "client:carol"]}})
-    for name, rules in {"usual": _USUAL, "lenient": _LENIENT, "none": []}.items()
+    name: ApprovalsSettings.model_validate(
+        {"hold_expires": "90s", "rules": rules, "people": _PRINCIPALS, "groups": {"team": ["person:ann", "client:bob"]}}
+    )
+    for name, rules in {"usual": _USUAL, "lenient": _LENIENT, "timed": _TIMED, "none": []}.items()
 }
-_NEEDED = {"usual": 2, "lenient": 1}
+_OPENS, _CLOSES = NOON + timedelta(minutes=2), NOON + timedelta(minutes=6)
 _IDS = st.sampled_from(["A", "B"])
 _KINDS: dict[str, dict[str, Any]] = {
     "user": {"event_source": "User"},
@@ -55,6 +60,22 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 _MEMORY = Path("/dev/shm")  # noqa: S108  # a directory of its own is made there; what no disk has to keep is read again sooner
 _PEOPLE = st.sampled_from(["alice", "bob", "carol", "eve"])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the rules ask of a Reboot at a moment: so many people, votes good for so long, and sent within so long."""
+
+    people: int
+    votes_last: timedelta | None = timedelta(minutes=2)
+    sent_within: timedelta | None = None
+
+
+def asked(rules: str, now: datetime) -> Asked:
+    """In the window of `timed` one person is enough, if it is done at once; before and after it, two."""
+    if rules == "timed" and _OPENS <= now < _CLOSES:
+        return Asked(1, None, timedelta(seconds=45))
+    return Asked(1 if rules == "lenient" else 2)
 
 
 @dataclass
@@ -75,7 +96,7 @@ class Model:
         if self.seen.event_source == "User":
             return True
         voters = {who for who, (revision, until) in self.votes.items() if revision == self.seen.revision and until > now} - {"eve"}
-        return self.seen.event_type == "Reboot" and len(people(voters)) >= _NEEDED[rules]
+        return self.seen.event_type == "Reboot" and len(people(voters)) >= asked(rules, now).people
 
 
 def people(names: set[str]) -> set[str]:
@@ -83,22 +104,40 @@ def people(names: set[str]) -> set[str]:
     return {name.replace("carol", "alice") for name in names}
 
 
+@dataclass
+class Post:
+    """A StartRequest that left this machine, in one of its lives; ``answer`` None: none came."""
+
+    life: int
+    occurrence: int
+    revision: str
+    answer: str | None = None
+
+
 class Approvals(RuleBasedStateMachine):
     """What can happen, in any order."""
 
-    @initialize()
-    def begin(self) -> None:
-        """A document of two events, and a file that holds nothing."""
+    @initialize(
+        rules=st.sampled_from(["usual", "timed"]),
+        now=st.sampled_from([NOON, _OPENS]),
+        opening=st.sampled_from([None, ("bob", 20.0), ("carol", 20.0), ("carol", 50.0)]),
+    )
+    def begin(self, rules: str, now: datetime, opening: tuple[str, float] | None) -> None:
+        """A document of two events, and a file that holds nothing; what is rarely come upon by chance comes first at times."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
-        self.ruleset, self.mode = "usual", "on"
-        self.clock = HandClock()
-        self.book = Book(Path(self.folder.name) / "relay.db", _RULES["usual"], clock=self.clock)
+        self.ruleset, self.mode = rules, "on"
+        self.clock = HandClock(now)
+        self.book = Book(Path(self.folder.name) / "relay.db", _RULES[rules], clock=self.clock)
         self.azure: dict[str, Event] = {}
         self.model: dict[str, Model] = {}
         self.flight: list[Claim] = []
         self.alone: set[int] = set()
+        self.life, self.posts = 0, list[Post]()
         self.azure_says("A", "voted", 400.0)
         self.azure_says("B", "user", 400.0)
+        self.poll(crash=False)
+        if opening is not None:
+            self.vote_wait_and_claim(*opening, late=False)
 
     @override
     def teardown(self) -> None:
@@ -144,14 +183,32 @@ class Approvals(RuleBasedStateMachine):
             kept = {model.seen.revision, *(revision for event_id, revision in flying if event_id == of)}
             model.votes = {who: vote for who, vote in model.votes.items() if vote[0] in kept}
 
+    def _settle(self, of: str) -> None:
+        """What is over when somebody looks is over, wherever the clock is set to afterwards."""
+        model, now = self.model[of], self.clock.now()
+        flying = {claim.grant.revision for claim in self.flight if claim.event_id == of}
+        model.holds = {who: until for who, until in model.holds.items() if until > now}
+        over = model.seen.due is not None and now >= model.seen.due
+        within = asked(self.ruleset, now).sent_within if self.ruleset != "none" and model.seen.event_type == "Reboot" else None
+        waiting = [grant for grant in self.book.stands(of).grants if grant.state == "granted" and not grant.dry_run]
+        automatic = model.seen.event_source == "User"
+        lapsed = {grant.revision for grant in waiting if within is not None and not automatic and now >= grant.granted_at + within}
+        model.votes = {
+            who: (revision, until)
+            for who, (revision, until) in model.votes.items()
+            if revision in flying or (until > now and not over and revision not in lapsed)
+        }
+
     def _step(self) -> None:
+        for of in self.model:
+            self._settle(of)
         self.book.step()
         for of, model in self.model.items():
             grants = self.book.stands(of).grants
             if self.mode == "on" and model.may_start(self.ruleset, self.clock.now()) and model.seen.revision not in model.refused:
                 of_now = [grant for grant in grants if grant.revision == model.seen.revision and not grant.dry_run]
                 under_way = [grant for grant in grants if grant.state == "sent"]
-                assert under_way or any(grant.state != "failed" for grant in of_now), "a satisfied rule was forgotten"
+                assert under_way or any(grant.state not in ("failed", "refused") for grant in of_now), "a satisfied rule was forgotten"
 
     # --- time, operators, crashes
 
@@ -161,6 +218,11 @@ class Approvals(RuleBasedStateMachine):
         self.clock.turn(seconds)
         if step:
             self._step()
+
+    @rule(back=st.sampled_from([30.0, 130.0, 3600.0]))
+    def the_clock_is_set_back(self, back: float) -> None:
+        """As NTP does; the monotonic clock goes on."""
+        self.clock.set(self.clock.now() - timedelta(seconds=back))
 
     @rule(mode=st.sampled_from(["on", "on", "on", "dry-run", "off"]))
     def switch(self, mode: Mode) -> None:
@@ -172,11 +234,12 @@ class Approvals(RuleBasedStateMachine):
     def crash(self) -> None:
         """Everything that is not on disk is lost; so is the answer to what is in flight."""
         self.book.crash()
+        self.life += 1
         self.flight = []
         self.alone = set()
         self._void()
 
-    @rule(rules=st.sampled_from(["usual", "usual", "lenient", "none"]))
+    @rule(rules=st.sampled_from(["usual", "usual", "timed", "timed", "lenient", "none"]))
     def restart_with_other_rules(self, rules: str) -> None:
         """The file of the rules was changed."""
         self.ruleset = rules
@@ -196,12 +259,14 @@ class Approvals(RuleBasedStateMachine):
         """Somebody votes for what the relay has seen, or for what Azure already says."""
         revision, now = self._revision(of, known), self.clock.now()
         before = self._said("approval.recorded")
+        if of in self.model:
+            self._settle(of)
         answer = self.book.submit("approve", who, event_id=of, revision=revision, request_id=request, digest=f"{of}{revision}")
         if answer.status == 202 and self.mode == "on" and self._said("approval.recorded") > before:
             model = self.model[of]
             assert model.seen.revision == revision
-            expires = timedelta(minutes=2) if model.seen.event_source != "User" else timedelta(days=1)
-            model.votes[who] = revision, now + expires
+            expires = asked(self.ruleset, now).votes_last if model.seen.event_source != "User" else None
+            model.votes[who] = revision, now + (expires or timedelta(days=1))
 
     @precondition(lambda self: self.model)
     @rule(of=_IDS, other=st.sampled_from(["bob", "carol"]))
@@ -210,12 +275,24 @@ class Approvals(RuleBasedStateMachine):
         self.vote("alice", of, known=True, request=None)
         self.vote(other, of, known=True, request=None)
 
+    @precondition(lambda self: "A" in self.model and not self.flight)
+    @rule(other=st.sampled_from(["bob", "carol"]), seconds=st.sampled_from([20.0, 50.0, 115.0]), late=st.booleans())
+    def vote_wait_and_claim(self, other: str, seconds: float, late: bool) -> None:
+        """What was voted lies about for a while, and is then to be sent; the timer of the step may be late."""
+        self.two_vote("A", other)
+        self.time_passes(seconds, step=not late)
+        self.claim(lost=False)
+        if not self.flight:
+            self.claim(lost=False)
+
     @precondition(lambda self: self.model)
     @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS)
     def hold(self, who: str, of: str) -> None:
         """Somebody holds."""
         revision, now = self._revision(of, known=True), self.clock.now()
         before = self._said("approval.recorded")
+        if of in self.model:
+            self._settle(of)
         answer = self.book.submit("hold", who, event_id=of, revision=revision)
         if answer.status == 202:
             occurrence = self.book.stands(of).occurrence.id
@@ -228,6 +305,8 @@ class Approvals(RuleBasedStateMachine):
     def release(self, who: str, of: str, operator: bool) -> None:
         """Somebody releases: their own, or all."""
         by = caller(who, "operate") if operator else who
+        if of in self.model:
+            self._settle(of)
         answer = self.book.submit("release", by, event_id=of, revision=self._revision(of, known=True))
         if answer.status == 202:
             holds = self.model[of].holds
@@ -250,6 +329,7 @@ class Approvals(RuleBasedStateMachine):
         assert len({claim.event_id for claim in self.flight}) == len(self.flight), "one event twice in one StartRequest"
         for claim in self.flight:
             self._check(claim)
+            self.posts.append(Post(self.life, claim.grant.occurrence, claim.grant.revision))
         if lost:
             self.crash()
         elif not self.flight:
@@ -264,19 +344,27 @@ class Approvals(RuleBasedStateMachine):
         assert claim.grant.revision == model.seen.revision
         assert model.may_start(self.ruleset, now)
         assert model.seen.revision not in model.refused
+        for post in self.posts:
+            if post.occurrence == claim.grant.occurrence:
+                assert post.answer is not None or post.life < self.life, "two in flight for one event"
+                assert post.answer != "200" or post.revision != claim.grant.revision, "started twice"
         before = [row for row in rows(self.book.connection) if row.event_key == claim.event_id.lower()]
         told = [(row.kind, orjson.loads(row.body).get("data", {})) for row in before]
         of_it = [(kind, data) for kind, data in told if data.get("revision") == claim.grant.revision and "dryRun" not in data]
         assert any(kind == "approval.granted" and data["approvalId"] == claim.grant.approval_id for kind, data in of_it)
         if model.seen.event_source != "User":
+            ask = asked(self.ruleset, now)
+            assert ask.sent_within is None or claim.grant.attempts or now < claim.grant.granted_at + ask.sent_within
             who = {data["principal"] for kind, data in of_it if kind == "approval.recorded" and data["decision"] == "approve"}
-            assert len(people(who)) >= _NEEDED[self.ruleset]
+            assert len(people(who)) >= ask.people
 
     @precondition(lambda self: self.flight)
     @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
     def imds_answers(self, answer: Literal["200", "400", "503", "timeout, but processed"]) -> None:
         """What was in flight is answered, or is not."""
         claims, now, ledger = self.flight, self.clock.now(), self.book.ledger
+        for post in self.posts[-len(claims) :]:
+            post.answer = answer
         if answer == "200":
             self.book.do(lambda tx: ledger.accepted(tx, claims, now))
         elif answer == "400" and len(claims) == 1:
@@ -311,7 +399,8 @@ class Approvals(RuleBasedStateMachine):
         assert len(grants) == sum(one.name == "approval.granted" for one in said)
         for grant in grants:
             answers = [one.name for one in said if one.attributes.get("causationid") == grant.cause]
-            assert answers == ([f"startrequest.{grant.state}"] if grant.state in ("accepted", "failed") and not grant.dry_run else [])
+            state = "failed" if grant.state == "refused" else grant.state
+            assert answers == ([f"startrequest.{state}"] if state in ("accepted", "failed") and not grant.dry_run else [])
         sent = [grant.occurrence for grant in grants if grant.state == "sent"]
         assert len(sent) == len(set(sent)), "two in flight for one event"
         open_ones = {claim.grant.id for claim in self.flight}

@@ -99,9 +99,9 @@ REFUSED: list[tuple[str, int, Approval, Standing]] = [
     ("a hold before the claim", 202, approval("hold"), standing(grants=[granted()])),
     ("a hold after the claim", 409, approval("hold"), standing(grants=[granted("sent")])),
     ("a hold after it was accepted", 409, approval("hold"), standing(grants=[granted("accepted")])),
-    ("a hold after it was given up", 202, approval("hold"), standing(grants=[granted("failed", status=400)])),
-    ("a vote after IMDS refused it", 409, approval(), standing(grants=[granted("failed", status=400)])),
-    ("a vote after IMDS refused another state", 202, approval(), standing(grants=[granted("failed", revision="x", status=400)])),
+    ("a hold after it was given up", 202, approval("hold"), standing(grants=[granted("refused", status=400)])),
+    ("a vote after IMDS refused it", 409, approval(), standing(grants=[granted("refused", status=400)])),
+    ("a vote after IMDS refused another state", 202, approval(), standing(grants=[granted("refused", revision="x", status=400)])),
     ("a vote after an earlier grant was given up", 202, approval(), standing(grants=[granted("failed")])),
     ("a vote without the right", 403, approval(by=caller("alice", "read", "hold")), standing()),
     ("a hold without the right", 403, approval("hold", caller("alice", "read", "approve")), standing()),
@@ -237,6 +237,7 @@ def allows(how: Standing) -> bool:
         (True, standing(None, *VOTES, now=899)),
         (True, standing(event(due=None), *(replace(vote, revision=event(due=None).revision) for vote in VOTES), now=1e6)),
         (True, standing(None, *VOTES, grants=[granted("failed")])),
+        (True, standing(None, *VOTES, grants=[granted("failed", status=400)])),
         (True, standing(None, *VOTES, grants=[granted(revision="x")])),
         (True, standing(None, *VOTES, grants=[granted("accepted", revision="x")])),
         (True, standing(None, *VOTES, grants=[granted(dry_run=True)])),
@@ -258,7 +259,7 @@ def allows(how: Standing) -> bool:
         (False, standing(None, *VOTES, grants=[granted("sent")])),
         (False, standing(None, *VOTES, grants=[granted("sent", revision="x")])),
         (False, standing(None, *VOTES, grants=[granted("accepted")])),
-        (False, standing(None, *VOTES, grants=[granted("failed", status=400)])),
+        (False, standing(None, *VOTES, grants=[granted("refused", status=400)])),
         (False, standing(USER, grants=[granted(of=USER, dry_run=True)], mode="dry-run")),
     ],
 )
@@ -360,7 +361,7 @@ def test_what_is_in_flight_is_not_given_up() -> None:
     assert [type(effect) for effect in step(how, frozenset({2}))] == [Fail]
 
 
-@pytest.mark.parametrize("state", ["accepted", "failed"])
+@pytest.mark.parametrize("state", ["accepted", "failed", "refused"])
 def test_what_has_its_answer_is_given_up_by_nobody(state: Any) -> None:
     assert step(standing(None, grants=[granted(state)], live=False)) == []
 
@@ -444,9 +445,9 @@ def test_when_time_alone_changes_something(moment: float | None, how: Standing) 
         ("accepted", standing(grants=[granted("failed"), granted("accepted", id=2)])),
         ("failed", standing(grants=[granted("failed")], live=False)),
         ("failed", standing(grants=[granted("failed")], now=901)),
-        ("failed", standing(grants=[granted("failed", status=400)])),
+        ("failed", standing(grants=[granted("refused", status=400)])),
         ("pending", standing(grants=[granted("failed")])),
-        ("pending", standing(grants=[granted("failed", revision="x", status=400)])),
+        ("pending", standing(grants=[granted("refused", revision="x", status=400)])),
     ],
 )
 def test_how_an_approval_is_shown(state: str, how: Standing) -> None:
@@ -470,8 +471,8 @@ _DECISIONS = st.builds(
 )
 _GRANTS = st.lists(
     st.builds(
-        lambda state, revision, dry, bad: granted(state, revision=revision, dry_run=dry, status=400 if bad and state == "failed" else None),
-        st.sampled_from(["granted", "sent", "accepted", "failed"]),
+        lambda state, revision, dry, bad: granted(state, revision=revision, dry_run=dry, status=400 if bad else None),
+        st.sampled_from(["granted", "sent", "accepted", "failed", "refused"]),
         _REVISIONS,
         st.booleans(),
         st.booleans(),

@@ -80,7 +80,7 @@ CREATE TABLE start_request (
   rule        TEXT NOT NULL,
   approval_id TEXT NOT NULL,
   granted_at  TEXT NOT NULL,
-  state       TEXT NOT NULL,         -- granted, sent (claimed), accepted, failed
+  state       TEXT NOT NULL,         -- granted, sent (claimed), accepted, failed, refused
   attempts    INTEGER NOT NULL DEFAULT 0,
   status      INTEGER,               -- HTTP status of the last answer
   dry_run     INTEGER NOT NULL,
