@@ -54,7 +54,8 @@ def explain(error: BaseException) -> Trouble:
             remedy = "correct auth in the url, or for auth=external enable rabbitmq_auth_mechanism_ssl"
             return Trouble(f"the broker takes {offered} alone: {remedy}", status=403)
         case amqp.InvalidFrameError() if "Connection.Close" in said(error):  # aiormq keeps the broker's own words to itself
-            return Trouble("the broker did not open the virtual host: see that it exists and that the user has rights in it", status=530)
+            remedy = "see that it exists, that the user has rights in it, and that no limit of connections is reached"
+            return Trouble(f"the broker did not open the virtual host: {remedy}", status=530)
         case OSError() if not isinstance(error, amqp.AMQPError):
             return Trouble(_of_system(error))
         case _:
