@@ -37,9 +37,13 @@ _Url = Annotated[str, Field(max_length=2000)]
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """Who calls, from where, as Slack says it. ``trigger`` is another one for each click and command."""
+    """Who calls, from where, as Slack says it. ``trigger`` is another one for each click and command.
+
+    ``team`` is the workspace that it happened in, ``home`` the person's own: another one in a channel that two workspaces share.
+    """
 
     team: str
+    home: str
     user: str
     app: str
     channel: str
@@ -133,10 +137,8 @@ def interaction(payload: Any) -> Call:
         return Nothing()
     if found.container.channel_id != found.channel.id:
         raise ChatRefused("expected container.channel_id and channel.id to be the same", status=400)
-    by = By(found.team.id, found.user.id, found.api_app_id, found.channel.id, found.trigger_id, found.response_url)
-    if found.user.team_id not in (None, found.team.id):
-        # Of a channel that two workspaces share: whoever comes from the other one is theirs, whatever team the payload names.
-        by = By(str(found.user.team_id), *(by.user, by.app, by.channel, by.trigger, by.response_url))
+    home = found.user.team_id or found.team.id
+    by = By(found.team.id, home, found.user.id, found.api_app_id, found.channel.id, found.trigger_id, found.response_url)
     message = f"{found.container.channel_id}/{found.container.message_ts}"
     return Click(by, message, found.container.is_ephemeral, _decided(action.value))
 
@@ -144,7 +146,7 @@ def interaction(payload: Any) -> Call:
 def command(form: Any) -> Command:
     """What the fields of a slash command say. Raises ChatRefused with 400."""
     found = _checked(_Command, form)
-    by = By(found.team_id, found.user_id, found.api_app_id, found.channel_id, found.trigger_id, found.response_url)
+    by = By(found.team_id, found.team_id, found.user_id, found.api_app_id, found.channel_id, found.trigger_id, found.response_url)
     return Command(by, tuple(found.text.split()))
 
 

@@ -77,7 +77,8 @@ class People:
             app = await self._app_of(here.bot)
         except (DeliveryError, MessageGone) as error:
             raise NotKnown(str(error)) from None
-        if by.team != here.team:
+        # In an organisation somebody's home can be another of its workspaces; whether they belong to this one, `vouch` finds out.
+        if by.team != here.team or (by.home != here.team and here.enterprise is None):
             raise Unwelcome("people of other workspaces cannot decide")
         if by.app != app:
             raise NotKnown(f"the call is for the app {by.app}, the token is of {app}: take all secrets from one app")
