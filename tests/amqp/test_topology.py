@@ -112,20 +112,12 @@ async def test_a_part_that_differs_in_one_argument_is_named_with_it(there: Conne
     async with there.channel() as channel:
         await _other(channel, part, argument)
     with pytest.raises(Deferred, match=f"^{re.escape(part.title)} exists and is another than this relay makes ") as refused:
-        await establish(there, parts_of(exchange), True)
+        await establish(there, (part,), True)
     assert f"inequivalent arg '{argument}'" in refused.value.reason
     assert refused.value.reason.endswith("delete it so that it is made anew, or set declare: passive to use it as it is")
     assert refused.value.status == 406
-    async with there.channel() as channel:  # as it was found, it is taken by the other two
-        await _others(channel, part, exchange)
     for declare in ("passive", False):
-        await establish(there, parts_of(exchange), declare)
-
-
-async def _others(channel: AbstractChannel, part: Exchange | Queue, exchange: str) -> None:
-    for one in parts_of(exchange):
-        if one != part:
-            await one.declare(channel, passive=False)
+        await establish(there, (part,), declare)
 
 
 async def test_passive_names_each_that_is_missing_and_makes_it_not(there: Connection, exchange: str) -> None:
