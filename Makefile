@@ -33,8 +33,10 @@ install: $(VENV)/.dev
 demo: $(VENV)/.run
 	@$(BIN)/imds-relay demo $(ARGS)
 
+# Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
+WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
-	@$(BIN)/python -m tests.see_to test $(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m tests.see_to test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 # One line for each step; what a failed one said is shown whole.
 step = @printf '%s … ' '$(1)'; if said=$$($(2) 2>&1); then echo ok; else echo failed; printf '%s\n' "$$said"; exit 1; fi

@@ -29,6 +29,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stderr] = os.dup(2)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with a RabbitMQ or whole relays first: they wait most, and several workers are done sooner when these begin early."""
+    long = {
+        item.path
+        for item in items
+        if item.path.parent.name == "journey" or (isinstance(item, pytest.Function) and {"broker", "own_broker"} & {*item.fixturenames})
+    }
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """End the run, saying where, when a test that its timeout has ended leaves a task behind that does not end."""

@@ -6,10 +6,8 @@ The methods block. Where a test has a loop to keep alive, it calls the slow ones
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -20,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import quote
+
+from tests.ports import reserve
 
 DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 """Debian's programs on PATH change to the user `rabbitmq`; those in here run as whoever calls them."""
@@ -88,7 +88,7 @@ class Broker:
             )
         self._scripts = scripts
         self._directory = directory
-        self.port, self.tls_port, dist_port, epmd_port = _free_ports(4)
+        self.port, self.tls_port, dist_port, epmd_port = reserve(4)
         self.node = f"relay-test-{self.port}@localhost"
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -277,16 +277,3 @@ class Broker:
     def _listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-def _free_ports(count: int) -> list[int]:
-    """Choose ports below the range that outgoing connections take theirs from: while the node is down, nobody else gets them."""
-    chosen: list[int] = []
-    with contextlib.ExitStack() as held:
-        while len(chosen) < count:
-            port = random.randint(20_000, 32_000)  # noqa: S311 - a port is no secret
-            probe = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                chosen.append(port)
-    return chosen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -18,6 +17,8 @@ import aiohttp
 import orjson
 from aiohttp import web
 from standardwebhooks import Webhook
+
+from tests.ports import reserve
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 KEY = "a-bearer-key-for-tests-only"
@@ -125,7 +126,7 @@ class RelayProcess:
 
     async def start(self, *, ready: bool = True) -> None:
         """Start it; wait until it is ready, unless told not to."""
-        self.port = self.port or _free_port()
+        self.port = self.port or reserve(1)[0]
         document = {"store": {"path": str(self.store)}, "api": {}, **self.document}
         document["api"] = {"listen": f"127.0.0.1:{self.port}", **document["api"]}
         (self.directory / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
@@ -197,9 +198,3 @@ def webhook(url: str, name: str = "drain", **more: Any) -> dict[str, Any]:
 def client(name: str = "drain", **more: Any) -> dict[str, Any]:
     """A client's section, with every right and the key of these tests."""
     return {"name": name, "key": KEY, "can": ["read", "approve", "hold", "operate"], **more}
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

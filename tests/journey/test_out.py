@@ -14,6 +14,7 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import verify
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.journey.process import client, eventually, inbox, name_of, relay, webhook
+from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
 MANY = 1000
@@ -94,12 +95,14 @@ async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(own_b
     """Neither a broker nor a receiver is needed to start; both get everything when they come."""
     own_broker.stop()
     queue: list[dict[str, Any]] = []
-    async with inbox() as box:
-        port = int(box.url.rsplit(":", 1)[1].strip("/"))
+    (port,) = reserve(1)
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         document = {
             "source": {"url": sim.url},
-            "sinks": [{"kind": "rabbitmq", "name": "bus", "url": own_broker.amqp_url(), "exchange": "journey.late"}, webhook(box.url)],
+            "sinks": [
+                {"kind": "rabbitmq", "name": "bus", "url": own_broker.amqp_url(), "exchange": "journey.late"},
+                webhook(f"http://127.0.0.1:{port}/"),
+            ],
         }
         async with relay(tmp_path / "relay", document) as process:
             await process.start()

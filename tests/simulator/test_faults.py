@@ -119,7 +119,7 @@ async def test_a_hang_lasts_until_the_client_has_enough(client: aiohttp.ClientSe
     async with Simulator(FREE) as sim:
         sim.fault(Fault(kind="hang"))
         with pytest.raises(TimeoutError):
-            await ask(client, sim, total=0.2)
+            await ask(client, sim, total=1.0)
         assert (await ask(client, sim))[0] == 200
 
 
@@ -141,7 +141,7 @@ async def test_a_slow_answer_is_right_in_the_end(client: aiohttp.ClientSession, 
         sim.fault(Fault(kind=kind, time=0.2 if kind == "delay" else 0.006))
         began = sim.clock.monotonic()
         assert await ask(client, sim) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
-        assert least <= sim.clock.monotonic() - began < 3
+        assert least <= sim.clock.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(("processed", "approved_by"), [(True, ("vm-0",)), (False, ())])

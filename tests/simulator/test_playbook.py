@@ -190,15 +190,26 @@ async def test_steps_keep_their_times(tmp_path: Path) -> None:
         "  - {after: 3s, say: d}\n"
         "  - {at: 21s, say: e}\n",
     )
+    expected = {"scheduled": 0.2, "started": 0.3, "b": 0.4, "completed": 0.5, "c": 0.5, "d": 0.6, "e": 0.7}
+    latest = []
+    for _ in range(5):  # never too early; late once in a while is the machine's doing
+        told = await _told_at(playbook)
+        assert [word for _, word in told] == list(expected)
+        assert all(moment >= expected[word] - 0.01 for moment, word in told)
+        latest.append(max(moment - expected[word] for moment, word in told))
+        if latest[-1] < 0.25:
+            return
+    pytest.fail(f"seconds too late, in each of five rounds: {latest}")
+
+
+async def _told_at(playbook: Playbook) -> list[tuple[float, str]]:
+    """When what was told, thirty times as fast."""
     told: list[tuple[float, str]] = []
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with Simulator(replace(playbook.azure, scale=30.0), tell=lambda line: told.append((loop.time() - began, line.split()[1]))) as sim:
         await play(sim, playbook)
-    expected = {"scheduled": 0.2, "started": 0.3, "b": 0.4, "completed": 0.5, "c": 0.5, "d": 0.6, "e": 0.7}
-    assert [word for _, word in told] == list(expected)
-    for moment, word in told:
-        assert expected[word] - 0.01 <= moment < expected[word] + 0.25, word
+    return told
 
 
 async def test_a_step_that_comes_too_late_is_left_out_and_said(tmp_path: Path) -> None:
@@ -218,10 +229,11 @@ async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
     playbook = load(tmp_path, "loop: true\n" + STEPS + "  - schedule: {id: A, notice: 1s, starts_after: 0s, lasts: 1s}")
     lines: list[str] = []
     async with Simulator(replace(playbook.azure, scale=100.0), tell=lines.append) as sim:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await play(sim, playbook)
-    assert sum("scheduled" in line for line in lines) > 2
+        playing = asyncio.create_task(play(sim, playbook))
+        await sim.until(lambda: sum("scheduled" in line for line in lines) > 2, within=60)
+        assert not playing.done()
+        playing.cancel()
+        await asyncio.wait({playing})
 
 
 async def test_the_program_tells_addresses_description_and_end(tmp_path: Path) -> None:
@@ -240,6 +252,6 @@ async def test_the_program_tells_addresses_description_and_end(tmp_path: Path) -
 async def test_the_program_stays_until_it_is_canceled_and_warns_of_an_open_address() -> None:
     lines: list[str] = []
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
+        async with asyncio.timeout(2):
             await run_simulator(host="0.0.0.0", port=0, tell=lines.append)
     assert any("0.0.0.0 is not a loopback address" in line for line in lines)

@@ -18,6 +18,7 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Sink, rabbitmq, webhook
 from tests.make import cloudevent
+from tests.ports import reserve
 from tests.rabbitmq import Reachable
 from tests.sinks import bus
 from tests.sinks.conformance import CASES, Case, FarSide
@@ -31,7 +32,7 @@ class Door:
 
     host: str
     target: int
-    port: int = 0
+    port: int = field(default_factory=lambda: reserve(1)[0])
     open: asyncio.Event = field(default_factory=asyncio.Event)
     _server: asyncio.Server | None = None
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
@@ -41,7 +42,6 @@ class Door:
         self.open.set()
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-            self.port = self._server.sockets[0].getsockname()[1]
 
     async def shut(self) -> None:
         """Cut what goes through, and refuse who comes."""

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.sinks.webhook import connect
 from tests.make import cloudevent
+from tests.ports import reserve
 from tests.sinks.receiver import good, listening
 from tests.sinks.sending import OTHER_SECRET, SECRET, settings
 
@@ -31,9 +31,7 @@ RECEIVER, APPROVAL = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding=
 @asynccontextmanager
 async def documented_receiver() -> AsyncIterator[tuple[int, asyncio.StreamReader]]:
     """The receiver of the page as a process: its port and what it prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = reserve(1)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", RECEIVER),
         env={**os.environ, "SECRET": SECRET, "PORT": str(port)},

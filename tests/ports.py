@@ -1,0 +1,29 @@
+"""Ports for servers that are started later, or again on the same port: nobody else gets them meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+
+_reserved: list[socket.socket] = []
+
+
+def reserve(count: int) -> list[int]:
+    """Choose ports of loopback for TCP; they stay reserved until this process ends.
+
+    They lie below the range that outgoing connections take theirs from. Test runs beside this one see that they are taken by
+    the UDP port of the same number, which is held all the time.
+    """
+    chosen: list[int] = []
+    while len(chosen) < count:
+        port = random.randint(20_000, 32_000)  # noqa: S311  # a port is no secret
+        mark = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            mark.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
+            _reserved.append(mark)
+            chosen.append(port)
+            continue
+        mark.close()
+    return chosen
