@@ -28,6 +28,7 @@ TEAMS_URL = "https://default0f3c.1a.environment.api.powerplatform.com/powerautom
 FOR_EXAMPLES = {
     "MATTERMOST_TOKEN": "token",
     "MATTERMOST_SECRET": SECRET,
+    "GOTIFY_TOKEN": "secret",
     "TEAMS_URL": TEAMS_URL,
     "DRAIN_SECRET": SECRET,
     "DRAIN_PASSWORD": "secret",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from relay import chatops, plugins
-from tests.chatops import mattermost_server, teams_server
+from tests.chatops import apprise_server, mattermost_server, teams_server
 from tests.chatops.conformance import CASES, Case, FarSide
 from tests.sinks.test_conformance import Door
 
@@ -104,8 +105,55 @@ async def for_mattermost() -> AsyncIterator[FarSide]:
         yield ForMattermost(server)
 
 
+@dataclass(slots=True)
+class ForApprise:
+    """A receiver of Apprise's json://."""
+
+    door: Door
+    service: apprise_server.Service
+    kind: str = "apprise"
+    edits: bool = False
+    telltales: tuple[str, ...] = (apprise_server.TOKEN, apprise_server.PASSWORD)
+
+    def settings(self) -> dict[str, Any]:
+        return {"urls": [apprise_server.url_of(self.door.port)], "allow_http": True}
+
+    async def leave(self) -> None:
+        await self.door.shut()
+
+    async def refuse(self) -> None:
+        self.service.status = 403
+
+    async def hang(self) -> None:
+        self.door.open.clear()
+
+    async def come(self) -> None:
+        self.service.status = 200
+        await self.door.listen()
+
+    def messages(self) -> list[str]:
+        return [text.replace("\N{ZERO WIDTH SPACE}", "") for text in self.service.messages]
+
+    def replies(self) -> list[str]:
+        return []
+
+    def slipped_in(self) -> list[str]:
+        return re.findall(r"\w+://\S+|@\w+|<[\w!/@]\S*|\]\(", "\n".join(self.service.messages))
+
+
+@asynccontextmanager
+async def for_apprise() -> AsyncIterator[FarSide]:
+    """A receiver behind a door."""
+    async with apprise_server.service() as service:
+        door = Door("127.0.0.1", service.port)
+        await door.listen()
+        yield ForApprise(door, service)
+        await door.shut()
+
+
 MEMBERS: dict[str, Callable[[], AbstractAsyncContextManager[FarSide]]] = {
     "mattermost": for_mattermost,
+    "apprise": for_apprise,
     "teams": for_teams,
 }
 
