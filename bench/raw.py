@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 import aio_pika
 
@@ -12,7 +13,7 @@ from bench.far import EXCHANGE
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.signature import sign
 from relay.sinks._http import open_session
-from relay.sinks.rabbitmq import RabbitMQ, build, routing_key
+from relay.sinks.rabbitmq import RabbitMQ, routing_key
 from relay.sinks.webhook import Webhook
 from tests.journey.process import SECRET
 
@@ -56,8 +57,22 @@ async def publishes(amqp_url: str, events: Sequence[CloudEvent]) -> None:
 
         async def publisher() -> None:
             for event in left:
-                await exchange.publish(build(event), routing_key(event), mandatory=True)
+                await exchange.publish(_message(event), routing_key(event), mandatory=True)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(RabbitMQ.concurrency):
                 group.create_task(publisher())
+
+
+def _message(event: CloudEvent) -> aio_pika.Message:
+    return aio_pika.Message(
+        event.body,
+        content_type=CONTENT_TYPE,
+        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        message_id=event.id,
+        correlation_id=event.attributes["correlationid"],
+        type=event.type,
+        app_id="imds-relay",
+        timestamp=datetime.fromisoformat(event.attributes["time"]),
+        headers={f"ce-{name}": value for name, value in event.attributes.items()},
+    )

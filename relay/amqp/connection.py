@@ -19,7 +19,7 @@ import aiohappyeyeballs
 from yarl import URL
 
 from relay.amqp.address import FILES, place
-from relay.amqp.frames import Frames
+from relay.amqp.frames import Frames, Gathered
 from relay.amqp.stopping import asked_to_stop, heed_stop
 from relay.amqp.trouble import Trouble, explain, together
 from relay.clock import Clock
@@ -61,7 +61,7 @@ class Connection(aio_pika.Connection):
         transport, protocol = await loop.create_connection(
             lambda: asyncio.StreamReaderProtocol(reader), sock=dialled, ssl=context, server_hostname=url.host if context else None
         )
-        self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        self._writer = Gathered(transport, protocol, reader)
         return reader, self._writer
 
     async def leave(self) -> None:

@@ -1,6 +1,6 @@
-"""Reads frames for aiormq, and makes harmless what would end the connection or fill the memory.
+"""Frames as aiormq reads and writes them: made harmless on the way in, gathered on the way out.
 
-Whoever may publish to a queue could otherwise stop its consumer for good: aiormq gives up the connection over a property
+Whoever may publish to a queue could stop its consumer for good: aiormq gives up the connection over a property
 that it cannot decode (a timestamp beyond the year 9999, a message_id that is not UTF-8, headers nested a thousand deep),
 the broker then gives the message to the next connection, and so on.
 """
@@ -50,6 +50,45 @@ class Frames(asyncio.StreamReader):
             if kind == _HEADER:
                 payload, self._left_out[channel] = harmless(payload)
             return _HEAD.pack(kind, channel, len(payload)) + payload + _END
+
+
+class Gathered(asyncio.StreamWriter):
+    """A stream to the broker. What is written in one turn of the loop goes out in one piece, as aiormq writes each message alone."""
+
+    def __init__(self, transport: asyncio.WriteTransport, protocol: asyncio.StreamReaderProtocol, reader: asyncio.StreamReader) -> None:
+        self._loop = asyncio.get_running_loop()
+        super().__init__(transport, protocol, reader, self._loop)
+        self._written: list[bytes] = []
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """As of any stream."""
+        if not self._written:
+            self._loop.call_soon(self._flush)
+        self._written.append(bytes(data))
+
+    @override
+    async def drain(self) -> None:
+        """As of any stream."""
+        self._flush()
+        await super().drain()
+
+    @override
+    def write_eof(self) -> None:
+        """As of any stream."""
+        self._flush()
+        super().write_eof()
+
+    @override
+    def close(self) -> None:
+        """As of any stream."""
+        self._flush()
+        super().close()
+
+    def _flush(self) -> None:
+        written, self._written = self._written, []
+        if written:
+            super().write(b"".join(written))
 
 
 def harmless(header: bytes) -> tuple[bytes, int]:

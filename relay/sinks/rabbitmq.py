@@ -12,10 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Literal, NoReturn, cast
 
-import aio_pika
 import aiormq
 from aio_pika import exceptions as amqp
-from aio_pika.abc import AbstractChannel
+from aio_pika.abc import AbstractChannel, DeliveryMode
 from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from pydantic import Field
@@ -63,16 +62,15 @@ def routing_key(event: CloudEvent) -> str:
     return ".".join(re.sub(r"[^a-z0-9_-]", "_", word.lower())[:widest] or "none" for word, widest in zip(words, _WIDEST, strict=True))
 
 
-def build(event: CloudEvent) -> aio_pika.Message:
-    """Make the message. Pure. The body is the event; properties and headers are copies, left out where they would not fit."""
+def build(event: CloudEvent) -> Basic.Properties:
+    """Make the message's properties. Pure. They and the headers are copies of what the body has, left out where they would not fit."""
     attributes = {name: value for name, value in event.attributes.items() if len(value.encode()) <= LONGEST_TEXT}
-    return aio_pika.Message(
-        event.body,
+    return Basic.Properties(
         content_type=CONTENT_TYPE,
-        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        delivery_mode=DeliveryMode.PERSISTENT,
         message_id=event.id,
         correlation_id=attributes.get("correlationid"),
-        type=event.type,
+        message_type=event.type,
         app_id="imds-relay",
         timestamp=datetime.fromisoformat(event.attributes["time"]),
         headers={f"ce-{name}": value for name, value in attributes.items()},
@@ -153,7 +151,7 @@ class Line:
         if self._connection.transport is not None:
             await self._connection.transport.ready()
 
-    async def publish(self, message: aio_pika.Message, key: str) -> Answer:
+    async def publish(self, event: CloudEvent, key: str) -> Answer:
         """Send, and wait until the broker has answered or the channel is closed. Returns what would be raised.
 
         Ends as cancelled when aiormq's watchdog gives the connection up, though nobody cancelled it.
@@ -161,7 +159,7 @@ class Line:
         try:
             # Not to wait for the socket to take each is half the work; how many are under way is limited by their confirms.
             return await self._wire.basic_publish(
-                message.body, exchange=self._exchange, routing_key=key, properties=message.properties, mandatory=True, wait=False
+                event.body, exchange=self._exchange, routing_key=key, properties=build(event), mandatory=True, wait=False
             )
         except Exception as error:  # noqa: BLE001 - aiormq hands on whatever closed the connection; `judge` looks at it
             return error
@@ -222,7 +220,7 @@ class RabbitMQ:
         return receipt
 
     def _publish(self, line: Line, event: CloudEvent, key: str) -> asyncio.Task[Answer]:
-        publish = line.unconfirmed[event.id] = self._publishes.create_task(line.publish(build(event), key))
+        publish = line.unconfirmed[event.id] = self._publishes.create_task(line.publish(event, key))
         publish.add_done_callback(lambda _: line.unconfirmed.pop(event.id))
         return publish
 
