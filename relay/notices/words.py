@@ -139,15 +139,16 @@ def _approval(standing: Standing) -> Iterator[tuple[str, Text]]:
     if standing.asks is None:
         yield "Rule", (f"{standing.rule.name}: approved automatically",)
     else:
-        yield "Rule", (f"{standing.rule.name}: {_asks(standing.asks)}",)
+        yield "Rule", (f"{standing.rule.name}: ", *_asks(standing.asks))
         yield "Votes", _votes(standing)
     if standing.holds:
         yield "Held by", _joined([_holder(one.principal, one.expires) for one in standing.holds])
 
 
-def _asks(asks: Votes) -> str:
-    votes = f"{asks.votes} vote{'s' if asks.votes != 1 else ''} from {', '.join(asks.from_)}"
-    return f"{votes}, for every machine" if asks.each_resource else votes
+def _asks(asks: Votes) -> Text:
+    who = [(one if one.startswith(("group:", "person:")) else Who(one),) for one in asks.from_]
+    votes: Text = (f"{asks.votes} vote{'s' if asks.votes != 1 else ''} from ", *_joined(who))
+    return (*votes, ", for every machine") if asks.each_resource else votes
 
 
 def _votes(standing: Standing) -> Text:
