@@ -34,7 +34,7 @@ PENDING = 30.0
 """Seconds for which a post is known again."""
 _ALIVE = re.compile(r"@\w+|(?<!\w)#\w+|~\w+|:(?!\d\d:)[\w+-]+:|\w+:/+\w*|www\.\w+|(?<!\\)\]\([^)]*\)?|(?<!\\)!?\[[^\]]*\]\(|<\w+|&\S+;")
 """What Mattermost makes something of, wherever Markdown lets it: a backslash helps against brackets alone."""
-_OURS = re.compile(rf"`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC}/approve#[\w-]+\)\*\*")
+_OURS = re.compile(rf"(?<!\\)`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC}/approve#[\w-]+\)\*\*")
 _LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -72,6 +72,8 @@ class Mattermost:
     """Calls of paths that begin so are not answered."""
     mistrusts: bool = False
     """Every token is refused, and repeated."""
+    swallows: int = 0
+    """So many posts are created, and the answer is lost."""
     rate: int | None = None
     """Calls that are let through; None: all of them."""
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
@@ -279,7 +281,7 @@ class Mattermost:
         pending = wanted.get("pending_post_id") or ""
         known = self._pending.get(pending)
         if known is not None and time.monotonic() < known[1]:
-            return web.json_response(self._seen(self.posts[known[0]]), status=201)
+            return web.json_response(self.seen(self.posts[known[0]]), status=201)
         root = wanted.get("root_id") or ""
         if root and (root not in self.posts or self.posts[root]["delete_at"]):
             return said(400, "api.post.create_post.root_id.app_error", "Invalid RootId parameter.")
@@ -291,7 +293,10 @@ class Mattermost:
         self.posts[id_] = {**post, "edit_at": 0, "delete_at": 0, "message": wanted.get("message", ""), "props": wanted.get("props") or {}}
         if pending:
             self._pending[pending] = (id_, time.monotonic() + PENDING)
-        return web.json_response(self._seen(self.posts[id_]), status=201)
+        if self.swallows > 0:
+            self.swallows -= 1
+            await self._never(request)
+        return web.json_response(self.seen(self.posts[id_]), status=201)
 
     async def _patch(self, request: web.Request) -> web.Response:
         change = await request.json()
@@ -304,7 +309,7 @@ class Mattermost:
         if wrong is not None:
             return wrong
         post.update({"props": change.get("props", post["props"]), "update_at": self._now()})
-        return web.json_response(self._seen(post))
+        return web.json_response(self.seen(post))
 
     async def _get(self, request: web.Request) -> web.Response:
         post = self.posts.get(request.match_info["post"])
@@ -312,7 +317,7 @@ class Mattermost:
             return said(403, "api.context.permissions.app_error")
         if post is None or post["delete_at"]:
             return said(404, "app.post.get.app_error", "Unable to get the post.")
-        return web.json_response(self._seen(post))
+        return web.json_response(self.seen(post))
 
     async def _by_ids(self, request: web.Request) -> web.Response:
         return web.json_response([self.users[one] for one in await request.json() if one in self.users])
@@ -367,7 +372,7 @@ class Mattermost:
             return said(400, "model.post.is_valid.props.app_error", "The ids of actions must be different, of letters and digits.")
         return None
 
-    def _seen(self, post: Mapping[str, Any]) -> dict[str, Any]:
+    def seen(self, post: Mapping[str, Any]) -> dict[str, Any]:
         """A post as clients get it: without what its buttons carry."""
         shown: dict[str, Any] = orjson.loads(orjson.dumps(post))
         for one in self.buttons(shown):
