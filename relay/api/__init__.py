@@ -83,6 +83,13 @@ class Client(Section):
         plain = (hashlib.sha256(key.encode()).digest(),) if key else ()
         return (*(bytes.fromhex(one) for one in self.key_sha256), *plain)
 
+    def signing_keys(self) -> tuple[bytes, ...]:
+        """The keys of the secrets that sign this client's callbacks now. Raises ValueError for one that cannot be used."""
+        try:
+            return tuple(key_of(secret) for secret in self.reveal_all("secrets"))
+        except ValueError as error:
+            raise ValueError(f"clients: {self.name}: secrets{'_file' if self.secrets_file is not None else ''}: {error}") from None
+
 
 class TlsSettings(Section):
     """TLS on the listener."""
@@ -124,8 +131,10 @@ class ApiSettings(Section):
             raise ValueError(f"listen: expected tls, or allow_http: true behind a proxy, to listen on {self.listen}")
         if any(one.san for one in self.clients) and (self.tls is None or self.tls.client_ca_file is None):
             raise ValueError("clients: expected tls.client_ca_file, which signs the certificates that a san is in")
-        once = ("name", "amqp_user", "san")
-        for what, values in ((what, [getattr(one, what) for one in self.clients]) for what in once):
+        # The names in a certificate are compared without case.
+        sans = [one.san.lower() if one.san is not None else None for one in self.clients]
+        named = {"name": [one.name for one in self.clients], "amqp_user": [one.amqp_user for one in self.clients], "san": sans}
+        for what, values in named.items():
             repeated = {value for value in values if value is not None and values.count(value) > 1}
             if repeated:
                 raise ValueError(f"clients: expected every {what} once, {', '.join(sorted(repeated))} comes again")
@@ -134,6 +143,10 @@ class ApiSettings(Section):
             for digest in one.digests():
                 if owners.setdefault(digest, one.name) != one.name:
                     raise ValueError(f"clients: expected a key of its own for each, {owners[digest]} and {one.name} have the same")
+            # A signature covers the body, and not whose it is said to be: with one secret, one's vote would be another's too.
+            for key in one.signing_keys():
+                if owners.setdefault(key, one.name) != one.name:
+                    raise ValueError(f"clients: expected secrets of its own for each, {owners[key]} and {one.name} share one")
         return self
 
 

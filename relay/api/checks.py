@@ -124,7 +124,8 @@ def _too_long() -> Problem:
 
 
 def _check_content(route: Route, request: web.Request) -> None:
-    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+    # Each that there is: of several, what unpacks a body may go by another than who looks at the first.
+    if any(one.strip().lower() != "identity" for one in request.headers.getall("Content-Encoding", [])):
         raise Problem(415, "expected a body as it is, without Content-Encoding", headers={"Accept-Encoding": "identity"})
     if route.body is None:
         return

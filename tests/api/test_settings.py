@@ -58,6 +58,11 @@ def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -
         ({"clients": [{"name": "a"}, {"name": "a"}]}, "expected every name once, a comes again"),
         ({"clients": [{"name": "a", "amqp_user": "u"}, {"name": "b", "amqp_user": "u"}]}, "expected every amqp_user once"),
         ({"clients": [{"name": "a", "key_sha256": SHA256}, {"name": "b", "key_sha256": SHA256.upper()}]}, "a and b have the same"),
+        ({"clients": [{"name": "a", "secrets": [SECRET]}, {"name": "b", "secrets": [SECRET]}]}, "a and b share one"),
+        (
+            {"tls": TLS | {"client_ca_file": "ca.pem"}, "clients": [{"name": "a", "san": "a.b"}, {"name": "b", "san": "A.b"}]},
+            "expected every san once, a.b comes again",
+        ),
     ],
     ids=str,
 )
