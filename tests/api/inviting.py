@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aiohttp import web
+
 from relay.notices.board import Board
 from relay.outbox.transaction import Transaction
 from tests.api.running import EVENT_ID, Answer, BoxSettings, Running
@@ -50,3 +52,18 @@ async def confirm(relay: Running, token: str, code: str | None = None, *, by: st
     """POST /v1/confirmations."""
     body = {"token": token, **({"code": code} if code is not None else {}), **more}
     return await relay.call("POST", "/v1/confirmations", body, by=by)
+
+
+def proxy(relay: Running, path: str, seen: list[web.Request]) -> web.Application:
+    """Stands before the relay, at this path of its own, and remembers what passes."""
+
+    async def forward(request: web.Request) -> web.Response:
+        seen.append(request)
+        there = f"http://127.0.0.1:{relay.server.port}/{request.match_info['rest']}"
+        headers = {name: request.headers[name] for name in ("Content-Type", "Authorization") if name in request.headers}
+        async with relay.session.request(request.method, there, data=await request.read(), headers=headers) as answer:
+            return web.Response(status=answer.status, body=await answer.read(), headers=answer.headers)
+
+    application = web.Application()
+    application.router.add_route("*", path + "/{rest:.*}", forward)
+    return application

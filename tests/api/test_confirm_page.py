@@ -1,0 +1,380 @@
+"""The page behind the links in messages, in a real browser: every state of it, for eyes, keyboards and small screens."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from playwright.async_api import Page, expect
+from pytest_aiohttp import AiohttpServer
+
+from relay.approvals.invited import MOST_WRONG
+from relay.approvals.policy import HOLD_MEANS
+from relay.events.moment import parse_moment
+from tests.api.inviting import confirm, message, proxy
+from tests.api.running import EVENT_ID, Running, event, eventually, running
+
+CONTRAST = """() => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
+  const behind = one => {
+    for (let at = one; at; at = at.parentElement) {
+      const colour = rgb(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter(one => one.checkVisibility() && [...one.childNodes].some(child => child.nodeType === 3 && child.data.trim()))
+    .map(one => {
+      const [a, b] = [light(rgb(getComputedStyle(one).color)), light(behind(one))];
+      return [one.tagName + " " + one.textContent.slice(0, 40), (Math.max(a, b) + .05) / (Math.min(a, b) + .05)];
+    });
+}"""
+"""Each piece of text that is seen, with its contrast as WCAG 2.2 reckons it."""
+LABELS = """() => [...document.querySelectorAll("input, textarea, button, summary")].filter(one => one.checkVisibility()).map(one => ({
+  name: one.labels && one.labels.length ? one.labels[0].textContent : one.textContent,
+  described: (one.getAttribute("aria-describedby") || "").split(" ").filter(id => id).every(id => document.getElementById(id)),
+  height: one.getBoundingClientRect().height,
+}))"""
+PHONE = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobile": True}
+
+
+def url(relay: Running, token: str = "") -> str:
+    """Of the page, with a link's fragment."""
+    return f"http://127.0.0.1:{relay.server.port}/approve" + (f"#{token}" if token else "")
+
+
+async def opened(page: Page, relay: Running, token: str, button: str = "Approve") -> None:
+    """The page, when it is ready for a decision."""
+    await page.goto("about:blank")
+    await page.goto(url(relay, token))
+    await page.get_by_role("button", name=button, exact=True).wait_for()
+
+
+async def decide(page: Page, *, key: str, code: str | None = None, reason: str = "", button: str = "Approve") -> None:
+    """Fill the form, and send it."""
+    if code is not None:
+        await page.get_by_label("Code in the message").fill(code)
+    await page.get_by_label("Your key or token").fill(key)
+    await page.get_by_label("Reason").fill(reason)
+    await page.get_by_role("button", name=button, exact=True).click()
+
+
+def heading(page: Page, name: str) -> Any:
+    """What the page says on top."""
+    return expect(page.get_by_role("heading", name=name, exact=True))
+
+
+async def votes(relay: Running) -> list[tuple[str, str, str | None]]:
+    """What was recorded: decision, principal, reason."""
+    return [(one["data"]["decision"], one["data"]["principal"], one["data"]["reason"]) for one in await relay.said("approval.recorded")]
+
+
+# --- a decision
+
+
+async def test_two_people_approve_and_azure_starts(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await expect(page.get_by_text("Azure proceeds at NotBefore regardless.")).to_be_visible()
+    await expect(page.get_by_text("it may begin within seconds, and cannot be taken back.")).to_be_visible()
+    await decide(page, key="key-of-alice", code=f"{sent.code[:3]} {sent.code[3:]}", reason="drained")
+    await heading(page, "Recorded").to_be_focused()
+    await expect(page.get_by_role("status")).to_contain_text("1 of 2 votes. More are missing")
+    await expect(page.locator("form")).to_be_hidden()
+    assert await page.locator("#key").input_value() == ""
+    await opened(page, relay, sent.tokens["approve"])
+    await expect(page.locator("#facts")).to_contain_text("1 of 2: client:alice")
+    await decide(page, key="key-of-bob", code=sent.code)
+    await heading(page, "Approved").to_be_focused()
+    assert await votes(relay) == [("approve", "client:alice", "drained"), ("approve", "client:bob", None)]
+    await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
+
+
+async def test_who_answers_twice_is_told_so_and_nothing_happens_twice(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await confirm(relay, sent.tokens["approve"], sent.code)
+    await opened(page, relay, sent.tokens["approve"])
+    await decide(page, key="key-of-alice", code=sent.code)
+    await heading(page, "You have answered already").to_be_focused()
+    assert len(await votes(relay)) == 1
+
+
+async def test_a_hold_and_its_release_ask_for_no_code_and_say_what_a_hold_is(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["hold"], "Hold")
+    await expect(page.get_by_label("Code in the message")).to_be_hidden()
+    await expect(page.locator("form")).to_contain_text(HOLD_MEANS)
+    await decide(page, key="key-of-bob", button="Hold")
+    await heading(page, "Recorded").to_be_focused()
+    await expect(page.get_by_role("status")).to_contain_text(HOLD_MEANS)
+    held = await message(relay)
+    await opened(page, relay, held.tokens["release"], "Release the hold")
+    await expect(page.locator("#notes")).to_contain_text(HOLD_MEANS[2:])
+    await decide(page, key="key-of-bob", button="Release the hold")
+    await expect(page.get_by_role("status")).to_contain_text(f"The hold is released, and nobody has voted. A{HOLD_MEANS[1:]}.")
+    assert [one for one, _, _ in await votes(relay)] == ["hold", "release"]
+
+
+async def test_without_a_mouse(page: Page, relay: Running) -> None:
+    """What is reached is in the order in which it is read, and Enter sends the form."""
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await expect(page.get_by_role("heading", level=1)).to_be_focused()
+    await page.keyboard.press("Tab")
+    await page.keyboard.type(sent.wrong_code)
+    await page.keyboard.press("Tab")
+    await page.keyboard.type("key-of-alice")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_label("Code in the message")).to_be_focused()
+    await expect(page.get_by_label("Code in the message")).to_have_accessible_description(
+        "This is not the code that the message shows; the link takes 4 more tries."
+    )
+    await page.keyboard.press("ControlOrMeta+a")
+    await page.keyboard.type(sent.code)
+    for _ in range(3):
+        await page.keyboard.press("Tab")
+    await expect(page.get_by_role("button", name="Approve")).to_be_focused()
+    assert await page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    await page.keyboard.press("Space")
+    await heading(page, "Recorded").to_be_focused()
+    assert await votes(relay) == [("approve", "client:alice", None)]
+
+
+async def test_a_double_click_is_one_call(page: Page, relay: Running) -> None:
+    calls: list[str] = []
+    page.on("request", lambda request: calls.append(request.url.rpartition("/")[2]))
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["hold"], "Hold")
+    await page.get_by_label("Your key or token").fill("key-of-alice")
+    await page.get_by_role("button", name="Hold").dblclick()
+    await heading(page, "Recorded").to_be_focused()
+    assert calls.count("confirmations") == 1
+
+
+# --- what can be wrong
+
+
+async def test_a_page_without_a_link_says_where_one_is(page: Page, relay: Running) -> None:
+    await page.goto(url(relay))
+    await heading(page, "No link").to_be_focused()
+    await expect(page.locator("form")).to_be_hidden()
+
+
+@pytest.mark.parametrize("fragment", ["nonsense", "%00%F0", "x" * 5000, "<img src=x onerror=alert(1)>"])
+async def test_a_link_that_is_none_is_void(page: Page, relay: Running, fragment: str) -> None:
+    await page.goto(url(relay, fragment))
+    await heading(page, "This link is void").to_be_focused()
+    await expect(page.locator("form")).to_be_hidden()
+
+
+async def test_what_is_missing_or_wrong_is_said_beside_its_field(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    code, key = page.get_by_label("Code in the message"), page.get_by_label("Your key or token")
+    await decide(page, key="key-of-alice", code=" ")
+    await expect(code).to_be_focused()
+    await expect(code).to_have_attribute("aria-invalid", "true")
+    await decide(page, key="", code=sent.code)
+    await expect(key).to_be_focused()
+    await expect(code).not_to_have_attribute("aria-invalid", "true")
+    await decide(page, key="schlüssel von alice", code=sent.code)
+    await expect(page.locator("#key-wrong")).to_contain_text("This cannot be a key")
+    await decide(page, key="key-of-nobody", code=sent.code)
+    await expect(page.locator("#key-wrong")).to_contain_text("The relay does not know this key")
+    assert (await key.input_value(), await code.input_value()) == ("", sent.code)
+    await decide(page, key="key-of-alice", code=sent.wrong_code)
+    await expect(code).to_be_focused()
+    assert await key.input_value() == "key-of-alice"  # the same person tries again
+    assert await votes(relay) == []
+
+
+async def test_a_link_dies_of_five_wrong_codes_and_says_what_to_do(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    for _ in range(MOST_WRONG - 1):
+        await confirm(relay, sent.tokens["approve"], sent.wrong_code)
+    await decide(page, key="key-of-alice", code=sent.wrong_code)
+    await heading(page, "Refused").to_be_focused()
+    await expect(page.get_by_role("status")).to_contain_text("the message gets a new link when it is edited next")
+    await page.goto("about:blank")
+    await page.goto(url(relay, sent.tokens["approve"]))
+    await heading(page, "This link is void").to_be_focused()
+
+
+async def test_who_may_not_is_told_why(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await decide(page, key="key-of-reader", code=sent.code)
+    await heading(page, "Refused").to_be_focused()
+    await expect(page.get_by_role("status")).to_contain_text("You may not approve: it is not in your rights (can).")
+    assert await page.get_by_label("Your key or token").input_value() == ""
+
+
+async def test_what_changed_meanwhile_is_said_and_nothing_is_approved(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await relay.see(event(resources=("WestNO_0", "db-1")))
+    await decide(page, key="key-of-alice", code=sent.code)
+    await heading(page, "It cannot be decided now").to_be_focused()
+    await expect(page.get_by_role("status")).to_contain_text("machines: now WestNO_0, db-1; before WestNO_0, WestNO_1.")
+    await expect(page.locator("form")).to_be_hidden()
+    assert await votes(relay) == []
+
+
+async def test_when_it_is_too_late_nothing_can_be_sent(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    relay.clock.ahead = 7200 - 30
+    await page.goto(url(relay, sent.tokens["approve"]))
+    await expect(page.get_by_role("status")).to_contain_text("Too late: it closed at")
+    await expect(page.locator("form")).to_be_hidden()
+
+
+async def test_while_approvals_are_off_one_may_look_again(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
+    await decide(page, key="key-of-alice", code=sent.code)
+    await heading(page, "It cannot be decided now").to_be_focused()
+    await expect(page.get_by_role("status")).to_contain_text("Approvals are off: nothing can be decided now.")
+    await relay.call("PUT", "/v1/approvals/mode", {"mode": "on"})
+    await page.get_by_role("button", name="Look again").click()
+    await page.get_by_role("button", name="Approve", exact=True).wait_for()
+    await expect(page.get_by_role("status")).to_be_hidden()
+
+
+async def test_while_nothing_can_be_recorded_the_form_is_kept(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await relay.store.transact(lambda tx: tx._connection.execute("PRAGMA query_only = ON"))  # noqa: SLF001  # how SQLite is made to fail
+    await decide(page, key="key-of-alice", code=sent.code)
+    await heading(page, "Nothing can be decided now").to_be_focused()
+    relay.store._opened.connection.execute("PRAGMA query_only = OFF")  # noqa: SLF001  # it heals
+    await eventually(lambda: relay.store.failing is None)
+    await page.get_by_role("button", name="Approve", exact=True).click()
+    await heading(page, "Recorded").to_be_focused()
+
+
+async def test_while_the_relay_cannot_be_reached_one_may_try_again(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await page.context.set_offline(True)
+    await decide(page, key="key-of-alice", code=sent.code)
+    await heading(page, "The relay cannot be reached").to_be_focused()
+    await page.evaluate("token => { location.hash = token }", sent.tokens["hold"])
+    await expect(page.get_by_role("status")).to_contain_text("Nothing was decided.")
+    await page.context.set_offline(False)
+    await page.get_by_role("button", name="Look again").click()
+    await decide(page, key="key-of-alice", button="Hold")
+    await heading(page, "Recorded").to_be_focused()
+    assert [one for one, _, _ in await votes(relay)] == ["hold"]
+
+
+async def test_while_the_relay_starts_the_page_says_so(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    relay.server.detach()
+    await page.goto(url(relay, sent.tokens["approve"]))
+    await heading(page, "Nothing can be decided now").to_be_focused()
+    relay.server.attach(relay.relay)
+    await page.get_by_role("button", name="Look again").click()
+    await page.get_by_role("button", name="Approve", exact=True).wait_for()
+
+
+@pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
+async def test_without_scripts_it_says_how_else_to_decide(page: Page, relay: Running) -> None:
+    await page.goto(url(relay, "x"))
+    await expect(page.get_by_role("heading", name="This page needs JavaScript")).to_be_visible()
+    await expect(page.locator("form")).to_be_hidden()
+
+
+# --- how it looks
+
+
+@pytest.mark.parametrize("page", [{"color_scheme": "light"}, {"color_scheme": "dark"}, {**PHONE, "color_scheme": "dark"}], indirect=True)
+async def test_everything_can_be_read_and_has_a_name(page: Page, relay: Running) -> None:
+    """WCAG 2.2: contrast of 4.5 (1.4.3), labels (3.3.2), targets of 24 pixels (2.5.8)."""
+    sent = await message(relay)
+
+    async def is_well() -> None:
+        for text, contrast in await page.evaluate(CONTRAST):
+            assert contrast >= 4.5, text
+        for one in await page.evaluate(LABELS):
+            assert one["name"].strip()
+            assert one["described"]
+            assert one["height"] >= 24
+
+    await opened(page, relay, sent.tokens["approve"])
+    await is_well()
+    await decide(page, key="key-of-alice", code=sent.wrong_code)
+    await expect(page.locator("#code-wrong")).to_contain_text("more tries")
+    await is_well()
+    await decide(page, key="key-of-reader", code=sent.code)
+    await heading(page, "Refused").to_be_focused()
+    await is_well()
+    await decide(page, key="key-of-alice", code=sent.code)
+    await heading(page, "Recorded").to_be_focused()
+    await is_well()
+    assert await page.locator("html").get_attribute("lang") == "en"
+    assert await page.get_by_role("main").count() == 1
+
+
+@pytest.mark.parametrize("page", [PHONE, {**PHONE, "reduced_motion": "reduce"}], indirect=True)
+async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(page: Page, tmp_path: Path) -> None:
+    names = tuple(f"machine-with-a-very-long-name-in-production-of-western-europe-{number:06}" for number in range(100))
+    async with running(tmp_path) as relay:
+        await relay.see(event(resources=names, description="x" * 1000))
+        sent = await message(relay)
+        await opened(page, relay, sent.tokens["approve"])
+        await page.get_by_text("All 100 machines").tap()
+        await expect(page.get_by_role("listitem").filter(has_text=names[99])).to_be_visible()
+        assert await page.evaluate("() => document.documentElement.scrollWidth") == 320
+        assert await page.evaluate("() => [...document.querySelectorAll('body *')].every(one => one.scrollWidth <= 320)")
+        assert await page.evaluate("() => document.getAnimations().length") == 0
+
+
+@pytest.mark.parametrize("page", [{"timezone_id": "Asia/Kathmandu", "locale": "en-GB"}], indirect=True)
+async def test_moments_are_in_the_readers_own_zone_and_count_down_by_the_relays_clock(page: Page, relay: Running) -> None:
+    due = parse_moment(event().not_before)
+    assert isinstance(due, datetime)
+    relay.clock.ahead = 3600
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    shown = await page.locator("#summary time").inner_text()
+    assert f"{due.astimezone(ZoneInfo('Asia/Kathmandu')):%H:%M:%S} GMT+5:45" in shown
+    assert "(in 6" in shown or "(in 5" in shown  # about an hour: 60 minutes, or a few less on a slow machine
+
+
+async def test_what_others_wrote_is_text(page: Page, tmp_path: Path) -> None:
+    spell = "<img src=x onerror=document.title='caught'><script>document.title='caught'</script>"
+    async with running(tmp_path) as relay:
+        await relay.see(event(resources=(spell,), description=spell, event_source=spell))
+        sent = await message(relay)
+        await opened(page, relay, sent.tokens["approve"])
+        await expect(page.get_by_role("heading", level=1)).to_contain_text(spell)
+        assert await page.locator("img").count() == 0
+        assert await page.locator("script").count() == 1
+        assert "caught" not in await page.title()
+
+
+async def test_behind_a_path_of_a_proxy(page: Page, relay: Running, aiohttp_server: AiohttpServer) -> None:
+    """``public_url`` may have a path: the page calls what stands beside it."""
+    server = await aiohttp_server(proxy(relay, "/ops", []))
+    sent = await message(relay)
+    await page.goto(f"{server.make_url('/ops/approve')}#{sent.tokens['hold']}")
+    await page.get_by_role("button", name="Hold", exact=True).wait_for()
+    await decide(page, key="key-of-alice", button="Hold")
+    await heading(page, "Recorded").to_be_focused()
+
+
+async def test_another_link_in_the_same_tab_takes_the_place_of_the_first(page: Page, relay: Running) -> None:
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await page.get_by_label("Your key or token").fill("key-of-alice")
+    await page.goto(url(relay, sent.tokens["hold"]))
+    await page.get_by_role("button", name="Hold", exact=True).wait_for()
+    assert await page.get_by_label("Your key or token").input_value() == ""
