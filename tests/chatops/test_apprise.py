@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.chatops import ChatRefused, apprise
-from relay.chatops._apprise_service import NEEDED, service_of
-from relay.chatops._apprise_thread import OneAtATime
+from relay.chatops.apprise.service import NEEDED, service_of
+from relay.chatops.apprise.services import Services
+from relay.chatops.apprise.settings import Settings
+from relay.chatops.apprise.text import body_of
+from relay.chatops.apprise.thread import OneAtATime
 from relay.clock import SystemClock
 from relay.egress import REFUSED, AddressRefused
 from relay.errors import Deferred
@@ -38,8 +41,8 @@ DUE = NOON + timedelta(seconds=900)
 TWO: dict[str, Any] = {"rules": [rule(2, "client:alice", "client:bob")]}
 
 
-def settings(*urls: str, **more: Any) -> apprise.Settings:
-    return apprise.Settings.model_validate({"kind": "apprise", "name": "pager", "urls": urls, "allow_http": True, **more})
+def settings(*urls: str, **more: Any) -> Settings:
+    return Settings.model_validate({"kind": "apprise", "name": "pager", "urls": urls, "allow_http": True, **more})
 
 
 def card(**changes: Any) -> Card:
@@ -47,7 +50,7 @@ def card(**changes: Any) -> Card:
     return card_of_one(standing(event(**changes)), "prod", link=lambda *_: None, code=None)
 
 
-async def refusal(posts: apprise.Services) -> Deferred:
+async def refusal(posts: Services) -> Deferred:
     """How a post fails."""
     with pytest.raises(Deferred) as caught:
         await posts.post(card())
@@ -59,7 +62,7 @@ async def refusal(posts: apprise.Services) -> Deferred:
 
 def test_it_says_everything_as_plain_text_with_the_command_that_answers() -> None:
     made = card_of_one(standing(event(), decided(by="bob")), "prod", link=lambda *_: None, code=None)
-    assert apprise.body_of(made) == (
+    assert body_of(made) == (
         f"Azure begins at {DUE:%Y-%m-%d %H:%M} UTC or soon after, whether or not anybody answers; earlier only when it is approved.\n\n"
         "Machines: db-1\n"
         "What happens: The machine is rebooted: what is in memory is lost.\n"
@@ -74,19 +77,19 @@ def test_it_says_everything_as_plain_text_with_the_command_that_answers() -> Non
 
 def test_a_burst_has_a_line_for_each() -> None:
     standings = [standing(event(f"E-{number}")) for number in range(12)]
-    text = apprise.body_of(card_of_many(standings, "prod", link=lambda *_: None, code=None))
+    text = body_of(card_of_many(standings, "prod", link=lambda *_: None, code=None))
     assert text.count("\n- Reboot of db-1") + text.count("\n\n- Reboot of db-1") >= 10
     assert "imds-relay approve | hold EVENT" in text
 
 
 @given(st.text(max_size=300))
 def test_no_text_makes_lines_of_its_own(words: str) -> None:
-    lines = apprise.body_of(card(description=f"x{words}")).splitlines()
-    assert len(lines) == len(apprise.body_of(card(description="x")).splitlines())
+    lines = body_of(card(description=f"x{words}")).splitlines()
+    assert len(lines) == len(body_of(card(description="x")).splitlines())
 
 
 def test_what_somebody_slipped_in_calls_nobody() -> None:
-    text = apprise.body_of(card(description=HOSTILE))
+    text = body_of(card(description=HOSTILE))
     for alive in ("<!channel", "@all", "@everyone", "<at>", "https://", "](http"):
         assert alive not in text
         assert alive in HOSTILE
@@ -122,7 +125,7 @@ def test_what_somebody_slipped_in_calls_nobody() -> None:
 )
 def test_a_wrong_url_says_what_was_expected_and_nothing_of_itself(urls: tuple[str, ...], expected: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        apprise.Settings.model_validate({"kind": "apprise", "name": "pager", "urls": urls})
+        Settings.model_validate({"kind": "apprise", "name": "pager", "urls": urls})
     assert expected in str(caught.value)
     assert "t0ken" not in str(caught.value)
     assert "passwd" not in str(caught.value)
@@ -149,10 +152,26 @@ def test_services_on_the_network_are_taken(url: str) -> None:
     assert service_of(url, allow_http=False).name
 
 
+@given(
+    st.builds(
+        "{}://{}".format,
+        st.sampled_from(["json", "jsons", "slack", "mailto", "tgram", "https", "discord", "sns", "fcm", "workflows", "matrix", "x", ""]),
+        st.text("abcT0129:/@?&=%[]#.-_ \\\x00é", max_size=60),
+    )
+)
+def test_whatever_stands_there_is_a_service_or_an_error_that_says_nothing_of_it(url: str) -> None:
+    said = "expected nothing"
+    try:
+        service_of(url, allow_http=True)
+    except ValueError as error:
+        said = str(error)
+    assert said.startswith("expected ")
+
+
 def test_of_all_that_the_library_has_only_what_is_local_is_refused() -> None:
     """A new one that names neither place nor account shows itself here."""
     library = importlib.import_module("apprise.plugins")
-    module = importlib.import_module("relay.chatops._apprise_service")
+    module = importlib.import_module("relay.chatops.apprise.service")
     local = {
         name
         for kind in library.N_MGR.plugins(include_disabled=True)
@@ -163,7 +182,7 @@ def test_of_all_that_the_library_has_only_what_is_local_is_refused() -> None:
 
 
 def test_without_the_library_the_section_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.chatops._apprise_service.find_spec", lambda _: None)
+    monkeypatch.setattr("relay.chatops.apprise.service.find_spec", lambda _: None)
     with pytest.raises(ValidationError) as caught:
         settings(url_of(9))
     assert f"{NEEDED}; it is not installed" in str(caught.value)
@@ -188,7 +207,7 @@ def test_no_other_kind_of_sink_waits_for_the_library() -> None:
 
 async def test_a_text_arrives_with_its_title_and_how_urgent_it_is() -> None:
     async with service() as there:
-        posts = apprise.Services(settings(there.url))
+        posts = Services(settings(there.url))
         assert await posts.post(card()) is None
         await posts.tell(None, [("Reboot of db-1 (E-1)",), (NOON, ": it began")])
         await posts.tell(None, [("ping",)])
@@ -213,7 +232,7 @@ async def test_a_text_arrives_with_its_title_and_how_urgent_it_is() -> None:
 async def test_a_refusal_says_how_it_was_meant(status: int, failure: str, said: str) -> None:
     async with service() as there:
         there.status = status
-        error = await refusal(apprise.Services(settings(there.url)))
+        error = await refusal(Services(settings(there.url)))
         assert (error.failure, error.status) == (failure, status)
         assert said in error.reason
         assert there.calls == [PATH]  # and nowhere else
@@ -223,8 +242,8 @@ async def test_nothing_of_a_url_is_said_anywhere(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     async with service() as there:
         there.status = 500
-        error = await refusal(apprise.Services(settings(there.url)))
-    gone = await refusal(apprise.Services(settings(there.url)))
+        error = await refusal(Services(settings(there.url)))
+    gone = await refusal(Services(settings(there.url)))
     said = f"{error} {error.answer} {gone} {gone.answer} {logged(caplog)} {capfd.readouterr()}"
     assert PASSWORD not in said
     assert TOKEN not in said
@@ -232,7 +251,7 @@ async def test_nothing_of_a_url_is_said_anywhere(caplog: pytest.LogCaptureFixtur
 
 async def test_one_that_fails_keeps_no_other_from_hearing_and_nobody_hears_twice() -> None:
     async with service() as well, service() as sick:
-        posts = apprise.Services(settings(well.url, sick.url))
+        posts = Services(settings(well.url, sick.url))
         sick.status = 503
         for _ in range(3):
             assert (await refusal(posts)).failure == "transient"
@@ -246,7 +265,7 @@ async def test_one_that_fails_keeps_no_other_from_hearing_and_nobody_hears_twice
 async def test_one_that_must_be_mended_does_not_slow_one_that_passes() -> None:
     async with service() as forbids, service() as sick:
         forbids.status, sick.status = 403, 503
-        error = await refusal(apprise.Services(settings(forbids.url, sick.url)))
+        error = await refusal(Services(settings(forbids.url, sick.url)))
         assert error.failure == "transient"
         assert "403" in error.reason
         assert "503" in error.reason
@@ -256,7 +275,7 @@ async def test_urls_from_a_file_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "urls"
     async with service() as one, service() as two:
         file.write_text(f"{one.url}\n")
-        posts = apprise.Services(apprise.Settings.model_validate({"kind": "apprise", "name": "p", "urls_file": file, "allow_http": True}))
+        posts = Services(Settings.model_validate({"kind": "apprise", "name": "p", "urls_file": file, "allow_http": True}))
         await posts.post(card())
         file.write_text(f"{one.url}\n{two.url}\n")
         await posts.post(card())
@@ -271,7 +290,7 @@ async def test_urls_from_a_file_are_read_again(tmp_path: Path) -> None:
 async def test_a_service_that_hangs_is_left_and_threads_do_not_pile_up() -> None:
     async with service() as there:
         there.hung = asyncio.Event()
-        posts = apprise.Services(settings(there.url, timeout="200ms"))
+        posts = Services(settings(there.url, timeout="200ms"))
         for _ in range(3):
             error = await refusal(posts)
             assert (error.failure, "within 0.2 s" in error.reason) == ("transient", True)
@@ -286,7 +305,7 @@ async def test_a_service_that_hangs_is_left_and_threads_do_not_pile_up() -> None
 
 async def test_a_long_text_is_cut_by_the_service_it_is_too_long_for() -> None:
     async with service() as there:
-        await apprise.Services(settings(there.url)).post(card(description="x" * 40_000))
+        await Services(settings(there.url)).post(card(description="x" * 40_000))
         assert len(there.messages[0]) <= 33_100
 
 
@@ -344,13 +363,13 @@ async def test_a_name_that_stands_for_such_an_address_must_be_mended(monkeypatch
         return real("169.254.169.254" if host == "rebound.example" else host, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    error = await refusal(apprise.Services(settings(f"json://rebound.example{PATH}")))
+    error = await refusal(Services(settings(f"json://rebound.example{PATH}")))
     assert error.failure == "slow"
     assert "its name stands for a metadata or host address" in error.reason
 
 
 def test_the_guard_knows_every_network_that_is_refused() -> None:
-    module = importlib.import_module("relay.chatops._apprise_thread")
+    module = importlib.import_module("relay.chatops.apprise.thread")
     assert all(module._is_refused(str(network[0])) for network in REFUSED)  # noqa: SLF001  # the rule by itself
 
 

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.chatops import ChatRefused, teams
+from relay.chatops.teams.settings import Settings
+from relay.chatops.teams.workflow import Workflow as Posting
+from relay.chatops.teams.workflow import build
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import Deferred
@@ -29,15 +32,15 @@ from tests.journey.process import eventually
 PING = tell_of_relay("relay.ping", ORIGIN, NOON, sink="ops", reason="asked for by local:root", count=1, head="0:0")
 
 
-def settings(url: str, **more: Any) -> teams.Settings:
-    return teams.Settings.model_validate({"kind": "teams", "name": "ops", "url": url, "allow_http": True, **more})
+def settings(url: str, **more: Any) -> Settings:
+    return Settings.model_validate({"kind": "teams", "name": "ops", "url": url, "allow_http": True, **more})
 
 
 @asynccontextmanager
-async def platform(url: str, **more: Any) -> AsyncIterator[teams.Workflow]:
+async def platform(url: str, **more: Any) -> AsyncIterator[Posting]:
     """What posts, without a board."""
     async with open_session() as session:
-        yield teams.Workflow(settings(url, **more), SystemClock(), session)
+        yield Posting(settings(url, **more), SystemClock(), session)
 
 
 async def refusal(there: Workflow, url: str | None = None, **more: Any) -> Deferred:
@@ -95,16 +98,16 @@ async def test_a_url_reaches_the_workflow_letter_for_letter() -> None:
         await posts.tell(None, [("hello",)])
         assert there.texts == ["hello"]
         assert str(settings(there.url).target()) == there.url
-        assert teams.build(settings(there.url).target(), {}).url.raw_query_string == QUERY[1:]
+        assert build(settings(there.url).target(), {}).url.raw_query_string == QUERY[1:]
 
 
 async def test_a_url_from_a_file_is_read_again_and_one_that_is_broken_waits_for_somebody(tmp_path: Path) -> None:
     file = tmp_path / "url"
     async with workflow() as there:
         file.write_text(f"{there.url}\n")
-        given_ = teams.Settings.model_validate({"kind": "teams", "name": "ops", "url_file": file, "allow_http": True})
+        given_ = Settings.model_validate({"kind": "teams", "name": "ops", "url_file": file, "allow_http": True})
         async with open_session() as session:
-            posts = teams.Workflow(given_, SystemClock(), session)
+            posts = Posting(given_, SystemClock(), session)
             await posts.tell(None, [("one",)])
             file.write_text("nonsense")
             with pytest.raises(Deferred) as caught:
@@ -132,14 +135,14 @@ async def test_a_url_from_a_file_is_read_again_and_one_that_is_broken_waits_for_
 )
 def test_a_wrong_section_says_what_was_expected(section: Mapping[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        teams.Settings.model_validate({"kind": "teams", "name": "ops", **section})
+        Settings.model_validate({"kind": "teams", "name": "ops", **section})
     assert expected in str(caught.value)
     assert "t0ken" not in str(caught.value)
 
 
 def test_the_urls_that_microsoft_gives_out_are_accepted() -> None:
     for host in ("prod-01.westeurope.logic.azure.com:443", "default0f3c.1a.environment.api.powerplatform.com:443", "teams.proxy.example"):
-        found = teams.Settings.model_validate({"kind": "teams", "name": "ops", "url": f"https://{host}{PATH}{QUERY}"})
+        found = Settings.model_validate({"kind": "teams", "name": "ops", "url": f"https://{host}{PATH}{QUERY}"})
         assert found.target().host == host.partition(":")[0]
         assert SIGNATURE not in repr(found)
 
@@ -147,7 +150,7 @@ def test_the_urls_that_microsoft_gives_out_are_accepted() -> None:
 def test_a_chat_sink_stands_among_the_others() -> None:
     section = {"kind": "teams", "name": "ops", "url": f"https://teams.example{PATH}{QUERY}"}
     (sink,) = Config.model_validate({"sinks": [section]}).sinks
-    assert isinstance(sink, teams.Settings)
+    assert isinstance(sink, Settings)
     assert sink.stale == "drop"
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from relay.chatops._teams_card import escaped, follow_up, marked, message_of, moment
+from relay.chatops.teams.card import escaped, follow_up, marked, message_of, moment
 from relay.notices.burst import card_of_many
 from relay.notices.card import Card, Who
 from relay.notices.words import card_of_one

@@ -55,6 +55,8 @@ class Service:
 def service_of(url: str, *, allow_http: bool) -> Service:
     """The service that a URL stands for. Raises ValueError, which holds nothing of the URL but its scheme."""
     apprise = _library()
+    if re.search(r"[\x00-\x1f\x7f]", url):
+        raise ValueError("expected a URL without control characters, got one with them")
     asset = apprise.AppriseAsset(
         http_redirects=False,
         async_mode=False,  # in the calling thread
