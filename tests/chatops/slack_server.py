@@ -113,6 +113,8 @@ class SlackServer:
     opened: int = 0
     acks: dict[str, dict[str, Any]] = field(default_factory=dict)
     greets: bool = True
+    deaf: bool = False
+    """Sockets that are opened from now on hear nothing, not even a farewell."""
     per_second: int | None = None
     """Posts to a channel that are taken in a second; None: any number."""
     wss: str | None = None
@@ -302,11 +304,13 @@ class SlackServer:
 
     async def link(self, request: web.Request) -> web.StreamResponse:
         """A socket of the app."""
-        socket = web.WebSocketResponse(autoping=True)
+        socket = web.WebSocketResponse(timeout=0.5)
         await socket.prepare(request)
         self.sockets.append(socket)
         if self.greets:
             await socket.send_json({"type": "hello", "connection_info": {"app_id": APP}, "num_connections": len(self.sockets)})
+        if self.deaf:
+            await asyncio.Event().wait()
         async for message in socket:
             if message.type is aiohttp.WSMsgType.TEXT:
                 ack = json.loads(message.data)
