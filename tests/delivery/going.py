@@ -196,6 +196,6 @@ async def going(
         made = await store.read(lambda tx: tx.head().position)
         yield Going(store, dispatcher, clock, task, made)
         task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=2.0)
+        done, _ = await asyncio.wait({task}, timeout=30)
         assert done, "a dispatcher that was cancelled has to end"
         assert task.cancelled()

@@ -106,7 +106,7 @@ class Flood:
         while (number := next(self.sent)) < last:
             address = f"127.{1 + number % 7}.{number // 7 % 250}.{1 + number // 1750 % 250}"
             with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     await self._one(number, address)
 
     async def _one(self, number: int, address: str) -> None:
