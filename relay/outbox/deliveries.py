@@ -85,26 +85,27 @@ class Deliveries:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._next: int | None = None  # looked up once in a transaction, which nobody else writes in
 
     def next_id(self) -> int:
         """The id of the entry that is added next."""
-        found = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entry'").fetchone()
-        return int(found[0]) + 1 if found else 1
+        if self._next is None:
+            found = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entry'").fetchone()
+            self._next = int(found[0]) + 1 if found else 1
+        return self._next
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Sinks want events; the entries have the ids from `next_id` on."""
-        insert(
-            self._connection,
-            "entry (id, sink, position, lane, type, event_key, not_before, recorded)",
-            [
-                (
-                    *(one.id, one.sink, one.position, one.lane, one.type, one.event_key),
-                    sortable(one.not_before) if one.not_before else None,
-                    sortable(one.recorded),
-                )
-                for one in entries
-            ],
-        )
+        rows = [
+            (
+                *(one.id, one.sink, one.position, one.lane, one.type, one.event_key),
+                sortable(one.not_before) if one.not_before else None,
+                sortable(one.recorded),
+            )
+            for one in entries
+        ]
+        self._next = self.next_id() + len(rows)
+        insert(self._connection, "entry (id, sink, position, lane, type, event_key, not_before, recorded)", rows)
 
     def waiting(self, sink: str | None = None) -> list[Entry]:
         """What waits, of one sink or of all, in the order in which it was recorded."""

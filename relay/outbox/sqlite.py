@@ -24,60 +24,13 @@ from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.outbox import Entry, Identity, Recorded, StoreSettings
 from relay.outbox.file import Opened, open_file
+from relay.outbox.job import Job, Work
 from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
-Work = Callable[[Transaction], T]
-"""What is done in one transaction. It may be run more than once, and has no effect but through the transaction."""
 _GROUP = 512
 _RETRY = 1.0
-_TROUBLE = frozenset(
-    {
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_NOMEM,
-    }
-)
-"""Primary result codes that are the file's fault; any other is a mistake in the work."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    work: Work[Any]
-    fails: Literal["open", "closed", "read"]
-    future: asyncio.Future[Any] | None = None
-    result: Any = None
-    error: Exception | None = None
-    said: Sequence[Recorded] = ()
-    revived: Sequence[Entry] = ()
-
-    def run(self, connection: sqlite3.Connection, route: Route) -> None:
-        """Do the work in a savepoint: an error of its own undoes it alone. Trouble with the file is raised."""
-        connection.execute("SAVEPOINT work")
-        if not self.try_to(connection, route):
-            connection.execute("ROLLBACK TO work")
-        connection.execute("RELEASE work")
-
-    def try_to(self, connection: sqlite3.Connection, route: Route) -> bool:
-        """Do the work; False: it raised an error of its own, and what it did is to be undone. Trouble with the file is raised."""
-        transaction = Transaction(connection, route)
-        try:
-            self.result = self.work(transaction)
-        except Exception as error:  # it is for whoever submitted the work
-            if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _TROUBLE:
-                raise
-            self.error = error
-            return False
-        self.error, self.said, self.revived = None, transaction.said, transaction.revived
-        return True
 
 
 def _probe(transaction: Transaction) -> None:
@@ -108,7 +61,7 @@ class Store:
         self._opened = opened
         self._route = route
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = False
         self._pending: list[Work[Any]] = []  # done in memory, to be done on the file
         self._memory: sqlite3.Connection | None = None
@@ -137,7 +90,7 @@ class Store:
         if self._closed:
             future.set_exception(StoreUnavailable("the state file was closed: the relay is stopping"))
         else:
-            self._jobs.put(_Job(work, fails, future))
+            self._jobs.put(Job(work, fails, future))
         return future
 
     async def close(self) -> None:
@@ -149,7 +102,7 @@ class Store:
     # --- the thread
 
     def _run(self) -> None:
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         open_ = True
         try:
             while open_:
@@ -169,9 +122,9 @@ class Store:
                 self._memory.close()
             self._opened.close()
 
-    def _next(self) -> tuple[list[_Job], bool]:
+    def _next(self) -> tuple[list[Job], bool]:
         """Wait for work: all that is there, up to a limit; False: it is the last."""
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         try:
             job = self._jobs.get(timeout=max(0.0, self._retry_at - time.monotonic()) if self.failing is not None else None)
             while job is not None:
@@ -183,7 +136,7 @@ class Store:
         except queue.Empty:
             return jobs, True
 
-    def _commit(self, jobs: list[_Job], *, last: bool) -> None:
+    def _commit(self, jobs: list[Job], *, last: bool) -> None:
         if self.failing is not None and (last or time.monotonic() >= self._retry_at):
             self._recover()
         if self._memory is None and self._try_on_disk(jobs):
@@ -194,8 +147,8 @@ class Store:
     def _recover(self) -> None:
         """Try whether the file can be written again, and write what was done in memory."""
         began = time.monotonic()
-        again = [_Job(work, "open") for work in self._pending]
-        if self._try_on_disk([_Job(_probe, "closed")]) and self._try_on_disk(again):
+        again = [Job(work, "open") for work in self._pending]
+        if self._try_on_disk([Job(_probe, "closed")]) and self._try_on_disk(again):
             for job in again:
                 if job.error is not None:
                     _log.error("what was sent from memory could not be written down afterwards", exc_info=job.error)
@@ -205,12 +158,13 @@ class Store:
             self._set_failing(None)
         self._retry_at = time.monotonic() + max(_RETRY, 10 * (time.monotonic() - began))
 
-    def _try_on_disk(self, jobs: Sequence[_Job]) -> bool:
+    def _try_on_disk(self, jobs: Sequence[Job]) -> bool:
         connection = self._opened.connection
         try:
             connection.execute("BEGIN IMMEDIATE")
             # A savepoint for each is a third of the statements, and hardly any work raises an error.
-            if not all(job.try_to(connection, self._route) for job in jobs):
+            transaction = Transaction(connection, self._route)
+            if not all(job.try_to(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
@@ -224,7 +178,7 @@ class Store:
             return False
         return True
 
-    def _in_memory(self, jobs: list[_Job]) -> None:
+    def _in_memory(self, jobs: list[Job]) -> None:
         """Refuse what fails closed; do what fails open on a copy in memory, and keep it for the file."""
         for job in jobs:
             if job.fails == "closed":
@@ -250,7 +204,7 @@ class Store:
             raise
         return memory
 
-    def _refused(self, jobs: Sequence[_Job], why: str) -> None:
+    def _refused(self, jobs: Sequence[Job], why: str) -> None:
         for job in jobs:
             job.error = StoreUnavailable(why)
         self._done(jobs)
@@ -260,7 +214,7 @@ class Store:
         if (reason is None) != (before is None):
             self._on_loop(lambda: [listener(reason) for listener in self.listeners.failing])
 
-    def _done(self, jobs: Sequence[_Job]) -> None:
+    def _done(self, jobs: Sequence[Job]) -> None:
         self._on_loop(lambda: self._tell(jobs))
 
     def _on_loop(self, callback: Callable[[], object]) -> None:
@@ -269,7 +223,7 @@ class Store:
 
     # --- the loop
 
-    def _tell(self, jobs: Sequence[_Job]) -> None:
+    def _tell(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.error is None:
                 try:
@@ -283,7 +237,7 @@ class Store:
             else:
                 job.future.set_result(job.result)
 
-    def _hand_out(self, job: _Job) -> None:
+    def _hand_out(self, job: Job) -> None:
         if job.said:
             for listener in self.listeners.recorded:
                 listener(job.said)

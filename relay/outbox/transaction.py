@@ -21,9 +21,9 @@ Route = Callable[[CloudEvent], Iterable[str]]
 
 
 class Transaction:
-    """Handed to each piece of work that the store runs; of no use afterwards.
+    """Handed to each piece of work that the store runs in it, one after the other; of no use afterwards.
 
-    ``said`` is what this piece of work has journalled so far: the store hands it to its listeners once it is on disk.
+    ``said`` is what the present piece of work has journalled so far: the store hands it to its listeners once it is on disk.
     """
 
     def __init__(self, connection: sqlite3.Connection, route: Route) -> None:
@@ -36,6 +36,12 @@ class Transaction:
         self.messages = Messages(connection)
         self.said: list[Recorded] = []
         self.revived: list[Entry] = []
+
+    def take(self) -> tuple[list[Recorded], list[Entry]]:
+        """A piece of work is done: what it has said and revived. The next one begins with nothing."""
+        done = self.said, self.revived
+        self.said, self.revived = [], []
+        return done
 
     def head(self) -> Head:
         """Where the journal ends: the ``journalhead`` of what is said next."""

@@ -15,7 +15,8 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.file import Opened, open_file
-from relay.outbox.sqlite import Store, Work, open_store
+from relay.outbox.job import Work
+from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Route, Transaction
 from tests.make import DATA, cloudevent
 
