@@ -147,7 +147,7 @@ async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
     async with open_store(
         StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(wanting(event, [given]))
     ) as store:
-        ledger = Ledger(SETTINGS, ORIGIN)
+        ledger = Ledger(SETTINGS, ORIGIN, speaks=dict.fromkeys(("client:alice", "client:bob", "client:drain")))
         async with member.connect(given, clock, Board(store, ledger, clock, "https://relay.example.com")) as chat:
             watched = _Watched(chat)
             dispatcher = Dispatcher({"chat": (given, watched)}, store, clock, lambda *_: None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relay import chatops, plugins
-from tests.chatops import apprise_server, mattermost_server, teams_server
+from tests.chatops import apprise_server, mattermost_server, slack_server, teams_server
 from tests.chatops.conformance import CASES, Case, FarSide
 from tests.sinks.test_conformance import Door
 
@@ -106,6 +106,54 @@ async def for_mattermost() -> AsyncIterator[FarSide]:
 
 
 @dataclass(slots=True)
+class ForSlack:
+    """A workspace with a channel."""
+
+    door: Door
+    server: slack_server.SlackServer
+    kind: str = "slack"
+    edits: bool = True
+    telltales: tuple[str, ...] = (slack_server.TOKEN, slack_server.SECRET)
+
+    def settings(self) -> dict[str, Any]:
+        given = self.server.settings(api_url=f"http://127.0.0.1:{self.door.port}/api/")
+        return {key: value for key, value in given.items() if key not in {"kind", "name"}}
+
+    async def leave(self) -> None:
+        await self.door.shut()
+
+    async def refuse(self) -> None:
+        self.server.trouble["*"] = slack_server.error("channel_not_found")
+
+    async def hang(self) -> None:
+        self.door.open.clear()
+
+    async def come(self) -> None:
+        self.server.trouble.clear()
+        await self.door.listen()
+
+    def messages(self) -> list[str]:
+        return [post.words() for post in self.server.tops()]
+
+    def replies(self) -> list[str]:
+        return [post.words() for post in self.server.messages.values() if post.thread is not None]
+
+    def slipped_in(self) -> list[str]:
+        """In blocks words are words, whatever they are; only the text beside them, for notifications, is read for markup."""
+        return [found for post in self.server.messages.values() for found in re.findall(r"<(?!!date\^)[^>]*>", post.text)]
+
+
+@asynccontextmanager
+async def for_slack() -> AsyncIterator[FarSide]:
+    """A workspace behind a door."""
+    async with slack_server.slack() as server:
+        door = Door("127.0.0.1", server.port)
+        await door.listen()
+        yield ForSlack(door, server)
+        await door.shut()
+
+
+@dataclass(slots=True)
 class ForApprise:
     """A receiver of Apprise's json://."""
 
@@ -154,6 +202,7 @@ async def for_apprise() -> AsyncIterator[FarSide]:
 MEMBERS: dict[str, Callable[[], AbstractAsyncContextManager[FarSide]]] = {
     "mattermost": for_mattermost,
     "apprise": for_apprise,
+    "slack": for_slack,
     "teams": for_teams,
 }
 
