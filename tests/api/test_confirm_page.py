@@ -166,11 +166,12 @@ async def test_a_page_without_a_link_says_where_one_is(page: Page, relay: Runnin
     await expect(page.locator("form")).to_be_hidden()
 
 
-@pytest.mark.parametrize("fragment", ["nonsense", "%00%F0", "x" * 5000, "<img src=x onerror=alert(1)>"])
-async def test_a_link_that_is_none_is_void(page: Page, relay: Running, fragment: str) -> None:
-    await page.goto(url(relay, fragment))
-    await heading(page, "This link is void").to_be_focused()
-    await expect(page.locator("form")).to_be_hidden()
+async def test_a_link_that_is_none_is_void(page: Page, relay: Running) -> None:
+    for fragment in ("nonsense", "%00%F0", "x" * 5000, "<img src=x onerror=alert(1)>"):
+        await page.goto("about:blank")
+        await page.goto(url(relay, fragment))
+        await heading(page, "This link is void").to_be_focused()
+        await expect(page.locator("form")).to_be_hidden()
 
 
 async def test_what_is_missing_or_wrong_is_said_beside_its_field(page: Page, relay: Running) -> None:
@@ -323,7 +324,7 @@ async def test_everything_can_be_read_and_has_a_name(page: Page, relay: Running)
     assert await page.get_by_role("main").count() == 1
 
 
-@pytest.mark.parametrize("page", [PHONE, {**PHONE, "reduced_motion": "reduce"}], indirect=True)
+@pytest.mark.parametrize("page", [{**PHONE, "reduced_motion": "reduce"}], indirect=True)
 async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(page: Page, tmp_path: Path) -> None:
     names = tuple(f"machine-with-a-very-long-name-in-production-of-western-europe-{number:06}" for number in range(100))
     async with running(tmp_path) as relay:
