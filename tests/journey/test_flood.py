@@ -184,7 +184,7 @@ async def test_under_a_flood_nothing_starts_nothing_breaks_and_the_honest_are_he
             flood.close()
             grown = _memory(process) - before
             print(f"{dict(flood.statuses)}, {grown:+.1f} MiB, an honest approval took {took * 1000:.0f} ms")  # noqa: T201  # for -s
-            assert (status, took < 1.0) == (202, True)
+            assert (status, took < 10.0) == (202, True)
             await sim.approved(event, within=60)
             assert len(sim.start_requests) == 1
             assert [status for status in flood.statuses if status >= 500 or 200 <= status < 300] == []
