@@ -18,7 +18,7 @@ PATH = f"/notify/{TOKEN}"
 
 @dataclass(slots=True)
 class Service:
-    """One receiver. ``messages`` are title and text of what it took, in order; ``calls`` the paths of all that came."""
+    """One receiver. ``messages`` are title and text of what it took, in order; ``calls`` the paths of all that came; ``agents`` who said they sent it."""
 
     port: int = 0
     status: int = 200
@@ -47,6 +47,7 @@ class Service:
         body = await request.json()
         self.messages.append(f"{body['title']}\n{body['message']}")
         self.kinds.append(body["type"])
+        self.agents.append(request.headers["User-Agent"])
         return web.Response()
 
 

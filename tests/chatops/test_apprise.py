@@ -214,6 +214,7 @@ async def test_a_text_arrives_with_its_title_and_how_urgent_it_is() -> None:
         assert there.messages[0].startswith(f"Reboot of db-1\nAzure begins at {DUE:%Y-%m-%d %H:%M} UTC")
         assert there.messages[1:] == [f"Reboot of db-1 (E-1)\n{NOON:%Y-%m-%d %H:%M} UTC: it began", "imds-relay\nping"]
         assert there.kinds == ["warning", "info", "info"]
+        assert set(there.agents) == {"imds-relay"}
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def service_of(url: str, *, allow_http: bool) -> Service:
     if re.search(r"[\x00-\x1f\x7f]", url):
         raise ValueError("expected a URL without control characters, got one with them")
     asset = apprise.AppriseAsset(
+        app_id="imds-relay",  # who speaks, where a service shows it
+        app_desc="imds-relay",
         http_redirects=False,
         async_mode=False,  # in the calling thread
         service_timeout=0,  # its own is kept by a pool of threads that the process waits for
