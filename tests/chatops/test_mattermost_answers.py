@@ -425,14 +425,28 @@ async def test_an_event_that_changed_since_is_not_decided_by_old_buttons_or_dial
     assert await ops.votes(event) == []
 
 
-async def test_after_a_post_was_deleted_its_buttons_decide_nothing(ops: Ops) -> None:
+async def test_an_old_button_of_what_is_settled_opens_no_dialog(ops: Ops) -> None:
+    event, post = await ops.announced()
+    old = with_proof(ops.server, post, ops.ann, proof_of(ops.server, post))
+    for person in (ops.ann, ops.ben):
+        await ops.server.decide(post, "Approve", person)
+    await eventually(lambda: ops.here.starts(event) == 1)
+    asked = len(ops.server.dialogs)
+    answer = (await ops.server.send(CALLED, {**old, "trigger_id": ops.server.trigger(ops.ann)}))[1]
+    assert "nothing was decided. Look at the message again." in answer["ephemeral_text"]
+    assert len(ops.server.dialogs) == asked
+
+
+async def test_after_a_post_was_deleted_its_buttons_and_dialogs_decide_nothing(ops: Ops) -> None:
     event, post = await ops.announced()
     call = with_proof(ops.server, post, ops.ann, proof_of(ops.server, post))
+    await ops.server.click(post, "Approve", ops.ann)
     ops.server.delete(post)
     await ops.here.approve(event, "hold")
     await eventually(lambda: bool(ops.server.roots))
     await eventually(ops.quiet)
     assert "not current any more" in (await ops.server.send(CALLED, call))[1]["ephemeral_text"]
+    assert "not current any more" in (await ops.server.submit(ops.ann, ops.server.dialogs[0][1]))[1]["error"]
     assert await ops.votes(event) == [("hold", "client:alice")]
     assert await ops.server.decide(ops.server.roots[0], "Approve", ops.ann) == (200, {})
 

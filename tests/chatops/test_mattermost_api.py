@@ -42,7 +42,7 @@ async def api(server: Mattermost) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def channel(server: Mattermost, api: Api) -> Channel:
-    return Channel(api, People(api, server.channel, SystemClock()), None)
+    return Channel(api, People(api, server.channel, SystemClock()), None, "life")
 
 
 async def refused(channel: Channel) -> Deferred:
@@ -89,7 +89,7 @@ async def test_a_server_in_trouble_is_tried_again(server: Mattermost, channel: C
     [
         ({"Retry-After": "7", "X-Ratelimit-Reset": "9"}, 7),
         ({"X-Ratelimit-Reset": "9"}, 9),
-        ({"X-Ratelimit-Reset": str(int(time.time()) + 600)}, 600),
+        ({"X-Ratelimit-Reset": "in ten minutes"}, 600),
         ({"X-Ratelimit-Reset": "99999999999"}, 3600),
         ({"X-Ratelimit-Reset": "1000000001"}, 0),
         ({"X-Ratelimit-Reset": "soon"}, None),
@@ -100,7 +100,8 @@ async def test_a_rate_limit_says_when_to_come_again(
     server: Mattermost, channel: Channel, headers: Mapping[str, str], after: float | None
 ) -> None:
     """Seconds in the server's own answers, a moment in its documentation: both are understood."""
-    server.refusals.append(("posts", web.Response(status=429, text="limit exceeded", headers=headers)))
+    at = {name: text.replace("in ten minutes", str(int(time.time()) + 600)) for name, text in headers.items()}
+    server.refusals.append(("posts", web.Response(status=429, text="limit exceeded", headers=at)))
     error = await refused(channel)
     assert error.failure == "transient"
     assert error.after == (pytest.approx(after, abs=60) if after is not None else None)
@@ -124,7 +125,7 @@ async def test_an_answer_that_came_too_late_makes_no_second_post(server: Matterm
     """Mattermost knows a post again by its pending_post_id."""
     async with open_session() as session:
         api = Api(session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=0.5)
-        channel = Channel(api, People(api, server.channel, SystemClock()), None)
+        channel = Channel(api, People(api, server.channel, SystemClock()), None, "life")
         server.swallows = 1
         assert (await refused(channel)).failure == "transient"
         ref = await channel.post(CARD)
@@ -134,6 +135,12 @@ async def test_an_answer_that_came_too_late_makes_no_second_post(server: Matterm
             await channel.tell(ref, [("It is over.",)])
         await channel.tell(ref, [("It is over.",)])
         assert len(server.posts) == 2
+
+
+async def test_two_sinks_that_post_the_same_have_a_post_each(server: Mattermost, api: Api) -> None:
+    """The server would take the second for the first, though it were for another channel."""
+    people = People(api, server.channel, SystemClock())
+    assert await Channel(api, people, None, "one").post(CARD) != await Channel(api, people, None, "two").post(CARD)
 
 
 async def test_of_a_deleted_post_edit_and_reply_say_that_it_is_gone(server: Mattermost, channel: Channel) -> None:

@@ -6,6 +6,7 @@ the server; `proof` seals what a button carries (pure), `people` finds out who c
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -49,7 +50,7 @@ async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterat
                 raise ConfigError(f"sink {settings.name}: approve_in_chat needs api.public_url, which Mattermost calls")
             url = f"{board.public_url}/v1/chat/{settings.name}"
             answers = Answers(settings.name, settings.channel, settings.key, url, api, people, board, clock)
-        mattermost = Mattermost(settings, board, Channel(api, people, answers), clock, answers)
+        mattermost = Mattermost(settings, board, Channel(api, people, answers, secrets.token_hex(8)), clock, answers)
         async with mattermost.kept():
             yield mattermost
 

@@ -31,7 +31,7 @@ from relay.clock import Clock
 from relay.errors import Deferred, StoreUnavailable
 from relay.notices.board import Board
 from relay.notices.card import Button
-from relay.notices.words import question_of
+from relay.notices.words import question_of, sensible
 
 BUTTON_LASTS = 14 * 86400
 """Seconds for which a button can be clicked: longer than Azure's longest notice. NotBefore and the gate end it long before."""
@@ -131,6 +131,8 @@ class Answers:
         await self._caller(proof, click.user_id)
         if standing.occurrence.revision != proof.revision:
             raise _No("The event has changed since this button was made: nothing was decided. Look at the message again.")
+        if proof.decision not in sensible(standing):
+            raise _No("This cannot be decided any more: nothing was decided. Look at the message again.")
         state = replace(proof, kind="dialog", expires=self._now() + DIALOG_LASTS, post=click.post_id, user=click.user_id)
         await self._ask(click.trigger_id, state, standing)
 

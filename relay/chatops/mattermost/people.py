@@ -21,6 +21,7 @@ GOOD_FOR = 30.0
 NAMES_FOR = 3600.0
 """Seconds for which a name is shown before it is looked up again. Names are for readers alone."""
 _MOST = 1000  # people that are remembered
+_AT_ONCE = 30  # names that are asked for in one call: its answer is read as far as 64 KiB
 _Value = TypeVar("_Value")
 _PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
 
@@ -59,7 +60,7 @@ class People:
         """The user names of these principals, as far as they are people of Mattermost and the server says them now."""
         users = {principal: found[1] for principal in principals if (found := _PRINCIPAL.fullmatch(principal)) is not None}
         now = self._clock.monotonic()
-        unknown = sorted({user for user in users.values() if user not in self._names or now >= self._names[user][1]})[:_MOST]
+        unknown = sorted({user for user in users.values() if user not in self._names or now >= self._names[user][1]})[:_AT_ONCE]
         if unknown:
             found_names = await self._look_up(unknown)
             for user in unknown if found_names is not None else ():
