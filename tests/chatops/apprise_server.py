@@ -18,7 +18,10 @@ PATH = f"/notify/{TOKEN}"
 
 @dataclass(slots=True)
 class Service:
-    """One receiver. ``messages`` are title and text of what it took, in order; ``calls`` the paths of all that came; ``agents`` who said they sent it."""
+    """One receiver. ``messages`` are title and text of what it took, in order; ``calls`` the paths of all that came.
+
+    ``agents``: who said that they sent it.
+    """
 
     port: int = 0
     status: int = 200
