@@ -1,0 +1,100 @@
+"""Killed at any sync on the way from a message to a StartRequest: what was sent once counts once.
+
+`make chaos` kills at every sync of the path; `make test` at some of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+from yarl import URL
+
+from relay.amqp.connection import Connection
+from relay.amqp.topology import establish
+from relay.api.amqp import topology as approvals_topology
+from relay.simulator import VM, Setup, Simulator
+from relay.sinks.rabbitmq import topology as events_topology
+from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, unused
+from tests.journey.process import RelayProcess, eventually, relay
+from tests.rabbitmq import Broker
+
+CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace kills at an exact system call")
+
+
+async def story(broker: Broker, folder: Path, sync: int) -> bool:
+    """A relay that dies at that sync, its next life, and one message that is sent once; whether it died on the way."""
+    bus = Bus(broker, unused("synced"))
+    async with AsyncExitStack() as stack:
+        sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+        document = section(broker, bus.exchange) | {"source": {"url": sim.url, "interval": "500ms"}}
+        document["api"] = {"clients": document["api"]["clients"]}
+        await _make(bus)
+        await bus.listen(stack)
+        there = Stage(sim, bus)
+        process = await stack.enter_async_context(relay(folder, document))
+        await process.start()
+        await process.kill()  # strace counts for each thread: what makes the file would use up the numbers of what writes it
+        process.prefix = _killed_at(sync)
+        await process.start(ready=False)
+        next_life = asyncio.create_task(_next_life(process))
+        event, wish = await there.wish()
+        await bus.send(wish, "once")
+        await bus.hears("startrequest.accepted", event)
+        died = next_life.done()
+        next_life.cancel()
+        await eventually(there.is_idle, every=0.1)
+        for name in ("approval.recorded", "approval.granted"):
+            assert len({one["id"] for one in bus.told(name, event, "once")}) == 1
+        assert not bus.dead
+        assert 1 <= there.starts(event) <= 1 + died
+    return died
+
+
+async def _next_life(process: RelayProcess) -> None:
+    assert process.process is not None
+    await process.process.wait()
+    process.prefix = ()
+    await process.start()
+
+
+async def _make(bus: Bus) -> None:
+    """Exchanges and queues, which the relay would only make if it lived."""
+    connection = Connection(URL(bus.broker.amqp_url()), "test")
+    await connection.connect()
+    async with connection:
+        await establish(connection, (*events_topology(bus.exchange), *approvals_topology(bus.exchange, SCOPE)), True)
+
+
+def _killed_at(sync: int) -> tuple[str, ...]:
+    # -D: the tracer stands aside, so that the process that is started is the relay itself.
+    inject = f"inject=fdatasync,fsync:signal=SIGKILL:when={sync}"
+    return ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync", "-e", inject)
+
+
+@needs_strace
+@pytest.mark.skipif(CHAOS, reason="every sync is tried")
+@pytest.mark.parametrize("sync", [4, 7], ids=["of the decision", "of the claim"])
+async def test_killed_at_a_sync_a_message_counts_once(own_broker: Broker, tmp_path: Path, sync: int) -> None:
+    define_users(own_broker)
+    assert await story(own_broker, tmp_path / "relay", sync)
+
+
+@needs_strace
+@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos")
+@pytest.mark.timeout(1200)
+async def test_killed_at_every_single_sync_of_the_path_a_message_counts_once(own_broker: Broker, tmp_path: Path) -> None:
+    """Until one life gets through: then there was no further sync on the path."""
+    define_users(own_broker)
+    for sync in count(1):
+        if not await story(own_broker, tmp_path / f"{sync}", sync):
+            print(f"syncs of the path: {sync - 1}")  # noqa: T201  # a number for whoever reads with -s
+            assert sync > 5
+            return
