@@ -1,0 +1,39 @@
+"""From Azure's notice over a card in Teams and two people on the page to the StartRequest, each with what it really talks to."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from playwright.async_api import Page, expect
+
+from tests.chatops.stage import ALICE, BOB, Stage, rule, stage
+from tests.chatops.teams_server import Workflow, workflow
+from tests.journey.process import eventually
+
+
+async def test_two_people_follow_the_links_of_a_card_and_azure_starts(page: Page, tmp_path: Path) -> None:
+    async with workflow() as there, _relay(tmp_path, there) as it:
+        event = it.reboot("vm-0", "vm-1")
+        await eventually(lambda: len(there.cards) == 1)
+        code = re.search(r"\b\d{6}\b", there.texts[0])
+        assert code is not None
+        for who, outcome in ((ALICE, "Recorded"), (BOB, "Approved")):
+            await page.goto("about:blank")
+            await page.goto(f"{it.url}/approve#{there.links(0)['Approve'].partition('#')[2]}")
+            await expect(page.get_by_role("heading", level=1)).to_have_text("Reboot of vm-0, vm-1")
+            await page.get_by_label("Code in the message").fill(code[0])
+            await page.get_by_label("Your key or token").fill(str(who["key"]))
+            await page.get_by_label("Reason").fill(f"{who['name']} has looked")
+            await page.get_by_role("button", name="Approve", exact=True).click()
+            await expect(page.get_by_role("heading", name=outcome, exact=True)).to_be_focused()
+        await eventually(lambda: it.starts(event) == 1)
+        votes = (await it.event(event))["votes"]
+        assert [(one["principal"], one["channel"]) for one in votes] == [("client:alice", "page"), ("client:bob", "page")]
+        await eventually(lambda: any("alice has looked" in text for text in there.texts))
+
+
+def _relay(folder: Path, there: Workflow) -> AbstractAsyncContextManager[Stage]:
+    sink = {"kind": "teams", "name": "ops", "url": there.url, "allow_http": True}
+    return stage(folder, [sink], approvals={"rules": [rule(2, "client:alice", "client:bob")]})
