@@ -92,7 +92,7 @@ async def show(call: Call) -> web.StreamResponse:
     not_before = parse_moment(facts.said.data.get("notBefore"))
     courses: list[dict[str, Any]] = []
     for failure in _FAILURES:
-        tries, end = worker.outline(
+        tries, end = worker.prospects.outline(
             failure, tries=facts.attempts + 1, recorded=facts.waiting_since or call.relay.clock.now(), not_before=not_before
         )
         shown = [

@@ -10,8 +10,9 @@ from datetime import datetime
 
 from relay.clock import Clock
 from relay.delivery.books import Books
+from relay.delivery.news import Say
 from relay.delivery.route import wants
-from relay.delivery.worker import Say, Worker
+from relay.delivery.worker import Worker
 from relay.outbox import Entry, Outcome, Recorded, SinkState
 from relay.outbox.deliveries import Which
 from relay.outbox.sqlite import Store

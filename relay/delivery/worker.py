@@ -7,33 +7,28 @@ in order per event (FIELD 3.5).
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
 
 from relay.clock import Clock
 from relay.delivery.books import Books
 from relay.delivery.circuit import Circuit
 from relay.delivery.lanes import Lanes
-from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, Stretch, Verdict, moment_of, outline, plan
-from relay.errors import Deferred, Failure, Rejected, StoreUnavailable
+from relay.delivery.news import News, Say
+from relay.delivery.prospects import Prospects
+from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, moment_of
+from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, Entry, EntryState, Outcome, SinkState
 from relay.outbox.sqlite import Store
 from relay.sinks import Sink, SinkSettings
 
-SKEWED = 30.0
-"""Seconds that a receiver's clock may differ from ours before it is told of: signatures bear the time, and are refused for it."""
 UNREAD = 1.0
 """Seconds until another try where the store could not be read."""
 
-_log = logging.getLogger(__name__)
-
-Say = Callable[[str, str | None, str, int], None]
-"""Tells a ``relay.*`` event: its name, the sink it is about, the reason, how many it stands for."""
+IN_A_ROW = 8
+"""Entries that a task delivers before another goes on: a sink that never waits for anything leaves others their turn."""
 
 
 class Worker:
@@ -44,20 +39,17 @@ class Worker:
         self.state: SinkState = "on"
         self.tries: Counter[tuple[Outcome, int | None]] = Counter()
         """How often a try came to which outcome, with which status of the far side, since the start."""
+        self.prospects = Prospects(sink, clock)
         self._sink = sink
         self._store = store
         self._books = books
         self._clock = clock
-        self._say = say
+        self._news = News(settings.name, say)
         self._lanes = Lanes()
         self._under_way = 0
         self._circuit = Circuit()
         self._stopped: str | None = None
         self._trouble: str | None = None
-        self._own_errors: dict[int, int] = {}
-        self._own_error: str | None = None  # what was logged last
-        self._dead = 0
-        self._skewed = False
         self._slot = float("-inf")  # before that moment nothing more is begun, of a sink with a rate
         self._wake = asyncio.Event()
         self._ending = False
@@ -104,20 +96,6 @@ class Worker:
             self._lanes.push(entry)
         self._circuit.hasten()
         self._wake.set()
-
-    def outline(
-        self, failure: Failure, *, tries: int, recorded: datetime, not_before: datetime | None
-    ) -> tuple[tuple[Stretch, ...], Park | Disable | None]:
-        """What becomes of an entry if a try fails now, and every later one: see `relay.delivery.retry.outline`."""
-        return outline(
-            failure,
-            tries=tries,
-            now=self._clock.now(),
-            recorded=recorded,
-            not_before=not_before,
-            give_up_after=self._sink.give_up_after,
-            longest_pause=self._sink.longest_pause,
-        )
 
     def set_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume; what waits is kept, and goes out at once when the sink is on again."""
@@ -181,14 +159,16 @@ class Worker:
         return max(0.0, due - now) if due is not None else None
 
     async def _carry(self, entry: Entry | None) -> None:
-        """Deliver an entry, and then the next one in the same task, for as long as they get through."""
+        """Deliver an entry, and then the next ones in the same task, for as long as they get through."""
+        left = IN_A_ROW
         try:
             while entry is not None:
+                left -= 1
                 try:
                     through = await self._deliver(entry)
                 finally:
                     self._under_way -= 1
-                entry = self._take() if through else None
+                entry = self._take() if through and left else None
         finally:
             self._wake.set()
 
@@ -215,13 +195,13 @@ class Worker:
 
         try:
             receipt = await self._sink.deliver(event)
-            self._compare_clocks(receipt.skew)
+            self._news.compare_clocks(receipt.skew)
             arrived = attempt("delivered", receipt.status, None, receipt.answer)
         except Rejected as error:
-            self._compare_clocks(error.skew)
+            self._news.compare_clocks(error.skew)
             self._parked(entry, error.reason, attempt("parked", error.status, error.reason, error.answer))
         except Deferred as error:
-            self._compare_clocks(error.skew)
+            self._news.compare_clocks(error.skew)
             self._failed(entry, error, attempt("deferred", error.status, error.reason, error.answer), began)
         except asyncio.CancelledError:
             if self._ending:
@@ -236,49 +216,28 @@ class Worker:
             return True
         return False
 
-    def _compare_clocks(self, skew: float | None) -> None:
-        """Tell of a far side whose clock differs much from ours, once until it does not."""
-        if skew is None or (abs(skew) > SKEWED) is self._skewed:
-            return
-        self._skewed = not self._skewed
-        name = self.settings.name
-        if not self._skewed:
-            _log.info("sink %s: its clock and ours agree again", name)
-            return
-        reason = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} ours: check both, as signatures bear the time"
-        _log.warning("sink %s: %s", name, reason)
-        self._say("relay.clock-skewed", name, reason, 1)
-
     def _delivered(self, entry: Entry, attempt: Attempt) -> None:
-        self._own_errors.pop(entry.id, None)
         self._books.delivered(entry.id, attempt)
+        self._news.settled(entry)
+        self._news.delivered()
         self._lanes.done(entry)
         self._trouble = None
-        if not self._own_errors:
-            self._own_error = None
         if self.state != "disabled" and self._circuit.delivered():
-            _log.info("sink %s delivers again; %d entries waited", self.settings.name, len(self._lanes))
-            self._say("relay.sink-recovered", self.settings.name, "it delivers again", len(self._lanes))
+            self._news.recovered(len(self._lanes))
             self._lanes.wake_all(alone=True)
             self._wake.set()
 
     def _parked(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
-        name = self.settings.name
         self._lanes.done(entry)
         if entry.type.startswith("relay."):
             # What the relay says of itself never becomes a dead letter, or one failure would tell of itself for ever.
             self._settle(entry, "superseded", f"dropped: {reason}", attempt)
             return
         self._settle(entry, "parked", reason, attempt)
-        _log.warning("sink %s: %s (entry %d) became a dead letter: %s", name, entry.type, entry.id, reason)
-        self._dead += 1
-        self._say("relay.dead-lettered", name, f"{entry.type} (entry {entry.id}): {reason}", self._dead)
+        self._news.parked(entry, reason)
 
     def _failed_by_itself(self, entry: Entry, error: Exception, attempt: Attempt, began: float) -> None:
-        count = self._own_errors[entry.id] = self._own_errors.get(entry.id, 0) + 1
-        if _named(error) != self._own_error:
-            self._own_error = _named(error)
-            _log.error("sink %s failed in its own code on %s", self.settings.name, entry.type, exc_info=error)
+        count = self._news.failed_by_itself(entry, error)
         failure = Deferred(f"the sink's own code failed: {_named(error)}")
         spent = Park(f"the sink's own code failed {count} times") if count >= OWN_ERRORS else None
         self._failed(entry, failure, attempt, began, spent)
@@ -287,9 +246,8 @@ class Worker:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self._trouble = error.reason
         if self._circuit.failed(began, monotonic):
-            _log.warning("sink %s is failing: %s", self.settings.name, error.reason)
-            self._say("relay.sink-failing", self.settings.name, error.reason, len(self._lanes))
-        verdict = spent or self._verdict(entry, error, now)
+            self._news.failing(error.reason, len(self._lanes))
+        verdict = spent or self.prospects.of(entry, error, now)
         if isinstance(verdict, Disable):
             self._disable(error.reason)
             verdict = Again(0.0)
@@ -297,7 +255,9 @@ class Worker:
             self._circuit.rest(monotonic + verdict.rest)
         if self.failing:
             # Who refuses one event (slow) answers, and may take the others.
-            self._circuit.probe(monotonic + self._next_probe(entry, now) if error.failure == "transient" else None)
+            transient = error.failure == "transient"
+            probe = self.prospects.next_probe(entry, self._lanes, self._circuit.failures, now) if transient else 0.0
+            self._circuit.probe(monotonic + probe if transient else None)
         if isinstance(verdict, Park):
             self._parked(entry, f"{verdict.reason}; last: {error.reason}", attempt)
         elif self._replaces(entry) and self._lanes.outdated(entry):
@@ -309,49 +269,19 @@ class Worker:
             self._lanes.rest(tried, monotonic + verdict.after, alone=error.failure == "slow")
             self._books.deferred(entry.id, attempt, until)
 
-    def _verdict(self, entry: Entry, error: Deferred, now: datetime) -> Verdict:
-        return plan(
-            error.failure,
-            tries=entry.attempts + 1,
-            now=now,
-            recorded=entry.recorded,
-            not_before=entry.not_before,
-            give_up_after=self._sink.give_up_after,
-            longest_pause=self._sink.longest_pause,
-            asked=error.after,
-            chance=random.random(),  # noqa: S311  # jitter
-        )
-
-    def _next_probe(self, entry: Entry, now: datetime) -> float:
-        """Seconds until the sink as a whole is tried again: as the most pressing of what waits demands."""
-        ahead = [one.not_before for one in self._lanes if one.not_before is not None and one.not_before > now]
-        pressing = entry.not_before is not None and entry.not_before > now
-        verdict = plan(
-            "transient",
-            tries=min(self._circuit.failures, entry.attempts + 1) if pressing else self._circuit.failures,
-            now=now,
-            recorded=now,
-            not_before=min(ahead, default=None),
-            give_up_after=float("inf"),
-            longest_pause=self._sink.longest_pause,
-            chance=random.random(),  # noqa: S311  # jitter
-        )
-        return verdict.after if isinstance(verdict, Again) else 0.0
-
     def _disable(self, reason: str) -> None:
         if self.state == "disabled":
             return
-        _log.error("sink %s asked us to stop, it is disabled and keeps its entries: %s", self.settings.name, reason)
         self.set_state("disabled", reason)
         self._books.turned(self.settings.name, "disabled", reason)
-        self._say("relay.sink-disabled", self.settings.name, reason, len(self._lanes))
+        self._news.disabled(reason, len(self._lanes))
 
     def _replaces(self, entry: Entry) -> bool:
         """Whether a newer entry of the same lane and family takes the place of this one, and this one that of older ones."""
         return entry.type.startswith("relay.") or (self.settings.stale == "drop" and entry.type.startswith("event."))
 
     def _settle(self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None) -> None:
-        self._own_errors.pop(entry.id, None)
+        self._news.settled(entry)
         self._books.settled(entry.id, state, reason, self._clock.now(), attempt)
 
 

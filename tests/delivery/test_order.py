@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
+from relay.delivery.worker import IN_A_ROW
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.going import Far, going, hangs
+from tests.delivery.going import Answer, Far, going, hangs
 from tests.outbox.kept import until
 
 
@@ -167,3 +169,26 @@ async def test_of_what_the_relay_says_of_itself_one_waits_for_each_kind_and_sink
         await relay.dispatcher.set_state("bus", "on", None)
         await until(lambda: len(bus.got) == 4)
         assert sorted(bus.ids()) == sorted(told[number] for number in (1, 2, 3, 5))
+
+
+async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) -> None:
+    """However much waits for it: tasks take turns only where one waits, or ends."""
+    turns: list[str] = []
+
+    def at_once(name: str) -> Answer:
+        async def answer(_: CloudEvent) -> Receipt:
+            turns.append(name)
+            return Receipt()
+
+        return answer
+
+    sinks = {name: Far(at_once(name), concurrency=1) for name in ("bus", "chat")}
+    async with going(tmp_path, sinks) as relay:
+        for name in sinks:
+            await relay.dispatcher.set_state(name, "paused", None)
+        for number in range(100):
+            await relay.tell(f"E-{number}")
+        for name in sinks:
+            relay.dispatcher.worker(name).set_state("on", None)
+        await until(lambda: len(turns) == 200)
+    assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * IN_A_ROW
