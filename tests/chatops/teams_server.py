@@ -81,17 +81,17 @@ class Workflow:
         return web.Response(status=202, headers={"x-ms-workflow-run-id": f"{len(self.calls):032d}"})
 
     def _in_its_state(self, request: web.Request) -> web.Response | None:
+        rest = {"Retry-After": self.retry_after} if self.retry_after is not None else {}
         match self.state:
             case "off" | "deleted":
                 state = "Disabled" if self.state == "off" else "Deleted"
                 return _error(400, "WorkflowTriggerIsNotEnabled", f"Could not execute workflow trigger 'manual' with state '{state}'.")
             case "busy":
-                headers = {"Retry-After": self.retry_after} if self.retry_after is not None else {}
-                return _error(429, "TooManyRequests", "The rate limit of the workflow is exceeded.", headers)
+                return _error(429, "TooManyRequests", "The rate limit of the workflow is exceeded.", rest)
             case "broken":
                 return _error(502, "BadGateway", f"No server took {request.path_qs}")  # as some do: the whole URL in the answer
             case "forbidding":
-                return _error(401, "Unauthorized", f"The signature of {request.path_qs} is not valid: {request.query.get('sig')}")
+                return _error(401, "Unauthorized", f"The signature of {request.path_qs} is not valid: {request.query.get('sig')}", rest)
             case "gone":
                 return web.Response(status=410)
             case "moved":

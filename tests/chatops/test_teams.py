@@ -86,9 +86,10 @@ async def test_a_url_of_no_workflow_and_one_without_its_signature_are_told_apart
         assert "to the end of sig=" in (await refusal(there, there.url[:-3])).reason
 
 
-async def test_the_rest_that_is_asked_for_is_passed_on() -> None:
+@pytest.mark.parametrize("state", ["busy", "forbidding"])
+async def test_the_rest_that_is_asked_for_is_passed_on(state: State) -> None:
     async with workflow() as there:
-        there.state, there.retry_after = "busy", "17"
+        there.state, there.retry_after = state, "17"
         assert (await refusal(there)).after == 17.0
 
 
