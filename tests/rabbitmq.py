@@ -40,8 +40,8 @@ auth_mechanisms.2 = EXTERNAL
 ssl_cert_login_from = common_name
 """
 
-BOOT_SECONDS = 50.0
-STOP_SECONDS = 30.0
+BOOT_SECONDS = 120.0
+STOP_SECONDS = 60.0
 
 NODE = 'epmd & exec "$0"'
 """The node and an epmd of its own."""
@@ -159,10 +159,10 @@ class Broker:
                 raise RuntimeError(f"the RabbitMQ node did not start within {BOOT_SECONDS:.0f} s; it said:\n{self.output()}")
             time.sleep(0.05)
 
-    def answers(self) -> bool:
-        """Whether the node answers the AMQP greeting within half a second."""
+    def answers(self, within: float = 0.5) -> bool:
+        """Whether the node answers the AMQP greeting within so many seconds."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=0.5) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=within) as connection:
                 connection.sendall(b"AMQP\x00\x00\x09\x01")
                 return connection.recv(1) == b"\x01"  # a method frame: Connection.Start
         except OSError:

@@ -128,11 +128,11 @@ def test_healing_undoes_what_a_test_did(own_broker: Broker) -> None:
     own_broker.alarm(on=True)
     own_broker.freeze()
     own_broker.heal()
-    assert own_broker.answers()
+    assert own_broker.answers(within=60)
     assert not own_broker.alarmed()
     own_broker.stop()
     own_broker.heal()
-    assert own_broker.answers()
+    assert own_broker.answers(within=60)
 
 
 def test_the_node_ends_when_the_tests_are_killed(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_node_ends_when_the_tests_are_killed(tmp_path: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", program, tmp_path], check=False, capture_output=True, text=True, env=os.environ)
     port = int(run.stdout)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         with socket.socket() as probe:
             probe.settimeout(1)

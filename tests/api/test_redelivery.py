@@ -38,7 +38,7 @@ async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(tm
         first, last = found["log"][0], found["log"][-1]
         assert (first["number"], first["outcome"], first["status"]) == (1, "deferred", 503)
         assert (first["reason"], first["answer"]) == ("it is down", "come back later")
-        assert 0 <= first["tookSeconds"] < 5
+        assert 0 <= first["tookSeconds"] < 60
         assert (last["number"], last["outcome"], last["status"], last["reason"]) == (found["attempts"], "delivered", 204, None)
 
 

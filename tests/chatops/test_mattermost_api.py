@@ -37,7 +37,7 @@ async def server() -> AsyncIterator[Mattermost]:
 @pytest.fixture
 async def api(server: Mattermost) -> AsyncIterator[Api]:
     async with open_session() as session:
-        yield Api(session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=5)
+        yield Api(session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=30)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_a_redirect_is_not_followed(server: Mattermost, channel: Channel) 
 async def test_an_answer_that_came_too_late_makes_no_second_post(server: Mattermost) -> None:
     """Mattermost knows a post again by its pending_post_id."""
     async with open_session() as session:
-        api = Api(session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=0.5)
+        api = Api(session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=1.5)
         channel = Channel(api, People(api, server.channel, SystemClock()), None, "life")
         server.swallows = 1
         assert (await refused(channel)).failure == "transient"
@@ -171,7 +171,7 @@ async def test_a_token_that_cannot_be_read_any_more_is_said(server: Mattermost) 
         raise ValueError("expected a token")
 
     async with open_session() as session:
-        api = Api(session, URL(server.url), token, server.channel, SystemClock(), timeout=5)
+        api = Api(session, URL(server.url), token, server.channel, SystemClock(), timeout=30)
         with pytest.raises(Deferred, match="the token of this sink cannot be used any more"):
             await api.create({"message": "x"})
 

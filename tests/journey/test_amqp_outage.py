@@ -163,7 +163,7 @@ async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(own
         back = time.monotonic()
         await eventually(lambda: len(ledger.got) > got, every=0.01)
         first = time.monotonic() - back
-        assert first < 5
+        assert first < 20
         await eventually(lambda: all(states[-1] == last for states in ledger.versions().values()))
         assert ledger.versions() == {event.event_id: list(range(last + 1)) for event in events}
         _log.info("memory grew by %d kB; the first came after %.1f s, all %d after %.1f s", grown, first, CHANGES, time.monotonic() - back)

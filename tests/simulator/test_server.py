@@ -189,7 +189,7 @@ async def test_every_call_is_remembered(client: aiohttp.ClientSession) -> None:
         first = sim.calls[0]
         assert first.headers["user-agent"] == "ours"
         assert first.peer.startswith("127.0.0.1:")
-        assert abs((datetime.now(UTC) - first.at).total_seconds()) < 5
+        assert abs((datetime.now(UTC) - first.at).total_seconds()) < 60
         (request,) = sim.start_requests
         assert request.event_ids == (event.event_id,)
         assert event.event_id.encode() in request.body

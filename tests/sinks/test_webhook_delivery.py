@@ -214,4 +214,4 @@ async def test_time_is_the_machines_when_nothing_else_is_given() -> None:
     async with listening(good) as receiver, connect(settings(url=receiver.url), SystemClock()) as webhook:
         await webhook.deliver(cloudevent())
     sent = int(receiver.requests[0].headers["webhook-timestamp"])
-    assert abs(sent - datetime.now(UTC).timestamp()) < 10
+    assert abs(sent - datetime.now(UTC).timestamp()) < 60
