@@ -193,6 +193,7 @@ async def test_a_stranger_is_refused_politely_seen_by_them_alone_and_burns_nothi
     ((whom, words),) = ops.server.whispers
     assert whom == stranger
     assert "You are not among those who decide here: nothing was decided." in words
+    assert words.endswith(f"`{ops.principal(stranger)}`.")  # to be copied into a rule
     assert ops.server.dialogs == []
     assert len(ops.server.posts) == before
     assert await ops.said(event, "approval.refused") == 0

@@ -25,7 +25,7 @@ from relay.approvals.request import Caller
 from relay.chatops import ChatRefused, Reply
 from relay.chatops.mattermost.api import Api
 from relay.chatops.mattermost.people import LOOK_UP, NotHere, People
-from relay.chatops.mattermost.post import MOST_ASKED, plain, rendered
+from relay.chatops.mattermost.post import MOST_ASKED, rendered
 from relay.chatops.mattermost.proof import Proof, opened, sealed
 from relay.clock import Clock
 from relay.errors import Deferred, StoreUnavailable
@@ -73,7 +73,7 @@ class _Submission(_Call):
 
 
 class _No(Exception):  # not an error: what somebody is told
-    """A polite refusal, for the person who clicked alone."""
+    """A polite refusal, for the person who clicked alone; nothing of it is another's words."""
 
 
 class Answers:
@@ -112,7 +112,7 @@ class Answers:
             try:
                 await self._clicked(call)
             except _No as no:
-                return Reply({"ephemeral_text": plain(str(no)), "skip_slack_parsing": True})
+                return Reply({"ephemeral_text": str(no), "skip_slack_parsing": True})
         elif not call.cancelled:
             try:
                 await self._submitted(call)
@@ -210,7 +210,7 @@ class Answers:
         caller = self._board.caller(principal, "mattermost")
         if caller is None:
             _log.warning("%s: %s by the stranger %s was refused", self._sink, proof.decision, principal)
-            raise _No(f"You are not among those who decide here: nothing was decided. To the relay you are {principal}.")
+            raise _No(f"You are not among those who decide here: nothing was decided. To the relay you are `{principal}`.")
         return caller
 
     def _failed(self, what: str, error: Deferred) -> None:
