@@ -207,6 +207,7 @@ async def says_a_new_time(far: FarSide, folder: Path, _: pytest.LogCaptureFixtur
         await here.see(here.reboot(due=5400, resources=("db-1", "db-2")))
         await here.settled()
         assert "Reboot of db-1, db-2" in far.messages()[-1]
+        assert "Azure proceeds at NotBefore regardless" in far.messages()[-1]
         assert len(far.messages()) == (1 if far.edits else 2)
 
 

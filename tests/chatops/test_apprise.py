@@ -263,6 +263,17 @@ async def test_one_that_fails_keeps_no_other_from_hearing_and_nobody_hears_twice
         assert len(well.messages) == 2
 
 
+async def test_who_has_it_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.chatops.apprise.services._MOST_HALF_TOLD", 2)
+    async with service() as well, service() as sick:
+        posts = Services(settings(well.url, sick.url))
+        sick.status = 503
+        for words in ("one", "two", "three", "three", "one"):
+            with pytest.raises(Deferred):
+                await posts.tell(None, [(words,)])
+        assert [text.removeprefix("imds-relay\n") for text in well.messages] == ["one", "two", "three", "one"]
+
+
 async def test_one_that_must_be_mended_does_not_slow_one_that_passes() -> None:
     async with service() as forbids, service() as sick:
         forbids.status, sick.status = 403, 503

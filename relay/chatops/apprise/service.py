@@ -66,7 +66,6 @@ def service_of(url: str, *, allow_http: bool) -> Service:
         allow_templates=False,  # ${…} in a URL is not for the library to fill in
         pgp_autogen=False,
         pem_autogen=False,
-        storage_mode=apprise.PersistentStoreMode.MEMORY,
     )
     parsed = apprise.plugins.url_to_dict(url)
     if not parsed:
