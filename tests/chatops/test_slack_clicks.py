@@ -135,6 +135,7 @@ async def test_a_call_for_another_app_decides_nothing(tmp_path: Path, caplog: py
         assert await it.told() == ["event.scheduled"]
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "trouble", [hangs, limited(30), error("missing_scope"), says(500), error("user_not_found"), says(200, body="<html>")]
 )
@@ -262,6 +263,7 @@ async def test_fifty_clicks_at_once_are_two_votes_and_one_start(tmp_path: Path) 
         heard = await asyncio.gather(*map(it.slack.calls_relay, clicks))
         assert {one.status for one in heard} == {200}
         assert sorted(await it.votes()) == [ALICE, BOB]
+        assert it.slack.count("users.info") == 2
         await eventually(lambda: it.relay.starts(it.event) == 1)
         await eventually(lambda: it.message.buttons() == {})
         assert it.relay.starts(it.event) == 1

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.chatops.slack_server import ALICE, BOB, EVE, TEAM, Heard, Posted, SlackServer, hangs, member, slack, well_formed
 from tests.chatops.stage import Stage, rule, stage
 from tests.journey.process import eventually
@@ -168,7 +170,7 @@ async def test_a_beginning_that_fits_several_or_none_decides_nothing_and_lists(t
         assert [(await it.relay.event(one))["votes"] for one in events] == [[]] * 17
 
 
-async def test_a_stranger_a_guest_and_somebody_unsure_get_a_polite_no(tmp_path: Path) -> None:
+async def test_a_stranger_a_guest_and_somebody_unsure_get_a_polite_no(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     async with typing(tmp_path) as it:
         event = it.relay.reboot("vm-0")
         await it.is_known()
@@ -178,6 +180,7 @@ async def test_a_stranger_a_guest_and_somebody_unsure_get_a_polite_no(tmp_path: 
         for text in ("list", f"hold {event.event_id}"):
             assert (await it.types(text)).words() == "Nothing was decided: guests cannot decide."
         it.slack.trouble["users.info"] = hangs
+        request.getfixturevalue("impatient")
         assert "Try again" in (await it.types(f"hold {event.event_id}", BOB)).words()
         assert "the channel in which" in (await it.types("list", BOB, channel_id="C0OTHER")).words()
         assert (await it.relay.event(event))["votes"] == []

@@ -183,8 +183,7 @@ async def test_it_tries_for_ever_with_growing_pauses_and_says_once_why(
             assert len(said) == 1
             assert words in said[0]
             here.trouble.clear()
-            await eventually(lambda: len(here.sockets) == 1)
-        assert "Socket Mode is connected" in [one.getMessage().partition(": ")[2] for one in caplog.records if one.name.startswith("relay")]
+            await eventually(lambda: "Socket Mode is connected" in {one.getMessage().partition(": ")[2] for one in caplog.records})
         assert "secret-ticket" not in caplog.text
         assert APP_TOKEN not in caplog.text
 
@@ -256,8 +255,17 @@ async def test_a_socket_that_does_not_greet_is_left() -> None:
         here.greets = False
         async with running(here) as clock:
             await eventually(lambda: len(here.sockets) == 1)
-            await here.sockets[0].send_json({"type": "interactive"})
-            await eventually(lambda: len(clock.pauses) == 1 and not here.sockets)
+            first = here.sockets[0]
+            await first.send_json({"type": "interactive"})
+            await eventually(lambda: len(clock.pauses) > 0 and first.closed)
+
+
+async def test_a_socket_that_says_nothing_is_closed_when_the_relay_ends() -> None:
+    async with slack() as here:
+        here.greets = False
+        async with running(here):
+            await eventually(lambda: len(here.sockets) == 1)
+        await eventually(lambda: not here.sockets)
 
 
 async def test_a_slack_that_hangs_ends_nothing(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def change(sim: Simulator, events: list[Event], version: int) -> None:
         sim.update(event, description=str(version))
 
 
-@pytest.mark.timeout(240 if CHAOS else 60)
+@pytest.mark.timeout(480 if CHAOS else 180)
 async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing(own_broker: Broker, tmp_path: Path) -> None:
     """Order per event is kept, and what comes twice is at most what was in flight."""
     exchange = unused("killed")
@@ -137,7 +137,7 @@ async def _in_flight(ledger: Ledger) -> None:
         await asyncio.sleep(0.3)
 
 
-@pytest.mark.timeout(240 if CHAOS else 60)
+@pytest.mark.timeout(480 if CHAOS else 180)
 async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(own_broker: Broker, tmp_path: Path) -> None:
     """Memory stays flat meanwhile, the first message comes within five seconds, and then all, in order."""
     exchange = unused("gone")
@@ -163,7 +163,7 @@ async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(own
         back = time.monotonic()
         await eventually(lambda: len(ledger.got) > got, every=0.01)
         first = time.monotonic() - back
-        assert first < 20
+        assert first < 5 + 15  # for a machine that stands still
         await eventually(lambda: all(states[-1] == last for states in ledger.versions().values()))
         assert ledger.versions() == {event.event_id: list(range(last + 1)) for event in events}
         _log.info("memory grew by %d kB; the first came after %.1f s, all %d after %.1f s", grown, first, CHANGES, time.monotonic() - back)

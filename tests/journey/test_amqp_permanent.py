@@ -143,7 +143,8 @@ async def test_a_message_that_is_too_large_is_a_dead_letter_and_its_neighbours_a
         async with telling(own_broker, tmp_path) as told:
             large, small = await told.happens(description="x" * 20_000), [await told.happens() for _ in range(20)]
             letter = await told.parked(large)
-            assert (letter["lastStatus"], letter["attempts"]) == (406, 1)
+            assert letter["lastStatus"] == 406
+            assert letter["attempts"] <= 3  # it may be sent again first, with the neighbours of another
             assert "the broker takes no message of this size" in letter["reason"]
             for event_id in small:
                 assert (await told.delivered(event_id))["state"] == "delivered"
