@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -144,6 +143,27 @@ async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
         keeping.cancel()
         assert await asyncio.wait({keeping}, timeout=60) == ({keeping}, set())
         assert keeping.cancelled()
+
+
+async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_the_same(broker: Reachable) -> None:
+    urls = parse_urls(broker.amqp_url())
+    serving = asyncio.Event()
+
+    async def swallow(_: Connection) -> NoReturn:
+        serving.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise Deferred("what a library made of it") from None
+        raise AssertionError
+
+    keeping = asyncio.create_task(keep_connected(lambda: urls, "test", SystemClock(), swallow, lambda _: None))
+    await serving.wait()
+    keeping.cancel()
+    done, _ = await asyncio.wait({keeping}, timeout=20)
+    keeping.cancel()
+    assert done
+    assert keeping.cancelled()
 
 
 # --- several hosts

@@ -1,6 +1,6 @@
 """Killed at any sync on the way from a message to a StartRequest: what was sent once counts once.
 
-`make chaos` kills at every sync of the path; `make test` at some of them.
+`make chaos` kills at every sync of the path; `make test` at one of them.
 """
 
 from __future__ import annotations
@@ -81,10 +81,9 @@ def _killed_at(sync: int) -> tuple[str, ...]:
 
 @needs_strace
 @pytest.mark.skipif(CHAOS, reason="every sync is tried")
-@pytest.mark.parametrize("sync", [4, 7], ids=["of the decision", "of the claim"])
-async def test_killed_at_a_sync_a_message_counts_once(own_broker: Broker, tmp_path: Path, sync: int) -> None:
+async def test_killed_at_the_sync_of_the_decision_a_message_counts_once(own_broker: Broker, tmp_path: Path) -> None:
     define_users(own_broker)
-    assert await story(own_broker, tmp_path / "relay", sync)
+    assert await story(own_broker, tmp_path / "relay", 4)
 
 
 @needs_strace
@@ -96,5 +95,5 @@ async def test_killed_at_every_single_sync_of_the_path_a_message_counts_once(own
     for sync in count(1):
         if not await story(own_broker, tmp_path / f"{sync}", sync):
             print(f"syncs of the path: {sync - 1}")  # noqa: T201  # a number for whoever reads with -s
-            assert sync > 5
+            assert sync > 4
             return
