@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from docs.reference import MARK, api, commands, configuration, with_mark
+from docs.reference import MARK, api, commands, configuration, slack, with_mark
 from relay.events.catalog import CATALOG, EventData, EventType, schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
@@ -26,7 +26,7 @@ from relay.events.normalise import Origin, event_data, tell_change, tell_decisio
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "relay" / "events" / "schemas"
 EVENTS_PAGE = ROOT / "docs" / "events.md"
-PAGES = {"configuration": configuration, "cli": commands, "api": api}
+PAGES = {"configuration": configuration, "cli": commands, "api": api, "chat/slack": slack}
 """Pages of docs/ whose lower part repeats code."""
 
 _ORIGIN = Origin("westno-4f7a9c21", "WestNO_0")

@@ -1,4 +1,4 @@
-"""The pages that repeat code: the configuration, the command line and the HTTP API, as Markdown."""
+"""The pages that repeat code: the configuration, the command line, the HTTP API and the Slack app, as Markdown."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import aiohttp
+import orjson
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from relay.api import ApiSettings
 from relay.api.server import Server
+from relay.chatops.slack.manifest import SCOPES, manifest
+from relay.chatops.slack.web import REMEDIES
 from relay.cli import app
 from relay.clock import SystemClock
 from relay.config import Config, sink_members
@@ -153,3 +156,34 @@ async def _described() -> dict[str, Any]:
         session.get(f"{server.address}/openapi.json") as answer,
     ):
         return dict(await answer.json())
+
+
+# --- Slack
+
+
+def slack() -> str:
+    """The app's manifest in its two forms, what its scopes are for, and what to do about Slack's refusals."""
+    url = "https://relay.example.com/v1/chat/slack-ops"
+    parts = [
+        "## The app's manifest",
+        "",
+        "For Socket Mode, as `imds-relay schema slack-manifest` prints it:",
+        "",
+        *_json(manifest("socket")),
+    ]
+    parts += ["", f"For calls of Slack to the relay, `imds-relay schema slack-manifest --answers {url}`:", "", *_json(manifest(url))]
+    parts += [
+        "",
+        "`--answers none` leaves out commands, buttons and every scope but the first.",
+        "",
+        "| scope | what for |",
+        "| --- | --- |",
+    ]
+    parts += [f"| `{scope}` | {use} |" for scope, use in SCOPES.items()]
+    parts += ["", "## What Slack refuses, and what to do", "", "| it says | remedy |", "| --- | --- |"]
+    parts += [f"| `{word}` | {remedy} |" for word, remedy in REMEDIES.items()]
+    return "\n".join(parts) + "\n"
+
+
+def _json(document: Any) -> list[str]:
+    return ["```json", orjson.dumps(document, option=orjson.OPT_INDENT_2).decode(), "```"]

@@ -28,6 +28,8 @@ TEAMS_URL = "https://default0f3c.1a.environment.api.powerplatform.com/powerautom
 FOR_EXAMPLES = {
     "MATTERMOST_TOKEN": "token",
     "MATTERMOST_SECRET": SECRET,
+    "SLACK_TOKEN": "xoxb-1234567890-of-nothing",
+    "SLACK_APP_TOKEN": "xapp-1-A0APP-of-nothing",
     "GOTIFY_TOKEN": "secret",
     "TEAMS_URL": TEAMS_URL,
     "DRAIN_SECRET": SECRET,

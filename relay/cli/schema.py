@@ -1,4 +1,4 @@
-"""``schema``: the JSON Schemas of what the relay sends, and what goes over RabbitMQ as AsyncAPI."""
+"""``schema``: the JSON Schemas of what the relay sends, what goes over RabbitMQ as AsyncAPI, and the manifest of a Slack app."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from relay.api import asyncapi
+from relay.chatops.slack.manifest import manifest
 from relay.cli._screen import show_json, show_table
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG
@@ -15,13 +16,23 @@ from relay.events.catalog import schema as schema_of
 
 def schema(
     name: Annotated[
-        str | None, typer.Argument(metavar="TYPE", show_default=False, help="Such as event.scheduled, or asyncapi; without it, all.")
+        str | None,
+        typer.Argument(
+            metavar="TYPE", show_default=False, help="Such as event.scheduled, or asyncapi, or slack-manifest; without it, all."
+        ),
     ] = None,
     *,
     listed: Annotated[bool, typer.Option("--list", help="Only name the types, and say when each is sent.")] = False,
+    answers: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="With slack-manifest: none (the app only tells, and links), socket (Socket Mode), or the https URL of /v1/chat/<sink>.",
+        ),
+    ] = "socket",
     as_json: Annotated[bool, typer.Option("--json", help="With --list: print JSON for programs.")] = False,
 ) -> None:
-    """Print the JSON Schema of one CloudEvent, of all by type, or what goes over RabbitMQ both ways (asyncapi)."""
+    """Print the JSON Schema of one CloudEvent, or of all by type; what goes over RabbitMQ (asyncapi); or a Slack app's manifest."""
     if listed and as_json:
         show_json([{"type": one.type, "when": one.when} for one in CATALOG])
         return
@@ -34,7 +45,12 @@ def schema(
     if name == "asyncapi":
         show_json(asyncapi.describe())
         return
+    if name == "slack-manifest":
+        if answers not in ("none", "socket") and not answers.startswith("https://"):
+            raise ConfigError(f"--answers: expected none, socket, or a URL that starts with https://, got {answers!r}")
+        show_json(manifest(answers))
+        return
     found = next((one for one in CATALOG if name in (one.name, one.type)), None)
     if found is None:
-        raise ConfigError(f"expected asyncapi or a type of `imds-relay schema --list`, got {name!r}")
+        raise ConfigError(f"expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got {name!r}")
     show_json(schema_of(found))

@@ -56,7 +56,7 @@ async def story(here: SlackServer, relay: Stage) -> None:
 
     assert message.buttons() == {}
     assert message.words().splitlines() == [
-        "🏁 Reboot of vm-0",
+        "⚪ Reboot of vm-0",
         "It is over: Azure has completed it.",
         "Machines: vm-0",
         "What happens: The machine is rebooted: what is in memory is lost.",

@@ -17,6 +17,8 @@ from relay.chatops import ChatRefused, Reply
 from relay.chatops._current import Current, Platform
 from relay.chatops.slack.settings import Settings
 from relay.clock import Clock
+from relay.errors import DeliveryError
+from relay.findings import Finding, failed, ok
 from relay.notices.board import Board
 from relay.sinks._http import open_session
 
@@ -69,6 +71,23 @@ async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterat
             )
             await stack.enter_async_context(_beside(socket.run(), f"{settings.name}: Socket Mode"))
         yield slack
+
+
+async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
+    """Whether Slack takes the tokens, and has given the rights that answers need. Nothing is posted."""
+    about = f"sink {settings.name}"
+    async with open_session() as session:
+        api = WebApi(session, settings.base(), settings.bot_token, settings.timeout)
+        people = People(api, clock)
+        try:
+            team = await people.team()
+            if settings.is_called or settings.has_socket:
+                await people.app()
+            if settings.has_socket:
+                await api.call(api.methods.apps_connections_open, app_token=settings.socket_token())
+        except DeliveryError as error:
+            return [failed(about, error.reason, "see docs/chat/slack.md")]
+        return [ok(about, f"Slack takes what it was given, for the workspace {team}")]
 
 
 @asynccontextmanager

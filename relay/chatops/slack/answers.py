@@ -29,6 +29,8 @@ from relay.notices.page import outcome
 
 _MOST_LISTED = 15
 _LONGEST_REASON = 1000
+_AGAIN = 60.0
+"""Seconds after which the same is logged again."""
 _CHOICES: Mapping[str, Choice] = {"approve": "approve", "hold": "hold", "release": "release"}
 _USAGE: tuple[Text, ...] = (
     ("list: what Azure has announced, and how it stands.",),
@@ -57,6 +59,7 @@ class Answers:
         self._people = people
         self._clock = clock
         self._respond = respond
+        self._noted: dict[str, float] = {}
 
     async def take(self, call: Call) -> Reply:
         """Do what was asked; it is on disk when this returns."""
@@ -79,10 +82,10 @@ class Answers:
         try:
             return await work
         except Unwelcome as error:
-            _log.warning("sink %s: slack:%s/%s was refused: %s", self._settings.name, by.team, by.user, error)
+            self._note(f"slack:{by.team}/{by.user} was refused: {error}")
             return _Said(said([(f"Nothing was decided: {error}.",)], by.team))
         except NotKnown as error:
-            _log.warning("sink %s: it cannot be found out who slack:%s/%s is: %s", self._settings.name, by.team, by.user, error)
+            self._note(f"it cannot be found out who slack:{by.team}/{by.user} is: {error}")
             return _Said(
                 said([("Slack cannot tell now who you are, so nothing was decided. Try again in a moment.",)], by.team), final=False
             )
@@ -90,6 +93,14 @@ class Answers:
             return _Said(
                 said([("The relay cannot read its records now, so nothing was decided. Try again in a moment.",)], by.team), final=False
             )
+
+    def _note(self, text: str) -> None:
+        """Log it, the same once a minute at the most."""
+        now = self._clock.monotonic()
+        self._noted = {one: at for one, at in self._noted.items() if now - at < _AGAIN}
+        if text not in self._noted:
+            self._noted[text] = now
+            _log.warning("sink %s: %s", self._settings.name, text)
 
     async def _click(self, click: Click) -> _Said | None:
         by, decided = click.by, click.decided

@@ -43,7 +43,7 @@ _TITLE, _LABEL, _QUESTION, _HEADING, _VERB, _VALUE, _URL = 150, 75, 300, 100, 30
 _CONTEXT, _NOTICE, _SAID = 500, 1000, 500
 """Characters of a footer, a notification and one sentence: less than what is allowed."""
 _DATE = "{time_secs} on {date_short}"
-_MARKS: Mapping[Tone, str] = {"waiting": "🟡", "held": "✋", "approved": "✅", "running": "🔧", "over": "🏁"}
+_MARKS: Mapping[Tone, str] = {"waiting": "🟡", "held": "🟠", "approved": "🟢", "running": "🔵", "over": "⚪"}
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 """What could feign a line of ours, or turn its direction."""
 _BOLD = RichTextElementParts.TextStyle(bold=True)

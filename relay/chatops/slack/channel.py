@@ -34,7 +34,9 @@ class Channel:
         """Have a message show this card instead. Raises MessageGone, Deferred, Rejected."""
         channel, _, stamp = ref.partition("/")
         message = shown(card, await self._team(), spoken)
-        await self._api.call(self._api.methods.chat_update, channel=channel, ts=stamp, text=message.text, blocks=message.blocks)
+        await self._api.call(
+            self._api.methods.chat_update, of_message=True, channel=channel, ts=stamp, text=message.text, blocks=message.blocks
+        )
 
     async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Say these lines in a message's thread; without ``ref``, in the channel. Raises MessageGone, Deferred, Rejected."""
@@ -44,6 +46,7 @@ class Channel:
         channel, _, stamp = below.partition("/") if below is not None else (self._channel, "", None)
         answer = await self._api.call(
             self._api.methods.chat_postMessage,
+            of_message=below is not None,
             channel=channel,
             text=message.text,
             blocks=message.blocks,

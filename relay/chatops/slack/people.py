@@ -5,13 +5,14 @@ Source: https://docs.slack.dev/reference/objects/user-object. Names are never lo
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
-from relay.chatops import MessageGone
 from relay.chatops.slack.calls import By
 from relay.chatops.slack.web import WebApi
 from relay.clock import Clock
@@ -64,19 +65,32 @@ class People:
         self._clock = clock
         self._here: tuple[str, Workspace] | None = None
         self._app: tuple[str, str] | None = None
-        self._members: OrderedDict[str, float] = OrderedDict()
+        self._members: OrderedDict[tuple[str, str], float] = OrderedDict()
+        # Many clicks at once are one question: whoever waits for it finds its answer remembered.
+        self._asking = asyncio.Lock()
+        self._asking_about: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def team(self) -> str:
         """The id of the workspace. Raises Deferred."""
         return (await self._workspace(None)).team
 
+    async def app(self) -> str:
+        """The id of the app that the token is of. Raises Deferred."""
+        bot = (await self._workspace(None)).bot
+        async with self._asking:
+            if self._app is None or self._app[0] != bot:
+                answer = await self._api.call(self._api.methods.bots_info, bot=bot)
+                found = answer.get("bot")
+                self._app = (bot, _id(found if isinstance(found, dict) else {}, "app_id"))
+            return self._app[1]
+
     async def expect(self, by: By) -> str:
         """The workspace, where the call came from it and for this app. Raises Unwelcome, NotKnown."""
         try:
             here = await self._workspace(PATIENCE)
-            app = await self._app_of(here.bot)
-        except (DeliveryError, MessageGone) as error:
-            raise NotKnown(str(error)) from None
+            app = await self.app()
+        except DeliveryError as error:
+            raise NotKnown(error.reason) from None
         # In an organisation somebody's home can be another of its workspaces; whether they belong to this one, `vouch` finds out.
         if by.team != here.team or (by.home != here.team and here.enterprise is None):
             raise Unwelcome("people of other workspaces cannot decide")
@@ -86,37 +100,33 @@ class People:
 
     async def vouch(self, by: By) -> None:
         """Return if it is a full member of the workspace. Raises Unwelcome, NotKnown."""
-        now = self._clock.monotonic()
-        if now - self._members.get(by.user, -BELIEVED) < BELIEVED:
-            return
+        key = (by.team, by.user)
+        async with self._asking_about.setdefault(key, asyncio.Lock()):
+            if self._clock.monotonic() - self._members.get(key, -BELIEVED) >= BELIEVED:
+                await self._ask(by)
+                self._members[key] = self._clock.monotonic()
+                while len(self._members) > _MOST:
+                    self._members.popitem(last=False)
+
+    async def _ask(self, by: By) -> None:
         try:
             here = await self._workspace(PATIENCE)
             answer = await self._api.call(self._api.methods.users_info, seconds=PATIENCE, user=by.user)
-        except (DeliveryError, MessageGone) as error:
-            raise NotKnown(str(error)) from None
+        except DeliveryError as error:
+            raise NotKnown(error.reason) from None
         refusal = refused(answer.get("user"), by.user, here)
         if refusal is not None:
             raise Unwelcome(refusal)
-        self._members[by.user] = now
-        while len(self._members) > _MOST:
-            self._members.popitem(last=False)
 
     async def _workspace(self, seconds: float | None) -> Workspace:
-        token = self._api.token()
-        if self._here is not None and self._here[0] == token:
+        async with self._asking:
+            token = self._api.token()
+            if self._here is None or self._here[0] != token:
+                answer = await self._api.call(self._api.methods.auth_test, seconds=seconds)
+                enterprise = answer.get("enterprise_id")
+                found = Workspace(_id(answer, "team_id"), enterprise if isinstance(enterprise, str) else None, _id(answer, "bot_id"))
+                self._here = (token, found)
             return self._here[1]
-        answer = await self._api.call(self._api.methods.auth_test, seconds=seconds)
-        enterprise = answer.get("enterprise_id")
-        found = Workspace(_id(answer, "team_id"), enterprise if isinstance(enterprise, str) else None, _id(answer, "bot_id"))
-        self._here = (token, found)
-        return found
-
-    async def _app_of(self, bot: str) -> str:
-        if self._app is None or self._app[0] != bot:
-            answer = await self._api.call(self._api.methods.bots_info, seconds=PATIENCE, bot=bot)
-            found = answer.get("bot")
-            self._app = (bot, _id(found if isinstance(found, dict) else {}, "app_id"))
-        return self._app[1]
 
 
 def refused(user: Any, asked: str, here: Workspace) -> str | None:

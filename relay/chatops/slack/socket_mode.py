@@ -1,6 +1,6 @@
 """Socket Mode: clicks and commands over a connection that we make, so that no port need be open.
 
-Source: https://docs.slack.dev/apis/events-api/using-socket-mode. Why not the SDK's client: docs/decisions/0015-own-socket-mode.md.
+Source: https://docs.slack.dev/apis/events-api/using-socket-mode. Why not the SDK's client: docs/decisions/0017-own-slack-socket.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import aiohttp
 import orjson
 
-from relay.chatops import ChatRefused, MessageGone, Reply
+from relay.chatops import ChatRefused, Reply
 from relay.chatops.slack.calls import Call, command, interaction
 from relay.chatops.slack.web import WebApi
 from relay.clock import Clock
@@ -107,21 +107,28 @@ class SocketMode:
             answer = await self._api.call(self._api.methods.apps_connections_open, app_token=self._token())
             url = _checked(answer.get("url"), allow_http=self._allow_http)
             async with asyncio.timeout(_PATIENCE):
-                socket = await self._session.ws_connect(
-                    url, heartbeat=HEARTBEAT, max_msg_size=_LARGEST, timeout=aiohttp.ClientWSTimeout(ws_close=_FAREWELL)
-                )
-                greeting = await socket.receive()
+                return await self._greeted(url)
         except Deferred as error:
             raise Deferred(f"Socket Mode: {error.reason}", after=error.after, failure=error.failure) from None
-        except (DeliveryError, MessageGone, ValueError) as error:
+        except (DeliveryError, ValueError) as error:
             raise Deferred(f"Socket Mode: {error}", failure="slow") from None
         except TimeoutError:
             raise Deferred(f"Socket Mode: expected a connection within {_PATIENCE:g} s, none came") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Deferred(f"Socket Mode: expected a connection, it failed: {type(error).__name__}") from None
-        if _kind(_read(greeting)) != "hello":
-            await socket.close()
-            raise Deferred("Socket Mode: expected a hello of Slack's, got something else")
+
+    async def _greeted(self, url: str) -> aiohttp.ClientWebSocketResponse:
+        socket = await self._session.ws_connect(
+            url, heartbeat=HEARTBEAT, max_msg_size=_LARGEST, timeout=aiohttp.ClientWSTimeout(ws_close=_FAREWELL)
+        )
+        greeted = False
+        try:
+            greeted = _kind(_read(await socket.receive())) == "hello"
+        finally:
+            if not greeted:
+                await socket.close()
+        if not greeted:
+            raise Deferred("expected a hello of Slack's, got something else")
         return socket
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse, group: asyncio.TaskGroup, over: asyncio.Future[str | None]) -> None:

@@ -73,17 +73,20 @@ class WebApi:
         except ValueError as error:
             raise Deferred(f"the token of this sink cannot be used any more: {error}", failure="slow") from None
 
-    async def call(self, method: Slackish, *, seconds: float | None = None, **arguments: Any) -> Mapping[str, Any]:
-        """What a method answers. Raises Deferred, Rejected and MessageGone; none of them holds a secret.
+    async def call(
+        self, method: Slackish, *, seconds: float | None = None, of_message: bool = False, **arguments: Any
+    ) -> Mapping[str, Any]:
+        """What a method answers. Raises Deferred and Rejected, neither of which holds a secret.
 
-        ``seconds``: how long it may take, in place of the sink's timeout.
+        ``seconds``: how long it may take, in place of the sink's timeout. ``of_message``: it is about a message that was
+        posted before; raises MessageGone too.
         """
         self.methods.token = self.token()
         self.methods.seconds = seconds if seconds is not None else self._seconds
         try:
             answer = await method(**arguments)
         except SlackApiError as error:
-            _refuse(cast("AsyncSlackResponse", error.response))
+            _refuse(cast("AsyncSlackResponse", error.response), of_message=of_message)
         return cast("Mapping[str, Any]", answer.data)
 
 
@@ -108,7 +111,7 @@ class _Client(AsyncWebClient):
         return {"data": data if isinstance(data, dict) else {}, "headers": answer.headers, "status_code": answer.status}
 
 
-def _refuse(answer: AsyncSlackResponse) -> NoReturn:
+def _refuse(answer: AsyncSlackResponse, *, of_message: bool) -> NoReturn:
     """Say what a refusal means. Raises Deferred, Rejected or MessageGone, always."""
     data: Mapping[str, Any] = cast("Mapping[str, Any]", answer.data)
     status, error = answer.status_code, data.get("error")
@@ -122,7 +125,7 @@ def _refuse(answer: AsyncSlackResponse) -> NoReturn:
     if word is None:
         reason = f"expected an answer of Slack's Web API, got something else with status {status}: does api_url name it?"
         raise Deferred(reason, failure="transient" if status == 200 else "slow", status=status)  # HTTP
-    if word in _GONE:
+    if of_message and word in _GONE:
         raise MessageGone(word)
     if word in _OURS:
         raise Rejected(f"Slack takes no such message: {word}. It is a fault of the relay: report it with the event", status=status)
