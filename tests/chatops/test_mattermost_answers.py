@@ -493,6 +493,7 @@ async def test_a_replay_is_the_same_vote_also_after_a_restart(tmp_path: Path, se
         assert await ops.said(event, "approval.recorded") == 2
         await eventually(ops.quiet)
         assert labels(post) == ["Approve", "Hold"]
+        assert await server.decide(post, "Approve", ben) == (200, {})  # a button of before is still good
 
 
 # --- when not
