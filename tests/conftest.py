@@ -11,13 +11,14 @@ from pathlib import Path
 
 import aio_pika
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
 
 from tests.browser import STEP_MILLISECONDS, executable, running
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
-settings.register_profile("relay", deadline=None)  # on a shared core a slow example says nothing
+# On a shared core a slow example says nothing.
+settings.register_profile("relay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0

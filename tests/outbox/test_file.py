@@ -208,7 +208,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
 @given(flips=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=1, max_size=3))
 @example(flips=[(18, 2)])  # says that it can only be read
 @example(flips=[(47, 0)])  # a format that SQLite does not know
@@ -238,7 +238,7 @@ def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
         shutil.rmtree(folder)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
 @given(seed=st.randoms(use_true_random=False), count=st.integers(1, 40))
 def test_flipped_bytes_anywhere_never_keep_a_relay_from_starting(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: Random, count: int

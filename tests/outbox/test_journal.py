@@ -77,7 +77,7 @@ CHANGES = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
 @given(position=st.integers(1, ROWS), change=CHANGES)
 def test_any_changed_column_of_any_row_is_found(journal: sqlite3.Connection, position: int, change: tuple[str, object]) -> None:
     column_, value = change
@@ -106,7 +106,7 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(tmp_p
             verify(connection)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(gone=st.sets(st.integers(1, ROWS), min_size=1))
 def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(journal: sqlite3.Connection, gone: set[int]) -> None:
     """A cut tail alone is a shorter journal that holds: only a head that somebody else kept shows it (FIELD 6.6)."""
@@ -128,7 +128,7 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(journal
         journal.execute("RELEASE before")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(position=st.integers(1, ROWS + 1), copied=st.integers(1, ROWS))
 def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, copied: int) -> None:
     """Also one that moves all behind it, and one that copies a hash that is right elsewhere."""
