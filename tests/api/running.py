@@ -226,6 +226,10 @@ class Running:
         kept = {name: value for name, value in signed.items() if value is not None}
         return await self.call("POST", f"/v1/callbacks/{client}", body, by=None, headers=kept)
 
+    def spoil_disk(self) -> None:
+        """From now on nothing can be written, as on a disk that was mounted read-only after an error."""
+        self.store._opened.connection.execute("PRAGMA query_only = ON")  # noqa: SLF001  # how SQLite is made to fail
+
     async def see(self, *events: Event) -> None:
         """Azure's document holds these events, and the relay has read it."""
         recorder = Recorder(ORIGIN, "boot", frozenset({"westno-0"}))

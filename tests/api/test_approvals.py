@@ -168,7 +168,7 @@ async def test_404_comes_before_409_and_409_before_403_and_403_before_503(relay:
 async def test_503_while_the_store_cannot_be_written(tmp_path: Path) -> None:
     async with running(tmp_path) as relay:
         await relay.see(event())
-        await relay.store.transact(lambda tx: tx._connection.execute("PRAGMA query_only = ON"))  # noqa: SLF001  # how SQLite is made to fail
+        relay.spoil_disk()
         answer = await relay.decide()
         assert answer.status == 503
         assert (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["votes"] == []

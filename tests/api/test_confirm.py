@@ -335,7 +335,7 @@ async def test_a_dry_run_says_so(relay: Running) -> None:
 
 async def test_while_nothing_can_be_written_links_are_shown_and_nothing_is_decided(relay: Running) -> None:
     sent = await message(relay)
-    await relay.store.transact(lambda tx: tx._connection.execute("PRAGMA query_only = ON"))  # noqa: SLF001  # how SQLite is made to fail
+    relay.spoil_disk()
     answer = await confirm(relay, sent.tokens["approve"], sent.code)
     assert (answer.status, (await look(relay, sent.tokens["approve"])).status) == (503, 200)
     assert await _votes(relay) == []

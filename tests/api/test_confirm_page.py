@@ -252,7 +252,7 @@ async def test_while_approvals_are_off_one_may_look_again(page: Page, relay: Run
 async def test_while_nothing_can_be_recorded_the_form_is_kept(page: Page, relay: Running) -> None:
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
-    await relay.store.transact(lambda tx: tx._connection.execute("PRAGMA query_only = ON"))  # noqa: SLF001  # how SQLite is made to fail
+    relay.spoil_disk()
     await decide(page, key="key-of-alice", code=sent.code)
     await heading(page, "Nothing can be decided now").to_be_focused()
     relay.store._opened.connection.execute("PRAGMA query_only = OFF")  # noqa: SLF001  # it heals

@@ -137,7 +137,7 @@ async def test_a_get_operates_nothing(relay: Running, path: str) -> None:
 
 
 async def test_while_the_store_cannot_be_written_operators_are_told_503(relay: Running) -> None:
-    await relay.store.transact(lambda tx: tx._connection.execute("PRAGMA query_only = ON"))  # noqa: SLF001  # how SQLite is made to fail
+    relay.spoil_disk()
     for verb in ("ping", "pause"):
         assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status == 503
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})).status == 503

@@ -43,7 +43,7 @@ async def test_a_lost_source_turns_it_red(relay: Running) -> None:
 
 
 async def test_a_store_that_cannot_be_written_turns_it_red(relay: Running) -> None:
-    await relay.store.transact(lambda tx: tx._connection.execute("PRAGMA query_only = ON"))  # noqa: SLF001  # how SQLite is made to fail
+    relay.spoil_disk()
     assert (await relay.decide()).status == 503
     ready = await relay.call("GET", "/readyz", by=None)
     assert (ready.status, ready.json["source"], ready.json["store"]) == (503, "ok", "failing")
