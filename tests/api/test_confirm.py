@@ -100,9 +100,9 @@ async def test_who_looks_at_links_that_are_none_is_a_stranger_and_is_refused_aft
 async def test_a_link_is_looked_at_as_often_as_a_client_may_call(relay: Running) -> None:
     sent = await message(relay)
     relay.clock.stop()
-    answers = Counter([(await look(relay, sent.tokens["hold"])).status for _ in range(52)])
-    assert answers == {200: 50, 429: 2}
-    assert (await look(relay, sent.tokens["approve"])).status == 200
+    for decision in ("hold", "approve"):  # together more than strangers may
+        answers = Counter([(await look(relay, sent.tokens[decision])).status for _ in range(52)])
+        assert answers == {200: 50, 429: 2}
     assert (await confirm(relay, sent.tokens["hold"])).status == 202
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 from aiohttp import web
-from playwright.async_api import Error, Page, expect
+from playwright.async_api import Error, Page, Route, expect
 from pytest_aiohttp import AiohttpServer
 
 from tests.api.inviting import Message, message, proxy
@@ -25,6 +25,7 @@ ATTACKS = (
     "document.body.appendChild(document.createElement('script')).src = 'data:text/javascript,document.title=`caught`'",
 )
 """Ways to get a script into a page."""
+BY_HASH = ("script-src-elem", "script-src-attr", "script-src")
 Elsewhere = Callable[[str], str]
 """Makes a page of another origin from its body."""
 
@@ -111,15 +112,35 @@ async def test_a_script_that_gets_into_the_page_does_not_run(page: Page, relay: 
     """What this test itself runs comes from the debugger, which no policy stops; what that puts into the page is stopped."""
     sent = await message(relay)
     for attack in ATTACKS:
-        await page.goto("about:blank")
-        await page.goto(f"{here(relay)}/approve#{sent.tokens['approve']}")
-        directive = await page.evaluate(f"""() => new Promise(done => {{
-          addEventListener('securitypolicyviolation', event => done(event.effectiveDirective));
-          try {{ {attack} }} catch {{ }}
-        }})""")
-        assert directive in ("script-src-elem", "script-src-attr", "script-src", "require-trusted-types-for"), attack
-        await page.evaluate("() => new Promise(done => setTimeout(done))")
-        assert "caught" not in await page.title(), attack
+        assert await _stopped(page, relay, sent, attack) in (*BY_HASH, "require-trusted-types-for"), attack
+
+
+async def test_nor_does_it_in_a_browser_that_knows_no_trusted_types(page: Page, relay: Running) -> None:
+    """The page's script is known by its hash, and no other runs; even one that is in the page from the beginning."""
+
+    async def older(route: Route) -> None:
+        answer = await route.fetch()
+        policy = answer.headers["content-security-policy"].partition("; require-trusted-types-for")[0]
+        body = (await answer.text()).replace("</main>", "<script>document.title = 'caught'</script></main>")
+        await route.fulfill(body=body, headers={**answer.headers, "content-security-policy": policy})
+
+    await page.route("**/approve", older)
+    sent = await message(relay)
+    for attack in ATTACKS:
+        assert await _stopped(page, relay, sent, attack) in BY_HASH, attack
+
+
+async def _stopped(page: Page, relay: Running, sent: Message, attack: str) -> object:
+    """The directive of the policy that an attack ran into."""
+    await page.goto("about:blank")
+    await page.goto(f"{here(relay)}/approve#{sent.tokens['approve']}")
+    directive = await page.evaluate(f"""() => new Promise(done => {{
+      addEventListener('securitypolicyviolation', event => done(event.effectiveDirective));
+      try {{ {attack} }} catch {{ }}
+    }})""")
+    await page.evaluate("() => new Promise(done => setTimeout(done))")
+    assert "caught" not in await page.title(), attack
+    return directive
 
 
 async def test_the_page_can_call_nobody_else(page: Page, relay: Running, elsewhere: Elsewhere) -> None:
