@@ -94,8 +94,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
             _log.warning("the state file is bound to a VM, and which VM this is is not known: approvals are off")
         say = _sayer(store, origin, clock)
         store.listeners.failing.append(lambda reason: _on_store(reason, say))
-        speaks = {principal: one.resources for one in config.api.clients for principal in one.principals}
-        ledger = Ledger(config.approvals, origin, store.trusted, speaks=speaks)
+        ledger = Ledger(config.approvals, origin, store.trusted, speaks=config.api.speaks)
         board = Board(store, ledger, clock, config.api.public_url)
         sinks = {settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board))) for settings in config.sinks}
         dispatcher = Dispatcher(sinks, store, clock, say)

@@ -125,6 +125,11 @@ class ApiSettings(Section):
         """The port to listen on; 0 takes a free one."""
         return int(self.listen.rpartition(":")[2])
 
+    @property
+    def speaks(self) -> dict[str, tuple[str, ...] | None]:
+        """The principals of those clients that may approve, and the machines that each may speak for; None: every one."""
+        return {principal: one.resources for one in self.clients if "approve" in one.can for principal in one.principals}
+
     @model_validator(mode="after")
     def _safe(self) -> ApiSettings:
         if self.tls is None and not self.allow_http and _LOOPBACK.fullmatch(self.host) is None:
@@ -133,7 +138,11 @@ class ApiSettings(Section):
             raise ValueError("clients: expected tls.client_ca_file, which signs the certificates that a san is in")
         # The names in a certificate are compared without case.
         sans = [one.san.lower() if one.san is not None else None for one in self.clients]
-        named = {"name": [one.name for one in self.clients], "amqp_user": [one.amqp_user for one in self.clients], "san": sans}
+        named: dict[str, list[str | None]] = {
+            "name": [one.name for one in self.clients],
+            "amqp_user": [one.amqp_user for one in self.clients],
+            "san": sans,
+        }
         for what, values in named.items():
             repeated = {value for value in values if value is not None and values.count(value) > 1}
             if repeated:

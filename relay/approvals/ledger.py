@@ -52,8 +52,8 @@ class Ledger:
     """The rules of this relay, and who it is.
 
     ``trusted`` is False where the store could not be compared with this VM. ``in_flight`` are the grants whose
-    StartRequest is being sent at this moment: what becomes of them is for its answer to say. ``speaks``: the resources
-    that each client may speak for (None: all).
+    StartRequest is being sent at this moment: what becomes of them is for its answer to say. ``speaks``: the clients that
+    may approve, and the resources that each may speak for (None: all).
     """
 
     settings: ApprovalsSettings

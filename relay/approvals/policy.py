@@ -29,7 +29,8 @@ class Standing:
     """Everything about one occurrence that a decision rests on, at one moment.
 
     ``decisions`` are those that count; ``grants`` all that ever were; ``rule`` is the first that matches the event as it is.
-    ``people``: whose principals count once; ``speaks``: the resources that a client may speak for (None: all).
+    ``people``: whose principals count once; ``speaks``: the clients that may approve, and the resources that each may speak for
+    (None: all).
     """
 
     occurrence: Occurrence
@@ -70,7 +71,7 @@ class Standing:
     @property
     def holds(self) -> tuple[Decision, ...]:
         """Holds that hold now."""
-        return tuple(one for one in self.decisions if one.decision == "hold" and not _expired(one, self.now))
+        return tuple(one for one in self.decisions if one.decision == "hold" and not self.expired(one))
 
     @property
     def voted(self) -> tuple[Decision, ...]:
@@ -123,6 +124,17 @@ class Standing:
         """Whether IMDS answered 400 to a StartRequest for the event as it is now: another would fare no better."""
         return any(one.state == "refused" and one.revision == self.occurrence.revision for one in self.grants)
 
+    def until(self, decision: Decision) -> datetime | None:
+        """How long a decision counts; None: until NotBefore. Of the rule under which a vote was given and that of now the shorter."""
+        asks = self.asks if decision.decision == "approve" else None
+        by_now = decision.at + timedelta(seconds=asks.expires) if asks is not None and asks.expires is not None else None
+        return min((one for one in (decision.expires, by_now) if one is not None), default=None)
+
+    def expired(self, decision: Decision) -> bool:
+        """Whether its time is over."""
+        until = self.until(decision)
+        return until is not None and until <= self.now
+
     def person(self, principal: str) -> str:
         """Whose principal it is."""
         return person_of(principal, self.people)
@@ -133,21 +145,26 @@ class Standing:
         return self.asks is not None and self.asks.each_resource and (bool(self.unspoken) or not self.occurrence.event.resources)
 
     def _speaks(self, principal: str, resource: str) -> bool:
-        if principal.partition(":")[0] in ("client", "mtls") and principal not in self.speaks:
-            return False  # it was a client when it voted
-        return covers(self.speaks.get(principal), (resource,))
+        return not self._is_gone(principal) and covers(self.speaks.get(principal), (resource,))
 
     def _counts(self, vote: Decision) -> bool:
         return (
             vote.revision == self.occurrence.revision
-            and not _expired(vote, self.now)
+            and not self.expired(vote)
             and (not vote.dry_run or self.mode == "dry-run")
             and (self.asks is None or vote.principal in voters(self.asks, self.groups, self.people))
+            and self._may_still(vote.principal)
         )
 
+    def _may_still(self, principal: str) -> bool:
+        """Whether one who voted could do so now: rights that were taken away since take the vote along."""
+        resources = self.occurrence.event.resources
+        if self.asks is not None and self.asks.each_resource:
+            return any(self._speaks(principal, one) for one in resources)
+        return not self._is_gone(principal) and covers(self.speaks.get(principal), resources)
 
-def _expired(decision: Decision, now: datetime) -> bool:
-    return decision.expires is not None and decision.expires <= now
+    def _is_gone(self, principal: str) -> bool:
+        return principal.partition(":")[0] in ("client", "mtls") and principal not in self.speaks
 
 
 def _scheduled(event: Event) -> bool:
@@ -304,7 +321,7 @@ def _why_void(vote: Decision, standing: Standing) -> Why | None:
         return "ended"
     if vote.revision != standing.occurrence.revision:
         return "changed"
-    if _expired(vote, standing.now) or (standing.due is not None and standing.now >= standing.due):
+    if standing.expired(vote) or (standing.due is not None and standing.now >= standing.due):
         return "expired"
     # The votes of an approval that waited too long to be sent are not to grant it anew.
     lapsed = any(grant.revision == vote.revision and _has_lapsed(grant, standing) for grant in standing.grants)
@@ -314,7 +331,7 @@ def _why_void(vote: Decision, standing: Standing) -> Why | None:
 def _expiries(standing: Standing) -> list[Effect]:
     if not standing.occurrence.live:
         return []
-    return [Expire(one) for one in standing.decisions if one.decision == "hold" and _expired(one, standing.now)]
+    return [Expire(one) for one in standing.decisions if one.decision == "hold" and standing.expired(one)]
 
 
 def _failures(standing: Standing, in_flight: frozenset[int]) -> list[Effect]:
@@ -379,7 +396,7 @@ def claimable(grant: Grant, standing: Standing) -> bool:
 
 def next_moment(standing: Standing) -> datetime | None:
     """When time alone will change something about an event; None: never."""
-    moments = [one.expires for one in standing.decisions if one.expires is not None]
+    moments = [moment for one in standing.decisions if (moment := standing.until(one)) is not None]
     if standing.due is not None and (standing.decisions or any(grant.state in _OPEN for grant in standing.grants)):
         moments.append(standing.due)
     moments.extend(moment for grant in standing.grants if (moment := lapses(grant, standing)) is not None)

@@ -55,7 +55,7 @@ def weigh(standing: Standing, rules: Sequence[Rule], scope: str) -> Weighed:
         may_vote=tuple(sorted(one for one in may if standing.person(one) not in have)),
         unspoken=standing.unspoken if standing.open else (),
         closes=standing.closes,
-        voted=tuple((one.principal, one.expires) for one in standing.voted) if asks is not None else (),
+        voted=tuple((one.principal, standing.until(one)) for one in standing.voted) if asks is not None else (),
         holds=tuple((one.principal, one.expires) for one in standing.holds),
         lapses=lapses(standing.grant, standing) if standing.grant is not None else None,
     )

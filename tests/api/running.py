@@ -294,7 +294,7 @@ async def running(
 
         dispatcher = Dispatcher({one.name: (one, boxes[one.name]) for one in kinds}, store, clock, say)
         await dispatcher.start()
-        gate = Gate(Ledger(rules, ORIGIN), store, azure, clock, lambda _: True)
+        gate = Gate(Ledger(rules, ORIGIN, speaks=settings.speaks), store, azure, clock, lambda _: True)
         relay = Relay(store, gate, dispatcher, azure, ORIGIN, clock)
         async with _beside(gate.run(), dispatcher.run()):
             if attached:

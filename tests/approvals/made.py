@@ -42,8 +42,12 @@ SETTINGS = ApprovalsSettings.model_validate(
 )
 """What users start is automatic; a Reboot takes two votes within five minutes, a Redeploy one; for a Freeze there is no rule."""
 
-SPEAKS = {"client:alice": None, "client:db": ("db-*",), "client:web": ("web-*",)}
-"""The machines that clients may speak for."""
+SPEAKS: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(f"client:{name}" for name in ("alice", "bob", "carol", "drain", "eve")),
+    "client:db": ("db-*",),
+    "client:web": ("web-*",),
+}
+"""The clients that may approve, and the machines that they may speak for."""
 
 
 def event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -> Event:

@@ -27,7 +27,7 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.hand_clock import NOON, HandClock, eventually
-from tests.approvals.made import BOOT, ORIGIN, SETTINGS, approval, event
+from tests.approvals.made import BOOT, ORIGIN, SETTINGS, SPEAKS, approval, event
 
 USER, OTHER, ONE = event(event_source="User"), event("E-2", event_source="User"), event(event_type="Redeploy")
 STARTED = event(event_source="User", event_status="Started", not_before=None)
@@ -149,7 +149,7 @@ async def bench(
     async with open_store(StoreSettings(path=path), Identity(ORIGIN.scope, "vm"), clock, lambda _: sinks) as store:
         azure.store = store
         await azure.read()
-        gate = Gate(Ledger(settings, ORIGIN), store, azure, clock, lambda _: names_us)
+        gate = Gate(Ledger(settings, ORIGIN, speaks=SPEAKS), store, azure, clock, lambda _: names_us)
         task = asyncio.create_task(gate.run())
         try:
             yield Bench(path, clock, azure, store, gate)

@@ -24,7 +24,7 @@ from relay.outbox.journal import verify
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from tests.approvals.hand_clock import HandClock
-from tests.approvals.made import ORIGIN, SETTINGS
+from tests.approvals.made import ORIGIN, SETTINGS, SPEAKS
 
 _TURN = 0.1
 USER = Plan(source="User", starts_after=2.0, lasts=5.0)
@@ -82,7 +82,7 @@ async def rig(
     ):
         recorder = Recorder(ORIGIN, boot, frozenset({"vm-0"}))
         poller = Poller(source, client, recorder, store, clock, say=lambda *_: None, last_read=None, chance=lambda: 0.0)
-        gate = Gate(Ledger(SETTINGS, ORIGIN), store, poller, clock, lambda _: True)
+        gate = Gate(Ledger(SETTINGS, ORIGIN, speaks=SPEAKS), store, poller, clock, lambda _: True)
         tasks = [asyncio.create_task(poller.run()), asyncio.create_task(gate.run())]
         try:
             yield Rig(sim, clock, store)

@@ -80,10 +80,10 @@ def asked(rules: str, now: datetime) -> Asked:
 
 @dataclass
 class Model:
-    """What is true, in a few lines: who voted for which state until when, who holds until when, and what IMDS refused."""
+    """What is true, in a few lines: who voted for which state when and until when, who holds until when, and what IMDS refused."""
 
     seen: Event
-    votes: dict[str, tuple[str, datetime]] = field(default_factory=dict)
+    votes: dict[str, tuple[str, datetime, datetime]] = field(default_factory=dict)
     holds: dict[str, datetime] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
 
@@ -95,8 +95,15 @@ class Model:
             return False
         if self.seen.event_source == "User":
             return True
-        voters = {who for who, (revision, until) in self.votes.items() if revision == self.seen.revision and until > now} - {"eve"}
+        voters = {who for who, vote in self.votes.items() if vote[0] == self.seen.revision and self.counts_until(vote, rules, now) > now}
+        voters -= {"eve"}
         return self.seen.event_type == "Reboot" and len(people(voters)) >= asked(rules, now).people
+
+    def counts_until(self, vote: tuple[str, datetime, datetime], rules: str, now: datetime) -> datetime:
+        """Of the rule under which a vote was given and that of now the shorter."""
+        _, given, until = vote
+        last = asked(rules, now).votes_last if self.seen.event_source != "User" and rules != "none" else None
+        return min(until, given + last) if last is not None and self.seen.event_type == "Reboot" else until
 
 
 def people(names: set[str]) -> set[str]:
@@ -194,9 +201,9 @@ class Approvals(RuleBasedStateMachine):
         automatic = model.seen.event_source == "User"
         lapsed = {grant.revision for grant in waiting if within is not None and not automatic and now >= grant.granted_at + within}
         model.votes = {
-            who: (revision, until)
-            for who, (revision, until) in model.votes.items()
-            if revision in flying or (until > now and not over and revision not in lapsed)
+            who: vote
+            for who, vote in model.votes.items()
+            if vote[0] in flying or (model.counts_until(vote, self.ruleset, now) > now and not over and vote[0] not in lapsed)
         }
 
     def _step(self) -> None:
@@ -227,6 +234,8 @@ class Approvals(RuleBasedStateMachine):
     @rule(mode=st.sampled_from(["on", "on", "on", "dry-run", "off"]))
     def switch(self, mode: Mode) -> None:
         """Somebody turns the switch."""
+        for of in self.model:
+            self._settle(of)
         self.mode = mode
         self.book.switch(mode)
 
@@ -266,7 +275,7 @@ class Approvals(RuleBasedStateMachine):
             model = self.model[of]
             assert model.seen.revision == revision
             expires = asked(self.ruleset, now).votes_last if model.seen.event_source != "User" else None
-            model.votes[who] = revision, now + (expires or timedelta(days=1))
+            model.votes[who] = revision, now, now + (expires or timedelta(days=1))
 
     @precondition(lambda self: self.model)
     @rule(of=_IDS, other=st.sampled_from(["bob", "carol"]))

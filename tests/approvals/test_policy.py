@@ -31,7 +31,7 @@ from relay.approvals.request import Approval
 from relay.events.document import Event
 from relay.outbox import Decision, Grant, Mode
 from tests.approvals.hand_clock import NOON
-from tests.approvals.made import SETTINGS, approval, caller, decided, event, granted, standing
+from tests.approvals.made import SETTINGS, SPEAKS, approval, caller, decided, event, granted, standing
 
 USER = event(event_source="User")
 FREEZE = event(event_type="Freeze")
@@ -234,8 +234,9 @@ def allows(how: Standing) -> bool:
         (True, standing(None, *VOTES)),
         (True, standing(USER)),
         (True, standing(USER, mode="dry-run")),
-        (True, standing(None, *VOTES, now=899)),
-        (True, standing(event(due=None), *(replace(vote, revision=event(due=None).revision) for vote in VOTES), now=1e6)),
+        (True, standing(None, *VOTES, now=299)),
+        (False, standing(None, *VOTES, now=300)),
+        (True, standing(event(due=None), *(replace(vote, revision=event(due=None).revision) for vote in VOTES), now=299)),
         (True, standing(None, *VOTES, grants=[granted("failed")])),
         (True, standing(None, *VOTES, grants=[granted("failed", status=400)])),
         (True, standing(None, *VOTES, grants=[granted(revision="x")])),
@@ -279,7 +280,9 @@ def test_what_is_granted(allowed: bool, how: Standing) -> None:
         (None, standing(None, decided(expires=5), now=4.9)),
         ("expired", standing(None, decided(), now=900)),
         ("expired", standing(None, decided(expires=1000), now=900)),
-        (None, standing(None, decided(), now=899.9)),
+        (None, standing(None, decided(), now=299.9)),
+        ("expired", standing(None, decided(), now=300)),
+        (None, standing(ONE, decided(by="eve", of=ONE), now=899.9)),
         (None, standing(None, decided(by="eve"))),
     ],
 )
@@ -393,6 +396,29 @@ def test_the_last_check_asks_everything_again(expected: bool, grant: Grant, how:
     assert claimable(grant, how) == expected
 
 
+def test_a_vote_goes_with_the_rights_of_who_gave_it() -> None:
+    """A client that was removed since, or may approve no more, or not for these machines, has no vote any more."""
+    how = standing(None, *VOTES)
+    assert how.satisfied
+    for speaks in ({"client:alice": None}, {**SPEAKS, "client:bob": ("web-*",)}):
+        left = replace(how, speaks=speaks)
+        assert [vote.principal for vote in left.voted] == ["client:alice"]
+        assert not claimable(granted(), replace(left, grants=(granted(),)))
+        assert [effect for effect in step(replace(left, grants=(granted(),))) if isinstance(effect, Fail)]
+    people = tuple(replace(vote, principal=f"local:{vote.approval_id}") for vote in VOTES)
+    rules = SETTINGS.model_copy(update={"groups": {"oncall": [vote.principal for vote in people]}})
+    assert standing(None, *people, settings=rules).satisfied  # whose rights are not the configuration's
+
+
+def test_a_vote_counts_no_longer_than_the_rule_of_now_allows() -> None:
+    """Given under a rule that let it count until NotBefore, weighed under one that does not: hours turn, and files change."""
+    given = decided(expires=None)
+    assert standing(None, given, now=299).voted
+    assert not standing(None, given, now=300).voted
+    assert standing(None, decided(expires=60), now=59).voted
+    assert not standing(None, decided(expires=60), now=60).voted
+
+
 # --- when to look again
 
 
@@ -400,7 +426,8 @@ def test_the_last_check_asks_everything_again(expected: bool, grant: Grant, how:
     ("moment", "how"),
     [
         (None, standing()),
-        (900, standing(None, decided())),
+        (300, standing(None, decided())),
+        (900, standing(ONE, decided(of=ONE))),
         (5, standing(None, decided(expires=5))),
         (5, standing(None, decided("hold", expires=5), decided(expires=7))),
         (7, standing(None, decided("hold", expires=5), decided(expires=7), now=5)),
@@ -408,7 +435,8 @@ def test_the_last_check_asks_everything_again(expected: bool, grant: Grant, how:
         (900, standing(grants=[granted("sent")])),
         (None, standing(grants=[granted("accepted")])),
         (None, standing(None, decided(), now=900)),
-        (None, standing(event(due=None), decided())),
+        (300, standing(event(due=None), decided())),
+        (None, standing(replace(ONE, not_before=None), decided(of=ONE))),
     ],
 )
 def test_when_time_alone_changes_something(moment: float | None, how: Standing) -> None:

@@ -25,7 +25,7 @@ from relay.notices.card import Card, Text, Who
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.hand_clock import HandClock
-from tests.approvals.made import BOOT, ORIGIN, SETTINGS, approval
+from tests.approvals.made import BOOT, ORIGIN, SETTINGS, SPEAKS, approval
 
 
 class WallSettings(ChatSettings):
@@ -124,7 +124,7 @@ async def room(
     async with open_store(
         StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(wanting(event, [given]))
     ) as store:
-        ledger = Ledger(SETTINGS, ORIGIN)
+        ledger = Ledger(SETTINGS, ORIGIN, speaks=SPEAKS)
         board = Board(store, ledger, clock, public_url)
         current = Current(given, board, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (given, current)}, store, clock, lambda *_: None)
