@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 """What the program is called, by Debian first."""
 
-STEP_MILLISECONDS = 30_000
+STEP_MILLISECONDS = 60_000
 """How long one step may take before the test fails; it costs nothing while all is well."""
+expect.set_options(timeout=STEP_MILLISECONDS)
 
 
 def executable() -> Path | None:
@@ -32,7 +33,7 @@ async def running(chromium: Path) -> AsyncIterator[Browser]:
     It runs without Chromium's sandbox, which root cannot have: it is shown the relay's own pages and nothing else.
     """
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, chromium_sandbox=False)
+        browser = await playwright.chromium.launch(executable_path=chromium, chromium_sandbox=False, timeout=STEP_MILLISECONDS)
         try:
             yield browser
         finally:
