@@ -55,6 +55,11 @@ class Posted:
         found = [one for block in self.blocks if block["type"] == "actions" for one in block["elements"]]
         return {one["text"]["text"]: one for one in found}
 
+    def links(self) -> dict[str, str]:
+        """Its links by their words."""
+        texts = [one for block in self.blocks if block["type"] == "rich_text" for one in block["elements"][0]["elements"]]
+        return {one["text"]: one["url"] for one in texts if one["type"] == "link"}
+
 
 @dataclass(slots=True)
 class Heard:
@@ -386,22 +391,22 @@ def _plain(text: Mapping[str, Any], limit: str) -> bool:
 
 
 def _rich(elements: Sequence[Mapping[str, Any]]) -> bool:
-    for one in elements:
-        match one["type"]:
-            case "text":
-                if not one["text"]:
-                    return False
-            case "date":
-                if not isinstance(one["timestamp"], int) or "{" not in one["format"]:
-                    return False
-            case "user":
-                if not one["user_id"].startswith(("U", "W")):
-                    return False
-            case _:
-                return False
-        if "style" in one and not (one["style"] and set(one["style"]) <= {"bold", "italic", "strike", "code"}):
-            return False
-    return True
+    return all(
+        _part(one) and one.get("style", {"bold"}) and set(one.get("style", ())) <= {"bold", "italic", "strike", "code"} for one in elements
+    )
+
+
+def _part(one: Mapping[str, Any]) -> bool:
+    match one["type"]:
+        case "text":
+            return bool(one["text"])
+        case "date":
+            return isinstance(one["timestamp"], int) and "{" in one["format"]
+        case "link":
+            return bool(one["text"]) and bool(one["url"].startswith("https://"))
+        case "user":
+            return bool(one["user_id"].startswith(("U", "W")))
+    return False
 
 
 def _button(one: Mapping[str, Any]) -> bool:

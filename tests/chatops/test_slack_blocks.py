@@ -50,13 +50,13 @@ def parts(blocks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 @settings(max_examples=50)
-@given(cards)
-def test_every_card_is_within_every_limit_and_says_nothing_in_markup(card: Card) -> None:
+@given(cards, st.booleans())
+def test_every_card_is_within_every_limit_and_says_nothing_in_markup(card: Card, heard: bool) -> None:
     """Block Kit's limits; the 64 KiB that the relay takes of a call, since Slack sends the message back with each click.
 
     And mentions are of people whom the card names as people, and of nobody else.
     """
-    message = shown(card, TEAM, spoken)
+    message = shown(card, TEAM, spoken if heard else None)
     assert well_formed(message.blocks)
     assert 0 < len(message.text) <= 10_000
     posted = Posted("1700000000.000001", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
@@ -64,7 +64,8 @@ def test_every_card_is_within_every_limit_and_says_nothing_in_markup(card: Card)
         assert len(form(SlackServer(port=65535).clicked(button, posted.ts, message=posted))) <= 64 * 1024
     assert "mrkdwn" not in {one.get("type") for block in message.blocks for one in (block.get("text") or {}, *block.get("elements", ()))}
     assert {one["user_id"] for one in parts(message.blocks) if one["type"] == "user"} <= {ALICE}
-    assert {one["type"] for one in parts(message.blocks)} <= {"text", "date", "user"}
+    assert {one["type"] for one in parts(message.blocks)} <= {"text", "date", "user", "link"}
+    assert {one["url"] for one in parts(message.blocks) if one["type"] == "link"} <= {"https://relay.example.com/approve#token"}
     assert all(piece.startswith((f"@{ALICE}>", "!date^")) for piece in message.text.split("<")[1:])
 
 

@@ -63,7 +63,8 @@ async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterat
         responses = Responses(session, base, allow_http=settings.allow_http)
         await stack.enter_async_context(responses.ended())
         answers = Answers(settings, board, people, clock, responses.send)
-        slack = Slack(settings, board, Channel(api, settings.channel, people.team), clock, answers)
+        channel = Channel(api, settings.channel, people.team, heard=settings.is_called or settings.has_socket)
+        slack = Slack(settings, board, channel, clock, answers)
         await stack.enter_async_context(slack.kept())
         if settings.has_socket:
             socket = SocketMode(

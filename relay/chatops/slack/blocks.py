@@ -61,8 +61,12 @@ class Message:
     blocks: tuple[Mapping[str, Any], ...]
 
 
-def shown(card: Card, team: str, value: Value) -> Message:
-    """A card as a message in a channel of this workspace."""
+def shown(card: Card, team: str, value: Value | None) -> Message:
+    """A card as a message in a channel of this workspace.
+
+    ``value`` None: no click reaches the relay. Slack warns of each that nobody acknowledges, also where a button only opens
+    a page, so there are links then in place of buttons.
+    """
     text = _markup((f"{_MARKS[card.tone]} {card.title}. ", *card.summary), team)
     drawn = (tuple(block.to_dict() for block in _blocks(card, team, value, most)) for most in _CUTS)
     fitting = (blocks for blocks in drawn if len(quote_plus(json.dumps(blocks))) <= LARGEST)
@@ -75,7 +79,7 @@ def said(lines: Sequence[Text], team: str) -> Message:
     return Message(_markup(text, team), (_rich(*_parts(text, team)).to_dict(),))
 
 
-def _blocks(card: Card, team: str, value: Value, most: int) -> Iterator[Block]:
+def _blocks(card: Card, team: str, value: Value | None, most: int) -> Iterator[Block]:
     numbers = count(1)
     yield HeaderBlock(text=_plain(f"{_MARKS[card.tone]} {card.title}", _TITLE))
     yield _rich(*_parts(_cut(card.summary, most), team, _BOLD))
@@ -98,15 +102,27 @@ def _facts(facts: Iterable[tuple[str, Text]], team: str, most: int) -> Iterator[
         yield from _parts((": ", *_cut(text, most)), team)
 
 
-def _line(line: Line, team: str, value: Value, most: int, numbers: Iterator[int]) -> Iterator[Block]:
+def _line(line: Line, team: str, value: Value | None, most: int, numbers: Iterator[int]) -> Iterator[Block]:
     yield _rich(*_parts(("• ", *_cut(line.text, most)), team))
     yield from _actions(line.buttons, value, numbers)
 
 
-def _actions(buttons: Sequence[Button], value: Value, numbers: Iterator[int]) -> Iterator[Block]:
-    can = [button for button in buttons if (len(value(button)) <= _VALUE if button.url is None else len(button.url) <= _URL)]
-    if can:
-        yield ActionsBlock(elements=[_button(button, value, next(numbers)) for button in can])
+def _actions(buttons: Sequence[Button], value: Value | None, numbers: Iterator[int]) -> Iterator[Block]:
+    links = [button for button in buttons if button.url is not None and len(button.url) <= _URL]
+    if value is None:
+        if links:
+            yield _rich(*_links(links))
+        return
+    answered = [button for button in buttons if button.url is None and len(value(button)) <= _VALUE]
+    if links or answered:
+        yield ActionsBlock(elements=[_button(button, value, next(numbers)) for button in (*links, *answered)])
+
+
+def _links(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
+    for number, button in enumerate(buttons):
+        if number:
+            yield RichTextElementParts.Text(text="  ·  ")
+        yield RichTextElementParts.Link(url=str(button.url), text=_calm(button.label), style=_BOLD)
 
 
 def _button(button: Button, value: Value, number: int) -> ButtonElement:

@@ -18,22 +18,23 @@ _STAMP = re.compile(r"[0-9]{1,12}\.[0-9]{1,9}")
 class Channel:
     """A `relay.chatops._current.Platform`. A message is named by channel and timestamp: ``C024BE91L/1503435956.000247``.
 
-    ``team`` gives the workspace's id, so that its people can be named as they are known there.
+    ``team`` gives the workspace's id, so that its people can be named as they are known there; ``heard``: clicks reach us.
     """
 
-    def __init__(self, api: WebApi, channel: str, team: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, api: WebApi, channel: str, team: Callable[[], Awaitable[str]], *, heard: bool) -> None:
         self._api = api
         self._channel = channel
         self._team = team
+        self._value = spoken if heard else None
 
     async def post(self, card: Card) -> str:
         """Post a message. Raises Deferred, Rejected."""
-        return await self._post(shown(card, await self._team(), spoken))
+        return await self._post(shown(card, await self._team(), self._value))
 
     async def edit(self, ref: str, card: Card) -> None:
         """Have a message show this card instead. Raises MessageGone, Deferred, Rejected."""
         channel, _, stamp = ref.partition("/")
-        message = shown(card, await self._team(), spoken)
+        message = shown(card, await self._team(), self._value)
         await self._api.call(
             self._api.methods.chat_update, of_message=True, channel=channel, ts=stamp, text=message.text, blocks=message.blocks
         )
