@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import TypedDict
@@ -14,7 +13,7 @@ from relay.api.answers import answer
 from relay.api.problems import Problem
 from relay.api.routes import Call, Parameter, Route
 from relay.approvals.policy import HOLD_MEANS
-from relay.approvals.request import Answer, Body, Choice, MalformedError, WrongFieldError, parse_body
+from relay.approvals.request import Answer, Body, Choice, MalformedError, WrongFieldError, parse_body, read_json
 from relay.outbox import Mode
 
 _KEY = Parameter(
@@ -76,9 +75,7 @@ def _read(request: web.Request, body: bytes) -> tuple[Body, str | None]:
 
 def _read_switch(_request: web.Request, body: bytes) -> Switch:
     try:
-        return Switch.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise MalformedError(f"expected a JSON object: {error}") from error
+        return Switch.model_validate(read_json(body))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         if not first["loc"]:

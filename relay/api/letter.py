@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import orjson
 from aiormq.abc import DeliveredMessage
 
 from relay.amqp.frames import LARGEST
 from relay.api import Client
 from relay.api.auth import caller_of
-from relay.approvals.request import Body, Caller, MalformedError, WrongFieldError, body_of
+from relay.approvals.request import Body, Caller, MalformedError, WrongFieldError, body_of, read_json
 
 _TOLD = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # what CloudEvents allow in the causationid
 
@@ -62,9 +61,9 @@ def read(raw: bytes) -> Body:
     if not raw:
         raise UnusableError(f"it has no body, or one of more than {LARGEST} bytes")
     try:
-        fields = orjson.loads(raw)
+        fields = read_json(raw)
         if isinstance(fields, dict) and "specversion" in fields and "data" in fields:
             fields = fields["data"]
         return body_of(fields)
-    except (orjson.JSONDecodeError, MalformedError, WrongFieldError) as error:
+    except (MalformedError, WrongFieldError) as error:
         raise UnusableError(f"its body is no decision: {error}") from None

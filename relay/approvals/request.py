@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -126,11 +127,29 @@ class Body(BaseModel):
 
 def parse_body(raw: bytes) -> Body:
     """Read the body. Raises MalformedError for what is no JSON object, WrongFieldError for the first wrong field."""
+    return body_of(read_json(raw))
+
+
+def read_json(raw: bytes) -> object:
+    """What JSON says, where it says one thing alone. Raises MalformedError for an object with a key twice, and what is no JSON.
+
+    Of two values readers take the first, or the last, or refuse (RFC 8259, section 4): who stands between sender and relay,
+    and let it pass, may have read another decision than we would.
+    """
     try:
-        fields = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        said: object = orjson.loads(raw)
+        json.loads(raw, object_pairs_hook=_once)
+    except (orjson.JSONDecodeError, RecursionError) as error:
         raise MalformedError(f"expected a JSON object: {error}") from error
-    return body_of(fields)
+    return said
+
+
+def _once(pairs: list[tuple[str, object]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise MalformedError(f"expected a JSON object with every key once, {key!r:.80} comes again")
+        seen.add(key)
 
 
 def body_of(fields: object) -> Body:

@@ -92,6 +92,7 @@ _WRONG = [
         b"\xff\xfe{\x00}\x00",
         b"\xef\xbb\xbf{}",
         b"no json",
+        orjson.dumps(WISH)[:-1] + b',"decision":"approve"}',
         b"{",
         b"null",
         b"true",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.approvals.request import Answer, MalformedError, WrongFieldError, body_of, parse_body
+from relay.approvals.request import Answer, MalformedError, WrongFieldError, body_of, parse_body, read_json
 from tests.approvals.hand_clock import NOON
 from tests.approvals.made import caller
 
@@ -34,6 +34,29 @@ def test_reason_and_scope_may_be_left_out() -> None:
 def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
     with pytest.raises(MalformedError, match="expected a JSON object"):
         parse_body(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"eventId": "E", "decision": "hold", "decision": "approve", "revision": "r"}',
+        b'{"eventId": "E", "decision": "approve", "revision": "r", "\\u0065ventId": "F"}',
+        b'{"data": {"decision": "hold", "decision": "approve"}}',
+        b'[{"a": 1, "a": 1}]',
+    ],
+)
+def test_what_can_be_read_in_two_ways_is_malformed(raw: bytes) -> None:
+    with pytest.raises(MalformedError, match="every key once"):
+        read_json(raw)
+
+
+def test_json_is_read_as_it_is_written() -> None:
+    assert read_json(b'{"a": [{"b": 1}, {"b": 2}], "c": {"a": null}}') == {"a": [{"b": 1}, {"b": 2}], "c": {"a": None}}
+    for depth in (100, 990, 1020, 2000):
+        try:
+            read_json(b'{"a":' * depth + b"1" + b"}" * depth)
+        except MalformedError:
+            assert depth > 100
 
 
 @pytest.mark.parametrize(
