@@ -117,6 +117,8 @@ class SlackServer:
     sockets: list[web.WebSocketResponse] = field(default_factory=list)
     opened: int = 0
     acks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    enterprise: str | None = None
+    """The organisation that the workspace is one of."""
     greets: bool = True
     deaf: bool = False
     """Sockets that are opened from now on hear nothing, not even a farewell."""
@@ -186,6 +188,7 @@ class SlackServer:
                     "user_id": "U0BOT",
                     "bot_id": BOT,
                 }
+                answer["enterprise_id"] = self.enterprise
             case "bots.info":
                 answer = {"bot": {"id": BOT, "deleted": False, "name": "relay", "app_id": APP, "user_id": "U0BOT"}}
             case "users.info":

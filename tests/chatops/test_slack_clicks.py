@@ -127,6 +127,24 @@ async def test_a_stranger_of_a_shared_channel_is_refused(tmp_path: Path, changes
         assert await it.told() == ["event.scheduled"]
 
 
+@pytest.mark.parametrize(
+    ("organisation", "teams", "counts"), [("E0OURS", [TEAM, "T0OTHER"], True), ("E0OURS", ["T0OTHER"], False), ("E0THEIRS", [TEAM], False)]
+)
+async def test_somebody_of_the_organisation_counts_who_belongs_to_the_workspace(
+    tmp_path: Path, organisation: str, teams: list[str], *, counts: bool
+) -> None:
+    async with slack() as here:
+        here.enterprise = "E0OURS"
+        async with stage(tmp_path, [here.settings(approve_in_chat=True)], approvals=VOTERS) as relay:
+            here.relay = f"{relay.url}/v1/chat/ops"
+            here.users[ALICE] = member(ALICE, team_id="T0OTHER", enterprise_user={"enterprise_id": organisation, "teams": teams})
+            event = relay.reboot("vm-0")
+            await eventually(lambda: len(here.tops()) == 1)
+            await eventually(lambda: relay_knows(relay, event))
+            await here.calls_relay(here.click(here.tops()[0], "Approve") | {"user": {"id": ALICE, "team_id": "T0OTHER"}})
+            assert len((await relay.event(event))["votes"]) == counts
+
+
 async def test_a_call_for_another_app_decides_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with scene(tmp_path) as it:
         await it.slack.calls_relay(it.slack.click(it.message, "Approve", api_app_id="A0OTHER"))
@@ -301,4 +319,6 @@ async def test_a_response_url_that_is_not_slacks_own_is_never_called(tmp_path: P
 
 async def test_a_sink_without_a_signing_secret_is_not_called(tmp_path: Path) -> None:
     async with scene(tmp_path, approve_in_chat=False, signing_secret=None) as it:
-        assert (await it.slack.calls_relay(it.slack.click(it.message, "Approve"))).status == 401
+        button = {"action_id": "approve-1", "value": "approve 3f - E-1", "text": {"type": "plain_text", "text": "Approve"}}
+        heard = await it.slack.calls_relay(it.slack.clicked(button, it.message.ts, message=it.message))
+        assert heard.status == 401
