@@ -1,8 +1,9 @@
 """A message as Teams takes it: Adaptive Cards in the envelope that a Workflows webhook forwards. Pure.
 
 Sources: https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-to/connectors-using (the envelope),
-https://adaptivecards.io/explorer (elements), https://learn.microsoft.com/adaptive-cards/authoring-cards/text-features (Markdown,
-DATE and TIME), https://learn.microsoft.com/microsoftteams/limits-specifications-teams (28 kB for a message).
+https://adaptivecards.io/explorer (elements; Teams takes version 1.5 and older),
+https://learn.microsoft.com/adaptive-cards/authoring-cards/text-features (Markdown, DATE and TIME),
+https://learn.microsoft.com/microsoftteams/limits-specifications-teams (28 kB for a message).
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _adaptive(body: list[Json], actions: list[Json], fallback: str) -> Json:
     return {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
-        "version": "1.4",
+        "version": "1.5",
         "msteams": {"width": "Full"},
         "fallbackText": fallback,
         "body": body,
