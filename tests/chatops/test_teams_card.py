@@ -124,6 +124,7 @@ def test_moments_are_in_textblocks_alone() -> None:
 @example("# a heading")
 @example("1. a list")
 @example("- a list")
+@example("MailTo:a@b.example")
 def test_words_stay_words_whatever_they_hold(words: str) -> None:
     """The oracle is a CommonMark parser: it finds nothing but text."""
     made = marked((words,))
@@ -134,6 +135,7 @@ def test_words_stay_words_whatever_they_hold(words: str) -> None:
     assert "://" not in made
     assert "@" not in made.rstrip("@").replace("@\N{ZERO WIDTH SPACE}", "").replace("@ ", "")
     assert "\n" not in made
+    assert "mailto:" not in made.lower()
 
 
 @given(st.text("ab*_[]`~\\@<{:/w.", max_size=60))

@@ -87,7 +87,7 @@ def escaped(words: str) -> str:
     nobody sees.
     """
     words = re.sub(r"([\\*_\[\]`~])", r"\\\1", words)
-    return re.sub(r"(?<=[<@{$&])(?=\S)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", _GAP, words, flags=re.IGNORECASE)
+    return re.sub(r"(?<=[<@{$&])(?=\S)|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=mailto)(?=:)", _GAP, words, flags=re.IGNORECASE)
 
 
 def _words(part: str | Who) -> str:
