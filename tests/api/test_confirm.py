@@ -15,11 +15,12 @@ import orjson
 import pytest
 
 from relay.approvals.invited import MOST_WRONG
-from relay.approvals.policy import HOLD_MEANS
+from relay.approvals.judgement import HOLD_MEANS
 from relay.outbox.messages import digest_of
 from relay.outbox.transaction import Transaction
 from tests.api.inviting import confirm, look, message
-from tests.api.running import EVENT_ID, Running, event, eventually, until
+from tests.api.running import EVENT_ID, Running, event, eventually, running, until
+from tests.api.test_identity import PERSON, TENANT, VOTE, Entra, issuing, section
 
 VOID = "a" * 43
 
@@ -178,6 +179,16 @@ async def test_the_vote_is_that_of_the_key_and_came_by_the_page(relay: Running) 
     assert "1 of 2 votes" in _plain(answer.json["said"])
     (vote,) = await _votes(relay)
     assert (vote["principal"], vote["channel"], vote["reason"], vote["revision"]) == ("client:alice", "page", "drained", event().revision)
+
+
+async def test_a_person_with_a_token_votes_under_their_own_name(tmp_path: Path) -> None:
+    async with issuing() as (issuer, url), running(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay:
+        await relay.see(event())
+        sent = await message(relay)
+        headers = {"Authorization": f"Bearer {Entra(relay, issuer).token()}"}
+        wish = {"token": sent.tokens["approve"], "code": sent.code}
+        assert (await relay.call("POST", "/v1/confirmations", wish, by=None, headers=headers)).json["state"] == "granted"
+        assert [one["principal"] for one in await _votes(relay)] == [f"entra:{TENANT}/{PERSON}"]
 
 
 async def test_another_may_use_the_same_link_and_two_votes_start_it_once(relay: Running) -> None:
