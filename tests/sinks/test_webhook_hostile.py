@@ -91,7 +91,7 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
         sink(url=well.url) as one,
         sink(url=dripping.url, timeout=TIMEOUT) as two,
         sink(url=hanging.url, timeout=TIMEOUT) as three,
-        going(tmp_path, {"well": one, "drips": two, "hangs": three}) as relay,
+        going(tmp_path, {"well": one, "drips": two, "hangs": three}, well={"events": ["event.*"]}) as relay,
         within(SOON),
     ):
         for number in range(20):
