@@ -15,7 +15,7 @@ from relay.api.paging import CURSOR, PAGE, cursor, page
 from relay.api.problems import Problem
 from relay.api.routes import Call, Route
 from relay.approvals.ledger import Ledger, shown
-from relay.approvals.policy import State
+from relay.approvals.standing import State
 from relay.events.catalog import EventData
 from relay.events.moment import rfc3339
 from relay.outbox import Decision, Occurrence

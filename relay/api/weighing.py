@@ -11,7 +11,8 @@ from typing_extensions import TypedDict
 from relay.api.answers import answer
 from relay.api.problems import Problem
 from relay.api.routes import Call, Route
-from relay.approvals.policy import HOLD_MEANS, State
+from relay.approvals.judgement import HOLD_MEANS
+from relay.approvals.standing import State
 from relay.approvals.weighing import Weighed, weigh
 from relay.events.moment import rfc3339
 from relay.outbox import Mode

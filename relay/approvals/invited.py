@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 
-from relay.approvals.policy import Refusal
+from relay.approvals.judgement import Refusal
 from relay.approvals.request import Approval, Invited
 from relay.outbox import Occurrence
 from relay.outbox.transaction import Transaction

@@ -13,23 +13,10 @@ from typing import Any
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.invited import not_invited
-from relay.approvals.policy import (
-    HOLD_MEANS,
-    Allow,
-    Discount,
-    Effect,
-    Expire,
-    Fail,
-    Refusal,
-    Standing,
-    claimable,
-    judge,
-    next_moment,
-    rule_for,
-    state_of,
-    step,
-)
+from relay.approvals.judgement import HOLD_MEANS, Refusal, judge
+from relay.approvals.policy import Allow, Discount, Effect, Expire, Fail, claimable, next_moment, step
 from relay.approvals.request import Answer, Approval
+from relay.approvals.standing import Standing, rule_for, state_of
 from relay.events.moment import rfc3339
 from relay.events.normalise import Origin, tell_decision
 from relay.outbox import Decision, Grant, Mode, Occurrence

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.approvals.policy import Standing, lapses, state_of
+from relay.approvals.policy import lapses
 from relay.approvals.rules import Conditions, Rule, voters
+from relay.approvals.standing import Standing, state_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from relay.approvals.policy import Standing
 from relay.approvals.request import Choice
+from relay.approvals.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)

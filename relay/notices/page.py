@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from relay.approvals.policy import HOLD_MEANS, Standing, judge
+from relay.approvals.judgement import HOLD_MEANS, judge
 from relay.approvals.request import Approval, Caller, Choice, Rights
+from relay.approvals.standing import Standing
 from relay.events.cloudevent import CloudEvent
 from relay.events.moment import parse_moment
 from relay.notices.card import Text

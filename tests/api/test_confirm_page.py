@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 
 from relay.approvals.invited import MOST_WRONG
-from relay.approvals.policy import HOLD_MEANS
+from relay.approvals.judgement import HOLD_MEANS
 from relay.events.moment import parse_moment
 from tests.api.inviting import confirm, message, proxy
 from tests.api.running import EVENT_ID, Running, event, eventually, running
@@ -164,6 +164,7 @@ async def test_a_page_without_a_link_says_where_one_is(page: Page, relay: Runnin
     await page.goto(url(relay))
     await heading(page, "No link").to_be_focused()
     await expect(page.locator("form")).to_be_hidden()
+    await expect(page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
 
 
 async def test_a_link_that_is_none_is_void(page: Page, relay: Running) -> None:
@@ -310,6 +311,7 @@ async def test_everything_can_be_read_and_has_a_name(page: Page, relay: Running)
             assert one["height"] >= 24
 
     await opened(page, relay, sent.tokens["approve"])
+    await expect(page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
     await is_well()
     await decide(page, key="key-of-alice", code=sent.wrong_code)
     await expect(page.locator("#code-wrong")).to_contain_text("more tries")

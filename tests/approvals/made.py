@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.ledger import Ledger
-from relay.approvals.policy import Standing, rule_for
 from relay.approvals.request import Answer, Approval, Caller, Choice, Right, Rights
+from relay.approvals.standing import Standing, rule_for
 from relay.events.cloudevent import CloudEvent
 from relay.events.document import Document, Event
 from relay.events.moment import rfc3339

@@ -13,8 +13,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.judgement import HOLD_MEANS
 from relay.approvals.ledger import Claim, shown, stricter
-from relay.approvals.policy import HOLD_MEANS
 from relay.approvals.request import Approval, Caller
 from relay.events.catalog import CATALOG, schema
 from relay.outbox import Mode

@@ -11,23 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings, Votes
-from relay.approvals.policy import (
-    HOLD_MEANS,
-    Allow,
-    Discount,
-    Effect,
-    Expire,
-    Fail,
-    Refusal,
-    Standing,
-    claimable,
-    judge,
-    next_moment,
-    state_of,
-    step,
-    why_failed,
-)
+from relay.approvals.judgement import HOLD_MEANS, Refusal, judge
+from relay.approvals.policy import Allow, Discount, Effect, Expire, Fail, claimable, next_moment, step, why_failed
 from relay.approvals.request import Approval
+from relay.approvals.standing import Standing, state_of
 from relay.events.document import Event
 from relay.outbox import Decision, Grant, Mode
 from tests.approvals.hand_clock import NOON

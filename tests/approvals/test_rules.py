@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.policy import claimable, judge, next_moment, step
+from relay.approvals.judgement import judge
+from relay.approvals.policy import claimable, next_moment, step
 from relay.approvals.rules import Hours
 from tests.approvals.hand_clock import NOON
 from tests.approvals.made import Book, approval, caller, decided, event, granted, standing

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.approvals.policy import HOLD_MEANS, Standing, judge
+from relay.approvals.judgement import HOLD_MEANS, judge
 from relay.approvals.request import Choice
+from relay.approvals.standing import Standing
 from relay.events.cloudevent import CloudEvent
 from relay.notices.burst import MOST_LISTED, card_of_many
 from relay.notices.card import Card, Text, Who
@@ -192,7 +193,11 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(one: Stand
         if choice in sensible(one):
             assert refusal is None, (choice, refusal)
         elif refusal is None:
-            idle = {"approve": one.asks is None or one.grant is not None or one.claimed, "hold": bool(one.holds) or not one.open, "release": not one.open}
+            idle = {
+                "approve": one.asks is None or one.grant is not None or one.claimed,
+                "hold": bool(one.holds) or not one.open,
+                "release": not one.open,
+            }
             assert idle[choice], choice
 
 

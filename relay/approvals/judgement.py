@@ -1,0 +1,94 @@
+"""What becomes of a request: who may decide what about an event, and when it is too late. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relay.approvals.request import Approval, Rights
+from relay.approvals.rules import voters
+from relay.approvals.standing import Standing, scheduled
+from relay.events.match import covers
+from relay.events.moment import rfc3339
+
+HOLD_MEANS = (
+    "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"
+)
+"""Every text about a hold says it (contract, section 8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not accepted. ``status`` is that of HTTP; ``field`` is what to correct, where that would help."""
+
+    status: int
+    reason: str
+    field: str | None = None
+
+
+def judge(approval: Approval, standing: Standing | None) -> Refusal | None:
+    """Whether a request is refused: 404, then 409, then 403, then 503 (contract, section 8). None: it is accepted.
+
+    ``standing`` is None when the EventId is unknown or the scope is another.
+    """
+    if standing is None:
+        return Refusal(404, "no such event in this scope; see GET /v1/events")
+    refusal = _too_late(approval, standing) or _not_allowed(approval, standing)
+    if refusal is None and standing.mode == "off":
+        refusal = Refusal(503, "approvals are off; an operator can turn them on: imds-relay approvals on")
+    return refusal
+
+
+def _too_late(approval: Approval, standing: Standing) -> Refusal | None:
+    occurrence, event = standing.occurrence, standing.occurrence.event
+    if not occurrence.live:
+        return Refusal(409, "the event has ended")
+    if event.started:
+        return Refusal(409, "the event has started already")
+    if approval.decision == "release":
+        return Refusal(409, f"no hold is on this event; {HOLD_MEANS}") if not standing.holds else None
+    closes = standing.closes if approval.decision == "approve" else standing.due
+    if closes is not None and standing.now >= closes:
+        return Refusal(409, f"too late: it closed at {rfc3339(closes)}, it is {rfc3339(standing.now)}")
+    if approval.decision == "hold":
+        return Refusal(409, f"too late: the StartRequest is on its way; {HOLD_MEANS}") if standing.claimed else None
+    if approval.revision != occurrence.revision:
+        return Refusal(409, f"the event has changed since that revision; the current one is {occurrence.revision}")
+    if not scheduled(event):
+        return Refusal(409, f"only a Scheduled event can be approved, this one is {event.event_status or 'without a status'}")
+    if standing.refused_by_imds:
+        return Refusal(409, "IMDS refused the StartRequest for this event (400)")
+    return None
+
+
+def _not_allowed(approval: Approval, standing: Standing) -> Refusal | None:
+    rights = approval.caller.rights
+    lacking = _lacking(approval, rights, standing)
+    if lacking is not None:
+        return Refusal(403, lacking)
+    if not _may_speak(approval, rights, standing):
+        return Refusal(403, "the event concerns resources that you may not speak for; every one must be yours")
+    if approval.decision != "approve":
+        return None
+    if standing.rule is None:
+        return Refusal(403, "no rule of approvals.rules allows this event to be approved")
+    if standing.asks is not None and approval.caller.principal not in voters(standing.asks, standing.groups, standing.people):
+        return Refusal(403, f"rule {standing.rule.name} takes votes from others only")
+    return None
+
+
+def _may_speak(approval: Approval, rights: Rights, standing: Standing) -> bool:
+    resources = standing.occurrence.event.resources
+    if approval.decision == "approve" and standing.asks is not None and standing.asks.each_resource:
+        return any(covers(rights.resources, (one,)) for one in resources)  # others speak for the rest
+    return covers(rights.resources, resources)
+
+
+def _lacking(approval: Approval, rights: Rights, standing: Standing) -> str | None:
+    if approval.decision != "release":
+        return None if approval.decision in rights.can else f"you may not {approval.decision}: it is not in your rights (can)"
+    if "operate" in rights.can:
+        return None
+    if "hold" not in rights.can:
+        return "you may not release: neither hold nor operate is in your rights (can)"
+    own = any(standing.person(hold.principal) == standing.person(approval.caller.principal) for hold in standing.holds)
+    return None if own else f"the hold is another's; its holder, or one who may operate, can release it; {HOLD_MEANS}"
