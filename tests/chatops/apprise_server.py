@@ -26,6 +26,8 @@ class Service:
     port: int = 0
     status: int = 200
     hung: asyncio.Event | None = None
+    dripping: bool = False
+    """Whether answers come a byte a second and have no end: no timeout between two bytes helps."""
     messages: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
@@ -36,9 +38,11 @@ class Service:
         """Apprise's URL of it."""
         return url_of(self.port)
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def take(self, request: web.Request) -> web.StreamResponse:
         """What a call comes to."""
         self.calls.append(request.path)
+        if self.dripping:
+            return await _dripped(request)
         if self.hung is not None:
             await self.hung.wait()
         if self.status in {301, 302, 307, 308}:
@@ -52,6 +56,14 @@ class Service:
         self.kinds.append(body["type"])
         self.agents.append(request.headers["User-Agent"])
         return web.Response()
+
+
+async def _dripped(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b".")
+        await asyncio.sleep(1)
 
 
 def url_of(port: int, *, more: str = "") -> str:
