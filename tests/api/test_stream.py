@@ -163,7 +163,7 @@ async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "relay.api.stream")
-    monkeypatch.setattr(stream, "SLOW", 0.5)
+    monkeypatch.setattr(stream, "SLOW", 3.0)
     with socket.socket() as deaf:
         async with running(tmp_path, sinks=()) as relay:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
