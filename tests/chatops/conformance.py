@@ -211,6 +211,23 @@ async def says_a_new_time(far: FarSide, folder: Path, _: pytest.LogCaptureFixtur
         assert len(far.messages()) == (1 if far.edits else 2)
 
 
+async def shows_that_the_time_has_come(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+    """What time alone changes is edited, and is no news: where nothing can be edited, nothing is said."""
+    async with room(folder, far) as here:
+        await here.see(here.reboot(due=3))
+        await here.settled()
+        assert len(far.messages()) == 1
+
+        async def passed() -> bool:
+            return await here.store.read(lambda tx: tx.messages.next_stale("chat") is None)
+
+        await eventually(passed, within=PATIENCE)
+        await here.settled()
+        if far.edits:
+            await eventually(lambda: "NotBefore was" in far.messages()[0], within=PATIENCE)
+        assert (len(far.messages()), far.replies()) == (1, [])
+
+
 async def is_quiet_after_an_outage(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
     """It defers while connections are refused; at its return there is the latest state, and no flood."""
     await far.leave()
@@ -361,6 +378,7 @@ CASES: tuple[Case, ...] = (
     posts_once,
     edits_or_follows_up,
     says_a_new_time,
+    shows_that_the_time_has_come,
     is_quiet_after_an_outage,
     asks_for_help_where_somebody_must_mend_something,
     lets_nobody_slip_anything_in,
