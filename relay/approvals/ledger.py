@@ -5,7 +5,6 @@ Nothing here waits, and nothing here sends: `gate` runs these pieces of work in 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -13,12 +12,13 @@ from typing import Any
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.invited import not_invited
-from relay.approvals.judgement import HOLD_MEANS, Refusal, judge
-from relay.approvals.policy import Allow, Discount, Effect, Expire, Fail, claimable, next_moment, step
+from relay.approvals.judgement import Refusal, judge
+from relay.approvals.policy import claimable, next_moment, step
 from relay.approvals.request import Answer, Approval
+from relay.approvals.scribe import Scribe, count, new_id, with_mode
 from relay.approvals.standing import Standing, rule_for, state_of
 from relay.events.moment import rfc3339
-from relay.events.normalise import Origin, tell_decision
+from relay.events.normalise import Origin
 from relay.outbox import Decision, Grant, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 
@@ -48,6 +48,10 @@ class Ledger:
     trusted: bool = True
     in_flight: frozenset[int] = frozenset()
     speaks: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+
+    @property
+    def _scribe(self) -> Scribe:
+        return Scribe(self.origin)
 
     def mode(self, tx: Transaction) -> Mode:
         """The switch as it holds: of file and remembered, the stricter."""
@@ -144,13 +148,13 @@ class Ledger:
         """IMDS answered 200."""
         for claim in claims:
             tx.decisions.answered(claim.grant.id, "accepted", 200)
-            self._tell_start(tx, "startrequest.accepted", claim.grant, None, now)
+            self._scribe.tell_start(tx, "startrequest.accepted", claim.grant, None, now)
 
     def failed(self, tx: Transaction, claims: Sequence[Claim], status: int | None, reason: str, now: datetime) -> None:
         """IMDS answered 400: another try would fare no better."""
         for claim in claims:
             tx.decisions.answered(claim.grant.id, "refused", status)
-            self._tell_start(tx, "startrequest.failed", claim.grant, reason, now)
+            self._scribe.tell_start(tx, "startrequest.failed", claim.grant, reason, now)
 
     def unanswered(self, tx: Transaction, claims: Sequence[Claim], status: int | None) -> None:
         """No 200, and no 400 for one event alone: the claims stand, and are tried again after another fresh read."""
@@ -164,7 +168,7 @@ class Ledger:
             event = standing.occurrence.data if standing is not None else _unknown(approval.event_id)
             told = _told(new_id(), approval, standing) | {"refusal": refusal.reason}
             cause = approval.message_id or (standing.occurrence.told if standing is not None else None)
-            self._say(tx, "approval.refused", event, self._with_mode(tx, told), cause, approval.at)
+            self._scribe.say(tx, "approval.refused", event, with_mode(self.mode(tx), told), cause, approval.at)
         body: dict[str, Any] = {"detail": refusal.reason}
         if refusal.status == 409 and standing is not None:  # HTTP
             body["revision"] = standing.occurrence.revision
@@ -219,9 +223,10 @@ class Ledger:
             message_id=approval.message_id,
         )
         counted = replace(standing, decisions=(*standing.decisions, decision))
-        told = self._with_mode(tx, _told(decision.approval_id, approval, counted))
+        told = with_mode(standing.mode, _told(decision.approval_id, approval, counted))
         cause = approval.message_id or standing.occurrence.told
-        tx.decisions.add(replace(decision, told=self._say(tx, "approval.recorded", standing.occurrence.data, told, cause, approval.at)))
+        said = self._scribe.say(tx, "approval.recorded", standing.occurrence.data, told, cause, approval.at)
+        tx.decisions.add(replace(decision, told=said))
         return decision.approval_id
 
     def _expires(self, approval: Approval, standing: Standing) -> datetime | None:
@@ -237,99 +242,8 @@ class Ledger:
         """Step until nothing is left to be done; returns how it stands then."""
         while effects := step(standing := self.standing(tx, occurrence, now), self.in_flight):
             for effect in effects:
-                self._apply(tx, effect, standing, now)
+                self._scribe.apply(tx, effect, standing, now)
         return standing
-
-    def _apply(self, tx: Transaction, effect: Effect, standing: Standing, now: datetime) -> None:
-        match effect:
-            case Discount(decisions, why):
-                for decision in decisions:
-                    tx.decisions.discount(decision.approval_id)
-                if why is not None:
-                    cause = decisions[-1].told if why == "expired" else standing.occurrence.told
-                    told = {"why": why} | ({"dryRun": True} if all(one.dry_run for one in decisions) else {})
-                    self._say(tx, "approval.voided", standing.occurrence.data, told, cause, now)
-            case Expire(hold):
-                tx.decisions.discount(hold.approval_id)
-                self._tell_expired(tx, hold, standing, now)
-            case Fail(grant, reason):
-                tx.decisions.answered(grant.id, "failed", None)
-                if not grant.dry_run:
-                    self._tell_start(tx, "startrequest.failed", grant, reason, now)
-            case Allow(rule):
-                self._allow(tx, rule.name, standing, now)
-
-    def _allow(self, tx: Transaction, rule: str, standing: Standing, now: datetime) -> None:
-        """Grant: on the word of the newest decision where there is one, else of the rule."""
-        votes = standing.voted if standing.required else ()
-        completing = votes[-1] if votes else None
-        last = next(reversed(tx.decisions.of(standing.occurrence.id)), None)
-        told = {
-            "approvalId": completing.approval_id if completing is not None else new_id(),
-            "decision": "approve",
-            "principal": completing.principal if completing is not None else f"rule:{rule}",
-            "channel": completing.channel if completing is not None else "rule",
-            "reason": completing.reason if completing is not None else None,
-            "votes": standing.votes,
-            "required": standing.required,
-            "rule": rule,
-        }
-        # The cause is the vote, or the release, that completed it; of an automatic grant, the event itself.
-        completed = last is not None and (completing is not None or (last.decision == "release" and last.at == now))
-        by = last if completed else None
-        cause = (by.message_id or by.told) if by is not None else standing.occurrence.told
-        granted = self._say(tx, "approval.granted", standing.occurrence.data, self._with_mode(tx, told), cause, now)
-        tx.decisions.grant(
-            standing.occurrence.id,
-            standing.occurrence.revision,
-            rule,
-            str(told["approvalId"]),
-            now,
-            dry_run=standing.mode == "dry-run",
-            cause=(by.message_id if by is not None else None) or granted,
-        )
-
-    def _tell_expired(self, tx: Transaction, hold: Decision, standing: Standing, now: datetime) -> None:
-        approval_id = new_id()
-        told = {
-            "approvalId": approval_id,
-            "decision": "release",
-            "principal": "relay",
-            "channel": "relay",
-            "reason": f"the hold of {hold.principal} expired; {HOLD_MEANS}",
-            **_count(standing),
-        }
-        said = self._say(tx, "approval.recorded", standing.occurrence.data, self._with_mode(tx, told), hold.told, now)
-        tx.decisions.add(
-            Decision(
-                approval_id,
-                standing.occurrence.id,
-                "release",
-                "relay",
-                "relay",
-                standing.occurrence.revision,
-                str(told["reason"]),
-                now,
-                expires=None,
-                dry_run=standing.mode == "dry-run",
-                counts=False,
-                told=said,
-                message_id=None,
-            )
-        )
-
-    def _tell_start(self, tx: Transaction, name: str, grant: Grant, reason: str | None, now: datetime) -> None:
-        after = next(one for one in tx.decisions.grants(grant.occurrence) if one.id == grant.id)
-        told = {"status": after.status, "attempts": after.attempts, "reason": reason}
-        self._say(tx, name, tx.snapshot.by_id(grant.occurrence).data, told, grant.cause, now)
-
-    def _with_mode(self, tx: Transaction, told: dict[str, Any]) -> dict[str, Any]:
-        return told | {"dryRun": True} if self.mode(tx) == "dry-run" else told
-
-    def _say(self, tx: Transaction, name: str, event: Mapping[str, Any], told: Mapping[str, Any], cause: str | None, at: datetime) -> str:
-        said = tell_decision(name, self.origin, at, event=event, added=told, cause=cause, head=str(tx.head()))
-        tx.say(said, at)
-        return said.id
 
 
 def stricter(settings: ApprovalsSettings, remembered: Mode, *, trusted: bool) -> Mode:
@@ -338,24 +252,14 @@ def stricter(settings: ApprovalsSettings, remembered: Mode, *, trusted: bool) ->
     return max(configured, remembered, key=_STRICTNESS.index)
 
 
-def new_id() -> str:
-    """An approvalId: 128 random bits."""
-    return secrets.token_hex(16)
-
-
 def shown(standing: Standing) -> dict[str, Any]:
     """``approval`` of an event, as the API gives it."""
     return {
         "state": state_of(standing),
-        **_count(standing),
+        **count(standing),
         "missing": standing.missing if standing.open else 0,
         "closes": rfc3339(standing.closes) if standing.closes is not None else None,
     }
-
-
-def _count(standing: Standing) -> dict[str, Any]:
-    rule = standing.rule.name if standing.rule is not None else None
-    return {"votes": standing.votes, "required": standing.required, "rule": rule}
 
 
 def _told(approval_id: str, approval: Approval, standing: Standing | None) -> dict[str, Any]:
@@ -365,7 +269,7 @@ def _told(approval_id: str, approval: Approval, standing: Standing | None) -> di
         "principal": approval.caller.principal,
         "channel": approval.caller.channel,
         "reason": approval.reason,
-        **(_count(standing) if standing is not None else {"votes": 0, "required": 0, "rule": None}),
+        **(count(standing) if standing is not None else {"votes": 0, "required": 0, "rule": None}),
     }
 
 
