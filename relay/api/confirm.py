@@ -15,7 +15,6 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
-import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
@@ -27,7 +26,7 @@ from relay.api.connection import peer_of, recognise
 from relay.api.problems import Problem, too_many
 from relay.api.routes import Call, Route
 from relay.approvals.invited import MOST_WRONG
-from relay.approvals.request import Answer, Approval, Choice, Invited, MalformedError, WrongFieldError
+from relay.approvals.request import Answer, Approval, Choice, Invited, MalformedError, WrongFieldError, read_json
 from relay.events.moment import rfc3339
 from relay.notices.card import Text
 from relay.notices.page import changes, hindrance, outcome
@@ -267,9 +266,7 @@ def _pieces(text: Text) -> list[str | dict[str, str]]:
 
 def _read(model: type[BaseModel], body: bytes) -> BaseModel:
     try:
-        return model.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise MalformedError(f"expected a JSON object: {error}") from error
+        return model.model_validate(read_json(body))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         if not first["loc"]:
