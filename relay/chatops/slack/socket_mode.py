@@ -115,7 +115,9 @@ class SocketMode:
         except TimeoutError:
             raise Deferred(f"Socket Mode: expected a connection within {_PATIENCE:g} s, none came") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Deferred(f"Socket Mode: expected a connection, it failed: {type(error).__name__}") from None
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            said = cause.strerror if isinstance(cause, OSError) else None
+            raise Deferred(f"Socket Mode: expected a connection, it failed: {said or type(error).__name__}") from None
 
     async def _greeted(self, url: str) -> aiohttp.ClientWebSocketResponse:
         socket = await self._session.ws_connect(
@@ -157,7 +159,9 @@ class SocketMode:
         """Do what an envelope asks for, and acknowledge it."""
         try:
             reply = await self._taken(envelope)
-            ack: dict[str, Any] = {"envelope_id": envelope.get("envelope_id")}
+            if not isinstance(envelope.get("envelope_id"), str):
+                return
+            ack: dict[str, Any] = {"envelope_id": envelope["envelope_id"]}
             if reply.body is not None and envelope.get("accepts_response_payload") is True:
                 ack["payload"] = reply.body
             with suppress(aiohttp.ClientError, OSError):  # it is done; Slack sends it again, and gets the first answer
