@@ -117,7 +117,12 @@ async def story(folder: Path, *, prefix: tuple[str, ...] = (), kill_after: float
 
     ``changes``: the event changes between the two, so that nothing of the first counts in the second.
     """
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(folder, _document(sim), prefix=prefix) as process:
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(folder, _document(sim)) as process:
+        if prefix:
+            # strace counts for each thread: what makes the file would use up the numbers of what writes it.
+            await process.start()
+            await process.kill()
+            process.prefix = prefix
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=60.0))
         await process.start(ready=False)
         assert process.process is not None
@@ -157,9 +162,10 @@ needs_strace = pytest.mark.skipif(
 
 @needs_strace
 @pytest.mark.skipif(CHAOS, reason="every sync is tried")
-@pytest.mark.parametrize("sync", [5, 8, 10, 11])
+@pytest.mark.parametrize("sync", [3, 4, 5])
 async def test_killed_at_a_sync_nothing_is_sent_without_a_quorum_and_nothing_is_forgotten(tmp_path: Path, sync: int) -> None:
-    await story(tmp_path / "relay", prefix=_killed_at(sync), changes=sync % 5 == 0)
+    """Event, two votes, claim and answer are five writes that wait for each other."""
+    assert await story(tmp_path / "relay", prefix=_killed_at(sync), changes=sync == 3)
 
 
 @needs_strace
@@ -171,7 +177,7 @@ async def test_killed_at_every_single_sync_of_the_path(tmp_path: Path, changes: 
     for sync in count(1):
         if not await story(tmp_path / f"{sync}", prefix=_killed_at(sync), changes=changes):
             print(f"syncs of the path: {sync - 1}")  # noqa: T201  # a number for whoever reads with -s
-            assert sync > 5
+            assert sync > 5  # event, two votes, claim and answer
             return
 
 
