@@ -199,14 +199,14 @@ class Ledger:
         principal = approval.caller.principal
         dry_run = standing.mode == "dry-run"
         if approval.decision == "release":
-            discounted = [hold for hold in standing.holds if _may_release(approval, hold, standing)]
+            own = (hold for hold in standing.holds if _may_release(approval, hold, standing))
         else:
-            # A principal has one vote and one hold: the newest. What was said in a dry run replaces nothing that was meant.
+            # A principal has one vote and one hold: the newest.
             same = (one for one in standing.decisions if (one.decision, one.principal) == (approval.decision, principal))
             own = (one for one in same if one.decision == "hold" or one.revision == approval.revision)
-            discounted = [one for one in own if one.dry_run or not dry_run]
-        for one in discounted:
-            tx.decisions.discount(one.approval_id)
+        for one in own:
+            if one.dry_run or not dry_run:  # what was said in a dry run replaces and releases nothing that was meant
+                tx.decisions.discount(one.approval_id)
         decision = Decision(
             new_id(),
             standing.occurrence.id,

@@ -754,6 +754,28 @@ def test_a_hold_given_in_a_dry_run_holds(book: Book) -> None:
     assert claim(book) == []
 
 
+def test_a_hold_that_was_meant_is_not_released_in_a_dry_run(book: Book) -> None:
+    """Whoever released it was told that nothing would happen."""
+    book.see(USER)
+    book.submit("hold", "eve", USER)
+    book.switch("dry-run")
+    answer = book.submit("release", "eve", USER)
+    assert (answer.status, answer.body["state"]) == (202, "held")
+    assert book.submit("release", caller("root", "operate"), USER).body["state"] == "held"
+    book.switch("on")
+    assert claim(book) == []
+    assert book.submit("release", "eve", USER).body["state"] == "granted"
+    assert claim(book) != []
+
+
+def test_a_hold_of_a_dry_run_is_released_in_it(book: Book) -> None:
+    book.switch("dry-run")
+    book.see(USER)
+    book.submit("hold", "eve", USER)
+    assert book.submit("release", "eve", USER).body["state"] == "granted"
+    assert not book.stands().holds
+
+
 # --- other rules after a restart
 
 _NO_RULES = ApprovalsSettings()

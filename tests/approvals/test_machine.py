@@ -84,7 +84,8 @@ class Model:
 
     seen: Event
     votes: dict[str, tuple[str, datetime, datetime]] = field(default_factory=dict)
-    holds: dict[str, datetime] = field(default_factory=dict)
+    holds: dict[tuple[str, bool], datetime] = field(default_factory=dict)
+    """By holder, and whether it was said in a dry run alone."""
     refused: set[str] = field(default_factory=set)
 
     def may_start(self, rules: str, now: datetime) -> bool:
@@ -307,7 +308,9 @@ class Approvals(RuleBasedStateMachine):
             occurrence = self.book.stands(of).occurrence.id
             assert not any(claim.grant.occurrence == occurrence for claim in self.flight), "a hold was taken after the claim"
             if self._said("approval.recorded") > before:
-                self.model[of].holds[who] = now + timedelta(seconds=90)
+                if self.mode == "on":
+                    self.model[of].holds.pop((who, True), None)
+                self.model[of].holds[who, self.mode == "dry-run"] = now + timedelta(seconds=90)
 
     @precondition(lambda self: any(model.holds for model in self.model.values()))
     @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS, operator=st.booleans())
@@ -319,8 +322,9 @@ class Approvals(RuleBasedStateMachine):
         answer = self.book.submit("release", by, event_id=of, revision=self._revision(of, known=True))
         if answer.status == 202:
             holds = self.model[of].holds
-            for holder in list(holds) if operator else [who]:
-                holds.pop(holder, None)
+            for holder, dry in list(holds):
+                if (operator or holder == who) and (dry or self.mode == "on"):
+                    del holds[holder, dry]
             left = any(until > self.clock.now() for until in holds.values())
             assert (answer.body["state"] == "held") == left
 
