@@ -486,7 +486,10 @@ _DECISIONS = st.builds(
 )
 _GRANTS = st.lists(
     st.builds(
-        lambda state, revision, dry, bad: granted(state, revision=revision, dry_run=dry, status=400 if bad else None),
+        # What is granted as a dry run is never sent.
+        lambda state, revision, dry, bad: granted(
+            state, revision=revision, dry_run=dry and state not in ("sent", "accepted"), status=400 if bad else None
+        ),
         st.sampled_from(["granted", "sent", "accepted", "failed", "refused"]),
         _REVISIONS,
         st.booleans(),
