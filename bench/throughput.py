@@ -6,7 +6,9 @@ made before the clock starts; what recording them costs is the relay's, what bui
 The endpoint runs in this process, so its share of the time is in both figures; the broker is a process of its own.
 
 The CPU is that of this process, the thread that keeps the store included: it varies less than the rates do on a machine
-with neighbours. The rates can be nearer to each other than the CPU, as the store has a core of its own where there is one.
+with neighbours. On two free cores the rates are nearer to each other than the CPU, as the store's thread has one of its own. Beside
+many others they say nothing: a process of two threads then gets more of the machine than the raw loop with its one.
+Where the CPU goes, part by part: docs/decisions/0020-what-a-delivery-costs.md.
 """
 
 from __future__ import annotations
@@ -110,6 +112,7 @@ async def _compare(
         Figure(f"{name}, ratio", median(plain.wall / relayed.wall for plain, relayed in rounds), "", aim),
         Figure(f"{name}, CPU", median(relayed.cpu for _, relayed in rounds) * 1e6, "µs each"),
         Figure(f"{name}, CPU of the raw loop", median(plain.cpu for plain, _ in rounds) * 1e6, "µs each"),
+        Figure(f"{name}, ratio of CPU", median(plain.cpu / relayed.cpu for plain, relayed in rounds), ""),
         *percentiles(spans, took),
     ]
 
