@@ -15,9 +15,6 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from relay.app import started
-from relay.clock import SystemClock
-from relay.config import Config
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
@@ -147,28 +144,6 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
         assert verify(connection)[1] == len(kinds)
         assert kinds.index("approval.granted") < kinds.index("claim")
         connection.close()
-
-
-async def test_after_the_reboot_that_was_approved_the_boot_id_tells_that_it_happened(tmp_path: Path) -> None:
-    """Approve, start, kill, boot with another boot id, empty document: completed, evidence rebooted."""
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        config = Config.model_validate(
-            {
-                "source": {"url": sim.url},
-                "store": {"path": str(tmp_path / "relay.db")},
-                "sinks": [webhook(box.url)],
-                "approvals": {"rules": [{"name": "all", "approve": "automatic"}]},
-                "api": {"listen": "127.0.0.1:0"},
-            }
-        )
-        async with started(config, SystemClock(), boot=lambda: "first-boot"):
-            event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), starts_after=60.0))
-            await eventually(lambda: "startrequest.accepted" in box.types_of(event.event_id))
-        sim.cancel(event)  # gone from Scheduled: nobody saw it start
-        async with started(config, SystemClock(), boot=lambda: "second-boot"):
-            await eventually(lambda: "event.ended" in box.types_of(event.event_id))
-        ended = box.by_subject()[event.event_id][-1]["data"]
-        assert (ended["outcome"], ended["evidence"], ended["approvedByRelay"]) == ("completed", "rebooted", True)
 
 
 @pytest.fixture
