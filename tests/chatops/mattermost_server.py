@@ -155,7 +155,7 @@ class Mattermost:
             "allow_http": True,
             "token": TOKEN,
             "channel": self.channel,
-            "timeout": "5s",
+            "timeout": "30s",
             **more,
         }
 
