@@ -79,7 +79,8 @@ async def test_doctor_says_whether_slack_takes_what_it_is_given(
     async with slack() as here:
         if method is not None and trouble is not None:
             here.trouble[method] = trouble
-        settings = Settings.model_validate(here.settings(signing_secret=None, app_token=APP_TOKEN, timeout="500ms" if trouble is hangs else "30s"))
+        timeout = "500ms" if trouble is hangs else "30s"
+        settings = Settings.model_validate(here.settings(signing_secret=None, app_token=APP_TOKEN, timeout=timeout))
         (found,) = await member.examine(settings, SystemClock(), "prod")
         assert (found.about, found.state) == ("sink ops", state)
         assert said in found.said
