@@ -93,13 +93,15 @@ async def test_who_is_no_full_member_is_refused_politely_and_burns_nothing(tmp_p
         assert await it.votes() == [ALICE]
 
 
-async def test_who_is_named_by_no_rule_is_a_stranger_whom_nobody_asks_slack_about(tmp_path: Path) -> None:
+async def test_who_is_named_by_no_rule_is_a_stranger_whom_nobody_asks_slack_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with scene(tmp_path) as it:
+        await it.slack.calls_relay(it.slack.click(it.message, "Hold", EVE))
         heard = await it.slack.calls_relay(it.slack.click(it.message, "Approve", EVE))
         assert heard.status == 200
         assert await it.hears() == f"Nothing was decided: no rule of this relay names you, slack:{TEAM}/{EVE}."
         assert it.slack.count("users.info") == 0
         assert await it.told() == ["event.scheduled"]
+        assert caplog.text.count(f"slack:{TEAM}/{EVE} was refused") == 1
 
 
 async def test_a_name_is_nobody(tmp_path: Path) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay.approvals.request import Choice
+from relay.chatops.slack.proof import GOOD_FOR, holds, prove
+from tests.approvals.hand_clock import NOON
 from tests.chatops.slack_server import ALICE, BOB, EVE, TEAM, Heard, Posted, SlackServer, hangs, member, slack, well_formed
 from tests.chatops.stage import Stage, rule, stage
 from tests.journey.process import eventually
@@ -105,7 +109,7 @@ async def test_a_card_for_one_person_is_good_for_nobody_else_and_for_nothing_els
             f"hold {revision} {proof} {event_id}",
             f"approve {'0' * len(revision)} {proof} {event_id}",
             f"approve {revision} {proof} {other.event_id}",
-            f"approve {revision} {int(until) + 1}.{digest} {event_id}",
+            f"approve {revision} {int(until) - 1}.{digest} {event_id}",
             f"approve {revision} {until}.{'0' * 64} {event_id}",
             f"approve {revision} - {event_id}",
             f"approve {revision} 1.{digest} {event_id}",
@@ -128,6 +132,16 @@ async def test_a_card_for_one_person_is_good_for_nobody_else_and_for_nothing_els
             assert "not good any more" in it.slack.said[-1]["text"]
         for one in (event, other):
             assert (await it.relay.event(one))["votes"] == []
+
+
+@pytest.mark.parametrize(("later", "good"), [(0, True), (GOOD_FOR, True), (GOOD_FOR + 1, False), (-1, False)])
+def test_a_card_for_one_person_is_good_for_a_quarter_of_an_hour(later: float, *, good: bool) -> None:
+    """And none that was made in the future is."""
+    who: tuple[str, str] = (ALICE, "C024BE91L")
+    what: tuple[Choice, str, str] = ("approve", "3f", "E-1")
+    proof = prove("xoxb-token", who, what, NOON)
+    assert holds(proof, "xoxb-token", who, what, NOON + timedelta(seconds=later)) is good
+    assert not holds(proof, "xoxb-other", who, what, NOON)
 
 
 async def test_hold_is_taken_at_once_with_its_reason(tmp_path: Path) -> None:
