@@ -225,11 +225,13 @@ async def test_a_message_that_cannot_be_changed_is_gone(word: str) -> None:
             await there.tell(f"{CHANNEL}/1.1", [("x",)])
 
 
-async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_proxy_of_the_environment_is_used_or_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
+        monkeypatch.setenv(name, "http://user:passw0rd@127.0.0.1:1")
     async with channel() as (_, there):
         assert (await there.post(CARD)).startswith(f"{CHANNEL}/")
+    assert "passw0rd" not in caplog.text
 
 
 async def test_no_token_is_in_any_log(caplog: pytest.LogCaptureFixture) -> None:

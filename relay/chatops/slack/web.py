@@ -52,7 +52,7 @@ _GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_clos
 _OURS = frozenset({"msg_too_long", "msg_blocks_too_long", "invalid_blocks", "invalid_blocks_format", "no_text", "invalid_arguments"})
 _WORD = re.compile(r"[a-z0-9_:]{1,80}")
 _silent = logging.getLogger(f"{__name__}.sdk")
-_silent.setLevel(logging.CRITICAL + 1)  # it would log whole messages, and the links in them are for their readers alone
+_silent.setLevel(logging.CRITICAL + 1)  # it would log proxies of the environment, with their passwords
 
 Slackish = Callable[..., Awaitable[AsyncSlackResponse]]
 
