@@ -61,7 +61,8 @@ class Ledger:
         """Everything that a decision about an event rests on."""
         return Standing(
             occurrence,
-            tuple(tx.decisions.of(occurrence.id, counting=True)),
+            # A hold belongs to the EventId: one that left the document and is back is held as before.
+            (*tx.decisions.holds_before(occurrence.key, occurrence.id), *tx.decisions.of(occurrence.id, counting=True)),
             tuple(tx.decisions.grants(occurrence.id)),
             rule_for(self.settings.rules, occurrence, self.origin.scope, now),
             self.settings.groups,

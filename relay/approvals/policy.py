@@ -65,7 +65,8 @@ def _discounts(standing: Standing, in_flight: frozenset[int]) -> list[Effect]:
         if why is not None:
             by_reason.setdefault(None if vote.revision in spent else why, []).append(vote)
     if not standing.occurrence.live:
-        by_reason.setdefault(None, []).extend(one for one in standing.decisions if one.decision == "hold")
+        # Until then they hold: the same EventId may come back.
+        by_reason.setdefault(None, []).extend(one for one in standing.decisions if one.decision == "hold" and standing.expired(one))
     return [Discount(tuple(found), why) for why, found in by_reason.items() if found]
 
 

@@ -63,8 +63,8 @@ class Standing:
 
     @property
     def holds(self) -> tuple[Decision, ...]:
-        """Holds that hold now."""
-        return tuple(one for one in self.decisions if one.decision == "hold" and not self.expired(one))
+        """Holds that hold now; on what has left the document there is nothing to hold."""
+        return tuple(one for one in self.decisions if one.decision == "hold" and not self.expired(one)) if self.occurrence.live else ()
 
     @property
     def voted(self) -> tuple[Decision, ...]:

@@ -30,6 +30,15 @@ class Decisions:
         )
         return [_decision(row) for row in found]
 
+    def holds_before(self, event_key: str, occurrence: int) -> list[Decision]:
+        """Holds that still hold, from when the same EventId was in the document before."""
+        found = self._connection.execute(
+            f"SELECT {_DECISION} FROM decision WHERE counts AND decision = 'hold' "  # noqa: S608  # our own text
+            "AND occurrence IN (SELECT id FROM occurrence WHERE key = ? AND id < ?) ORDER BY id",
+            (event_key, occurrence),
+        )
+        return [_decision(row) for row in found]
+
     def add(self, decision: Decision) -> None:
         """Record an accepted decision."""
         self._connection.execute(
@@ -64,10 +73,10 @@ class Decisions:
         return self._grants("WHERE state IN ('granted', 'sent') AND NOT dry_run ORDER BY id")
 
     def unsettled(self) -> list[int]:
-        """Occurrences that a step could still move: live ones, and those with counting decisions or open grants."""
+        """Occurrences that a step could still move: live ones, then those with counting decisions or open grants."""
         found = self._connection.execute(
-            "SELECT id FROM occurrence WHERE live UNION SELECT occurrence FROM decision WHERE counts "
-            "UNION SELECT occurrence FROM start_request WHERE state IN ('granted', 'sent') ORDER BY 1"
+            "SELECT id FROM occurrence WHERE live OR id IN (SELECT occurrence FROM decision WHERE counts "
+            "UNION SELECT occurrence FROM start_request WHERE state IN ('granted', 'sent')) ORDER BY live DESC, id"
         )
         return [occurrence for (occurrence,) in found]
 

@@ -211,15 +211,16 @@ def test_an_ended_event_voids_its_votes(book: Book) -> None:
     assert cause(book, "approval.voided") == book.said("event.ended")[0].id
 
 
-def test_the_same_event_id_is_a_new_occurrence_that_inherits_nothing(book: Book) -> None:
-    """Neither votes nor holds nor grants."""
+def test_the_same_event_id_is_a_new_occurrence_that_inherits_holds_alone(book: Book) -> None:
+    """Neither votes nor grants. A hold that survives too much is released; one that is lost is a reboot."""
     book.see(REBOOT)
     book.submit("hold", "eve")
     book.submit()
     book.see(step=False)
     book.see(REBOOT)
     stands = book.stands()
-    assert (stands.occurrence.number, stands.votes, stands.holds, stands.grants) == (2, 0, (), ())
+    assert (stands.occurrence.number, stands.votes, len(stands.holds), stands.grants) == (2, 0, 1, ())
+    assert book.submit("release", "eve").body["state"] == "released"
     assert book.submit(by="bob").body["state"] == "pending"
     assert book.submit().body["state"] == "granted"
     book.see(step=False)
@@ -752,6 +753,35 @@ def test_a_hold_given_in_a_dry_run_holds(book: Book) -> None:
     book.submit("hold", "eve", USER)
     book.switch("on")
     assert claim(book) == []
+
+
+def test_a_hold_belongs_to_the_event_id_also_when_it_was_gone_for_a_while(book: Book) -> None:
+    """A document that is empty once must not let an automatic rule start what somebody holds."""
+    book.see(USER)
+    book.submit("hold", "eve", USER)
+    book.see()
+    book.crash()
+    book.see(USER)
+    assert claim(book) == []
+    assert len(book.stands().holds) == 1
+    assert book.submit("release", "eve", USER).body["state"] == "granted"
+    assert claim(book) != []
+
+
+def test_a_hold_that_expires_is_told_of_the_event_that_is_back_and_of_none_that_is_gone(book: Book) -> None:
+    for back in (True, False):
+        of = event("E-2" if back else "E-3", event_source="User", due=1e6)
+        book.see(of)
+        book.submit("hold", "eve", of, event_id=of.event_id)
+        book.see()
+        if back:
+            book.see(of)
+        said = len(book.said("approval.recorded"))
+        book.clock.turn(86401)
+        book.step()
+        assert len(book.said("approval.recorded")) - said == back
+        assert not book.connection.execute("SELECT 1 FROM decision WHERE counts").fetchall()
+        book.see()
 
 
 def test_a_hold_that_was_meant_is_not_released_in_a_dry_run(book: Book) -> None:

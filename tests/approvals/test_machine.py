@@ -138,6 +138,8 @@ class Approvals(RuleBasedStateMachine):
         self.book = Book(Path(self.folder.name) / "relay.db", _RULES[rules], clock=self.clock)
         self.azure: dict[str, Event] = {}
         self.model: dict[str, Model] = {}
+        self.left: dict[str, dict[tuple[str, bool], datetime]] = {}
+        """Holds of what has left the document: they are there again when it is."""
         self.flight: list[Claim] = []
         self.alone: set[int] = set()
         self.life, self.posts = 0, list[Post]()
@@ -180,9 +182,11 @@ class Approvals(RuleBasedStateMachine):
         for of in {*self.model, *self.azure}:
             now = self.azure.get(of)
             if now is None:
-                del self.model[of]
+                self.left[of] = self.model.pop(of).holds
+            elif of in self.model:
+                self.model[of].seen = now
             else:
-                self.model.setdefault(of, Model(now)).seen = now
+                self.model[of] = Model(now, holds=self.left.pop(of, {}))
         self._void()
 
     def _void(self) -> None:
@@ -207,9 +211,14 @@ class Approvals(RuleBasedStateMachine):
             if vote[0] in flying or (model.counts_until(vote, self.ruleset, now) > now and not over and vote[0] not in lapsed)
         }
 
-    def _step(self) -> None:
+    def _settle_all(self) -> None:
         for of in self.model:
             self._settle(of)
+        for of, holds in self.left.items():
+            self.left[of] = {who: until for who, until in holds.items() if until > self.clock.now()}
+
+    def _step(self) -> None:
+        self._settle_all()
         self.book.step()
         for of, model in self.model.items():
             grants = self.book.stands(of).grants
@@ -235,8 +244,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(mode=st.sampled_from(["on", "on", "on", "dry-run", "off"]))
     def switch(self, mode: Mode) -> None:
         """Somebody turns the switch."""
-        for of in self.model:
-            self._settle(of)
+        self._settle_all()
         self.mode = mode
         self.book.switch(mode)
 
