@@ -35,13 +35,14 @@ class SinkStatus:
 
 
 class Dispatcher:
-    """The workers. ``start`` comes before anything else writes to the store, so that nothing is handed over twice."""
+    """The workers. What is written to the store while ``start`` looks into it is handed over once, too."""
 
     def __init__(self, sinks: Mapping[str, tuple[SinkSettings, Sink]], store: Store, clock: Clock, say: Say) -> None:
         self._store = store
         self._clock = clock
         self._books = Books(store)
         self._workers = {name: Worker(settings, sink, store, self._books, clock, say) for name, (settings, sink) in sinks.items()}
+        self._early: list[Entry] | None = []  # recorded before it is known what waited
 
     async def start(self) -> None:
         """Take up what waits in the store, and listen for more.
@@ -50,12 +51,16 @@ class Dispatcher:
         """
         settings = [worker.settings for worker in self._workers.values()]
         now = self._clock.now()
+        # Sinks are connected already, and a chat has messages looked at again by itself.
+        self._store.listeners.recorded.append(self._on_recorded)
+        self._store.listeners.revived.append(self._on_revived)
         states = await self._store.transact(lambda tx: _reconcile(tx, settings, now), fail_open=True)
         for name, (state, reason) in states.items():
             self._workers[name].set_state(state, reason)
-        self._hand_over(await self._store.read(lambda tx: tx.deliveries.waiting()))
-        self._store.listeners.recorded.append(self._on_recorded)
-        self._store.listeners.revived.append(self._on_revived)
+        waiting = await self._store.read(lambda tx: tx.deliveries.waiting())
+        early, self._early = self._early or [], None
+        known = {entry.id for entry in waiting}
+        self._hand_over([*waiting, *(entry for entry in early if entry.id not in known)])
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -89,9 +94,16 @@ class Dispatcher:
         worker.set_state(state, reason)
 
     def _on_recorded(self, recorded: Sequence[Recorded]) -> None:
-        self._hand_over(entry for one in recorded for entry in one.entries)
+        entries = [entry for one in recorded for entry in one.entries]
+        if self._early is not None:
+            self._early += entries
+        else:
+            self._hand_over(entries)
 
     def _on_revived(self, entries: Sequence[Entry]) -> None:
+        if self._early is not None:
+            self._early += entries
+            return
         for entry in entries:
             if entry.sink in self._workers:
                 # A redelivery starts afresh: old tries do not count against it.

@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from relay.delivery.dispatcher import redeliver
+from relay.clock import SystemClock
+from relay.delivery.dispatcher import Dispatcher, redeliver
 from relay.delivery.lanes import AT_HAND
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
+from relay.outbox import StoreSettings
+from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
-from relay.sinks import Receipt
+from relay.sinks import Receipt, SinkSettings
 from tests.delivery.going import Far, going, hangs, refuses, takes
 from tests.make import DATA, cloudevent
-from tests.outbox.kept import NOW, connection_of, until
+from tests.outbox.kept import IDENTITY, NOW, connection_of, until
 
 
 async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(tmp_path: Path) -> None:
@@ -293,3 +296,25 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(tmp_pat
         assert list(dict.fromkeys(got)) == recorded
         assert again == recorded[len(recorded) - len(again) :]
     assert lines < 200 or len(far.got) < len(everything)
+
+
+async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice(tmp_path: Path) -> None:
+    """A chat has messages looked at again as soon as it is connected, and that is before the dispatcher starts."""
+    far, clock = Far(takes, concurrency=3), SystemClock()
+    settings = SinkSettings(name="bus")
+    async with open_store(StoreSettings(path=tmp_path / "relay.db"), IDENTITY, clock, lambda _: ("bus",)) as store:
+        dispatcher = Dispatcher({"bus": (settings, far)}, store, clock, lambda *_: None)
+        starting = asyncio.create_task(dispatcher.start())
+        told: list[str] = []
+        while not starting.done():
+            event = cloudevent("event.scheduled", f"E-{len(told)}", DATA, id=f"{len(told):032x}")
+            store.submit(lambda tx, event=event: tx.say(event, NOW))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            told.append(event.id)
+            await asyncio.sleep(0)
+        await starting
+        task = asyncio.create_task(dispatcher.run())
+        await until(lambda: len(far.got) >= len(told))
+        await dispatcher.drain()
+        task.cancel()
+        await asyncio.wait({task})
+        assert sorted(event.id for event in far.got) == told
