@@ -132,9 +132,11 @@ def test_a_text_that_is_cut_says_so() -> None:
 
 def test_a_hundred_machines_with_long_texts_leave_room_for_what_matters() -> None:
     """What is cut is what others wrote, never the warning or the buttons."""
-    lines = tuple(Line((f"Reboot of {'😀' * 300}",), (Button("approve", "Approve", f"E-{n}", "3f" * 16, ("?",)),)) for n in range(10))
+    lines = tuple(Line((f"Reboot of {'😀' * 900}",), (Button("approve", "Approve", f"E-{n}", "3f" * 16, ("?",)),)) for n in range(10))
     card = Card("100 events", "waiting", ("So.",), lines=lines, notes=(("Azure proceeds at NotBefore regardless.",),), footer="prod")
     message = shown(card, TEAM, spoken)
     posted = Posted("", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
     assert sum(block["type"] == "actions" for block in message.blocks) == 10
+    click = SlackServer(port=65535).clicked(posted.buttons()["Approve"], "1700000000.000001", message=posted)
+    assert len(form(click)) <= 64 * 1024
     assert "Azure proceeds at NotBefore regardless." in posted.words()

@@ -125,6 +125,16 @@ async def test_what_comes_over_a_connection_that_is_replaced_counts(tmp_path: Pa
         assert here.opened == 2
 
 
+async def test_a_connection_that_was_replaced_is_left_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Slack never closes it."""
+    monkeypatch.setattr("relay.chatops.slack.socket_mode._LINGERS", 0.2)
+    async with slack() as here, running(here):
+        await eventually(lambda: len(here.sockets) == 1)
+        old = here.sockets[0]
+        await here.disconnects()
+        await eventually(lambda: old.closed and here.opened == 2 and len(here.sockets) == 1)
+
+
 @pytest.mark.parametrize("deaf", [False, True])
 async def test_it_ends_within_a_second(*, deaf: bool) -> None:
     """Also where Slack does not take the farewell."""
@@ -238,16 +248,18 @@ async def test_an_error_in_our_own_code_ends_neither_the_socket_nor_the_relay(ca
 
 
 async def test_one_slow_answer_delays_no_other() -> None:
-    first = asyncio.Event()
+    came, first = asyncio.Event(), asyncio.Event()
 
     async def slow(call: Call) -> Reply:
         if "first" in getattr(call, "words", ()):
+            came.set()
             await first.wait()
         return Reply()
 
     async with slack() as here, running(here, slow):
         await eventually(lambda: len(here.sockets) == 1)
         waiting = asyncio.create_task(here.sends(here.typed("first"), "slash_commands"))
+        await came.wait()
         await here.sends(here.typed("second"), "slash_commands")
         assert not waiting.done()
         first.set()
