@@ -33,6 +33,8 @@ class Snapshot:
     def at(self, event_key: str, moment: datetime) -> Occurrence | None:
         """The occurrence of an EventId (in lower case) that something said at that moment is about."""
         found = self._all("WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1", event_key, sortable(moment))
+        if not found:  # the clock was set back since it was first seen
+            found = self._all("WHERE key = ? ORDER BY number LIMIT 1", event_key)
         return found[0] if found else None
 
     def seen_together(self, occurrence: Occurrence) -> list[Occurrence]:

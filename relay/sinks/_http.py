@@ -32,7 +32,7 @@ MOST_READ = 64 * 1024
 MOST_KEPT = 1024
 """Bytes of an answer that are kept for the log of attempts."""
 BODY_PATIENCE = 1.0
-"""Seconds that an answer's body may take: its status decides, and the next event of this EventId waits."""
+"""Seconds that an answer's body may take where its status decides: the next event of this EventId waits."""
 LONGEST_REST = 3600.0
 """Seconds to which ``Retry-After`` is cut."""
 _IDLE = 4.0  # seconds; many servers close an idle connection after five, and one that both use at that instant is a failure
@@ -106,14 +106,20 @@ def basic(user: str, password: str) -> str:
 
 
 async def post(session: aiohttp.ClientSession, request: Request, *, seconds: float, way: Way = DIRECT) -> Answer:
-    """POST the request and read the answer, all within ``seconds``. Raises Deferred where no answer came."""
-    return await send(session, "POST", request, seconds=seconds, way=way)
+    """POST the request and read the answer, all within ``seconds``. Raises Deferred where no answer came.
+
+    Its status decides, so little time is lost on its body.
+    """
+    return await send(session, "POST", request, seconds=seconds, way=way, patience=BODY_PATIENCE)
 
 
-async def send(session: aiohttp.ClientSession, method: Method, request: Request, *, seconds: float, way: Way = DIRECT) -> Answer:
+async def send(
+    session: aiohttp.ClientSession, method: Method, request: Request, *, seconds: float, way: Way = DIRECT, patience: float | None = None
+) -> Answer:
     """Send the request and read the answer, all within ``seconds``. Raises Deferred where no answer came.
 
-    An answer whose body is slow, broken or too long is an answer: its status was said.
+    An answer whose body is slow, broken or too long is an answer: its status was said. ``patience``: seconds that the body
+    may take; None: all that are left, since what the body says decides.
     """
     began = get_running_loop().time()
     deadline = began + seconds
@@ -140,7 +146,8 @@ async def send(session: aiohttp.ClientSession, method: Method, request: Request,
     async with response:  # closes the connection if more is to come: the next request would take it for its answer
         start = b""
         if not response.content.at_eof():
-            start = await _start_of_body(response, min(deadline, get_running_loop().time() + BODY_PATIENCE))
+            until = deadline if patience is None else min(deadline, get_running_loop().time() + patience)
+            start = await _start_of_body(response, until)
     readable = "Content-Encoding" not in response.headers  # nothing is unpacked
     return Answer(response.status, response.headers, _text(start, request) if readable and start else None, took, start)
 
