@@ -319,8 +319,9 @@ async def test_a_response_url_that_is_not_slacks_own_is_never_called(tmp_path: P
         assert "a response URL was not of 127.0.0.1" in caplog.text
 
 
-async def test_a_sink_without_a_signing_secret_is_not_called(tmp_path: Path) -> None:
+async def test_a_sink_without_a_signing_secret_is_not_called(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with scene(tmp_path, approve_in_chat=False, signing_secret=None) as it:
         button = {"action_id": "approve-1", "value": "approve 3f - E-1", "text": {"type": "plain_text", "text": "Approve"}}
         heard = await it.slack.calls_relay(it.slack.clicked(button, it.message.ts, message=it.message))
         assert heard.status == 401
+        assert "sink ops has no signing_secret: nobody calls it" in caplog.text

@@ -30,16 +30,16 @@ BY_SOCKET: dict[str, Any] = {"signing_secret": None, "app_token": APP_TOKEN, "ap
 
 
 class Hasty(SystemClock):
-    """A clock whose pauses are a hundredth as long, and remembered."""
+    """A clock whose pauses are a thousandth as long, and remembered."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
 
     @override
     async def sleep(self, seconds: float) -> None:
-        """Wait a hundredth of it."""
+        """Wait a thousandth of it."""
         self.pauses.append(seconds)
-        await asyncio.sleep(seconds / 100)
+        await asyncio.sleep(seconds / 1000)
 
 
 @asynccontextmanager

@@ -31,7 +31,6 @@ _WELL = 30.0
 """Seconds after which a connection had been well, and the next attempt needs no long pause."""
 _LINGERS = 30.0
 """Seconds that a connection is listened to that Slack is about to close, while the next one is there already."""
-_FAREWELL = 0.3
 _LARGEST = 512 * 1024
 _AT_ONCE = 16
 _OFF = "Socket Mode is switched off in the app's settings: switch it on, or give signing_secret instead of app_token"
@@ -120,9 +119,7 @@ class SocketMode:
             raise Deferred(f"Socket Mode: expected a connection, it failed: {said or type(error).__name__}") from None
 
     async def _greeted(self, url: str) -> aiohttp.ClientWebSocketResponse:
-        socket = await self._session.ws_connect(
-            url, heartbeat=HEARTBEAT, max_msg_size=_LARGEST, timeout=aiohttp.ClientWSTimeout(ws_close=_FAREWELL)
-        )
+        socket = await self._session.ws_connect(url, heartbeat=HEARTBEAT, max_msg_size=_LARGEST)
         greeted = False
         try:
             greeted = _kind(_read(await socket.receive())) == "hello"
