@@ -82,3 +82,9 @@ except ValueError as error:
 """
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert "expected the package imds-relay[slack]" in run.stdout
+
+
+def test_a_relay_without_slack_does_not_load_the_sdk() -> None:
+    """It takes 3.5 MB."""
+    code = "import sys, relay.app; from relay.config import Config; Config(); sys.exit('slack_sdk' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
