@@ -193,6 +193,7 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: 
             await here.store.transact(lambda tx, mode=mode: tx.set_mode(mode, "local:root", clock.now()))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await passed(clock, 60)
             await eventually(lambda shown=shown: [one.decision for one in here.wall.cards["m1"].buttons] == shown)
+            await settled(here)  # what is shown is remembered
         assert here.wall.did == ["post", "edit", "edit"]
 
 
