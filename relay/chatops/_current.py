@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
@@ -18,6 +19,7 @@ from relay.sinks import Receipt
 
 _LOOK_AT_LATEST = 60.0
 """Seconds after which moments are looked at again: the clock may have been set, or the switch of the approvals turned."""
+_log = logging.getLogger(__name__)
 
 
 class Platform(Protocol):
@@ -114,6 +116,9 @@ class Current:
                     continue
                 pause = min((moment - now).total_seconds(), _LOOK_AT_LATEST) if moment is not None else _LOOK_AT_LATEST
             except StoreUnavailable:
+                pause = _LOOK_AT_LATEST
+            except Exception:  # noqa: BLE001  # whatever it is: nobody would miss this task until its messages are hours old
+                _log.exception("sink %s: an error in the relay's own code keeps its messages from changing with time", self._settings.name)
                 pause = _LOOK_AT_LATEST
             await self._wait(pause)
 

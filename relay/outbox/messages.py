@@ -11,6 +11,9 @@ from typing import Literal
 
 from relay.events.moment import sortable
 
+LINKS = 100
+"""Links to one decision about one event that are good at a time; each edit of a message brings new ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -132,8 +135,13 @@ class Messages:
         self._connection.execute("UPDATE invitation SET wrong = wrong + 1 WHERE token = ?", (invitation.token,))
 
     def prune(self) -> None:
-        """Forget the links to events that have ended, and messages about events that are forgotten."""
+        """Forget the links to events that have ended, links that many newer ones replace, and messages about events that are forgotten."""
         self._connection.execute("DELETE FROM invitation WHERE occurrence IN (SELECT id FROM occurrence WHERE NOT live)")
+        self._connection.execute(
+            "DELETE FROM invitation WHERE token IN (SELECT token FROM (SELECT token, row_number() OVER "
+            "(PARTITION BY message, occurrence, decision ORDER BY at DESC) AS newer FROM invitation) WHERE newer > ?)",
+            (LINKS,),
+        )
         self._connection.execute("DELETE FROM message WHERE id NOT IN (SELECT message FROM message_about)")
 
 

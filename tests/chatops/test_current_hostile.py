@@ -8,9 +8,12 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from relay.events.moment import parse_moment
+from relay.outbox.messages import LINKS
+from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
 from tests.approvals.hand_clock import NOON, HandClock
 from tests.approvals.made import event
@@ -72,3 +75,41 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
         await eventually(lambda: here.count("chat.postMessage") > 0)
         await eventually(lambda: relay.running.relay.dispatcher.worker("ops").waiting == 0)
         assert here.count("chat.postMessage") == 1
+
+
+async def test_links_do_not_pile_up_while_an_event_is_edited_for_days(tmp_path: Path) -> None:
+    """The newest are good, and so are those that somebody may have opened a while ago."""
+    clock = HandClock()
+    async with room(tmp_path, Wall(), clock=clock) as here:
+        urls = []
+        for number in range(LINKS + 20):
+            clock.turn(1)
+            await here.see(event(description=str(number), due=86400))
+            await settled(here)
+            urls.append(str(here.wall.cards["m1"].buttons[0].url))
+        await here.store.transact(lambda tx: tx.messages.prune())
+        tokens = [one.partition("#")[2] for one in urls]
+        found = await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in tokens])
+        assert found == [False] * 20 + [True] * LINKS
+
+
+async def test_messages_change_with_time_again_after_an_error_that_nobody_foresaw(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = HandClock()
+    async with room(tmp_path, Wall(), clock=clock) as here:
+        await here.see(event())
+        await settled(here)
+
+        def spoil(tx: Transaction, change: str) -> None:
+            triggers = tx._connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()  # noqa: SLF001  # no relay can
+            for name, _ in triggers:
+                tx._connection.execute(f"DROP TRIGGER {name}")  # noqa: SLF001
+            tx._connection.execute(f"UPDATE journal SET body = {change}")  # noqa: S608, SLF001  # our own text
+            for _, text in triggers:
+                tx._connection.execute(text)  # noqa: SLF001
+
+        await here.store.transact(lambda tx: spoil(tx, "CAST('x' || body AS BLOB)"))
+        await eventually(lambda: bool(clock.asleep))
+        clock.turn(900)
+        await eventually(lambda: "an error in the relay's own code" in caplog.text)
+        await here.store.transact(lambda tx: spoil(tx, "CAST(substr(body, 2) AS BLOB)"))
+        await clock.turn_until(lambda: here.wall.cards["m1"].buttons == ())
