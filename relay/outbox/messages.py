@@ -96,10 +96,9 @@ class Messages:
         """One event of each message of which time alone has changed what it should show; each is named once, and looks like nothing."""
         stale = self._connection.execute("SELECT id FROM message WHERE sink = ? AND stale_at <= ?", (sink, sortable(now))).fetchall()
         self._connection.execute("UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?", (sink, sortable(now)))
-        firsts = [
-            self._connection.execute("SELECT min(occurrence) FROM message_about WHERE message = ?", one).fetchone()[0] for one in stale
-        ]
-        return [one for one in firsts if one is not None]
+        # One that has ended may have come again since, in a message of its own.
+        query = "SELECT occurrence FROM message_about JOIN occurrence ON id = occurrence WHERE message = ? ORDER BY live DESC, id LIMIT 1"
+        return [one for message in stale for (one,) in self._connection.execute(query, message)]
 
     def all_stale(self, now: datetime) -> None:
         """What every message about a live event should show may have changed."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -17,6 +19,7 @@ from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
 from tests.approvals.hand_clock import NOON, HandClock
 from tests.approvals.made import event
+from tests.chatops.mattermost_server import SECRET, mattermost
 from tests.chatops.slack_server import CHANNEL, slack
 from tests.chatops.stage import rule, stage
 from tests.chatops.wall import Room, Wall, room
@@ -113,3 +116,35 @@ async def test_messages_change_with_time_again_after_an_error_that_nobody_foresa
         await eventually(lambda: "an error in the relay's own code" in caplog.text)
         await here.store.transact(lambda tx: spoil(tx, "CAST(substr(body, 2) AS BLOB)"))
         await clock.turn_until(lambda: here.wall.cards["m1"].buttons == ())
+
+
+@pytest.mark.parametrize("more", [{}, {"approve_in_chat": True, "secret": SECRET}])
+async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Every try brings new links, and yet it is the same post; the links that it shows are good."""
+    async with mattermost() as here:
+        here.swallows = 1
+        async with stage(tmp_path, [here.sink(timeout="1500ms", **more)], approvals=APPROVALS) as relay:
+            relay.reboot("vm-0")
+            await eventually(lambda: ("POST", "posts") in here.calls)
+            await eventually(lambda: relay.running.relay.dispatcher.worker("ops").waiting == 0)
+            assert here.calls.count(("POST", "posts")) == 2
+            (post,) = here.roots
+            links = re.findall(r"/approve#([A-Za-z0-9_-]+)", json.dumps(post))
+            store = relay.running.relay.store
+            assert len(links) == (0 if more else 2)
+            assert all([await store.read(lambda tx, one=one: tx.messages.invitation(one)) for one in links])  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+
+
+async def test_a_burst_changes_with_time_though_one_of_its_events_came_again(tmp_path: Path) -> None:
+    clock = HandClock()
+    events = [event(f"E-{number}", due=900) for number in range(7)]
+    async with room(tmp_path, Wall(), clock=clock) as here:
+        await here.see(*events)
+        await settled(here)
+        for seen in (events[1:], events):
+            clock.turn(1)
+            await here.see(*seen)
+            await settled(here)
+        assert [card.title for card in here.wall.cards.values()] == ["7 maintenance events at once", "Reboot of db-1"]
+        assert any(line.buttons for line in here.wall.cards["m1"].lines)
+        await clock.turn_until(lambda: not any(line.buttons for line in here.wall.cards["m1"].lines), step=10, within=1200)
