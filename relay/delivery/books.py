@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -26,11 +27,13 @@ class Books:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._arrived: list[tuple[int, Attempt]] = []  # delivered, and not yet handed to the store
+        self._waiting: list[Callable[[], None]] = []  # who is to hear when those are written
         self._busy = False  # a batch is being written, or will be in this turn of the loop
 
-    def delivered(self, entry: int, attempt: Attempt) -> None:
-        """An entry has got through."""
+    def delivered(self, entry: int, attempt: Attempt, written: Callable[[], None]) -> None:
+        """An entry has got through; ``written`` is called when that is written down, or cannot be."""
         self._arrived.append((entry, attempt))
+        self._waiting.append(written)
         if not self._busy:
             self._busy = True
             asyncio.get_running_loop().call_soon(self._next)  # with all that arrive in this turn of the loop
@@ -55,23 +58,30 @@ class Books:
 
     def close(self) -> None:
         """Hand over to the store what it does not have yet."""
-        arrived, self._arrived = self._arrived, []
-        if arrived:
-            self._submit(lambda tx: tx.deliveries.delivered(arrived)).add_done_callback(_unless_unavailable)
+        if self._arrived:
+            self._hand_over()
 
     def _remember(self, work: Work[None]) -> None:
         self.close()  # what came before is written before
         self._submit(work).add_done_callback(_unless_unavailable)
 
     def _next(self) -> None:
-        arrived, self._arrived = self._arrived, []
-        self._busy = bool(arrived)
-        if arrived:
-            self._submit(lambda tx: tx.deliveries.delivered(arrived)).add_done_callback(self._written)
+        self._busy = bool(self._arrived)
+        if self._busy:
+            self._hand_over().add_done_callback(lambda _: self._next())
 
-    def _written(self, future: asyncio.Future[None]) -> None:
-        _unless_unavailable(future)
-        self._next()
+    def _hand_over(self) -> asyncio.Future[None]:
+        arrived, self._arrived = self._arrived, []
+        waiting, self._waiting = self._waiting, []
+
+        def done(future: asyncio.Future[None]) -> None:
+            _unless_unavailable(future)
+            for written in waiting:
+                written()
+
+        future = self._submit(lambda tx: tx.deliveries.delivered(arrived))
+        future.add_done_callback(done)
+        return future
 
     def _submit(self, work: Work[None]) -> asyncio.Future[None]:
         return self._store.submit(work, fail_open=True)

@@ -29,6 +29,8 @@ UNREAD = 1.0
 
 IN_A_ROW = 8
 """Entries that a task delivers before another goes on: a sink that never waits for anything leaves others their turn."""
+MOST_OPEN = 64
+"""Entries that are under way, or have got through and are not written down as such: a crash repeats no more than these."""
 
 
 class Worker:
@@ -47,6 +49,7 @@ class Worker:
         self._news = News(settings.name, say)
         self._lanes = Lanes()
         self._under_way = 0
+        self._unwritten = 0
         self._circuit = Circuit()
         self._stopped: str | None = None
         self._trouble: str | None = None
@@ -134,7 +137,7 @@ class Worker:
     def _take(self) -> Entry | None:
         """The next entry that may be begun now, which is then under way; None where there is none."""
         now = self._clock.monotonic()
-        if self.state != "on" or now < self._opens or self._under_way >= self._most():
+        if self.state != "on" or now < self._opens or self._is_full:
             return None
         if self._circuit.probing:
             self._lanes.wake_all(alone=False)
@@ -147,12 +150,14 @@ class Worker:
                 self._slot = now + 1 / self.settings.rate
         return entry
 
-    def _most(self) -> int:
-        return 1 if self._circuit.probing else self._sink.concurrency
+    @property
+    def _is_full(self) -> bool:
+        most = 1 if self._circuit.probing else self._sink.concurrency
+        return self._under_way >= most or self._under_way + self._unwritten >= MOST_OPEN
 
     def _pause(self) -> float | None:
         """Seconds until something may be begun; None: only when something happens."""
-        if self.state != "on" or self._under_way >= self._most() or not len(self._lanes):
+        if self.state != "on" or self._is_full or not len(self._lanes):
             return None
         now, opens = self._clock.monotonic(), self._opens
         due = opens if now < opens else self._lanes.next_wake()
@@ -217,7 +222,8 @@ class Worker:
         return False
 
     def _delivered(self, entry: Entry, attempt: Attempt) -> None:
-        self._books.delivered(entry.id, attempt)
+        self._unwritten += 1
+        self._books.delivered(entry.id, attempt, self._written)
         self._news.settled(entry)
         self._news.delivered()
         self._lanes.done(entry)
@@ -226,6 +232,10 @@ class Worker:
             self._news.recovered(len(self._lanes))
             self._lanes.wake_all(alone=True)
             self._wake.set()
+
+    def _written(self) -> None:
+        self._unwritten -= 1
+        self._wake.set()
 
     def _parked(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
         self._lanes.done(entry)

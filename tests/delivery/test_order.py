@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 
-from relay.delivery.worker import IN_A_ROW
+from relay.delivery.worker import IN_A_ROW, MOST_OPEN
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.going import Answer, Far, going, hangs
+from tests.delivery.going import Answer, Far, going, hangs, takes
 from tests.outbox.kept import until
 
 
@@ -192,3 +193,22 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
             relay.dispatcher.worker(name).set_state("on", None)
         await until(lambda: len(turns) == 200)
     assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * IN_A_ROW
+
+
+async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(tmp_path: Path) -> None:
+    """What got through and is not written down as delivered yet is sent again after a crash: that are 64 at the most."""
+    free, far = threading.Event(), Far(hangs)
+    async with going(tmp_path, {"bus": far}) as relay:
+        relay.dispatcher.worker("bus").set_state("paused", "until all are there")
+        for number in range(200):
+            await relay.tell(f"E-{number}")
+        far.answer = takes
+        blocked = relay.store.submit(lambda _: free.wait())
+        relay.dispatcher.worker("bus").set_state("on", None)
+        await until(lambda: len(far.got) == MOST_OPEN)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert len(far.got) == MOST_OPEN
+        free.set()
+        await blocked
+        await until(lambda: len(far.got) == 200)
