@@ -14,6 +14,7 @@ person answers goes to the board, and from there to the gate, like an approval o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -23,6 +24,13 @@ from pydantic import Field
 from relay.errors import RelayError
 from relay.settings import Duration
 from relay.sinks import Sink, SinkSettings
+
+_CARRIED = re.compile(rb'/approve#([\w-]+)|this code: \*\*(\d+)\*\*|"(?:proof|state)":"([^"]+)"')
+
+
+def carried(body: bytes) -> tuple[str, ...]:
+    """What a message carries that opens something: no log may hold it, though the platform repeats the message to us."""
+    return tuple(text.decode() for found in _CARRIED.findall(body) for text in found if text)
 
 
 class ChatSettings(SinkSettings):

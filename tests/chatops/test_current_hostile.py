@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from relay.events.moment import parse_moment
 from relay.outbox.messages import LINKS
@@ -148,3 +149,36 @@ async def test_a_burst_changes_with_time_though_one_of_its_events_came_again(tmp
         assert [card.title for card in here.wall.cards.values()] == ["7 maintenance events at once", "Reboot of db-1"]
         assert any(line.buttons for line in here.wall.cards["m1"].lines)
         await clock.turn_until(lambda: not any(line.buttons for line in here.wall.cards["m1"].lines), step=10, within=1200)
+
+
+async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats_the_message(tmp_path: Path) -> None:
+    """Who may read deliveries may not confirm what a link stands for; and the file holds digests alone."""
+
+    async def echo(request: web.Request) -> web.Response:
+        sent = await request.read()  # what opens something, first: of an answer, a KiB is kept
+        return web.Response(status=500, body=sent[max(sent.find(b"/approve#"), sent.find(b"proof"), 400) - 400 :])
+
+    app = web.Application(client_max_size=1 << 20)
+    app.router.add_route("*", "/{path:.*}", echo)
+    async with TestServer(app) as there:
+        url = str(there.make_url(""))
+        bot = {"kind": "mattermost", "api_url": url, "allow_http": True, "token": "a" * 26, "channel": "c" * 26}
+        sinks = [
+            {"kind": "teams", "name": "workflow", "url": f"{url}/hook", "allow_http": True},
+            {"name": "links", **bot},
+            {"name": "buttons", **bot, "approve_in_chat": True, "secret": SECRET},
+        ]
+        async with stage(tmp_path, sinks, approvals=APPROVALS) as relay:
+            relay.reboot("vm-0")
+            store = relay.running.relay.store
+
+            def logged(tx: Transaction) -> dict[str, str]:
+                return {one.sink: tried.answer or "" for one in tx.deliveries.page() for tried in tx.deliveries.log(one.id)}
+
+            async def tried() -> bool:
+                return len(await store.read(logged)) == 3
+
+            await eventually(tried)
+            kept = await store.read(logged)
+            assert all("…" in one for one in kept.values())
+            assert not any(re.search(r'/approve#[\w-]|this code: \*\*\d|"proof":"[\w-]', one) for one in kept.values())

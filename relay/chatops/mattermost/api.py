@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.chatops import MessageGone
+from relay.chatops import MessageGone, carried
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.sinks._http import LONGEST_REST, Answer, Method, Request, send, verdict
@@ -101,7 +101,8 @@ class Api:
         if payload is not None:
             headers["Content-Type"] = "application/json"
         url = self._base / "api" / "v4" / path
-        request = Request(url, headers, orjson.dumps(payload) if payload is not None else b"", (token,))
+        body = orjson.dumps(payload) if payload is not None else b""
+        request = Request(url, headers, body, (token, *carried(body)))
         answer = await send(self._session, method, request, seconds=min(seconds or self._timeout, self._timeout))
         try:
             found = orjson.loads(answer.body)

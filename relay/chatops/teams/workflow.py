@@ -8,6 +8,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from relay.chatops import carried
 from relay.chatops.teams.card import Json, follow_up, message_of
 from relay.chatops.teams.settings import MAKE_ONE, Settings
 from relay.clock import Clock
@@ -68,8 +69,8 @@ class Workflow:
 
 def build(url: URL, message: Json) -> Request:
     """The request of one attempt. Pure."""
-    signature = url.query.get("sig", "")
-    return Request(url, {"Content-Type": "application/json"}, orjson.dumps(message), (signature,) if signature else ())
+    signature, body = url.query.get("sig", ""), orjson.dumps(message)
+    return Request(url, {"Content-Type": "application/json"}, body, (*((signature,) if signature else ()), *carried(body)))
 
 
 def _in_words(refused: Deferred, answer: Answer) -> Deferred:
