@@ -34,6 +34,10 @@ BURST = 5
 """Events that one document brings at once and that still get a message each; more share one."""
 MOST_TOLD = 20
 """Lines of history that are told at once: of more, the newest."""
+MOST_TRIED = 200
+"""Messages that are not shown yet and whose links are remembered for the next try."""
+Token = Callable[[int, str], str]
+"""The token for a decision about an occurrence."""
 _RIGHTS = Rights(frozenset({"read", "approve", "hold"}))
 
 
@@ -68,6 +72,7 @@ class Board:
         self._public_url = public_url.rstrip("/") if public_url is not None else None
         self._known = _principals(ledger)
         self._submit: Callable[[Approval], Awaitable[Answer]] | None = None
+        self._tries: dict[int, tuple[str, Token]] = {}  # by message: what is being tried to show, and its tokens
 
     def attach(self, submit: Callable[[Approval], Awaitable[Answer]]) -> None:
         """From now on answers reach the gate."""
@@ -144,11 +149,12 @@ class Board:
 
         ``in_chat``: decisions are taken in the chat itself, not behind links. Raises StoreUnavailable.
         """
-        code, token = f"{secrets.randbelow(10**6):06d}", _once_each()
-        return await self._store.transact(lambda tx: self._look(tx, sink, event, code, token, in_chat=in_chat), fail_open=True)
+        code, tries = f"{secrets.randbelow(10**6):06d}", _Try(self._tries)
+        return await self._store.transact(lambda tx: self._look(tx, sink, event, code, tries, in_chat=in_chat), fail_open=True)
 
     async def shown(self, notice: Notice, ref: str | None) -> None:
         """The message is over there and shows the notice's card. Raises StoreUnavailable."""
+        self._tries.pop(notice.message, None)
         await self._store.transact(lambda tx: tx.messages.shown(notice.message, ref, notice.looks), fail_open=True)
 
     async def told(self, notice: Notice) -> None:
@@ -172,9 +178,7 @@ class Board:
 
         await self._store.transact(work, fail_open=True)
 
-    def _look(
-        self, tx: Transaction, sink: SinkSettings, event: CloudEvent, code: str, token: Callable[[int, str], str], *, in_chat: bool
-    ) -> Notice | None:
+    def _look(self, tx: Transaction, sink: SinkSettings, event: CloudEvent, code: str, this: _Try, *, in_chat: bool) -> Notice | None:
         at = parse_moment(event.attributes["time"])
         occurrence = tx.snapshot.at((event.subject or "").lower(), at) if at is not None else None
         if occurrence is None:
@@ -192,7 +196,9 @@ class Board:
             _about(standings),
             message.ref,
             message.posted,
-            self._card(standings, message.code, self._link(tx, message, token, in_chat=in_chat)) if looks != message.looks else None,
+            self._card(standings, message.code, self._link(tx, message, this.tokens(message.id, looks), in_chat=in_chat))
+            if looks != message.looks
+            else None,
             looks,
             changes_at(standings),
             _lines(news, len(standings)),
@@ -200,7 +206,7 @@ class Board:
             tx.head().position,
         )
 
-    def _link(self, tx: Transaction, message: Message | None, token: Callable[[int, str], str], *, in_chat: bool) -> Link | None:
+    def _link(self, tx: Transaction, message: Message | None, token: Token, *, in_chat: bool) -> Link | None:
         """Where the buttons of a message lead; None: nothing can be decided from it."""
         if in_chat:
             return lambda _, __: None
@@ -279,7 +285,29 @@ def _principals(ledger: Ledger) -> frozenset[str]:
     return frozenset(named_ | members | {one for principals in settings.people.values() for one in principals})
 
 
-def _once_each() -> Callable[[int, str], str]:
+class _Try:
+    """The tokens of one look.
+
+    What is tried again as it was has the same links: else those of tries that fail for hours would push out the ones that
+    people see. And the store may run the work again, on the file what was done in memory.
+    """
+
+    def __init__(self, tries: dict[int, tuple[str, Token]]) -> None:
+        self._tries = tries
+        self._token: Token | None = None
+
+    def tokens(self, message: int, looks: str) -> Token:
+        """Makes the tokens of a message that is to look like that."""
+        if self._token is None:
+            before = self._tries.get(message)
+            self._token = before[1] if before is not None and before[0] == looks else _once_each()
+            self._tries[message] = looks, self._token
+            while len(self._tries) > MOST_TRIED:
+                del self._tries[next(iter(self._tries))]
+        return self._token
+
+
+def _once_each() -> Token:
     """Makes a token for each event and decision: the same again, should the store run the work again."""
     made: dict[tuple[int, str], str] = {}
 

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from relay.errors import Deferred
 from relay.events.moment import parse_moment
 from relay.outbox.messages import LINKS
 from relay.outbox.transaction import Transaction
@@ -121,7 +122,7 @@ async def test_messages_change_with_time_again_after_an_error_that_nobody_foresa
 
 @pytest.mark.parametrize("more", [{}, {"approve_in_chat": True, "secret": SECRET}])
 async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(tmp_path: Path, more: dict[str, Any]) -> None:
-    """Every try brings new links, and yet it is the same post; the links that it shows are good."""
+    """Mattermost knows a post again that is the same to the letter, and the links that it shows are good."""
     async with mattermost() as here:
         here.swallows = 1
         async with stage(tmp_path, [here.sink(timeout="1500ms", **more)], approvals=APPROVALS) as relay:
@@ -182,3 +183,21 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
             kept = await store.read(logged)
             assert all("…" in one for one in kept.values())
             assert not any(re.search(r'/approve#[\w-]|this code: \*\*\d|"proof":"[\w-]', one) for one in kept.values())
+
+
+async def test_links_that_people_see_stay_good_while_edits_fail_for_hours(tmp_path: Path) -> None:
+    clock = HandClock()
+    async with room(tmp_path, Wall(), clock=clock) as here:
+        await here.see(event(due=86400))
+        await settled(here)
+        shown = [str(one.url).partition("#")[2] for one in here.wall.cards["m1"].buttons]
+        here.wall.trouble = Deferred("down")
+        await here.submit("hold", "bob")
+        await clock.turn_until(lambda: here.dispatcher.status()[0].tries[("deferred", None)] > LINKS + 5, step=60, within=20000)
+        await here.store.transact(lambda tx: tx.messages.prune())
+        found = await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in shown])
+        assert found == [True, True]
+        here.wall.trouble = None
+        await clock.turn_until(lambda: here.wall.did[-2:] == ["edit", "tell"], step=10)
+        fresh = [str(one.url).partition("#")[2] for one in here.wall.cards["m1"].buttons]
+        assert await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in fresh]) == [True, True]

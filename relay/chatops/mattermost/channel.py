@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from relay.chatops.mattermost.answers import Answers
@@ -26,7 +25,7 @@ class Channel:
 
     async def post(self, card: Card) -> str:
         """Post the card; a try that was answered too late for us is not posted twice."""
-        return await self._api.create({"message": "", "props": await self._props(card), "pending_post_id": self._pending(_bare(card))})
+        return await self._api.create({"message": "", "props": await self._props(card), "pending_post_id": self._pending(card)})
 
     async def edit(self, ref: str, card: Card) -> None:
         """Have a post show this card instead. Raises MessageGone."""
@@ -51,15 +50,6 @@ class Channel:
             return self._answers.integration(button)
         except ValueError as error:
             raise Deferred(f"the secret of this sink cannot be used any more: {error}", failure="slow") from None
-
-
-def _bare(card: Card) -> Card:
-    """A card without its links, of which every try has others."""
-
-    def bare(buttons: Sequence[Button]) -> tuple[Button, ...]:
-        return tuple(replace(one, url=None) for one in buttons)
-
-    return replace(card, buttons=bare(card.buttons), lines=tuple(replace(one, buttons=bare(one.buttons)) for one in card.lines))
 
 
 def _principals(texts: Iterable[Text]) -> set[str]:
