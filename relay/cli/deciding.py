@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -40,7 +41,7 @@ async def approve(
             tell(f"{name:<11} {value}")
     everywhere = f", for all {len(found['resources'])} machines" if len(found["resources"]) > 1 else ""
     tell(f"Approval lets Azure start it at once{everywhere}. Without it Azure proceeds at NotBefore regardless.")
-    if not yes and sys.stdin.isatty() and not typer.confirm("Approve this?", err=True):
+    if not yes and sys.stdin.isatty() and not _agreed():
         raise CommandFailed("nothing was approved")
     answer = await _decide(relay, found, "approve", revision, reason)
     if as_json:
@@ -104,6 +105,18 @@ async def approvals(
         f"approvals are {now}"
         + ("" if now == mode else f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)")
     )
+
+
+def _agreed() -> bool:
+    # The event loop would take Ctrl-C for the end of its task, and wait on for the answer.
+    of_the_loop = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return typer.confirm("Approve this?", err=True)
+    except typer.Abort:
+        tell("")  # ends the line of the question
+        return False
+    finally:
+        signal.signal(signal.SIGINT, of_the_loop)
 
 
 def _named(event: Mapping[str, Any]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pty
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -138,6 +140,36 @@ async def test_on_a_terminal_approve_asks(relay: Alive, answer: str, code: int, 
     assert b"Approve this? [y/N]" in err
     assert process.returncode == code
     assert len((await relay.shown(event))["votes"]) == votes
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
+async def test_whoever_leaves_the_question_of_approve_has_approved_nothing(relay: Alive, end: signal.Signals | bytes) -> None:
+    event = await relay.announced()
+    ours, its = pty.openpty()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "relay", "approve", event.event_id, "-c", relay.config),
+            stdin=its,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(),
+        )
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            said = await process.stderr.readuntil(b"[y/N]")
+            if isinstance(end, bytes):
+                os.write(ours, end)
+            else:
+                process.send_signal(end)
+            said += await process.stderr.read()
+            await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        os.close(ours)
+        os.close(its)
+    assert (process.returncode, said.splitlines()[-1]) == (1, b"imds-relay: nothing was approved")
+    assert (await relay.shown(event))["votes"] == []
 
 
 async def test_a_revision_that_is_no_longer_current_is_refused_with_3_and_names_the_current_one(relay: Alive) -> None:
