@@ -21,6 +21,7 @@ from relay.outbox.sqlite import Store
 from relay.settings import Section
 from relay.signature import key_of
 
+CLIENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?")
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})")
 
@@ -41,7 +42,7 @@ def _listen(text: str) -> str:
 class Client(Section):
     """One who may call: a bearer key, and secrets for signed callbacks; and what they may do."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: str = Field(pattern=CLIENT_NAME)
     """The principal is client:<name>."""
     key_sha256: tuple[Annotated[str, AfterValidator(_sha256)], ...] = Field(default=(), max_length=2)
     """SHA-256 of the bearer key; two while it is changed."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import secrets
 from typing import Annotated
 
 import typer
 
+from relay.api import CLIENT_NAME
 from relay.cli._screen import show, show_json
 from relay.cli.events import AsJson
 from relay.signature import PREFIX
@@ -25,6 +27,8 @@ def keys(
 
     They are shown here and kept nowhere.
     """
+    if re.search(CLIENT_NAME, name) is None:
+        raise typer.BadParameter(f"expected text that matches {CLIENT_NAME}, got {name!r}", param_hint="--name")
     key = f"imdsr_{secrets.token_urlsafe(_BYTES)}"
     digest = hashlib.sha256(key.encode()).hexdigest()
     secret = PREFIX + base64.b64encode(secrets.token_bytes(_BYTES)).decode()
