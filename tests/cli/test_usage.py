@@ -54,6 +54,7 @@ def test_the_version_is_printed() -> None:
         (("show",), "Missing argument 'EVENT'. See imds-relay --help"),
         (("approvals", "maybe"), "'maybe' is not one of 'on', 'dry-run', 'off'. See imds-relay --help"),
         (("keys", "extra"), "(extra). See imds-relay --help"),
+        (("keys", "--name", "a b"), "got 'a b'. See imds-relay --help"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...], sentence: str) -> None:
@@ -78,6 +79,24 @@ async def test_ctrl_c_is_no_traceback() -> None:
         command.send_signal(signal.SIGINT)
         out, err = await command.communicate()
     assert (command.returncode, out, err) == (1, b"", b"")
+
+
+_PRESSED_WHILE_IT_LOADS = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "relay.cli.demo":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from relay.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_it_still_loads_is_no_traceback() -> None:
+    """Which takes seconds on a busy machine."""
+    done = subprocess.run([sys.executable, "-c", _PRESSED_WHILE_IT_LOADS], env=environment(), capture_output=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
 
 
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
