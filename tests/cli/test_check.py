@@ -249,7 +249,10 @@ def test_schema_lists_the_types_and_refuses_another() -> None:
     assert all(one.type in listed.out for one in CATALOG)
     assert [one["type"] for one in typed("schema", "--list", "--json").json] == [one.type for one in CATALOG]
     done = typed("schema", "event.new")
-    assert (done.code, done.err) == (2, "imds-relay: expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got 'event.new'\n")
+    assert (done.code, done.err) == (
+        2,
+        "imds-relay: expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got 'event.new'\n",
+    )
 
 
 def test_schema_describes_both_directions_over_rabbitmq() -> None:
