@@ -263,6 +263,25 @@ async def test_one_that_fails_keeps_no_other_from_hearing_and_nobody_hears_twice
         assert len(well.messages) == 2
 
 
+async def test_one_that_gets_no_thread_keeps_no_other_from_hearing_and_hears_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine has only so many threads; what could not be begun must not keep the next from being begun."""
+    start, none_left = threading.Thread.start, [True]
+
+    def begin(thread: threading.Thread) -> None:
+        if none_left and thread.name.startswith("pager: "):
+            none_left.clear()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async with service() as first, service() as second:
+        posts = Services(settings(first.url, second.url, timeout="2s"))
+        monkeypatch.setattr(threading.Thread, "start", begin)
+        assert "own code" in (await refusal(posts)).reason
+        assert sorted(len(there.calls) for there in (first, second)) == [0, 1]
+        await posts.post(card())
+        assert [len(there.calls) for there in (first, second)] == [1, 1]
+
+
 async def test_who_has_it_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relay.chatops.apprise.services._MOST_HALF_TOLD", 2)
     async with service() as well, service() as sick:

@@ -40,10 +40,11 @@ class OneAtATime(Generic[T]):
         async with asyncio.timeout(seconds):
             while self._done is not None and not self._done.done():
                 await asyncio.wait({self._done})
-            self._done = asyncio.get_running_loop().create_future()
-            thread = _Thread(work, self._done, self._name)
-            thread.start()
-            await asyncio.shield(self._done)
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            thread = _Thread(work, done, self._name)
+            thread.start()  # a machine can be out of threads: nobody is to wait for one that never began
+            self._done = done
+            await asyncio.shield(done)
         return thread.outcome(), thread.refused
 
 
