@@ -13,6 +13,18 @@ from relay.notices.words import ENDED, named
 _WHY = {"changed": "the event has changed", "expired": "they have expired", "ended": "the event has ended"}
 _VERBS = {"approve": "voted to approve", "hold": "put it on hold", "release": "released the hold"}
 
+_OF_RELAY = {
+    "relay.source-lost": "Azure's metadata service does not answer this relay",
+    "relay.source-recovered": "Azure's metadata service answers this relay again",
+    "relay.sink-failing": "{sink} takes nothing",
+    "relay.sink-recovered": "{sink} takes events again",
+    "relay.sink-disabled": "{sink} is disabled until somebody resumes it",
+    "relay.dead-lettered": "What {sink} did not take is given up",
+    "relay.store-failing": "This relay cannot write its state file, and takes no approvals",
+    "relay.clock-skewed": "The clocks of this relay and of {sink} differ",
+    "relay.ping": "This is imds-relay",
+}
+
 
 def line_of(event: CloudEvent) -> Text:
     """One thing that happened, for the history of a message; also what a ``relay.*`` event is told as."""
@@ -39,8 +51,8 @@ def _said(name: str, data: Mapping[str, Any]) -> Text:
         case "startrequest.failed":
             return (f"The StartRequest failed: {data['reason'] or 'no reason is known'}.",)
         case _:
-            about = f"{data['sink']}: " if data.get("sink") else ""
-            return (f"{name.removeprefix('relay.')}: {about}{data.get('reason') or ''}".rstrip(": "),)
+            what = _OF_RELAY.get(name, name).replace("{sink}", data.get("sink") or "a sink")
+            return (f"{what}: {data.get('reason') or 'no reason is known'}.",)
 
 
 def _decided(name: str, data: Mapping[str, Any]) -> Text:

@@ -254,4 +254,4 @@ async def test_what_the_relay_says_of_itself_is_told_by_itself(tmp_path: Path) -
         told = tell_of_relay("relay.source-lost", ORIGIN, NOON, sink=None, reason="no answer for 90 s", count=1, head="0:0")
         await here.store.transact(lambda tx: tx.say(told, NOON + timedelta(seconds=1)))
         await settled(here)
-        assert here.wall.threads == {None: ["12:00: source-lost: no answer for 90 s"]}
+        assert here.wall.threads == {None: ["12:00: Azure's metadata service does not answer this relay: no answer for 90 s."]}

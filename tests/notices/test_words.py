@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from relay.approvals.judgement import HOLD_MEANS, judge
 from relay.approvals.request import Choice
 from relay.approvals.standing import Standing
+from relay.events.catalog import CATALOG, EventType
 from relay.events.cloudevent import CloudEvent
 from relay.notices.burst import MOST_LISTED, card_of_many
 from relay.notices.card import Card, Text, Who
@@ -265,8 +266,18 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
     book.close()
 
 
-def test_what_the_relay_says_of_itself_is_one_line() -> None:
+@pytest.mark.parametrize("kind", [one for one in CATALOG if one.name.startswith("relay.")], ids=lambda one: one.name)
+def test_what_the_relay_says_of_itself_is_a_sentence_and_no_name_of_a_type(kind: EventType) -> None:
+    told = CloudEvent.build({"type": kind.type, "time": "2026-01-01T12:00:00Z"}, {"sink": "bus", "reason": "gone", "count": 1})
+    text = flat(line_of(told))
+    assert text.startswith("12:00: ")
+    assert text.endswith(": gone.")
+    assert "{" not in text
+    assert kind.name not in text
+
+
+def test_a_sink_that_fails_is_named() -> None:
     told = CloudEvent.build(
         {"type": "io.imdsrelay.relay.sink-failing.v1", "time": "2026-01-01T12:00:00Z"}, {"sink": "bus", "reason": "gone", "count": 1}
     )
-    assert flat(line_of(told)) == "12:00: sink-failing: bus: gone"
+    assert flat(line_of(told)) == "12:00: bus takes nothing: gone."
