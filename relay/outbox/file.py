@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import os
@@ -27,14 +28,26 @@ _log = logging.getLogger(__name__)
 class Opened:
     """The open file. ``trusted`` is False where a store that is bound to a VM could not be compared with this one."""
 
+    path: Path
     connection: sqlite3.Connection
     lock: sqlite3.Connection
     trusted: bool
 
     def close(self) -> None:
-        """Close the file and let another relay have it."""
-        self.connection.close()
+        """Close the file and let another relay have it; the next can open it on a full disk too."""
+        with contextlib.ExitStack() as last:
+            with contextlib.suppress(sqlite3.Error, StoreError):
+                self._empty_log()
+                last.enter_context(contextlib.closing(open_for_reading(self.path)))
+            self.connection.close()
         self.lock.close()
+
+    def _empty_log(self) -> None:
+        # The one that is the last to close removes log and index, unless it may only read; to make them anew takes room on the
+        # disk. They stay, empty: a log with something in it would spoil an older copy that is put in the file's place.
+        self.connection.execute("PRAGMA busy_timeout = 0")
+        if self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise StoreError("somebody else has the file open, and so it all stays")
 
 
 class _NotOurs(Exception):
@@ -65,7 +78,7 @@ def open_file(path: Path, identity: Identity, now: datetime) -> Opened:
     except Exception:
         lock.close()
         raise
-    return Opened(connection, lock, trusted)
+    return Opened(path, connection, lock, trusted)
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:

@@ -167,6 +167,23 @@ async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> Non
     assert chain_holds(disk.folder / "relay.db") == 2
 
 
+@pytest.mark.parametrize("disk", ["full disk"], indirect=True)
+async def test_a_relay_that_was_stopped_in_order_starts_on_a_full_disk_too(disk: Disk) -> None:
+    """Such as after the reboot of a VM whose disk had run full."""
+    async with store(disk.folder) as kept:
+        await kept.transact(say(1))
+    assert (disk.folder / "relay.db-wal").stat().st_size == 0
+    disk.fill()
+    for _ in range(2):
+        async with listened(disk.folder) as (kept, heard):
+            assert await kept.transact(say(2), fail_open=True) == 2
+            assert len(heard.recorded) == 1
+    disk.free()
+    async with listened(disk.folder) as (kept, _):
+        assert await kept.transact(say(2)) == 2
+    assert chain_holds(disk.folder / "relay.db") == 2
+
+
 async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Path) -> None:
     """Somebody has the file open in a shell, in the middle of a transaction."""
     async with listened(tmp_path) as (kept, heard):
