@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from relay.api.answers import answer
+from relay.api.answers import COMMON, answer
 from relay.api.checks import Desk
 from relay.api.connection import peer_of, recognise
 from relay.api.problems import Problem
@@ -28,7 +28,7 @@ def routes(desk: Desk) -> tuple[Route, ...]:
             raise Problem(error.status, "the call proves nothing, or cannot be read; the relay's log says more") from None
         desk.by_address.give_back(peer.network, now)
         recognise(call.request)
-        return answer(200, reply.body) if reply.body is not None else web.Response()
+        return answer(200, reply.body) if reply.body is not None else web.Response(headers=COMMON)
 
     return (
         Route(

@@ -100,9 +100,12 @@ class Client:
         if not 200 <= status < 300:
             raise refusal(status, answer)
         try:
-            return orjson.loads(answer) if answer else None
-        except orjson.JSONDecodeError as error:
-            raise CommandFailed(f"expected an answer in JSON from {self._place}: is a relay there?") from error
+            found = orjson.loads(answer)
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict):
+            raise CommandFailed(f"expected an answer in JSON from {self._place}: is a relay there?")
+        return found
 
     def _url(self, path: tuple[str, ...], query: Mapping[str, str] | None = None) -> URL:
         # Quoted by hand, as an EventId may hold anything.

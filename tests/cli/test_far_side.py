@@ -49,6 +49,8 @@ async def test_an_approval_whose_answer_was_lost_is_sent_again_under_the_same_id
     ("status", "body", "code", "sentence"),
     [
         (200, "<html>", 1, "expected an answer in JSON from"),
+        (200, "", 1, "expected an answer in JSON from"),
+        (200, "[]", 1, "expected an answer in JSON from"),
         (404, "<html>", 1, "expected a relay's answer, got HTTP 404"),
         (302, "", 1, "expected a relay's answer, got HTTP 302"),
         (500, "[]", 1, "expected a relay's answer, got HTTP 500"),
