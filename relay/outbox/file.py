@@ -74,7 +74,7 @@ def open_file(path: Path, identity: Identity, now: datetime) -> Opened:
             connection, trusted = _open(path, identity)
     except (sqlite3.Error, OSError, _NotOurs) as error:
         lock.close()
-        raise StoreError(f"store.path: expected a file that can be written, {path}: {error}") from error
+        raise StoreError(f"store.path: expected a file that can be written, {path}: {_said(error)}") from error
     except Exception:
         lock.close()
         raise
@@ -111,7 +111,7 @@ def _lock(path: Path) -> sqlite3.Connection:
         lock.close()
         if _code(error) == sqlite3.SQLITE_BUSY:
             raise StoreLocked(f"another relay holds {path}: stop it, or give this one a store.path of its own") from error
-        raise StoreError(f"store.path: expected a folder that can be written, {path.parent}: {error}") from error
+        raise StoreError(f"store.path: expected a folder that can be written, {path.parent}: {_said(error)}") from error
     return lock
 
 
@@ -202,6 +202,12 @@ def _meta(connection: sqlite3.Connection, key: str) -> str | None:
 def _code(error: sqlite3.Error) -> int:
     """The primary result code; SQLITE_ERROR for what Python's own module complains of."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _said(error: Exception) -> str:
+    # Where there is no room for the index, SQLite speaks of an I/O error.
+    full = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+    return "the disk is full: make room" if getattr(error, "sqlite_errorcode", None) in full else str(error)
 
 
 def _claims_to_be_read_only(path: Path, error: sqlite3.Error) -> bool:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import StoreUnavailable
+from relay.errors import StoreError, StoreUnavailable
 from relay.outbox import Attempt, Recorded
-from relay.outbox.file import open_for_reading
+from relay.outbox.file import open_file, open_for_reading
 from relay.outbox.journal import verify
 from relay.outbox.sqlite import Store
 from tests.outbox.conftest import Disk
-from tests.outbox.kept import NOW, column, connection_of, names, said, say, store, until
+from tests.outbox.kept import IDENTITY, NOW, column, connection_of, names, said, say, store, until
 
 
 @dataclass(slots=True)
@@ -182,6 +182,21 @@ async def test_a_relay_that_was_stopped_in_order_starts_on_a_full_disk_too(disk:
     async with listened(disk.folder) as (kept, _):
         assert await kept.transact(say(2)) == 2
     assert chain_holds(disk.folder / "relay.db") == 2
+
+
+@pytest.mark.parametrize("disk", ["full disk"], indirect=True)
+async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) -> None:
+    disk.fill()
+    with pytest.raises(StoreError, match=r"store\.path: expected a folder that can be written, .*: the disk is full: make room"):
+        open_file(disk.folder / "relay.db", IDENTITY, NOW)
+    disk.free()
+    async with store(disk.folder):
+        pass
+    for removed in ("relay.db-wal", "relay.db-shm"):
+        (disk.folder / removed).unlink()
+    disk.fill()
+    with pytest.raises(StoreError, match=r"store\.path: expected a file that can be written, .*: the disk is full: make room"):
+        open_file(disk.folder / "relay.db", IDENTITY, NOW)
 
 
 async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Path) -> None:
