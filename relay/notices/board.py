@@ -229,10 +229,23 @@ class Board:
         ]
         chosen = together if len(together) > BURST else [occurrence]
         began = min(tx.journal.began(one.key, one.first_seen) for one in chosen)
+        for one in chosen:
+            self._finish(tx, sink, one)
         tx.messages.begin(sink.name, [one.id for one in chosen], code, began - 1)
         message = tx.messages.about(sink.name, occurrence.id)
         assert message is not None  # noqa: S101  # it was just begun
         return message
+
+    def _finish(self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence) -> None:
+        """Have the message about an earlier event of this name show its end: what is told now may have taken the place of that."""
+        found = tx.messages.before(sink.name, occurrence.key, occurrence.number)
+        shown = tx.messages.about(sink.name, found) if found is not None else None
+        if found is None or shown is None or not shown.posted:
+            return
+        again = tx.snapshot.after(tx.snapshot.by_id(found)) or occurrence
+        end = tx.journal.last_told(occurrence.key, again.first_seen)
+        if end is not None and end > shown.told:
+            tx.send_again(end, sink.name, self._clock.now())
 
     def _wants(self, sink: SinkSettings, occurrence: Occurrence) -> bool:
         return fits(sink.events, "event.scheduled") and matches(sink.match, occurrence.data, self._ledger.origin.scope, every=False)

@@ -80,10 +80,12 @@ class Journal:
             raise KeyError(position)
         return CloudEvent.parse(found[0])
 
-    def last_told(self, event_key: str) -> int | None:
-        """The position of the newest ``event.*`` about an event."""
+    def last_told(self, event_key: str, before: str | None = None) -> int | None:
+        """The position of the newest ``event.*`` about an event; ``before``: of those that were said before that moment."""
         found = self._connection.execute(
-            "SELECT position FROM journal WHERE event_key = ? AND kind LIKE 'event.%' ORDER BY position DESC LIMIT 1", (event_key,)
+            "SELECT position FROM journal WHERE event_key = ?1 AND kind LIKE 'event.%' AND (?2 IS NULL OR at < ?2) "
+            "ORDER BY position DESC LIMIT 1",
+            (event_key, before),
         ).fetchone()
         return found[0] if found else None
 

@@ -61,6 +61,15 @@ class Messages:
         id_, name, ref, posted, code, looks, told = found
         return Message(id_, name, ref, bool(posted), code, looks, told)
 
+    def before(self, sink: str, event_key: str, number: int) -> int | None:
+        """Of the occurrences of an EventId before that one, the newest that a sink shows."""
+        found = self._connection.execute(
+            "SELECT id FROM message_about JOIN occurrence ON id = occurrence WHERE sink = ? AND key = ? AND number < ? "
+            "ORDER BY number DESC LIMIT 1",
+            (sink, event_key, number),
+        ).fetchone()
+        return int(found[0]) if found is not None else None
+
     def occurrences(self, message: int) -> list[int]:
         """What a message is about, in order of appearance."""
         found = self._connection.execute("SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,))

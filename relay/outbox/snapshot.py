@@ -37,6 +37,11 @@ class Snapshot:
             found = self._all("WHERE key = ? ORDER BY number LIMIT 1", event_key)
         return found[0] if found else None
 
+    def after(self, occurrence: Occurrence) -> Occurrence | None:
+        """The next occurrence of the same EventId."""
+        found = self._all("WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1)
+        return found[0] if found else None
+
     def seen_together(self, occurrence: Occurrence) -> list[Occurrence]:
         """The events that the same document brought, this one among them, in order of appearance."""
         return self._all("WHERE first_seen = ? ORDER BY id", occurrence.first_seen)

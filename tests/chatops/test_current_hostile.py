@@ -201,3 +201,20 @@ async def test_links_that_people_see_stay_good_while_edits_fail_for_hours(tmp_pa
         await clock.turn_until(lambda: here.wall.did[-2:] == ["edit", "tell"], step=10)
         fresh = [str(one.url).partition("#")[2] for one in here.wall.cards["m1"].buttons]
         assert await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in fresh]) == [True, True]
+
+
+async def test_a_message_ends_though_its_event_came_again_before_the_platform_heard_of_the_end(tmp_path: Path) -> None:
+    """Azure's document can be empty for a moment: what is told of the second event takes the place of the first one's end."""
+    clock = HandClock()
+    async with room(tmp_path, Wall(), clock=clock) as here:
+        await here.see(event())
+        await settled(here)
+        here.wall.trouble = Deferred("down")
+        for seen in ((), (event(),)):
+            clock.turn(1)
+            await here.see(*seen)
+        here.wall.trouble = None
+        await clock.turn_until(lambda: [card.tone for card in here.wall.cards.values()] == ["over", "waiting"])
+        assert here.wall.cards["m1"].buttons == ()
+        assert here.wall.cards["m2"].buttons != ()
+        await settled(here)
