@@ -154,8 +154,12 @@ class Board:
 
     async def shown(self, notice: Notice, ref: str | None) -> None:
         """The message is over there and shows the notice's card. Raises StoreUnavailable."""
-        self._tries.pop(notice.message, None)
-        await self._store.transact(lambda tx: tx.messages.shown(notice.message, ref, notice.looks), fail_open=True)
+
+        def work(tx: Transaction) -> None:
+            self._tries.pop(notice.message, None)  # here, as the store's thread alone touches them
+            tx.messages.shown(notice.message, ref, notice.looks)
+
+        await self._store.transact(work, fail_open=True)
 
     async def told(self, notice: Notice) -> None:
         """The thread tells the notice's news. Raises StoreUnavailable."""
