@@ -342,6 +342,8 @@ WRONG = [
         "sinks:\n  - {kind: webhook, name: a, webhook: 1}",
         "2: sinks[0].webhook: expected no such key; is it spelled right and in its place?",
     ),
+    ("sinks:\n  - {kind: webhook, name: a, timeout: 0s}", "2: sinks[0].timeout: expected more than 0; got '0s'"),
+    ("sinks:\n  - {kind: webhook, name: a, rate: 0}", "2: sinks[0].rate: expected more than 0; got 0"),
     ("sinks:\n  - {kind: webhook, url: 'https://x'}", "2: sinks[0].name: expected this key, it is missing"),
     (
         "sinks:\n  - {kind: webhook, name: a, url: 'https://x', secrets: [SECRET], events: [event.new.v1]}",

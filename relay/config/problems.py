@@ -18,8 +18,8 @@ _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a mapping",
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "{ge:g} or more",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -94,6 +94,12 @@ def _keys(place: Any) -> Collection[str | int]:
     return place if isinstance(place, dict) else range(len(place)) if isinstance(place, list) else ()
 
 
+def _at(values: Any, path: KeyPath) -> Any:
+    for part in path:
+        values = values[part]
+    return values
+
+
 def _is_branch(error: ErrorDetails, path: KeyPath) -> bool:
     return error["type"] not in ("missing", "value_error") and len(error["loc"]) > len(path)
 
@@ -134,6 +140,8 @@ def _shown(error: ErrorDetails, path: KeyPath, given: Given) -> str:
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
     if any(part in given.secret for part in path):
         return "something else (not shown: it may be a secret)"
+    if isinstance(value, float):  # seconds: as it was written
+        value = _at(given.values, path)
     if value is None or error["type"] == "union_tag_not_found":
         return "nothing"
     # Text in place of a whole section may hold a secret of that section.
