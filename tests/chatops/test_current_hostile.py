@@ -117,7 +117,7 @@ async def test_messages_change_with_time_again_after_an_error_that_nobody_foresa
         clock.turn(900)
         await eventually(lambda: "an error in the relay's own code" in caplog.text)
         await here.store.transact(lambda tx: spoil(tx, "CAST(substr(body, 2) AS BLOB)"))
-        await clock.turn_until(lambda: here.wall.cards["m1"].buttons == ())
+        await clock.turn_until(lambda: here.wall.cards["m1"].buttons == (), within=10**6)
 
 
 @pytest.mark.parametrize("more", [{}, {"approve_in_chat": True, "secret": SECRET}])
@@ -149,7 +149,7 @@ async def test_a_burst_changes_with_time_though_one_of_its_events_came_again(tmp
             await settled(here)
         assert [card.title for card in here.wall.cards.values()] == ["7 maintenance events at once", "Reboot of db-1"]
         assert any(line.buttons for line in here.wall.cards["m1"].lines)
-        await clock.turn_until(lambda: not any(line.buttons for line in here.wall.cards["m1"].lines), step=10, within=1200)
+        await clock.turn_until(lambda: not any(line.buttons for line in here.wall.cards["m1"].lines), step=10, within=10**6)
 
 
 async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats_the_message(tmp_path: Path) -> None:
@@ -188,17 +188,17 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
 async def test_links_that_people_see_stay_good_while_edits_fail_for_hours(tmp_path: Path) -> None:
     clock = HandClock()
     async with room(tmp_path, Wall(), clock=clock) as here:
-        await here.see(event(due=86400))
+        await here.see(event(due=30 * 86400))
         await settled(here)
         shown = [str(one.url).partition("#")[2] for one in here.wall.cards["m1"].buttons]
         here.wall.trouble = Deferred("down")
         await here.submit("hold", "bob")
-        await clock.turn_until(lambda: here.dispatcher.status()[0].tries[("deferred", None)] > LINKS + 5, step=60, within=20000)
+        await clock.turn_until(lambda: here.dispatcher.status()[0].tries[("deferred", None)] > LINKS + 5, step=10, within=10**6)
         await here.store.transact(lambda tx: tx.messages.prune())
         found = await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in shown])
         assert found == [True, True]
         here.wall.trouble = None
-        await clock.turn_until(lambda: here.wall.did[-2:] == ["edit", "tell"], step=10)
+        await clock.turn_until(lambda: here.wall.did[-2:] == ["edit", "tell"], step=10, within=10**6)
         fresh = [str(one.url).partition("#")[2] for one in here.wall.cards["m1"].buttons]
         assert await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in fresh]) == [True, True]
 
@@ -207,14 +207,14 @@ async def test_a_message_ends_though_its_event_came_again_before_the_platform_he
     """Azure's document can be empty for a moment: what is told of the second event takes the place of the first one's end."""
     clock = HandClock()
     async with room(tmp_path, Wall(), clock=clock) as here:
-        await here.see(event())
+        await here.see(event(due=86400))
         await settled(here)
         here.wall.trouble = Deferred("down")
-        for seen in ((), (event(),)):
+        for seen in ((), (event(due=86400),)):
             clock.turn(1)
             await here.see(*seen)
         here.wall.trouble = None
-        await clock.turn_until(lambda: [card.tone for card in here.wall.cards.values()] == ["over", "waiting"])
+        await clock.turn_until(lambda: [card.tone for card in here.wall.cards.values()] == ["over", "waiting"], within=50000)
         assert here.wall.cards["m1"].buttons == ()
         assert here.wall.cards["m2"].buttons != ()
         await settled(here)
