@@ -185,7 +185,7 @@ async def test_a_ping_is_a_post_of_its_own(tmp_path: Path, server: Mattermost) -
         async with here.web.post(f"{here.url}/v1/sinks/ops/ping", headers=headers) as answer:
             assert answer.status < 300
         post = await first(server)
-    assert "ping" in post["message"]
+    assert "a test message" in post["message"]
 
 
 async def test_no_error_and_no_log_holds_the_token(tmp_path: Path, server: Mattermost, caplog: pytest.LogCaptureFixture) -> None:
