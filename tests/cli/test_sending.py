@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +14,7 @@ import pytest
 
 from relay.simulator import Plan
 from tests.cli.alive import Alive, alive
-from tests.cli.command import called, typed
+from tests.cli.command import called, environment, typed
 from tests.journey.process import eventually
 
 
@@ -57,6 +62,40 @@ async def test_dead_letters_go_out_again_by_sink_and_since(relay: Alive) -> None
     assert (done.code, done.out) == (0, "3 dead letters go out again; see `imds-relay deliveries`\n")
     for event in events:
         await relay.told("event.started", event.event_id)
+
+
+async def test_a_person_sees_how_far_it_is(relay: Alive) -> None:
+    """A bar, on a terminal alone, and never where a program reads."""
+    relay.receiver.status = 422
+    relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None))
+
+    async def parked() -> bool:
+        return len((await called("dead-letters", "-c", relay.config, "--json")).json["items"]) == 1
+
+    await eventually(parked)
+    relay.receiver.status = 204
+    code, out, screen = await asyncio.to_thread(on_a_terminal, "redeliver", "--all", "-c", relay.config)
+    assert (code, out) == (0, "1 dead letter goes out again; see `imds-relay deliveries`\n")
+    assert "sent again" in screen
+    assert "1/1" in screen
+
+
+def on_a_terminal(*arguments: str) -> tuple[int, str, str]:
+    """Run the command with a terminal as standard error: how it ended, what it printed, and what a person saw meanwhile."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "relay", *arguments], env=environment(TERM="xterm"), stdout=subprocess.PIPE, stderr=theirs, text=True
+    ) as process:
+        os.close(theirs)
+        seen = bytearray()
+        while True:
+            try:
+                seen += os.read(ours, 4096)
+            except OSError:  # nobody holds the other end any more
+                break
+        os.close(ours)
+        assert process.stdout is not None
+        return process.wait(), process.stdout.read(), seen.decode()
 
 
 @pytest.mark.parametrize("arguments", [(), ("7", "--all"), ("--since", "soon"), ("7", "--sink", "drain")])

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 
@@ -160,7 +161,7 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
         }
         file = tmp_path / "relay.yaml"
         file.write_bytes(orjson.dumps(document))
-        async with started(load(file, {}).config, SystemClock()):
+        async with started(load(file, {}).config, SystemClock()) as running:
             event = azure.schedule(Plan(type="Reboot", started=True, lasts=None))
             await eventually(lambda: bool(receiver.requests))
 
@@ -185,6 +186,11 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
                 for more in ((), ("--json",)) if words[0] not in ("pause", "check") else ((),):
                     ended = await called(*words, *more, "-c", str(file))
                     said += [ended.out, ended.err]
+            async with aiohttp.ClientSession() as anyone:
+                for path in ("metrics", "readyz", "healthz"):
+                    async with anyone.get(f"http://127.0.0.1:{running.api_port}/{path}") as answer:
+                        said.append(f"{answer.headers}{await answer.text()}")
+            assert "drain" in said[-3]
     wire = b"".join(f"{one.line}{dict(one.headers)}".encode() for one in receiver.requests).decode()
     assert credential in ("secrets", "tls") or any(telltale in wire or telltale == PASSWORD for telltale in telltales)
     stored = (tmp_path / "relay.db").read_bytes().decode("latin-1")
