@@ -6,6 +6,8 @@ import re
 
 from yarl import URL
 
+from relay.egress import literal, refused
+
 _URL = re.compile(r"(?P<begin>amqps?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]+)(?P<end>[/?][^#]*)?")
 FILES = {"cafile", "certfile", "keyfile"}
 """What may stand behind the ? and names a file."""
@@ -24,6 +26,9 @@ def parse_urls(text: str) -> tuple[URL, ...]:
         urls = ()
     if not urls or not all(url.host for url in urls):
         raise ValueError("expected a URL such as amqps://user:password@broker.example.com/vhost, got something else")
+    # What a name resolves to is seen when it is dialled.
+    if any(refused(address) for url in urls if (address := literal(url.host or "")) is not None):
+        raise ValueError("expected a broker's address, got a metadata or host address, which no sink may reach")
     _check_options(urls[0])
     return urls
 

@@ -64,6 +64,26 @@ def test_a_url_that_cannot_be_used_is_refused_without_being_shown(text: str) -> 
     assert refused.value.__cause__ is None
 
 
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "169.254.169.254",
+        "168.63.129.16:5673",
+        "[::ffff:169.254.169.254]",
+        "[fe80::1]",
+        "2852039166",
+        "0xa9.254.43518",
+        "broker.example.com,169.254.169.254",
+    ],
+)
+def test_a_metadata_address_is_refused_before_it_is_dialled(hosts: str) -> None:
+    """Contract, promise 6: each of several hosts, in any notation."""
+    with pytest.raises(ValueError, match="expected a broker's address, got a metadata or host address, which no sink may reach"):
+        parse_urls(f"amqp://user:hunter2@{hosts}/")
+    with pytest.raises(ValidationError, match="url: expected a broker's address"):
+        BrokerSection.model_validate({"url": f"amqp://user:hunter2@{hosts}/"})
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_a_url_or_refused(text: str) -> None:
     """Nothing else is raised, wherever in a URL the text may stand."""
