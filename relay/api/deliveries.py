@@ -200,6 +200,9 @@ def _moment(name: str, text: str | None) -> datetime | None:
 
 async def _redeliver_some(call: Call) -> web.StreamResponse:
     wanted, now = call.content, call.relay.clock.now()
+    known = [sink.name for sink in call.relay.dispatcher.status()]
+    if wanted.which.sink is not None and wanted.which.sink not in known:
+        raise Problem(404, f"no sink {wanted.which.sink!r} in the configuration; there are: {', '.join(known) or 'none'}")
     until = wanted.until or now
     ids, left = await call.relay.store.transact(redeliver_some(wanted.which, now, after=wanted.after, until=until, limit=PAGE))
     return answer(202, {"redelivered": len(ids), "left": left, "until": rfc3339(until), "next": ids[-1] if left else None})
@@ -257,6 +260,7 @@ ROUTES = (
         needs="operate",
         read=_which,
         body=WhichBody,
+        refuses=(404,),
     ),
     Route(
         "POST",

@@ -59,10 +59,16 @@ async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: P
         assert (done.status, done.json["redelivered"], done.json["left"], done.json["next"]) == (202, 1, 0, None)
         await eventually(lambda: len(relay.boxes["one"].got) == 1)
         later = rfc3339(relay.clock.now() + timedelta(hours=1))
-        for nothing in ({"type": "event.ended"}, {"since": later}, {"sink": "none"}, {"until": "2020-01-01T00:00:00Z"}):
+        for nothing in ({"type": "event.ended"}, {"since": later}, {"until": "2020-01-01T00:00:00Z"}):
             assert (await relay.call("POST", "/v1/dead-letters/redeliver", nothing)).json["redelivered"] == 0
         assert (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json["redelivered"] == 3
         await eventually(lambda: (len(relay.boxes["one"].got), len(relay.boxes["two"].got)) == (2, 2))
+
+
+async def test_an_unknown_sink_is_named_and_is_no_redelivery_of_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, sinks=("one", "two")) as relay:
+        answer = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "nope"})
+        assert (answer.status, answer.json["detail"]) == (404, "no sink 'nope' in the configuration; there are: one, two")
 
 
 async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_again(tmp_path: Path) -> None:

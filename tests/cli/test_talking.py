@@ -251,6 +251,8 @@ async def test_an_unknown_sink_or_dead_letter_is_exit_code_1(relay: Alive) -> No
     for verb in ("ping", "pause", "resume"):
         done = await called(verb, "nope", "-c", relay.config)
         assert (done.code, done.err) == (1, "imds-relay: no such sink in the configuration\n")
+    done = await called("redeliver", "--sink", "nope", "-c", relay.config)
+    assert (done.code, done.out, done.err) == (1, "", "imds-relay: no sink 'nope' in the configuration; there are: drain\n")
     done = await called("redeliver", "99", "-c", relay.config)
     assert (done.code, done.err) == (1, "imds-relay: no such dead letter; see GET /v1/dead-letters\n")
 
