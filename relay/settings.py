@@ -79,7 +79,11 @@ class Section(BaseModel):
             if getattr(self, plain):
                 raise ValueError(f"expected one of {plain} and {name}, got both")
             self._files[plain] = SecretFile(getattr(self, name))
-            if not self._files[plain].text():
+            try:
+                empty = not self._files[plain].text()
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            if empty:
                 raise ValueError(f"{name}: expected a secret in the file, it is empty")
         return self
 

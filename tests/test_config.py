@@ -358,6 +358,18 @@ WRONG = [
         "2: sinks[0]: expected one of url and url_file, got both",
     ),
     (
+        "sinks:\n  - kind: webhook\n    name: a\n    url_file: /no/such\n    secrets: [SECRET]",
+        "4: sinks[0].url_file: expected a readable file, /no/such could not be read: No such file or directory",
+    ),
+    (
+        "sinks:\n  - {kind: rabbitmq, name: a, url_file: /}",
+        "2: sinks[0].url_file: expected a readable file, / could not be read: Is a directory",
+    ),
+    (
+        "api:\n  clients:\n    - name: a\n      key_file: /no/such",
+        "4: api.clients[0].key_file: expected a readable file, /no/such could not be read: No such file or directory",
+    ),
+    (
         "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x', declare: no}",
         "2: sinks[0].declare: expected true, false or 'passive'; got 'no'",
     ),
