@@ -343,6 +343,11 @@ WRONG = [
         "2: sinks[0].webhook: expected no such key; is it spelled right and in its place?",
     ),
     ("sinks:\n  - {kind: webhook, name: a, timeout: 0s}", "2: sinks[0].timeout: expected more than 0; got '0s'"),
+    ("sinks:\n  - {kind: webhook, name: a, give_up_after: 0s}", "2: sinks[0].give_up_after: expected more than 0; got '0s'"),
+    (
+        "sinks:\n  - {kind: slack, name: a, channel: C0123456789, give_up_after: 0s}",
+        "2: sinks[0].give_up_after: expected more than 0; got '0s'",
+    ),
     ("sinks:\n  - {kind: webhook, name: a, rate: 0}", "2: sinks[0].rate: expected more than 0; got 0"),
     ("sinks:\n  - {kind: webhook, url: 'https://x'}", "2: sinks[0].name: expected this key, it is missing"),
     (

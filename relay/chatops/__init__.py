@@ -40,7 +40,7 @@ class ChatSettings(SinkSettings):
     """drop: a person wants the latest state; what it replaced is told in the thread."""
     timeout: Duration = Field(default=10.0, gt=0)
     """For one call of the platform."""
-    give_up_after: Duration = 86400.0
+    give_up_after: Duration = Field(default=86400.0, gt=0)
     """How long a message is tried before it becomes a dead letter; a day or more yields to a NotBefore that is farther."""
 
     @property

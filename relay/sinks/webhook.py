@@ -74,7 +74,7 @@ class Settings(SinkSettings):
     """Allow a URL with http: bodies are then readable on the way, and still signed."""
     timeout: Duration = Field(default=15.0, gt=0)
     """For the whole request: name look-up, connection, TLS, answer."""
-    give_up_after: Duration = 86400.0
+    give_up_after: Duration = Field(default=86400.0, gt=0)
     """How long an event is tried before it becomes a dead letter; a day or more yields to a NotBefore that is farther."""
     bearer: SecretStr | None = None
     """Sent as Authorization: Bearer."""
