@@ -17,6 +17,11 @@ class Finding:
     said: str
     remedy: str | None = None
 
+    @property
+    def line(self) -> str:
+        """What was found and what to do, on a line."""
+        return self.said if self.remedy is None else f"{self.said}. Remedy: {self.remedy}"
+
 
 def ok(about: str, said: str) -> Finding:
     """It is as it should be."""

@@ -411,6 +411,10 @@ WRONG = [
     ),
     ("api: {listen: '8080'}", "1: api.listen: expected <host>:<port> such as 127.0.0.1:8080; got '8080'"),
     (
+        f"api: {{socket: /{'é' * 54}}}",
+        "1: api.socket: expected a path of at most 107 bytes, which is what a socket can have, got one of 109",
+    ),
+    (
         "api:\n  listen: 0.0.0.0:8080",
         "2: api.listen: expected tls, or allow_http: true behind a proxy, to listen on 0.0.0.0:8080",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from relay.outbox.sqlite import Store
 from relay.settings import Section
 from relay.signature import key_of
 
+_LONGEST_SOCKET = 107  # bytes: unix(7), sun_path less its end
 CLIENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?")
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})")
@@ -37,6 +39,12 @@ def _listen(text: str) -> str:
     if match is None or int(match["port"]) > 65535:
         raise ValueError("expected <host>:<port> such as 127.0.0.1:8080")
     return text
+
+
+def _socket(path: Path) -> Path:
+    if (length := len(os.fsencode(path))) > _LONGEST_SOCKET:
+        raise ValueError(f"expected a path of at most {_LONGEST_SOCKET} bytes, which is what a socket can have, got one of {length}")
+    return path
 
 
 class Client(Section):
@@ -78,6 +86,17 @@ class Client(Section):
         """As whom it may come: with key, signature or over AMQP, and with its certificate."""
         return (f"client:{self.name}", *((f"mtls:{self.san}",) if self.san is not None else ()))
 
+    @property
+    def comes_with(self) -> tuple[str, ...]:
+        """By what it is known, in words; empty: nobody can be this client."""
+        ways = {
+            "key": self.key_sha256 or self.key or self.key_file,
+            "signature": self.secrets or self.secrets_file,
+            "certificate": self.san,
+            f"RabbitMQ user {self.amqp_user}": self.amqp_user,
+        }
+        return tuple(way for way, given in ways.items() if given)
+
     def digests(self) -> tuple[bytes, ...]:
         """SHA-256 of every bearer key of this client that is good now: files are read again when they change."""
         key = self.reveal("key")
@@ -105,7 +124,7 @@ class ApiSettings(Section):
     """Where the API listens, and who may call it."""
 
     listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8080"
-    socket: Path | None = None
+    socket: Annotated[Path, AfterValidator(_socket)] | None = None
     """A local socket for the command line; its file rights are the authority."""
     tls: TlsSettings | None = None
     allow_http: bool = False

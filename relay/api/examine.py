@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,30 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # where one t
 async def examine(settings: ApiSettings) -> tuple[list[Finding], bool]:
     """What is where the relay listens, and whether it is a relay that runs."""
     findings, runs = await _listener(settings)
+    findings.extend(foreseen(settings))
     if settings.tls is not None:
         findings.append(_certificate(settings.tls))
     if settings.oidc is not None:
         findings.append(await _tokens(settings.oidc))
     return findings, runs
+
+
+def foreseen(settings: ApiSettings) -> Iterator[Finding]:
+    """What nobody need be asked for: warnings that follow from the section and the folders of this machine."""
+    if settings.socket is not None and not _may_be_there(settings.socket.parent):
+        said = f"there is no folder {settings.socket.parent} for {settings.socket}, and without it the relay does not start"
+        yield warning("local socket", said, "make it, or let the service manager make it at start (systemd: RuntimeDirectory)")
+    for client in settings.clients:
+        if not client.comes_with:
+            said = "nobody can be this client: it has no key, secrets, certificate's name or RabbitMQ user"
+            yield warning(f"client {client.name}", said, "give it key_sha256 (see `imds-relay keys`), secrets, san or amqp_user")
+
+
+def _may_be_there(folder: Path) -> bool:
+    try:
+        return folder.is_dir()
+    except OSError:  # closed to whoever asks, and perhaps not to the relay
+        return True
 
 
 async def _listener(settings: ApiSettings) -> tuple[list[Finding], bool]:

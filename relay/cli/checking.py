@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from relay.api import Client
+from relay.api.examine import foreseen
+from relay.api.tls import Tls
 from relay.approvals.ledger import stricter
 from relay.approvals.policy import step
 from relay.approvals.rules import Hours, Rule, Votes
@@ -40,8 +42,10 @@ Against = Annotated[
 def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson = False) -> None:
     """Check the configuration and say what it means. Nothing is started, and nobody is called."""
     loaded = load(config)
+    if loaded.config.api.tls is not None:
+        Tls(loaded.config.api.tls)  # as run does: files that it refuses are refused here
     decided = list(decisions(loaded.config, _document(against), datetime.now(UTC))) if against is not None else None
-    warnings = list(warnings_of(loaded.config))
+    warnings = [*warnings_of(loaded.config), *(f"{one.about}: {one.line}" for one in foreseen(loaded.config.api))]
     if as_json:
         said = {
             "file": loaded.file and str(loaded.file),
@@ -194,14 +198,9 @@ def _how(rule: Rule) -> str:
 
 
 def _client(client: Client) -> tuple[object, ...]:
-    ways = {
-        "key": client.key_sha256 or client.key or client.key_file,
-        "signature": client.secrets or client.secrets_file,
-        f"RabbitMQ user {client.amqp_user}": client.amqp_user,
-    }
     return (
         client.name,
         ", ".join(client.can),
         named(client.resources) or "every machine",
-        ", ".join(way for way, given in ways.items() if given),
+        ", ".join(client.comes_with),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.api import ApiSettings
+from relay.api import ApiSettings, Client
 
 SHA256 = "a" * 64
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
@@ -46,6 +46,7 @@ def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -
         ({"listen": "127.0.0.1:"}, "expected <host>:<port>"),
         ({"public_url": "ftp://relay"}, "public_url"),
         ({"tls": {"cert_file": "cert.pem"}}, "key_file"),
+        ({"socket": "/" + "x" * 107}, "expected a path of at most 107 bytes"),
         ({"more": 1}, "more"),
         ({"clients": [{}]}, "name"),
         ({"clients": [{"name": "a b"}]}, "name"),
@@ -76,6 +77,19 @@ def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> No
     clients = [{"name": "a", "key_sha256": SHA256, "key_file": str(tmp_path / "key")}, {"name": "b", "secrets": [SECRET]}]
     first, second = ApiSettings.model_validate({"clients": clients}).clients
     assert (len(first.digests()), second.digests()) == (2, ())
+
+
+def test_a_client_says_by_what_it_is_known() -> None:
+    ways = {"key": "k", "key_sha256": SHA256, "secrets": [SECRET], "san": "a.b", "amqp_user": "u"}
+    known = {name: Client.model_validate({"name": "a", name: value}).comes_with for name, value in ways.items()}
+    assert known == {
+        "key": ("key",),
+        "key_sha256": ("key",),
+        "secrets": ("signature",),
+        "san": ("certificate",),
+        "amqp_user": ("RabbitMQ user u",),
+    }
+    assert Client(name="a").comes_with == ()
 
 
 def test_no_secret_is_ever_told() -> None:

@@ -121,7 +121,7 @@ async def test_at_the_end_only_our_own_socket_is_removed(tmp_path: Path) -> None
     assert path.read_text() == "somebody else's"
 
 
-@pytest.mark.parametrize("there", ["file", "folder", "no folder", "link", "long"])
+@pytest.mark.parametrize("there", ["file", "folder", "no folder", "link"])
 async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(tmp_path: Path, there: str) -> None:
     path = tmp_path / "relay.sock"
     match there:
@@ -131,11 +131,9 @@ async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(tmp_path:
             path.mkdir()
         case "no folder":
             path = tmp_path / "missing" / "relay.sock"
-        case "link":
+        case _:
             (tmp_path / "precious").write_text("precious")
             path.symlink_to(tmp_path / "precious")
-        case _:
-            path = tmp_path / ("x" * 120)
     with pytest.raises(ConfigError, match=r"api\.socket: expected"):
         async with _listening(socket=path):
             pass

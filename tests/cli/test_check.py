@@ -106,6 +106,45 @@ def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) ->
         assert (typed("check", "--config", str(file), "--json").json["warnings"] != []) is warned
 
 
+@pytest.mark.parametrize(
+    ("cert_file", "key_file", "client_ca_file"), [("no", "server", "authority"), ("server", "no", "authority"), ("server", "server", "no")]
+)
+def test_check_refuses_the_tls_files_that_run_refuses(tmp_path: Path, cert_file: str, key_file: str, client_ca_file: str) -> None:
+    folder = ROOT / "tests/api/tls"
+    names = {"cert_file": cert_file, "key_file": key_file, "client_ca_file": client_ca_file}
+    tls = {key: str(folder / f"{name}.pem") for key, name in names.items()}
+    file = tmp_path / "relay.yaml"
+    file.write_text(json.dumps({"api": {"tls": tls}}))
+    done = typed("check", "--config", str(file))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("imds-relay: api.tls")
+    assert "no.pem" in done.err
+    assert done.err.endswith("No such file or directory\n")
+    file.write_text(json.dumps({"api": {"tls": {key: path.replace("/no.", "/server.") for key, path in tls.items()}}}))
+    assert typed("check", "--config", str(file)).code == 0
+
+
+def test_check_warns_of_a_socket_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """A service manager may make it at start, as the unit file's RuntimeDirectory does: no error."""
+    file = tmp_path / "relay.yaml"
+    file.write_text(f"api: {{socket: {tmp_path}/absent/relay.sock}}")
+    done = typed("check", "--config", str(file))
+    assert (done.code, f"warning: local socket: there is no folder {tmp_path}/absent" in done.err) == (0, True)
+    (tmp_path / "absent").mkdir()
+    assert "local socket" not in typed("check", "--config", str(file)).err
+
+
+def test_check_warns_of_a_client_that_nobody_can_be(tmp_path: Path) -> None:
+    file = tmp_path / "relay.yaml"
+    file.write_text(
+        f"api: {{clients: [{{name: ghost}}, {{name: a, key: k}}, {{name: b, secrets: ['{SECRET}']}}, {{name: c, amqp_user: u}}]}}"
+    )
+    done = typed("check", "--config", str(file))
+    assert (done.code, "warning: client ghost: nobody can be this client" in done.err) == (0, True)
+    (ghost,) = [one for one in typed("check", "--config", str(file), "--json").json["warnings"] if one.startswith("client ")]
+    assert "imds-relay keys" in ghost
+
+
 def test_check_without_a_file_says_that_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = typed("check")

@@ -94,6 +94,12 @@ async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Pa
     assert "Remedy: this must run on an Azure VM" in done.out
 
 
+async def test_what_check_warns_of_is_a_warning_here_too(azure: Simulator, tmp_path: Path) -> None:
+    api = {"listen": "127.0.0.1:0", "socket": str(tmp_path / "absent/relay.sock"), "clients": [{"name": "ghost"}]}
+    code, found = await examined(configured(tmp_path, azure.url, api=api))
+    assert (code, found["local socket"][0]["state"], found["client ghost"][0]["state"]) == (0, "warning", "warning")
+
+
 async def test_a_wrong_configuration_is_exit_code_2_as_ever(tmp_path: Path) -> None:
     (tmp_path / "relay.yaml").write_text("scope: A\n")
     done = await called("doctor", "--config", str(tmp_path / "relay.yaml"))
