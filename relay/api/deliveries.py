@@ -136,7 +136,7 @@ async def _look(call: Call) -> Delivery | None:
 async def _find(call: Call) -> Delivery:
     found = await _look(call)
     if found is None:
-        raise Problem(404, "no such delivery; see GET /v1/deliveries")
+        raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
     return found
 
 
@@ -218,7 +218,7 @@ async def _redeliver(call: Call) -> web.StreamResponse:
 
 
 def _no_such() -> Problem:
-    return Problem(404, "no such dead letter; see GET /v1/dead-letters")
+    return Problem(404, "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`")
 
 
 ROUTES = (

@@ -87,7 +87,7 @@ async def show(call: Call) -> web.StreamResponse:
 
     facts = await call.relay.store.read(work)
     if facts is None:
-        raise Problem(404, "no such event in this scope; see GET /v1/events")
+        raise Problem(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`")
     worker = call.relay.dispatcher.worker(sink)
     not_before = parse_moment(facts.said.data.get("notBefore"))
     courses: list[dict[str, Any]] = []

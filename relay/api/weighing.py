@@ -79,7 +79,7 @@ async def _find(call: Call) -> dict[str, Any]:
 
     found = await call.relay.store.read(work)
     if found is None:
-        raise Problem(404, "no such event in this scope; see GET /v1/events")
+        raise Problem(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`")
     return found
 
 

@@ -31,7 +31,7 @@ def judge(approval: Approval, standing: Standing | None) -> Refusal | None:
     ``standing`` is None when the EventId is unknown or the scope is another.
     """
     if standing is None:
-        return Refusal(404, "no such event in this scope; see GET /v1/events")
+        return Refusal(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`")
     refusal = _too_late(approval, standing) or _not_allowed(approval, standing)
     if refusal is None and standing.mode == "off":
         refusal = Refusal(503, "approvals are off; an operator can turn them on: imds-relay approvals on")

@@ -71,7 +71,7 @@ async def test_show_tells_history_votes_and_deliveries(relay: Alive) -> None:
 
 async def test_an_unknown_event_is_a_sentence_and_exit_code_1(relay: Alive) -> None:
     done = await called("show", "../nope", "-c", relay.config)
-    assert (done.code, done.out, done.err) == (1, "", "imds-relay: no such event in this scope; see GET /v1/events\n")
+    assert (done.code, done.out, done.err) == (1, "", "imds-relay: no such event in this scope; see GET /v1/events, or `imds-relay events`\n")
 
 
 async def test_what_azure_wrote_cannot_move_the_cursor(relay: Alive) -> None:
@@ -254,7 +254,7 @@ async def test_an_unknown_sink_or_dead_letter_is_exit_code_1(relay: Alive) -> No
     done = await called("redeliver", "--sink", "nope", "-c", relay.config)
     assert (done.code, done.out, done.err) == (1, "", "imds-relay: no sink 'nope' in the configuration; there are: drain\n")
     done = await called("redeliver", "99", "-c", relay.config)
-    assert (done.code, done.err) == (1, "imds-relay: no such dead letter; see GET /v1/dead-letters\n")
+    assert (done.code, done.err) == (1, "imds-relay: no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`\n")
 
 
 async def test_a_dead_letter_is_listed_and_goes_out_again(relay: Alive) -> None:
