@@ -175,7 +175,8 @@ def parse(body: bytes) -> Document:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
-        raise DocumentError(f"expected a Scheduled Events document, {place}: {first['msg']}", status=200) from error
+        said = "expected a JSON object" if first["type"] == "model_type" else first["msg"]
+        raise DocumentError(f"expected a Scheduled Events document, {place}: {said}", status=200) from error
     entries: dict[str, list[Event]] = {}
     for event in (entry.event() for entry in wire.Events):
         entries.setdefault(event.key, []).append(event)

@@ -203,6 +203,16 @@ def test_check_against_what_is_no_document_exits_with_2(relay_yaml: str, tmp_pat
     assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("content", "place"), [("[]", "document"), ('{"Events": [5]}', "Events.0"), ("null", "document")])
+def test_check_against_json_that_is_no_object_says_so_in_words_of_json(tmp_path: Path, content: str, place: str) -> None:
+    (tmp_path / "relay.yaml").write_text("scope: west")
+    document = tmp_path / "document.json"
+    document.write_text(content)
+    done = typed("check", "--config", str(tmp_path / "relay.yaml"), "--against", str(document))
+    said = f"imds-relay: --against: {document}: expected a Scheduled Events document, {place}: expected a JSON object\n"
+    assert (done.code, done.err) == (2, said)
+
+
 # --- the rule set of Microsoft's sample
 
 
