@@ -7,13 +7,16 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relay.api import ApiSettings, Client
-from relay.api.oidc import TokenRefused, Tokens
+from relay.api.oidc import OidcSettings, TokenRefused
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
 from relay.signature import PREFIX, SignatureRefused, verify
+
+if TYPE_CHECKING:
+    from relay.api.tokens import Tokens
 
 ALL = Rights(frozenset({"read", "approve", "hold", "operate"}))
 """What users of the local socket may do: its file rights are the authority."""
@@ -34,7 +37,7 @@ class Clients:
         self._clients = settings.clients
         self._by_name: Mapping[str, Client] = {client.name: client for client in self._clients}
         self._by_san: Mapping[str, Client] = {client.san.lower(): client for client in self._clients if client.san is not None}
-        self._tokens = Tokens(settings.oidc, clock) if settings.oidc is not None else None
+        self._tokens = _tokens(settings.oidc, clock) if settings.oidc is not None else None
         self._clock = clock
         # Stands in for the secret of a client that does not exist, so that asking takes the same time.
         self._nobodys = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
@@ -102,3 +105,9 @@ def caller_of(client: Client, channel: str) -> Caller:
 
 def _rights(client: Client) -> Rights:
     return Rights(frozenset(client.can), client.resources)
+
+
+def _tokens(settings: OidcSettings, clock: Clock) -> Tokens:
+    from relay.api.tokens import Tokens  # noqa: PLC0415  # ten megabytes, for relays that take tokens
+
+    return Tokens(settings, clock)

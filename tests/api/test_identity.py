@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.oidc import AGAIN, STALE
+from relay.api.tokens import AGAIN, STALE
 from tests.api.running import Running, event, running
 
 TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
