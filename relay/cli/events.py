@@ -123,7 +123,9 @@ def _standing(event: Mapping[str, Any]) -> str | None:
     approval = event["approval"]
     if event["outcome"] is not None and approval["state"] == "none":
         return None
-    votes = f"{approval['votes']} of {counted(approval['required'], 'vote')}" if approval["required"] else None
+    # Afterwards they are counted against another revision than the one that was voted on.
+    matters = approval["required"] and approval["state"] in ("pending", "held")
+    votes = f"{approval['votes']} of {counted(approval['required'], 'vote')}" if matters else None
     rule = f"rule {approval['rule']}" if approval["rule"] else "no rule"
     return ", ".join(part for part in (approval["state"], votes, rule) if part)
 

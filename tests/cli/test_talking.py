@@ -45,6 +45,20 @@ async def test_events_lists_what_azure_announced_with_where_its_approval_stands(
     assert listed["eventId"] == event.event_id
 
 
+async def test_votes_are_shown_only_while_they_matter(relay: Alive) -> None:
+    """A started event has another revision, and the votes that started it are not votes on that one."""
+    event = await relay.announced()
+    await called("hold", event.event_id, "-c", relay.config)
+    assert "held, 0 of 2 votes, rule two" in (await called("events", "-c", relay.config)).out
+    await called("release", event.event_id, "-c", relay.config)
+    await called("approve", event.event_id, "-c", relay.config, "--yes")
+    await elsewhere(relay, "approve", event.event_id, "--yes")
+    await relay.told("event.started", event.event_id)
+    for verb in (("events",), ("show", event.event_id)):
+        shown = (await called(*verb, "-c", relay.config)).out
+        assert re.search(r"\baccepted, rule two\n", shown), shown
+
+
 async def test_events_prints_one_page_and_says_that_there_are_more(relay: Alive) -> None:
     for _ in range(101):
         relay.azure.schedule(Plan(type="Freeze", notice=900.0))
@@ -71,7 +85,11 @@ async def test_show_tells_history_votes_and_deliveries(relay: Alive) -> None:
 
 async def test_an_unknown_event_is_a_sentence_and_exit_code_1(relay: Alive) -> None:
     done = await called("show", "../nope", "-c", relay.config)
-    assert (done.code, done.out, done.err) == (1, "", "imds-relay: no such event in this scope; see GET /v1/events, or `imds-relay events`\n")
+    assert (done.code, done.out, done.err) == (
+        1,
+        "",
+        "imds-relay: no such event in this scope; see GET /v1/events, or `imds-relay events`\n",
+    )
 
 
 async def test_what_azure_wrote_cannot_move_the_cursor(relay: Alive) -> None:
