@@ -56,12 +56,15 @@ class Lanes:
             self._set_free(entry.lane, lane)
 
     def supersede(self, entry: Entry) -> list[Entry]:
-        """Take out what waits in the entry's lane with the same family and is not being sent: it replaces them."""
+        """Take out what waits in the entry's lane with the same family, is no newer and is not being sent: it replaces them.
+
+        What is sent once more can be older than what waits already, and replaces nothing newer.
+        """
         lane = self._lanes.get(entry.lane)
         if lane is None:
             return []
         head = lane.waiting[0]
-        stale = [old for old in lane.waiting if _same_family(entry, old) and not (old is head and lane.state == "busy")]
+        stale = [old for old in lane.waiting if _takes_the_place_of(entry, old) and not (old is head and lane.state == "busy")]
         gone = {old.id for old in stale}
         lane.waiting = deque(old for old in lane.waiting if old.id not in gone)
         self._count -= len(stale)
@@ -75,7 +78,7 @@ class Lanes:
         """Whether a newer one of the same family waits behind the head of a lane."""
         waiting = iter(self._lanes[entry.lane].waiting)
         next(waiting)
-        return any(_same_family(newer, entry) for newer in waiting)
+        return any(_takes_the_place_of(newer, entry) for newer in waiting)
 
     def take(self, *, least_tried: bool = False) -> Entry | None:
         """The oldest head of a free lane; the lane is busy until `done` or `rest`. None when no lane is free.
@@ -141,5 +144,5 @@ class Lanes:
         heapq.heappush(self._free, (lane.waiting[0].id, name))
 
 
-def _same_family(one: Entry, other: Entry) -> bool:
-    return one.type.split(".")[0] == other.type.split(".")[0]
+def _takes_the_place_of(newer: Entry, entry: Entry) -> bool:
+    return newer.position >= entry.position and newer.type.split(".")[0] == entry.type.split(".")[0]

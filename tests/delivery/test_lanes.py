@@ -15,10 +15,12 @@ from tests.outbox.kept import NOW, said
 LANES = st.sampled_from(["a", "b", "c"])
 TYPES = st.sampled_from(["event.scheduled", "event.updated", "approval.granted"])
 
+OLDER = st.sampled_from([0, 0, 1, 4])
 
-def entry(id_: int, lane: str = "a", type_: str = "event.scheduled", attempts: int = 0) -> Entry:
-    """An entry that waits."""
-    return Entry(id_, "bus", id_, lane, type_, lane, None, attempts, None, NOW, said(id_))
+
+def entry(id_: int, lane: str = "a", type_: str = "event.scheduled", attempts: int = 0, older: int = 0) -> Entry:
+    """An entry that waits. ``older``: it is sent once more, and was said so many before."""
+    return Entry(id_, "bus", id_ - older, lane, type_, lane, None, attempts, None, NOW, said(id_))
 
 
 @dataclass(slots=True)
@@ -41,30 +43,31 @@ class LanesLaw(RuleBasedStateMachine):
         self.next_id = 1
         self.now = 0.0
 
-    def fresh(self, lane: str, type_: str, attempts: int = 0) -> Entry:
+    def fresh(self, lane: str, type_: str, attempts: int = 0, older: int = 0) -> Entry:
         """A new entry, with the next id."""
         self.next_id += 1
-        return entry(self.next_id, lane, type_, attempts)
+        return entry(self.next_id, lane, type_, attempts, older)
 
     def of(self, state: str) -> dict[str, Modelled]:
         """The lanes in which something waits, in that state."""
         return {name: lane for name, lane in self.model.items() if lane.waiting and lane.state == state}
 
-    @rule(lane=LANES, type_=TYPES, attempts=st.integers(0, 3))
-    def push(self, lane: str, type_: str, attempts: int) -> None:
-        """Something is recorded."""
-        new = self.fresh(lane, type_, attempts)
+    @rule(lane=LANES, type_=TYPES, attempts=st.integers(0, 3), older=OLDER)
+    def push(self, lane: str, type_: str, attempts: int, older: int) -> None:
+        """Something is recorded, or sent once more."""
+        new = self.fresh(lane, type_, attempts, older)
         self.lanes.push(new)
         self.model.setdefault(lane, Modelled()).waiting.append(new)
 
-    @rule(lane=LANES, type_=TYPES)
-    def push_in_the_place_of_older_ones(self, lane: str, type_: str) -> None:
-        """Something is recorded that replaces what waits; not what is being sent."""
-        new = self.fresh(lane, type_)
+    @rule(lane=LANES, type_=TYPES, older=OLDER)
+    def push_in_the_place_of_older_ones(self, lane: str, type_: str, older: int) -> None:
+        """Something is recorded that replaces what waits; not what is being sent, and nothing newer."""
+        new = self.fresh(lane, type_, older=older)
         modelled = self.model.setdefault(lane, Modelled())
         head = modelled.waiting[0] if modelled.waiting else None
         family = type_.split(".", maxsplit=1)[0]
-        stale = [old for old in modelled.waiting if old.type.startswith(family) and not (old is head and modelled.state == "busy")]
+        replaced = [old for old in modelled.waiting if old.type.startswith(family) and old.position <= new.position]
+        stale = [old for old in replaced if not (old is head and modelled.state == "busy")]
         assert self.lanes.supersede(new) == stale
         modelled.waiting = [old for old in modelled.waiting if old not in stale]
         if head in stale:
@@ -104,8 +107,9 @@ class LanesLaw(RuleBasedStateMachine):
     def rest(self, data: st.DataObject, pause: float, alone: bool) -> None:
         """It failed, and will be tried again."""
         lane = self.of("busy")[data.draw(st.sampled_from(sorted(self.of("busy"))))]
-        newer = [one for one in lane.waiting[1:] if one.type.split(".")[0] == lane.waiting[0].type.split(".")[0]]
-        assert self.lanes.outdated(lane.waiting[0]) == bool(newer)
+        head = lane.waiting[0]
+        newer = [one for one in lane.waiting[1:] if one.type.split(".")[0] == head.type.split(".")[0] and one.position >= head.position]
+        assert self.lanes.outdated(head) == bool(newer)
         tried = replace(lane.waiting[0], attempts=lane.waiting[0].attempts + 1)
         self.lanes.rest(tried, self.now + pause, alone=alone)
         lane.waiting[0] = tried
