@@ -92,6 +92,7 @@ async def test_an_event_that_has_ended_keeps_its_last_words_and_a_new_one_begins
     ended = (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json
     assert (ended["outcome"], ended["approval"]["state"], ended["occurrence"]) == ("canceled", "none", 1)
     assert [said["type"].split(".")[-2] for said in ended["history"]][:2] == ["scheduled", "recorded"]
+    await until(lambda: relay.call("GET", f"/v1/events/{EVENT_ID}"), lambda found: "approval.voided" in found.json["history"][-1]["type"])
     await relay.see(event())
     again = (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json
     assert (again["outcome"], again["occurrence"], again["votes"]) == (None, 2, [])
