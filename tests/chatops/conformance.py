@@ -316,6 +316,20 @@ async def knows_its_message_after_a_restart(far: FarSide, folder: Path, _: pytes
         assert ["0 of 2" in text for text in far.messages()] == [True, False]
 
 
+async def posts_anew_what_another_kind_had_posted(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+    """The sink of this name was of another kind before: what its messages were called there means nothing here."""
+    async with room(folder, far) as here:
+        reboot = here.reboot()
+        await here.see(reboot)
+        await here.settled()
+        await here.store.transact(lambda tx: tx.messages.shown(1, "another/kind's:name", "looked otherwise"))
+        await here.submit("approve", "alice", reboot)
+        await here.settled()
+        # Where nothing has a thread, the vote is told beside it.
+        assert len([text for text in far.messages() if "1 of 2" in text]) == (1 if far.edits else 2)
+        assert here.watched.errors == []
+
+
 async def says_that_it_is_there(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
     """A ping is a message, and so is what the relay says of itself."""
     async with room(folder, far) as here:
@@ -385,6 +399,7 @@ CASES: tuple[Case, ...] = (
     holds_what_is_long,
     makes_one_message_of_a_burst,
     knows_its_message_after_a_restart,
+    posts_anew_what_another_kind_had_posted,
     says_that_it_is_there,
     closes_during_delivery,
     shows_no_secret_in_any_error,

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 
+from relay.chatops import MessageGone
 from relay.chatops.apprise.service import Said
 from relay.chatops.apprise.settings import Settings
 from relay.chatops.apprise.text import body_of, plain, read
@@ -34,9 +35,9 @@ class Services:
         await self._send(plain(card.title), body_of(card), _KINDS[card.tone])
         return None
 
-    async def edit(self, ref: str, card: Card) -> None:
-        """Never called: no message has a name."""
-        raise NotImplementedError
+    async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited here
+        """Raises MessageGone: a message that has a name was posted by a sink of another kind, which had this one's."""
+        raise MessageGone("the message was posted elsewhere")
 
     async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
         """Send a few lines, of several the first as the title. Raises Deferred."""

@@ -83,6 +83,8 @@ class Api:
 
     async def patch(self, ref: str, change: Mapping[str, Any]) -> None:
         """Change a post. Raises MessageGone where it is not there."""
+        if _ID.fullmatch(ref) is None:  # a sink of another kind had this one's name
+            raise MessageGone("the message was posted elsewhere")
         said = await self.ask("PUT", f"posts/{ref}/patch", change)
         if said.ok:
             return

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from relay.chatops import MessageGone
 from relay.chatops.slack.blocks import Message, said, shown
 from relay.chatops.slack.calls import spoken
 from relay.chatops.slack.web import WebApi
@@ -34,6 +35,8 @@ class Channel:
     async def edit(self, ref: str, card: Card) -> None:
         """Have a message show this card instead. Raises MessageGone, Deferred, Rejected."""
         channel, _, stamp = ref.partition("/")
+        if _STAMP.fullmatch(stamp) is None:  # a sink of another kind had this one's name
+            raise MessageGone("the message was posted elsewhere")
         message = shown(card, await self._team(), self._value)
         await self._api.call(
             self._api.methods.chat_update, of_message=True, channel=channel, ts=stamp, text=message.text, blocks=message.blocks
@@ -41,6 +44,8 @@ class Channel:
 
     async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Say these lines in a message's thread; without ``ref``, in the channel. Raises MessageGone, Deferred, Rejected."""
+        if ref is not None and _STAMP.fullmatch(ref.partition("/")[2]) is None:
+            raise MessageGone("the message was posted elsewhere")
         await self._post(said(lines, await self._team()), ref)
 
     async def _post(self, message: Message, below: str | None = None) -> str:

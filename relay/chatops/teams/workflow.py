@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.chatops import carried
+from relay.chatops import MessageGone, carried
 from relay.chatops.teams.card import Json, follow_up, message_of
 from relay.chatops.teams.settings import MAKE_ONE, Settings
 from relay.clock import Clock
@@ -48,9 +48,9 @@ class Workflow:
         await self._send(message_of(card))
         return None
 
-    async def edit(self, ref: str, card: Card) -> None:
-        """Never called: no message has a name."""
-        raise NotImplementedError
+    async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited here
+        """Raises MessageGone: a message that has a name was posted by a sink of another kind, which had this one's."""
+        raise MessageGone("the message was posted elsewhere")
 
     async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
         """Post a short card. Raises Deferred."""
