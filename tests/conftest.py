@@ -87,7 +87,7 @@ def own_broker(_private_node: Broker) -> Iterator[Broker]:
 
 @pytest.fixture
 async def exchange(broker: Reachable) -> AsyncIterator[str]:
-    """An exchange name of this test's own on `broker`; it and what the contract derives from it are removed afterwards."""
+    """An exchange name of this test's own on `broker`; it and what is derived from it are removed afterwards."""
     name = f"relay.test.{secrets.token_hex(6)}"
     yield name
     connection = await aio_pika.connect(broker.amqp_url())

@@ -148,10 +148,10 @@ def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(fil
     assert not config.user_events_wait
 
 
-# --- the contract's own example
+# --- the documented example
 
 
-def test_the_example_of_the_contract_loads(file: Path) -> None:
+def test_the_example_of_the_documentation_loads(file: Path) -> None:
     text = f"""
 scope: auto
 relay: auto

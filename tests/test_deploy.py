@@ -378,7 +378,7 @@ def test_the_relay_of_the_compose_file_has_a_configuration_that_holds() -> None:
     assert not config.user_events_wait
 
 
-def test_image_and_unit_keep_the_store_where_the_contract_says() -> None:
+def test_image_and_unit_keep_the_store_where_the_documentation_says() -> None:
     unit = (ROOT / "deploy/systemd/imds-relay.service").read_text()
     assert "\nEnvironment=IMDS_RELAY_STORE__PATH=/var/lib/imds-relay/relay.db\n" in unit
     assert "\nEnvironment=IMDS_RELAY_API__SOCKET=/run/imds-relay/relay.sock\n" in unit

@@ -21,7 +21,7 @@ from tests.rabbitmq import Broker, Reachable
 
 
 async def durable_queue(channel: AbstractChannel, name: str) -> aio_pika.abc.AbstractQueue:
-    """Declare the kind of queue that the contract speaks of."""
+    """Declare the kind of queue that docs/rabbitmq.md names."""
     return await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
 
 

@@ -37,7 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 def topology(exchange: str, scope: str) -> tuple[Exchange | Queue, ...]:
-    """What ``declare: true`` makes: the dead letters first, so that none falls between (contract, section 7)."""
+    """What ``declare: true`` makes: the dead letters first, so that none falls between.
+
+    See docs/rabbitmq.md#what-is-on-the-broker.
+    """
     approvals, dlx = f"{exchange}.approvals", f"{exchange}.dlx"
     return (
         Exchange(dlx, "topic"),

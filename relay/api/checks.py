@@ -1,4 +1,4 @@
-"""The order in which a call is checked (contract, section 8): the one place where it stands, as one list of steps.
+"""The order in which a call is checked (docs/api.md#order-of-checks), as one list of steps.
 
 413 over 64 KiB, 415 wrong or encoded content, 429 too many from this address, 401, 429 too many of this client, 400
 malformed, 422 a wrong field; then 404, and 403 for want of rights. Of an approval, the gate checks the rest: a repeat,

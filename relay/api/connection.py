@@ -94,7 +94,10 @@ class Connection(web.RequestHandler):
 
     @override
     def log_exception(self, *args: object, **kw: object) -> None:
-        """A caller that breaks off or sends rubbish is worth no traceback (FIELD 8)."""
+        """A caller that breaks off or sends rubbish gets no traceback.
+
+        See docs/protocol.md#malformed-requests.
+        """
 
 
 def peer_of(request: web.Request) -> Peer:

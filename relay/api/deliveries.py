@@ -100,7 +100,7 @@ class WhichBody(BaseModel):
     sink: str | None = Field(default=None, max_length=64)
     type: str | None = Field(default=None, max_length=64)
     """Such as event.scheduled."""
-    eventId: str | None = Field(default=None, max_length=256)  # noqa: N815  # the contract's name
+    eventId: str | None = Field(default=None, max_length=256)  # noqa: N815  # the documented name
     """Compared without case."""
     since: str | None = Field(default=None, max_length=64, json_schema_extra={"format": "date-time"})
     """Given up at this moment (RFC 3339) or later."""

@@ -43,7 +43,7 @@ class EventShown(EventData):
     """How often this EventId has been in Azure's document, this time included."""
     outcome: Literal["completed", "canceled", "unknown"] | None
     """null while it is in the document."""
-    firstSeen: str  # noqa: N815  # the name that the contract gives it
+    firstSeen: str  # noqa: N815  # the documented name
     lastChanged: str  # noqa: N815  # the same
     approval: ApprovalShown
 

@@ -128,7 +128,10 @@ class Gate:
         return alone[:1] or ready[:_MOST], len(ready) < len(free)
 
     def _is_told(self, tx: Transaction, grant: Grant) -> bool:
-        """Whether what there is to say of an event that names this VM was said, or has had its time (promise 4)."""
+        """Whether what there is to say of an event that names this VM was said, or has had its time.
+
+        See docs/guarantees.md#notices-come-before-the-startrequest.
+        """
         occurrence = tx.snapshot.by_id(grant.occurrence)
         return (
             self._clock.monotonic() - self._first_seen[grant.id] >= self.ledger.settings.tell_first

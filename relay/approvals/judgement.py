@@ -13,7 +13,7 @@ from relay.events.moment import rfc3339
 HOLD_MEANS = (
     "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"
 )
-"""Every text about a hold says it (contract, section 8)."""
+"""Every text about a hold says it (docs/guarantees.md#a-hold-stops-this-relay-only)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Refusal:
 
 
 def judge(approval: Approval, standing: Standing | None) -> Refusal | None:
-    """Whether a request is refused: 404, then 409, then 403, then 503 (contract, section 8). None: it is accepted.
+    """Whether a request is refused: 404, then 409, then 403, then 503 (docs/api.md#order-of-checks). None: it is accepted.
 
     ``standing`` is None when the EventId is unknown or the scope is another.
     """

@@ -97,7 +97,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
 
     # It is told as it was sent, as `subject`, where CloudEvents allow no control characters.
-    eventId: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")  # noqa: N815  # the contract's name
+    eventId: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")  # noqa: N815  # the documented name
     """The EventId; compared without case."""
     decision: Choice
     revision: str = Field(min_length=1, max_length=128)

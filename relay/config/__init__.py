@@ -115,7 +115,7 @@ class Config(Section):
 
     @property
     def user_events_wait(self) -> bool:
-        """Whether no rule can match what users start: Azure then waits up to 15 minutes with each (FIELD 1.13)."""
+        """Whether no rule can match what users start: Azure then waits up to 15 minutes with each."""
         sources = (rule.match.event_source for rule in self.approvals.rules)
         return not any(source is None or "user" in {one.lower() for one in source} for source in sources)
 

@@ -1,7 +1,8 @@
 """When a delivery that failed is tried again. Pure: the deadline, the history and chance come in.
 
 Fixed schedules are blind to the deadline: a receiver that was down for 20 s may hear minutes later, when the notice was
-for 30 s (FIELD 3.1). Here the tries fit the time that is left before NotBefore; after it, ordinary backoff carries on.
+for 30 s (docs/protocol.md#fixed-retry-schedules). Here the tries fit the time that is left before NotBefore; after it,
+ordinary backoff carries on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One sink's worker: takes its entries in order, lets the sink deliver, and does what the retry plan says.
 
 While a sink fails it is probed with one entry at a time; when one gets through, everything that waited goes out at once,
-in order per event (FIELD 3.5).
+in order per event (docs/protocol.md#a-backlog-goes-out-at-once).
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Worker:
         except asyncio.CancelledError:
             if self._ending:
                 raise
-            # A library cancels publishers when a connection dies (FIELD 5.1): nobody cancelled us.
+            # Nobody cancelled this task: see docs/protocol.md#a-library-cancels-publishers.
             lost = Deferred("the connection was lost")
             self._failed(entry, lost, attempt("deferred", None, lost.reason), began)
         except Exception as error:  # noqa: BLE001  # a sink's own code may fail in any way, and must not take others along

@@ -39,7 +39,10 @@ class EndFacts:
 
 
 def outcome_of(event: Event, facts: EndFacts, now: datetime) -> Outcome:
-    """The honest end of an event (contract, section 5): IMDS itself never says how one ended (FIELD 1.1)."""
+    """How an event ended, as far as this relay saw it.
+
+    See docs/guarantees.md#an-outcome-is-what-this-relay-saw.
+    """
     if event.started:
         return "completed", "observed"
     if facts.rebooted:

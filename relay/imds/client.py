@@ -64,7 +64,7 @@ class ImdsClient:
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            trust_env=False,  # a proxy would answer for another machine, or not at all (FIELD 1.8)
+            trust_env=False,  # a proxy would answer for another machine, or not at all (docs/protocol.md#no-proxies)
             timeout=aiohttp.ClientTimeout(total=None),  # one timeout of our own covers the whole call
             trace_configs=[tracing],
             middlewares=(_once,),
@@ -81,14 +81,16 @@ class ImdsClient:
 
         Raises DocumentError for an answer over `LARGEST` bytes (not read to its end) or an encoded one.
         """
-        # Azure switches the service on at the first call, and answers it up to two minutes later (FIELD 1.3).
+        # Azure switches the service on at the first call, and answers it up to two minutes later (docs/protocol.md#the-first-call).
         seconds = self._settings.timeout if self._answered else self._settings.first_timeout
         body = await self._call("GET", _EVENTS, {"api-version": self._settings.api_version}, seconds)
         self._answered = True
         return body
 
     async def start(self, event_ids: Sequence[str]) -> None:
-        """Ask Azure to start these events now; returns when it answered 200, which it does for any valid id (FIELD 1.10).
+        """Ask Azure to start these events now; returns when it answered 200.
+
+        It answers 200 for every valid id (docs/protocol.md#startrequests).
 
         The EventIds go out in the case they are given in.
         """

@@ -94,7 +94,7 @@ def parse_instance(body: bytes) -> Instance:
 
 
 def scope_of(instance: Instance) -> str:
-    """The name of the group of VMs that reads the same document (contract, section 4, ``scope: auto``)."""
+    """The name of the group of VMs that reads the same document (``scope: auto``, see docs/configuration.md#the-scope)."""
     if instance.scale_set:
         parts = (instance.subscription_id, instance.resource_group, instance.scale_set, instance.placement_group)
         identity = "/".join(parts)
@@ -105,12 +105,12 @@ def scope_of(instance: Instance) -> str:
 
 
 def relay_of(instance: Instance) -> str:
-    """This relay's own name: that of the VM (contract, section 4, ``relay: auto``)."""
+    """This relay's own name: that of the VM (``relay: auto``)."""
     return instance.name
 
 
 def names_of(instance: Instance, hostname: str) -> frozenset[str]:
-    """Every name, in lower case, by which ``Resources`` may mean this VM (FIELD 1.9).
+    """Every name, in lower case, by which ``Resources`` may mean this VM (docs/protocol.md#names-of-resources).
 
     VM name, computer name and host name; ``set_18`` where the computer is called ``set00000i`` and the other way round; and
     each with the ``_`` that api-version 2017-03-01 puts in front.

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections import deque
 
 CALLS = 2
-"""So many calls fit into one window; Azure allows a VM five a second, shared with every other poller (FIELD 1.7)."""
+"""So many calls fit into one window; Azure allows a VM five a second, shared with every other poller.
+
+See docs/protocol.md#five-calls-a-second.
+"""
 WINDOW = 1.05
 """Seconds: a second, and room for the far side's clock and the network."""
 LONGEST_BACKOFF = 5.0
-"""Seconds before jitter. Low, since a Preempt gives ten seconds of notice and a 410 is over after 70 (FIELD 1.6, 1.7)."""
+"""Seconds before jitter. Low, since a Preempt can give ten seconds of notice, and a 410 is over after 70.
+
+See docs/protocol.md#notice and docs/protocol.md#statuses-to-retry.
+"""
 LONGEST_REST = 60.0
 """Seconds: more than this, no Retry-After can make us wait."""
 

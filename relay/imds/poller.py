@@ -23,7 +23,10 @@ from relay.outbox.sqlite import Store
 LOST_BEFORE_FIRST = 150.0
 """Seconds without a usable answer after which the source counts as lost, before there was one: the first may take 130."""
 LOST_AFTER = 90.0
-"""The same after the first: the service may answer 410 for 70 seconds while it updates (FIELD 1.7)."""
+"""The same after the first: the service may answer 410 for 70 seconds while it updates.
+
+See docs/protocol.md#statuses-to-retry.
+"""
 
 _log = logging.getLogger(__name__)
 

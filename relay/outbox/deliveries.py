@@ -129,7 +129,10 @@ class Deliveries:
         )
 
     def delivered(self, arrived: Sequence[tuple[int, Attempt]]) -> None:
-        """Log the attempts that got through, and settle their entries: one statement for each table (FIELD 9)."""
+        """Log the attempts that got through, and settle their entries: one statement for each table.
+
+        See docs/protocol.md#one-statement-for-each-table.
+        """
         rows = orjson.dumps([[entry, sortable(one.at), one.took, one.status, one.answer, sortable(one.ended)] for entry, one in arrived])
         # json_extract rather than ->>, which SQLite knows from 3.38.
         self._connection.execute(

@@ -194,8 +194,8 @@ class RabbitMQ:
         """Return once the broker has confirmed the message, or has returned it for want of a queue (status 312).
 
         A publish that nobody waits for any more stays under way, and the next delivery of the event waits for that one: two
-        with one id in flight would get each other's answers (FIELD 5.2), and a broker that is slow to confirm, as a quorum
-        queue without its majority is, would store a copy for every try.
+        with one id in flight would get each other's answers (docs/protocol.md#one-publish-in-flight-for-each-id), and a broker
+        that is slow to confirm, as a quorum queue without its majority is, would store a copy for every try.
         """
         key = routing_key(event)
         line = await self._open_line()

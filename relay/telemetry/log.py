@@ -19,7 +19,7 @@ def set_up(form: Literal["text", "json"]) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("relay").setLevel(logging.INFO)
-    # A malformed request is the caller's affair: aiohttp would print a traceback for each (FIELD 8).
+    # aiohttp prints a traceback for each malformed request (docs/protocol.md#malformed-requests).
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     # The AMQP client logs every failed attempt to connect; the sink says it once.
     for name in ("aiormq", "aio_pika"):

@@ -100,7 +100,10 @@ async def _mute(greeted: list[bytes]) -> AsyncIterator[str]:
 
 
 async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(broker: Reachable) -> None:
-    """FIELD 5.1: in a task group, a task that ends so would end without a word."""
+    """In a task group, such a task would end without a report.
+
+    See docs/protocol.md#a-library-cancels-publishers.
+    """
     troubles: list[Trouble] = []
 
     async def struck(_: Connection) -> NoReturn:
@@ -275,6 +278,9 @@ async def test_a_file_that_is_not_there_is_named(own_broker: Broker, secure: str
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "168.63.129.16", "[::ffff:169.254.169.254]"])
 async def test_a_metadata_address_is_never_dialled(host: str) -> None:
-    """Contract, promise 6: by literals the configuration is refused; this is where a name leads."""
+    """The configuration refuses literals; this is where a name leads.
+
+    See docs/guarantees.md#metadata-addresses-are-never-dialed.
+    """
     (reason,) = await told((URL(f"amqp://guest:guest@{host}/"),))
     assert "metadata or host address" in reason

@@ -1,4 +1,4 @@
-"""What must exist on the broker, part by part: made as the contract says, looked for, told apart by its arguments, or not touched."""
+"""What must exist on the broker, part by part: made as docs/rabbitmq.md says, looked for, told apart by its arguments, or not touched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.rabbitmq import Reachable
 SCOPE = "prod-vmss-a-1f0c33ab"
 QUORUM = {"x-queue-type": "quorum"}
 
-CONTRACT: dict[str, tuple[str, Mapping[str, Any]]] = {
+DOCUMENTED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "exchange {}": ("topic", {"alternate-exchange": "{}.unrouted"}),
     "exchange {}.unrouted": ("fanout", {}),
     "queue {}.unrouted": ("quorum", {"x-max-length": 10_000}),
@@ -67,11 +67,11 @@ async def exists(connection: Connection, part: Exchange | Queue) -> bool:
         return True
 
 
-def test_the_parts_are_those_of_the_contract_with_these_arguments_and_no_others() -> None:
+def test_the_parts_are_those_of_the_documentation_with_these_arguments_and_no_others() -> None:
     found = {part.title: (part.type if isinstance(part, Exchange) else "quorum", part.arguments) for part in parts_of("x")}
     assert found == {
         title.format("x"): (kind, {name: value.format("x") if isinstance(value, str) else value for name, value in arguments.items()})
-        for title, (kind, arguments) in CONTRACT.items()
+        for title, (kind, arguments) in DOCUMENTED.items()
     }
     bound = {part.name: (part.source, part.key) for part in parts_of("x") if isinstance(part, Queue)}
     assert bound == {
@@ -100,7 +100,7 @@ async def _other(channel: AbstractChannel, part: Exchange | Queue, argument: str
 
 _DIFFERENCES = [
     (title, argument)
-    for title, (kind, arguments) in CONTRACT.items()
+    for title, (kind, arguments) in DOCUMENTED.items()
     for argument in (*arguments, *(("x-queue-type",) if kind == "quorum" else ("type", "durable")))
 ]
 

@@ -1,4 +1,4 @@
-"""POST /v1/approvals and PUT /v1/approvals/mode, line by line of section 8 of the contract."""
+"""POST /v1/approvals and PUT /v1/approvals/mode, line by line of docs/api.md."""
 
 from __future__ import annotations
 

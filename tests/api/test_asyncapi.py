@@ -110,7 +110,7 @@ def test_what_is_taken_is_what_is_described(fields: dict[str, Any]) -> None:
     assert Draft7Validator(messages["decisionEvent"]["payload"]).is_valid(wrapped) == allowed
 
 
-def test_names_and_arguments_are_those_of_the_contract() -> None:
+def test_names_and_arguments_are_those_of_the_documentation() -> None:
     found = dict(_made(describe()))
     quorum = {"x-queue-type": "quorum"}
     assert found == {

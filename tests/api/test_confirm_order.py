@@ -1,4 +1,7 @@
-"""The order of the checks of POST /v1/confirmations (contract, section 8): of two faults in one call, the earlier is told."""
+"""The order of the checks of POST /v1/confirmations: the earlier of two faults is told.
+
+See docs/api.md#order-of-checks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /v1/events and GET /v1/events/{eventId}: the shapes that the contract fixes, and pages."""
+"""GET /v1/events and GET /v1/events/{eventId}: the shapes that docs/api.md fixes, and pages."""
 
 from __future__ import annotations
 

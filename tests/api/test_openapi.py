@@ -15,7 +15,7 @@ from tests.api.running import Running
 # The OpenAPI Initiative's own schema, version 2022-10-07, Apache-2.0: https://spec.openapis.org/oas/3.1/schema/2022-10-07
 _SCHEMA = orjson.loads(Path(__file__).with_name("openapi-3.1.json").read_bytes())
 
-CONTRACT = """
+DOCUMENTED = """
 GET /v1/events
 GET /v1/events/{eventId}
 GET /v1/events/{eventId}/rule
@@ -63,10 +63,10 @@ async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somew
             place = place[part]
 
 
-async def test_it_describes_the_calls_of_the_contract_and_no_others(relay: Running) -> None:
+async def test_it_describes_the_calls_of_the_documentation_and_no_others(relay: Running) -> None:
     document = await _description(relay)
     described = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
-    assert described == set(CONTRACT.split("\n")) - {""}
+    assert described == set(DOCUMENTED.split("\n")) - {""}
 
 
 async def test_it_describes_the_calls_that_are_served(relay: Running) -> None:

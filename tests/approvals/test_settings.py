@@ -14,7 +14,7 @@ def _rule(**approve: Any) -> dict[str, Any]:
     return {"name": "r", "approve": {"votes": 1, "from": ["client:a"], **approve}}
 
 
-def test_without_rules_nothing_is_approved_and_the_defaults_are_those_of_the_contract() -> None:
+def test_without_rules_nothing_is_approved_and_the_defaults_are_those_of_the_documentation() -> None:
     section = ApprovalsSettings()
     assert (section.enabled, section.dry_run, section.tell_first, section.hold_expires) == (True, False, 5.0, 86400.0)
     assert (section.amqp, section.rules, dict(section.groups)) == (None, (), {})

@@ -80,7 +80,7 @@ async def relay_knows(relay: Stage, event: Event) -> bool:
     ],
 )
 async def test_who_is_no_full_member_is_refused_politely_and_burns_nothing(tmp_path: Path, record: dict[str, Any], why: str) -> None:
-    """FIELD: guests, strangers of shared channels, deactivated users and bots; what Slack leaves out is not in anybody's favour."""
+    """Guests, strangers of shared channels, deactivated users and bots; what Slack leaves out counts against the person."""
     async with scene(tmp_path) as it:
         it.slack.users[ALICE] = record
         click = it.slack.click(it.message, "Approve")

@@ -74,7 +74,10 @@ async def test_all_is_well_and_nothing_was_made(azure: Simulator, tmp_path: Path
 
 
 async def test_scheduled_events_are_not_switched_on_unless_asked_for(azure: Simulator, tmp_path: Path) -> None:
-    """The first GET of the document switches the feature on for the VM (FIELD 1.3, 1.13)."""
+    """The first GET of the document switches the feature on for the VM.
+
+    See docs/protocol.md#polling-delays-reboots-by-users.
+    """
     folder = configured(tmp_path, azure.url)
     _, found = await examined(folder)
     assert [one["said"] for one in found["scheduled events"]] == [NOT_ASKED]

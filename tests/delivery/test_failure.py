@@ -152,7 +152,10 @@ async def test_another_mistake_of_a_sink_gets_a_traceback_of_its_own(tmp_path: P
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_path: Path) -> None:
-    """A library cancels its publishers when the connection dies (FIELD 5.1)."""
+    """A library cancels its publishers when the connection dies.
+
+    See docs/protocol.md#a-library-cancels-publishers.
+    """
     lost = 2
 
     async def cancelled(_: CloudEvent) -> Receipt:
@@ -241,7 +244,10 @@ async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_onl
 
 
 async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at_once_in_order(tmp_path: Path) -> None:
-    """FIELD 3.5. The pauses have grown long by then; nobody else waits for theirs."""
+    """The pauses have grown long by then, and no entry waits for its own.
+
+    See docs/protocol.md#a-backlog-goes-out-at-once.
+    """
     far, other = Far(refuses, longest_pause=0.3), Far()
     async with going(tmp_path, {"bus": far, "chat": other}) as relay:
         expected: dict[str, list[str]] = {}
@@ -279,7 +285,10 @@ async def test_probes_take_the_oldest_and_the_least_tried_in_turns(tmp_path: Pat
 async def test_a_far_side_that_is_gone_disables_the_sink_which_keeps_its_entries_until_it_is_resumed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """410: said loudly, elsewhere, once; however many were under way (FIELD 3.3)."""
+    """410: reported once to the other sinks, however many were under way.
+
+    See docs/protocol.md#410-ends-a-subscription.
+    """
     all_there = asyncio.Event()
 
     async def gone(_: CloudEvent) -> Receipt:

@@ -109,7 +109,10 @@ async def test_a_sinks_own_limit_is_used_and_kept(tmp_path: Path, most: int) -> 
 
 
 async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_stale_drop(tmp_path: Path) -> None:
-    """For people; machines get the whole history (FIELD 3.6)."""
+    """For people; programs get the whole history.
+
+    See docs/protocol.md#people-want-the-newest-state.
+    """
     chat, bus = Far(), Far()
     async with going(tmp_path, {"chat": chat, "bus": bus}, chat={"stale": "drop"}) as relay:
         await relay.dispatcher.set_state("chat", "paused", "lunch")

@@ -63,7 +63,10 @@ def test_what_was_refused_is_parked_at_once_with_no_notbefore_ahead(
 
 @given(left=AHEAD, age=AGES, tries=TRIES, chance=CHANCES)
 def test_what_was_refused_is_tried_slowly_while_notbefore_is_ahead(left: float, age: float, tries: int, chance: float) -> None:
-    """Somebody must mend something, and often does within minutes (FIELD 3.3)."""
+    """A person must correct something, and often does within minutes.
+
+    See docs/protocol.md#which-statuses-pass-by-themselves.
+    """
     seconds = pause("slow", left=left, age=age, tries=tries, chance=chance)
     assert seconds <= 60
     assert seconds >= 50 or seconds >= left - 2

@@ -51,7 +51,7 @@ def written(said: CloudEvent) -> dict[str, Any]:
     return event
 
 
-def test_the_catalogue_is_that_of_the_contract() -> None:
+def test_the_catalogue_is_that_of_the_documentation() -> None:
     assert [kind.name for kind in CATALOG] == [
         *(f"event.{change}" for change in ("scheduled", "updated", "started", "ended")),
         *(f"approval.{change}" for change in ("recorded", "granted", "refused", "voided")),

@@ -72,7 +72,10 @@ def test_order_does_not_matter_to_the_delta(old: Document, new: tuple[Document, 
 
 @given(DOCUMENTS, DOCUMENTS, st.none() | st.integers())
 def test_the_incarnation_neither_suppresses_nor_forges_a_change(old: Document, new: Document, incarnation: int | None) -> None:
-    """It skips numbers, starts again lower, and may stay the same (FIELD 1.3)."""
+    """It skips numbers, starts again lower, and may stay the same.
+
+    See docs/protocol.md#the-document-incarnation.
+    """
     assert diff(old.events, dataclasses.replace(new, incarnation=incarnation)) == diff(old.events, new)
 
 

@@ -65,7 +65,7 @@ def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: objec
 
 @pytest.mark.parametrize("empty", [b"", b" ", b"\r\n\t "])
 def test_an_empty_body_is_an_error(empty: bytes) -> None:
-    """It would end every event (FIELD 1.4)."""
+    """It would end every event (docs/protocol.md#an-empty-answer)."""
     with pytest.raises(DocumentError, match="empty body"):
         parse(empty)
 

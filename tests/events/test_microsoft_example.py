@@ -60,7 +60,7 @@ def test_it_is_scheduled_started_and_ended_once_each() -> None:
     assert [[one.name for one in poll] for poll in told()] == [[], ["event.scheduled"], ["event.started"], ["event.ended"]]
 
 
-def test_the_scheduled_event_is_that_of_the_contract() -> None:
+def test_the_scheduled_event_is_that_of_the_documentation() -> None:
     ((scheduled,),) = told()[1:2]
     assert {**scheduled.data, "revision": "…", "description": "…"} == {
         "eventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",

@@ -1,4 +1,7 @@
-"""What the relay says of a change, a decision and itself: attributes, ids and outcomes (contract, section 5)."""
+"""What the relay says of a change, a decision and itself: attributes, ids and outcomes.
+
+See docs/events.md.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def told(
 # --- attributes of event.*
 
 
-def test_a_scheduled_event_says_all_that_the_contract_names() -> None:
+def test_a_scheduled_event_says_all_that_is_documented() -> None:
     said = told(change("scheduled"))
     assert said.attributes == {
         "specversion": "1.0",

@@ -60,7 +60,10 @@ async def test_the_default_version_is_the_newest() -> None:
 
 
 async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() -> None:
-    """Without `Metadata: true`, or with X-Forwarded-For, IMDS answers 400 (FIELD 1.8, 1.11)."""
+    """Without `Metadata: true`, or with X-Forwarded-For, IMDS answers 400.
+
+    See docs/protocol.md#no-proxies.
+    """
     async with far_side() as side, client_of(side.url) as client:
         await client.read()
         await client.start(["A"])

@@ -112,7 +112,7 @@ def test_all_vms_of_a_placement_group_have_one_scope_and_no_other_group_has_it()
 
 
 @given(st.builds(Instance, *[st.text()] * 7))
-def test_a_scope_is_always_what_the_contract_allows_and_knows_no_case(instance: Instance) -> None:
+def test_a_scope_is_always_what_is_documented_and_knows_no_case(instance: Instance) -> None:
     scope = scope_of(instance)
     assert re.fullmatch(r"[a-z0-9-]{1,80}", scope)
     ascii_only = all(value.isascii() for value in dataclasses.astuple(instance))
@@ -134,7 +134,10 @@ def test_resources_mean_this_vm_by_any_of_its_names(resource: str) -> None:
 
 @pytest.mark.parametrize("resource", ["Prod_VMSS_18", "prod_vmss_18", "_Prod_VMSS_18", "prodvmss00000i", "prod_vmss00000I", "prodvmss_18"])
 def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(resource: str) -> None:
-    """`set_18` in Resources while the host is called `set00000i` (FIELD 1.9)."""
+    """`set_18` in Resources while the host is called `set00000i`.
+
+    See docs/protocol.md#names-of-resources.
+    """
     assert names_this_vm([resource], names_of(IN_SET, "prodvmss00000i"))
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from relay.imds import SourceSettings
 
 
-def test_the_defaults_are_those_of_the_contract() -> None:
+def test_the_defaults_are_those_of_the_documentation() -> None:
     assert SourceSettings().model_dump() == {
         "url": "http://169.254.169.254",
         "api_version": "2020-07-01",

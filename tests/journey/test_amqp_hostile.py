@@ -115,7 +115,10 @@ async def test_a_topic_permission_for_another_scope_gives_no_way_here(there: Sta
 
 
 async def test_nothing_is_sent_to_where_a_message_asks_for_a_reply(there: Stage) -> None:
-    """FIELD 5.8: the relay would write with its own rights wherever a stranger points."""
+    """The relay would write with its own rights wherever a stranger points.
+
+    See docs/protocol.md#no-reply_to.
+    """
     event, wish = await there.wish()
     async with there.bus.channel() as channel:
         replies = await channel.declare_queue(exclusive=True)
@@ -159,7 +162,10 @@ async def test_what_azure_refuses_is_told_as_caused_by_the_message(there: Stage)
 
 
 async def test_two_connections_with_a_heartbeat_of_ten_seconds_and_one_channel_that_stays(there: Stage) -> None:
-    """FIELD 5.11. A channel for each message would be slow, and an unused one is a leak."""
+    """A channel for each message would be slow, and an unused one is a leak.
+
+    See docs/protocol.md#channels-are-expensive.
+    """
     columns = ("client_properties", "timeout", "channels")
     said = await asyncio.to_thread(there.bus.broker.ctl, "list_connections", *columns)
     ours = [line.split("\t") for line in said.splitlines() if '"imds-relay ' in line]

@@ -154,7 +154,10 @@ async def test_a_message_that_is_too_large_is_a_dead_letter_and_its_neighbours_a
 
 
 async def test_what_no_queue_wants_is_delivered_with_the_brokers_number(own_broker: Broker, tmp_path: Path) -> None:
-    """Contract section 7: another's exchange, without an alternate exchange."""
+    """An exchange that others made, without an alternate exchange.
+
+    See docs/protocol.md#the-alternate-exchange.
+    """
     async with telling(own_broker, tmp_path, declare=False) as told, queue_of(own_broker, told.exchange) as queue:
         await queue.unbind(told.exchange, "#")
         delivery = await told.delivered(await told.happens())

@@ -118,7 +118,7 @@ async def test_of_two_relays_one_decides_and_the_other_takes_over_when_it_dies(
 async def test_while_the_state_file_cannot_be_written_messages_wait_and_are_not_taken_again_and_again(
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A queue with a delivery limit would bury them (FIELD 5.12)."""
+    """A queue with a delivery limit would bury them (docs/protocol.md#requeuing-in-a-loop)."""
     caplog.set_level(logging.INFO, "relay.api.amqp")
     async with stage(node, tmp_path) as there:
         event, wish = await there.wish()
@@ -273,7 +273,10 @@ async def _second_door(there: Stage, *, heartbeat: int) -> AsyncIterator[None]:
 
 
 async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_afterwards(node: Broker, tmp_path: Path) -> None:
-    """FIELD 5.11: an alarm blocks those who publish; this connection only takes."""
+    """An alarm blocks those who publish; this connection only consumes.
+
+    See docs/protocol.md#an-alarm-blocks-publishers.
+    """
     async with stage(node, tmp_path) as there:
         event, wish = await there.wish()
         await there.running.relay.gate.set_mode("off", "local:tester")

@@ -163,7 +163,10 @@ async def test_where_no_boot_came_between_the_end_is_unknown(tmp_path: Path) -> 
 
 
 async def test_a_receiver_that_was_down_hears_everything_in_order_after_the_boot(tmp_path: Path) -> None:
-    """tell_first passes, the machine goes, and what waited is told by the next life: nothing recorded is lost (promise 1)."""
+    """tell_first passes, the machine goes, and what waited is told by the next life: nothing recorded is lost.
+
+    See docs/guarantees.md#nothing-recorded-is-lost.
+    """
     async with machine(tmp_path, tell_first="1s") as vm:
         vm.receiver.status = 503
         event = await vm.approved()
@@ -196,7 +199,7 @@ async def test_a_machine_that_shuts_down_in_order_says_first_that_its_request_wa
 
 
 async def test_a_machine_that_shuts_down_before_its_request_sends_none_and_forgets_nothing(tmp_path: Path) -> None:
-    """SIGTERM while tell_first waits: no StartRequest goes out in the drain, and the next life sends it once (promise 3)."""
+    """SIGTERM while tell_first waits: the drain sends no StartRequest, and the next life sends it once."""
     async with machine(tmp_path, tell_first="30s") as vm:
         vm.receiver.status = 503
         event = await vm.approved()

@@ -74,7 +74,7 @@ def test_a_vote_is_shown_with_who_gave_it_and_who_is_missing() -> None:
 
 
 def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
-    """Contract, section 8: every text about a hold says that Azure proceeds."""
+    """Every text about a hold says that Azure proceeds."""
     found = card(standing(None, decided("hold", expires=3600)))
     assert labels(found) == ["Approve", "Release the hold"]
     assert found.tone == "held"

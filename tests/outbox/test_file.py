@@ -282,7 +282,10 @@ def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) 
     ids=["vm", "scope", "scope, with no vm to compare"],
 )
 def test_another_ones_file_is_set_aside(tmp_path: Path, other: Identity) -> None:
-    """A cloned image or a restored disk would send another VM's notices again, and its votes would count here (FIELD 6.10)."""
+    """A cloned image or a restored disk would send another VM's notices again, and its votes would count here.
+
+    See docs/protocol.md#a-copied-disk.
+    """
     path = tmp_path / "relay.db"
     begin(path, other)
     with opened(path) as file:

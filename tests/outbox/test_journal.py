@@ -59,7 +59,7 @@ def test_an_empty_journal_verifies(tmp_path: Path) -> None:
         assert verify(file.connection, GENESIS) == (GENESIS, 0)
 
 
-def test_positions_and_hashes_are_those_of_the_contract(tmp_path: Path) -> None:
+def test_positions_and_hashes_are_those_of_the_documentation(tmp_path: Path) -> None:
     """``journalhead`` is position and hash, and consumers keep it as text."""
     with filled(tmp_path / "relay.db") as (connection, heads):
         assert [row.position for row in rows(connection)] == list(range(1, ROWS + 1))
@@ -109,7 +109,10 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(tmp_p
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(gone=st.sets(st.integers(1, ROWS), min_size=1))
 def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(journal: sqlite3.Connection, gone: set[int]) -> None:
-    """A cut tail alone is a shorter journal that holds: only a head that somebody else kept shows it (FIELD 6.6)."""
+    """A cut tail leaves a shorter journal that is valid: only a head kept elsewhere shows it.
+
+    See docs/protocol.md#a-cut-tail.
+    """
     journal.execute("SAVEPOINT before")
     try:
         seen = head_of(journal)

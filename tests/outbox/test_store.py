@@ -44,7 +44,7 @@ async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sin
 
 
 async def test_many_submissions_share_few_commits_and_are_answered_in_order(tmp_path: Path) -> None:
-    """Grouped under load, never by a pause (FIELD 9)."""
+    """Grouped under load, never by a pause (docs/protocol.md#groups-of-commits)."""
     async with store(tmp_path) as kept:
         commits: list[str] = []
         answered: list[int] = []

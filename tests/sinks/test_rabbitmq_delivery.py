@@ -66,7 +66,10 @@ async def test_events_arrive_in_the_order_in_which_they_were_confirmed(broker: R
 
 
 async def test_one_id_twice_at_once_is_one_message(broker: Reachable, exchange: str) -> None:
-    """FIELD 5.2: two with one id in flight would get each other's answers."""
+    """Two with one id in flight would get each other's answers.
+
+    See docs/protocol.md#one-publish-in-flight-for-each-id.
+    """
     event = cloudevent()
     async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
         await delivered(bus, cloudevent("relay.ping", subject="bus"))
@@ -92,7 +95,10 @@ async def test_what_no_queue_wants_waits_in_the_unrouted_queue(broker: Reachable
 async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_per_key(
     broker: Reachable, exchange: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FIELD 5.10, contract section 7: another's exchange without an alternate exchange."""
+    """An exchange that others made, without an alternate exchange.
+
+    See docs/protocol.md#the-alternate-exchange.
+    """
     async with channel(broker.amqp_url()) as there, sink(broker.amqp_url(), exchange, declare=False) as bus:
         await there.declare_exchange(exchange, "topic", durable=True)
         first = await delivered(bus, cloudevent())
@@ -108,7 +114,7 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
 
 
 async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchange: str) -> None:
-    """FIELD 5.3: only Basic.Ack is a confirm."""
+    """Only Basic.Ack is a confirm (docs/protocol.md#only-basicack-confirms)."""
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
         await delivered(bus, cloudevent("relay.ping", subject="bus"))
@@ -125,7 +131,7 @@ async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchan
 
 
 async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(broker: Reachable, exchange: str) -> None:
-    """With the arguments of the contract: declaring the same once more is only allowed with equal ones."""
+    """With the documented arguments: declaring the same once more is only allowed with equal ones."""
     async with sink(broker.amqp_url(), exchange), channel(broker.amqp_url()) as there:
 
         async def made() -> bool:
@@ -187,7 +193,7 @@ async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
 async def test_an_exchange_that_is_deleted_under_way_is_made_again(
     broker: Reachable, exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FIELD 5.5: the first to find out loses its channel; the next waits for a new one, and gets the exchange with it."""
+    """The first to find out loses its channel; the next waits for a new one, and gets the exchange with it."""
     monkeypatch.setattr(rabbitmq, "PATIENCE", 10.0)  # on a busy machine
     async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
         await delivered(bus, cloudevent())
@@ -213,7 +219,7 @@ async def least(own_broker: Broker, *, write: str) -> str:
 
 
 async def test_publishing_needs_no_right_but_to_write_the_exchange(own_broker: Broker) -> None:
-    """FIELD 5.9: least privilege is `configure: ^$`, `read: ^$`, write on the exchange; passive checks work with it too."""
+    """Least privilege is `configure: ^$`, `read: ^$`, write on the exchange; passive checks work with it too."""
     async with sink(own_broker.amqp_url(), "least") as maker:
         await delivered(maker, cloudevent("relay.ping"))
     url = await least(own_broker, write="^least$")
@@ -244,7 +250,7 @@ async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(ow
 
 
 async def test_a_topic_that_the_user_may_not_write_holds_up_its_own_messages_alone(own_broker: Broker) -> None:
-    """FIELD 5.5: the broker closes the channel for it, under its neighbours too; they are tried again, and it waits to be mended."""
+    """The broker closes the channel, under its neighbors too; they are tried again, and this one waits until it is corrected."""
     async with sink(own_broker.amqp_url(), "topics") as maker:
         await delivered(maker, cloudevent("relay.ping"))
     url = await least(own_broker, write="^topics$")
@@ -267,7 +273,7 @@ async def test_a_topic_that_the_user_may_not_write_holds_up_its_own_messages_alo
 
 
 async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tried_again(own_broker: Broker) -> None:
-    """FIELD 5.5 and 5.6: only what is permanent for this message is Rejected, and recovery is quick."""
+    """Only what is permanent for this message is Rejected, and recovery is quick."""
     bad, good = cloudevent(data={"description": "x" * 5000}), [cloudevent(data={"n": n}) for n in range(20)]
     limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."  # as versions differ
     await asyncio.to_thread(own_broker.ctl, "eval", limit.format(2000))

@@ -31,7 +31,7 @@ SMALLEST_FRAME = 4096
 # --- the section
 
 
-def test_the_defaults_are_those_of_the_contract() -> None:
+def test_the_defaults_are_those_of_the_documentation() -> None:
     section = settings("amqp://guest:guest@127.0.0.1:5672/")
     assert (section.exchange, section.declare, section.events) == ("azure.scheduledevents", True, ("*",))
 
@@ -115,7 +115,10 @@ def test_a_message_carries_the_event_and_its_name_tags() -> None:
 
 
 def test_a_message_asks_for_nothing_that_a_consumer_or_broker_could_trip_over() -> None:
-    """No reply_to (FIELD 5.8), no user_id or expiration that a broker could close the channel for (5.5), no priority."""
+    """No reply_to (docs/protocol.md#no-reply_to), no priority, no user_id or expiration.
+
+    A broker could close the channel for the last two (docs/protocol.md#one-bad-publish-closes-the-channel).
+    """
     message = build(cloudevent())
     assert (message.reply_to, message.user_id, message.expiration, message.priority) == (None, None, None, None)
 
@@ -125,7 +128,10 @@ def test_a_message_about_the_relay_has_no_correlation_id() -> None:
 
 
 def test_copies_that_are_too_long_for_their_place_are_left_out() -> None:
-    """The body has everything; AMQP 1.0 readers see a header of 256 bytes as binary (FIELD 5.13), properties cannot have it."""
+    """The body has everything; such a header can be binary to AMQP 1.0 readers.
+
+    See docs/protocol.md#headers-of-256-bytes.
+    """
     event = cloudevent(subject="å" * 128)
     message = build(event)
     assert message.correlation_id is None

@@ -92,7 +92,7 @@ async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: B
 
 
 async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(own_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    """FIELD 5.1: aiormq then raises CancelledError in whoever waits, though nobody cancelled; that is a Deferred like any other.
+    """Then aiormq raises CancelledError in whoever waits (docs/protocol.md#a-library-cancels-publishers): a Deferred like any other.
 
     With a heartbeat of one second the watchdog takes six, with the relay's own of ten it takes 33.
     """
@@ -125,7 +125,7 @@ async def test_a_cancellation_that_was_asked_for_stays_one(own_broker: Broker) -
 
 
 async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twice(own_broker: Broker) -> None:
-    """FIELD 5.4 and 5.2: the timeout says "don't know"; the next try of the same id joins the publish under way."""
+    """A timeout says "unknown" (docs/protocol.md#a-timeout-means-unknown); the next try of the same id joins the publish under way."""
     event = cloudevent()
     async with sink(own_broker.amqp_url(), "slow", timeout="500ms") as bus:
         await delivered(bus, cloudevent("relay.ping"))
@@ -169,7 +169,7 @@ async def test_leaving_ends_publishes_that_have_not_been_written_yet(broker: Rea
 
 
 async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_is_over(own_broker: Broker) -> None:
-    """FIELD 5.11: what was under way stays so, what comes later is not sent, and closing does not wait for the alarm's end."""
+    """What was under way stays so, what comes later is not sent, and closing does not wait for the alarm's end."""
     before, later = cloudevent(), cloudevent("event.updated")
     url = own_broker.amqp_url()
     async with sink(url, "alarmed", timeout="500ms") as bus:

@@ -48,7 +48,7 @@ def test_loopback_private_ranges_and_all_else_are_allowed(address: str) -> None:
         assert (made.family, made.type) == (family, socket.SOCK_STREAM)
 
 
-def test_the_refused_ranges_are_those_of_the_contract() -> None:
+def test_the_refused_ranges_are_those_of_the_documentation() -> None:
     """Promise 6."""
     assert set(REFUSED) == {ip_network(text) for text in ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254", "168.63.129.16")}
 

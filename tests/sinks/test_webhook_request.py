@@ -25,7 +25,7 @@ async def sent(**given: Any) -> Received:
     return receiver.requests[0]
 
 
-def test_building_a_request_is_pure_and_gives_the_headers_of_the_contract() -> None:
+def test_building_a_request_is_pure_and_gives_the_headers_of_the_documentation() -> None:
     event = cloudevent()
     request = build(URL_, [SECRET, OTHER_SECRET], event, NOW)
     assert request == build(URL_, [SECRET, OTHER_SECRET], event, NOW)
@@ -41,7 +41,7 @@ def test_building_a_request_is_pure_and_gives_the_headers_of_the_contract() -> N
 
 
 def test_the_timestamp_is_the_attempts_whole_seconds_in_utc() -> None:
-    """FIELD 3.7: a fraction, or local time taken for UTC, fails at every receiver."""
+    """A fraction, or local time taken for UTC, fails at every receiver."""
     east = NOW.astimezone(timezone(timedelta(hours=5, minutes=45)))
     for now in (NOW, east):
         assert build(URL_, [SECRET], cloudevent(), now).headers["webhook-timestamp"] == "1775946418"

@@ -29,7 +29,7 @@ def test_the_folder_finds_the_member() -> None:
     assert plugins.members(sinks)["webhook"] is webhook
 
 
-def test_defaults_are_those_of_the_contract() -> None:
+def test_defaults_are_those_of_the_documentation() -> None:
     settings = Settings.model_validate(LEAST)
     assert (settings.allow_http, settings.timeout, settings.give_up_after, settings.stale, settings.proxy) == (
         False,

@@ -31,7 +31,7 @@ def meant(status: int, **headers: str) -> Deferred:
 
 @pytest.mark.parametrize("status", range(100, 600))
 def test_every_status_has_its_meaning(status: int) -> None:
-    """FIELD 3.3: what passes is tried again, 410 stops, what somebody must mend is tried slowly; only 2xx is delivered."""
+    """What passes is tried again, 410 stops, what a person must correct is tried slowly; only 2xx is delivered."""
     outcome = verdict(Answer(status, CIMultiDict(), "text"), NOW)
     if status in DELIVERED:
         assert outcome == Receipt(status, "text")
@@ -117,7 +117,7 @@ def later(seconds: float) -> str:
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_a_receiver_whose_clock_is_wrong_is_told_of_where_it_may_have_refused_a_good_signature(status: int) -> None:
-    """FIELD 3.9."""
+    """See docs/protocol.md#clocks-that-differ."""
     assert "; its clock is 399 s ahead of ours, and signatures bear the time" in meant(status, Date=later(400)).reason
     assert "; its clock is 400 s behind ours" in meant(status, Date=later(-400)).reason
     assert "clock" not in meant(status, Date=later(50)).reason
