@@ -21,6 +21,7 @@ from yarl import URL
 from relay.cli._exits import CommandFailed, RefusedByPolicy
 from relay.config import load
 from relay.errors import ConfigError
+from relay.tls import default_context
 
 P = ParamSpec("P")
 
@@ -140,7 +141,7 @@ async def connected(config: Path | None, url: str | None, key: str | None, key_f
     if url is not None:
         place = _origin(url)
         headers = {"Authorization": f"Bearer {secret}"} if (secret := _key(key, key_file)) else {}
-        async with aiohttp.ClientSession(headers=headers) as session:
+        async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(ssl=default_context())) as session:
             yield Client(session, url, place)
         return
     socket = _socket(config)
