@@ -21,6 +21,7 @@ from yarl import URL
 from relay.cli._exits import CommandFailed, RefusedByPolicy
 from relay.config import load
 from relay.errors import ConfigError
+from relay.files import may_exist
 from relay.tls import default_context
 
 P = ParamSpec("P")
@@ -164,12 +165,12 @@ def _socket(config: Path | None) -> Path:
         loaded = load(config)
     except ConfigError:
         # Whoever may use the socket need not have the relay's variables and secret files.
-        if config is None and USUAL_SOCKET.exists():
+        if config is None and may_exist(USUAL_SOCKET):
             return USUAL_SOCKET
         raise
     if loaded.config.api.socket is not None:
         return loaded.config.api.socket
-    if USUAL_SOCKET.exists():
+    if may_exist(USUAL_SOCKET):
         return USUAL_SOCKET
     raise ConfigError(
         f"which relay? {loaded.file or 'The configuration'} has no api.socket, and there is no {USUAL_SOCKET}. "

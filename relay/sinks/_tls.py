@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import model_validator
 
+from relay.files import reason
 from relay.settings import Section
 from relay.tls import client_context, load_certificate
 
@@ -43,7 +44,7 @@ def made(settings: TlsSettings) -> ssl.SSLContext:
             f"{what}: expected PEM that fits together, got something else ({error.reason or 'it could not be read'})"
         ) from None
     except OSError as error:
-        raise ValueError(f"{what}: expected a readable file: {error.strerror}") from None
+        raise ValueError(f"{what}: expected a readable file: {reason(error)}") from None
     return context
 
 
