@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SecretStr, WithJsonSchema, model_validator
 
+from relay.files import reason
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -54,7 +56,7 @@ class SecretFile:
                 self._stamp = stamp
         except (OSError, UnicodeDecodeError) as error:
             if self._stamp is None:
-                problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+                problem = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
                 raise ValueError(f"expected a readable file, {self._path} could not be read: {problem}") from error
         return self._text
 

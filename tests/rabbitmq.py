@@ -19,20 +19,19 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import quote
 
+from tests.certificates import AUTHORITY, SERVER
 from tests.ports import reserve
 
 DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 """Debian's programs on PATH change to the user `rabbitmq`; those in here run as whoever calls them."""
 
-TLS = Path(__file__).parent / "api" / "tls"
-"""The authority, the server's and the client's certificates of these tests; a client's name is a RabbitMQ user's with EXTERNAL."""
 CONFIGURATION = f"""\
 loopback_users = none
 disk_free_limit.absolute = 50MB
 log.file.level = warning
-ssl_options.cacertfile = {TLS / "authority.pem"}
-ssl_options.certfile = {TLS / "server.pem"}
-ssl_options.keyfile = {TLS / "server.pem"}
+ssl_options.cacertfile = {AUTHORITY}
+ssl_options.certfile = {SERVER}
+ssl_options.keyfile = {SERVER}
 ssl_options.verify = verify_peer
 ssl_options.fail_if_no_peer_cert = false
 auth_mechanisms.1 = PLAIN

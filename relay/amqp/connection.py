@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import random
 import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import aio_pika
 import aiohappyeyeballs
@@ -25,6 +26,7 @@ from relay.amqp.trouble import Trouble, explain, together
 from relay.clock import Clock
 from relay.egress import guarded_socket
 from relay.errors import Deferred
+from relay.tls import client_context, load_certificate
 
 HEARTBEAT = 10
 """Seconds, as both sides agree on it. A peer that is silent for three times that and a bit is given up."""
@@ -49,17 +51,21 @@ class Connection(aio_pika.Connection):
         """Whether it is no more, whoever ended it; ``is_closed`` is true only of one that we left."""
         return not self.connected.is_set()
 
-    async def create(self, url: URL, *, ssl_context_provider: Any, **_: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def create(self, url: URL, **_: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Dial, as aiormq asks of a transport factory. Raises OSError."""
         loop = asyncio.get_running_loop()
         for name in FILES & url.query.keys():
             Path(url.query[name]).open("rb").close()  # noqa: ASYNC230  # the error of ssl does not say which file it is about
-        context = await ssl_context_provider.get_context() if url.scheme == "amqps" else None
+        context = await asyncio.to_thread(_context, url) if url.scheme == "amqps" else None
         addresses = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         dialled = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=0.25, socket_factory=guarded_socket)
         reader = Frames()
         transport, protocol = await loop.create_connection(
-            lambda: asyncio.StreamReaderProtocol(reader), sock=dialled, ssl=context, server_hostname=url.host if context else None
+            lambda: asyncio.StreamReaderProtocol(reader),
+            sock=dialled,
+            ssl=context,
+            server_hostname=url.host if context else None,
+            ssl_shutdown_timeout=CLOSING if context else None,
         )
         self._writer = Gathered(transport, protocol, reader)
         return reader, self._writer
@@ -88,7 +94,16 @@ class Connection(aio_pika.Connection):
 
     def _cut(self) -> None:
         if self._writer is not None:
-            self._writer.transport.abort()
+            # Before Python 3.11.5 a TLS transport that was closed twice has no `abort`; it ends after `ssl_shutdown_timeout`.
+            with contextlib.suppress(AttributeError):
+                self._writer.transport.abort()
+
+
+def _context(url: URL) -> ssl.SSLContext:
+    context = client_context(url.query.get("cafile"))
+    if "certfile" in url.query:
+        load_certificate(context, url.query["certfile"], url.query.get("keyfile"))
+    return context
 
 
 async def keep_connected(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aio_pika import exceptions as amqp
 
 from relay.errors import Deferred, Failure
+from relay.tls import explain_refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ def _of_system(error: OSError) -> str:
         case socket.gaierror():
             return f"the host's name was not found ({error.strerror})"
         case ssl.SSLCertVerificationError():
-            return f"the broker's certificate is not one that we trust ({error.verify_message}): see cafile and the host's name in the url"
+            why, remedy = explain_refusal(error, "cafile in the url, or install it on this machine")
+            return f"the broker's certificate is not one that we trust ({why}): {remedy}"
         case ssl.SSLError():
             return f"no TLS with the broker: {error.reason or said(error)}"
         case OSError(errno=int(number)) if "Connect call failed" in said(error):  # asyncio's words, which hide the system's

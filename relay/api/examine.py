@@ -14,6 +14,7 @@ from relay.api.oidc import OidcSettings
 from relay.api.sockets import open_tcp
 from relay.api.tls import Tls
 from relay.errors import ConfigError
+from relay.files import may_be_folder, may_exist
 from relay.findings import Finding, failed, ok, warning
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -33,7 +34,7 @@ async def examine(settings: ApiSettings) -> tuple[list[Finding], bool]:
 
 def foreseen(settings: ApiSettings) -> Iterator[Finding]:
     """What nobody need be asked for: warnings that follow from the section and the folders of this machine."""
-    if settings.socket is not None and not _may_be_there(settings.socket.parent):
+    if settings.socket is not None and not may_be_folder(settings.socket.parent):
         said = f"there is no folder {settings.socket.parent} for {settings.socket}, and without it the relay does not start"
         yield warning("local socket", said, "make it, or let the service manager make it at start (systemd: RuntimeDirectory)")
     for client in settings.clients:
@@ -42,15 +43,8 @@ def foreseen(settings: ApiSettings) -> Iterator[Finding]:
             yield warning(f"client {client.name}", said, "give it key_sha256 (see `imds-relay keys`), secrets, san or amqp_user")
 
 
-def _may_be_there(folder: Path) -> bool:
-    try:
-        return folder.is_dir()
-    except OSError:  # closed to whoever asks, and perhaps not to the relay
-        return True
-
-
 async def _listener(settings: ApiSettings) -> tuple[list[Finding], bool]:
-    places = [one for one in (settings.socket, None) if one is None or one.exists()]
+    places = [one for one in (settings.socket, None) if one is None or may_exist(one)]
     for place in places:
         about, shown = ("local socket", str(place)) if place is not None else ("listener", settings.listen)
         try:

@@ -21,6 +21,7 @@ from relay.api.oidc import GUID, OidcSettings, TokenRefused
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
 from relay.egress import guarded_socket
+from relay.tls import default_context
 
 LEEWAY = 60.0
 """Seconds by which the clocks of issuer and relay may differ."""
@@ -119,7 +120,7 @@ async def fetch_keys(settings: OidcSettings) -> dict[str, Any]:
 
 async def _get(url: str) -> bytes:
     """What is there, at most 256 KiB within ten seconds. Raises ValueError, ClientError, TimeoutError, OSError."""
-    connector = aiohttp.TCPConnector(socket_factory=guarded_socket)
+    connector = aiohttp.TCPConnector(socket_factory=guarded_socket, ssl=default_context())
     timeout = aiohttp.ClientTimeout(total=_PATIENCE)
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     async with (

@@ -21,6 +21,8 @@ from yarl import URL
 from relay.cli._exits import CommandFailed, RefusedByPolicy
 from relay.config import load
 from relay.errors import ConfigError
+from relay.files import may_exist
+from relay.tls import default_context
 
 P = ParamSpec("P")
 
@@ -140,7 +142,7 @@ async def connected(config: Path | None, url: str | None, key: str | None, key_f
     if url is not None:
         place = _origin(url)
         headers = {"Authorization": f"Bearer {secret}"} if (secret := _key(key, key_file)) else {}
-        async with aiohttp.ClientSession(headers=headers) as session:
+        async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(ssl=default_context())) as session:
             yield Client(session, url, place)
         return
     socket = _socket(config)
@@ -163,12 +165,12 @@ def _socket(config: Path | None) -> Path:
         loaded = load(config)
     except ConfigError:
         # Whoever may use the socket need not have the relay's variables and secret files.
-        if config is None and USUAL_SOCKET.exists():
+        if config is None and may_exist(USUAL_SOCKET):
             return USUAL_SOCKET
         raise
     if loaded.config.api.socket is not None:
         return loaded.config.api.socket
-    if USUAL_SOCKET.exists():
+    if may_exist(USUAL_SOCKET):
         return USUAL_SOCKET
     raise ConfigError(
         f"which relay? {loaded.file or 'The configuration'} has no api.socket, and there is no {USUAL_SOCKET}. "

@@ -18,6 +18,7 @@ from relay.cli.events import AsJson, EventId, told
 from relay.cli.running import ConfigFile
 from relay.config import load
 from relay.errors import ConfigError
+from relay.files import may_exist
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import Row, beginning_of, rows, verify
@@ -115,7 +116,7 @@ def _journal(store: Path | None, config: Path | None) -> Iterator[tuple[sqlite3.
 
 def _configured(config: Path | None) -> Path:
     path = load(config).config.store.path
-    return USUAL_STORE if not path.exists() and USUAL_STORE.exists() else path
+    return USUAL_STORE if not may_exist(path) and may_exist(USUAL_STORE) else path
 
 
 def _head(text: str) -> Head:

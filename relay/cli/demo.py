@@ -54,6 +54,8 @@ class Steps:
 
     began: float = field(default_factory=time.monotonic)
     last: float = field(default_factory=time.monotonic)
+    ended: bool = False
+    """Whether all steps are done. Until then each waits for its turn, so that their order is always the same."""
 
     def done(self, text: str) -> None:
         """A step is done."""
@@ -61,6 +63,10 @@ class Steps:
         took = now - self.last
         show(f"{now - self.began:6.2f} s  {f'+{took:.2f} s' if took >= 1 else f'+{took * 1000:.0f} ms':>8}  {text}")
         self.last = now
+
+    def received(self, name: str) -> None:
+        """The receiver has a CloudEvent and has checked its signature."""
+        self.done(f"the receiver has {name}, its signature is good")
 
     async def wait(self, what: str, work: Awaitable[T]) -> T:
         """Wait for a step. Raises CommandFailed where it does not come in time."""
@@ -91,6 +97,7 @@ async def perform(steps: Steps, *, stay: bool) -> None:
         outcome = await _watch(parts, steps, event_id)
         count = len(parts.receiver.events)
         show(f"done in {time.monotonic() - steps.began:.1f} s: told in {count} signed CloudEvents, approved by client:operator, {outcome}")
+        steps.ended = True
         if stay:
             _invite(parts)
             await asyncio.Event().wait()
@@ -102,7 +109,8 @@ async def _set_up(steps: Steps) -> AsyncIterator[_Set]:
     key, secret = f"imdsr_{secrets.token_urlsafe(32)}", PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
     def told(event: CloudEvent) -> None:
-        steps.done(f"the receiver has {event.name}, its signature is good")
+        if steps.ended:
+            steps.received(event.name)
 
     with TemporaryDirectory(prefix="imds-relay-demo-") as folder:
         store = Path(folder, "relay.db")
@@ -136,8 +144,15 @@ def _config(azure: str, receiver: str, secret: str, key: str, store: Path) -> Co
 async def _announce(parts: _Set, steps: Steps) -> str:
     event = parts.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     steps.done(f"Azure announces a Reboot of {_NAME}, not before {local(event.not_before.isoformat())}")
-    await steps.wait("event.scheduled at the receiver", parts.receiver.has("event.scheduled", event.event_id))
+    await _receive(parts, steps, "event.scheduled", event.event_id)
     return event.event_id
+
+
+async def _receive(parts: _Set, steps: Steps, name: str, event_id: str) -> CloudEvent:
+    """Wait until the receiver has this CloudEvent."""
+    event = await steps.wait(f"{name} at the receiver", parts.receiver.has(name, event_id))
+    steps.received(name)
+    return event
 
 
 async def _approve(parts: _Set, steps: Steps, event_id: str) -> None:
@@ -148,18 +163,20 @@ async def _approve(parts: _Set, steps: Steps, event_id: str) -> None:
     steps.done(f"POST /v1/approvals by client:operator: {answer['state']}, {answer['votes']} of {answer['required']} votes")
     if answer["state"] != "granted":
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
+    await _receive(parts, steps, "approval.recorded", event_id)
+    await _receive(parts, steps, "approval.granted", event_id)
     await steps.wait("a StartRequest at Azure", parts.azure.approved(event_id, within=STEP))
     steps.done("Azure has the StartRequest")
-    await steps.wait("startrequest.accepted at the receiver", parts.receiver.has("startrequest.accepted", event_id))
+    await _receive(parts, steps, "startrequest.accepted", event_id)
 
 
 async def _watch(parts: _Set, steps: Steps, event_id: str) -> str:
     await steps.wait("the event to start", parts.azure.started(event_id, within=STEP))
     steps.done("Azure starts the event")
-    await steps.wait("event.started at the receiver", parts.receiver.has("event.started", event_id))
+    await _receive(parts, steps, "event.started", event_id)
     await steps.wait("the event to end", parts.azure.ended(event_id, within=STEP))
     steps.done("the event is over, Azure shows it no more")
-    ended = await steps.wait("event.ended at the receiver", parts.receiver.has("event.ended", event_id))
+    ended = await _receive(parts, steps, "event.ended", event_id)
     if parts.receiver.forged:
         raise CommandFailed(f"expected every signature to be good, {parts.receiver.forged} were not")
     connection = open_for_reading(parts.store)

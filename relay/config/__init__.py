@@ -26,6 +26,7 @@ from relay.config.document import PREFIX, filled, override, read
 from relay.config.problems import Given, sentences
 from relay.errors import ConfigError
 from relay.events.match import fits
+from relay.files import may_be_file
 from relay.imds import SourceSettings
 from relay.outbox import StoreSettings
 from relay.settings import Section
@@ -147,7 +148,7 @@ class Loaded:
 def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Loaded:
     """Find, read and check the document. Raises ConfigError with everything that is wrong, a line each."""
     named = path or (Path(environment["IMDS_RELAY_CONFIG"]) if environment.get("IMDS_RELAY_CONFIG") else None)
-    file = named or next((place for place in PLACES if _is_there(place)), None)
+    file = named or next((place for place in PLACES if may_be_file(place)), None)
     document = read(file or DEFAULTS)
     values = filled(file, document, environment)
     variables = {name: value for name, value in environment.items() if name.startswith(PREFIX) and name not in OWN}
@@ -157,13 +158,6 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) 
     except ValidationError as error:
         given = Given(file, document if file is not None else None, values, variables, _secret_names(), sink_members())
         raise ConfigError("\n".join(sentences(error, given))) from None
-
-
-def _is_there(place: Path) -> bool:
-    try:
-        return place.is_file()
-    except OSError:  # in a folder that is closed to us: reading it says so
-        return True
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from ruamel.yaml.comments import CommentedBase
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from relay.errors import ConfigError
+from relay.files import reason
 
 PREFIX = "IMDS_RELAY_"
 
@@ -28,7 +29,7 @@ def read(file: Traversable) -> Any:
     try:
         document = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{file}: expected a file that can be read: {error.strerror}") from error
+        raise ConfigError(f"{file}: expected a file that can be read: {reason(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: expected UTF-8 text: {error.reason} at byte {error.start}") from None
     except MarkedYAMLError as error:

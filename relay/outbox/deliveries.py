@@ -110,8 +110,8 @@ class Deliveries:
     def waiting(self, sink: str | None = None) -> list[Entry]:
         """What waits, of one sink or of all, in the order in which it was recorded."""
         found = self._connection.execute(
-            f"SELECT {_ENTRY} FROM entry WHERE state = 'waiting' AND (?1 IS NULL OR sink = ?1) ORDER BY id",  # noqa: S608  # our own text
-            (sink,),
+            f"SELECT {_ENTRY} FROM entry WHERE state = 'waiting' AND (:sink IS NULL OR sink = :sink) ORDER BY id",  # noqa: S608  # our own text
+            {"sink": sink},
         )
         return [_entry(row) for row in found]
 

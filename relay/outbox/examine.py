@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from relay.errors import StoreError
+from relay.files import may_be_folder, may_exist, reason, user
 from relay.findings import Finding, failed, ok, warning
 from relay.outbox import StoreSettings
 from relay.outbox.file import VERSION, open_for_reading
@@ -25,19 +26,21 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 def examine(settings: StoreSettings, *, scope: str | None, vm_id: str | None) -> list[Finding]:
     """Everything that can be seen of the state file; blocking. None: which scope or VM this is is not known."""
     path = settings.path.absolute()
-    return [*_folder(path), *(_file(path, scope, vm_id) if path.exists() else [ok("state file", f"{path}: none yet, it will be made")])]
+    return [*_folder(path), *(_file(path, scope, vm_id) if may_exist(path) else [ok("state file", f"{path}: none yet, it will be made")])]
 
 
 def _folder(path: Path) -> Iterator[Finding]:
-    there = next(folder for folder in path.parents if folder.exists())
-    user = f"user {os.geteuid()}" if hasattr(os, "geteuid") else "this user"
-    wrong = [one for one in (there, path) if one.exists() and not os.access(one, os.W_OK)]
-    if wrong or not there.is_dir():
+    there = next(folder for folder in path.parents if may_exist(folder))
+    wrong = [one for one in (there, path) if may_exist(one) and not os.access(one, os.W_OK)]
+    if wrong or not may_be_folder(there):
         remedy = "run doctor as the user that the service has, or give that user the right to write"
-        yield failed("state folder", f"{(wrong or [there])[0]} cannot be written by {user}", remedy)
+        yield failed("state folder", f"{(wrong or [there])[0]} cannot be written by {user()}", remedy)
     else:
         yield ok("state folder", f"{there} can be written by {user}")
-    free = shutil.disk_usage(there).free
+    try:
+        free = shutil.disk_usage(there).free
+    except PermissionError:  # of a folder around it
+        return
     said = f"{free / 2**20:,.0f} MiB free in {there}"
     if free < _LITTLE:
         make = failed if free < _TOO_LITTLE else warning
@@ -62,6 +65,12 @@ def _passing(folder: Path) -> str | None:
 
 
 def _file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]:
+    try:
+        path.open("rb").close()  # SQLite does not say why it cannot
+    except OSError as error:
+        remedy = "run doctor as the user that the service has, or give that user the right to read and write it"
+        yield failed("state file", f"{path} cannot be read: {reason(error)}", remedy)
+        return
     try:
         with closing(open_for_reading(path)) as connection:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -91,7 +100,7 @@ def _another(meta: dict[str, str], scope: str | None, vm_id: str | None) -> str 
 def _lock(path: Path) -> Finding:
     """Whether a relay holds the file. Reading the lock's own database shows it, and takes nothing."""
     lock = path.resolve().with_name(f"{path.resolve().name}.lock")
-    if not lock.exists():
+    if not may_exist(lock):
         return ok("lock", "no relay holds the state file")
     try:
         with closing(sqlite3.connect(f"{lock.as_uri()}?mode=ro", uri=True, timeout=0)) as connection:

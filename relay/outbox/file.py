@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
+from relay.files import reason
 from relay.outbox import Identity, Mode
 
 VERSION = 2
@@ -91,8 +92,16 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise StoreError(f"store.path: expected a relay's state file, {path}: {error}") from error
+        raise StoreError(f"store.path: expected a relay's state file, {path}: {_why_unreadable(path) or error}") from error
     return connection
+
+
+def _why_unreadable(path: Path) -> str | None:
+    try:
+        path.open("rb").close()  # SQLite does not say why it cannot
+    except OSError as error:
+        return reason(error)
+    return None
 
 
 def _lock(path: Path) -> sqlite3.Connection:
@@ -220,7 +229,7 @@ def _set_aside(path: Path, now: datetime) -> Path:
     aside = path.with_name(f"{path.name}.set-aside-{stamp}")
     for suffix in ("-wal", "-shm", ""):
         part = path.with_name(path.name + suffix)
-        if part.exists():
+        with contextlib.suppress(FileNotFoundError):
             part.rename(aside.with_name(aside.name + suffix))
     return aside
 

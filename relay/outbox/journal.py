@@ -83,9 +83,9 @@ class Journal:
     def last_told(self, event_key: str, before: str | None = None) -> int | None:
         """The position of the newest ``event.*`` about an event; ``before``: of those that were said before that moment."""
         found = self._connection.execute(
-            "SELECT position FROM journal WHERE event_key = ?1 AND kind LIKE 'event.%' AND (?2 IS NULL OR at < ?2) "
+            "SELECT position FROM journal WHERE event_key = :key AND kind LIKE 'event.%' AND (:before IS NULL OR at < :before) "
             "ORDER BY position DESC LIMIT 1",
-            (event_key, before),
+            {"key": event_key, "before": before},
         ).fetchone()
         return found[0] if found else None
 

@@ -61,8 +61,16 @@ class Snapshot:
         """An EventId that was not in the document is there."""
         self._connection.execute(
             "INSERT INTO occurrence (key, number, data, revision, live, boot_id, first_seen, last_changed, told) "
-            "VALUES (?1, 1 + (SELECT coalesce(max(number), 0) FROM occurrence WHERE key = ?1), ?2, ?3, 1, ?4, ?5, ?5, ?6)",
-            (key, orjson.dumps(data).decode(), data["revision"], boot_id, sortable(at), told.id),
+            "VALUES (:key, 1 + (SELECT coalesce(max(number), 0) FROM occurrence WHERE key = :key), "
+            ":data, :revision, 1, :boot_id, :at, :at, :told)",
+            {
+                "key": key,
+                "data": orjson.dumps(data).decode(),
+                "revision": data["revision"],
+                "boot_id": boot_id,
+                "at": sortable(at),
+                "told": told.id,
+            },
         )
 
     def update(self, key: str, data: dict[str, Any], told: CloudEvent, at: datetime) -> None:

@@ -24,6 +24,7 @@ from relay.egress import AddressRefused, guarded_socket
 from relay.errors import Deferred, Failure
 from relay.events.moment import parse_moment
 from relay.sinks import Receipt
+from relay.tls import default_context, explain_refusal
 
 Method = Literal["GET", "POST", "PUT"]
 USER_AGENT = f"imds-relay/{__version__}"
@@ -35,6 +36,8 @@ BODY_PATIENCE = 1.0
 """Seconds that an answer's body may take where its status decides: the next event of this EventId waits."""
 LONGEST_REST = 3600.0
 """Seconds to which ``Retry-After`` is cut."""
+CA_OPTION = "tls.ca_file of the webhook, or install it on this machine"
+"""Where the operator names a CA; chats have no option for it."""
 _IDLE = 4.0  # seconds; many servers close an idle connection after five, and one that both use at that instant is a failure
 _IN_ONE_GO = 64 * 1024  # bytes of a body that are written at once, without a task that does it piece by piece
 _DRIFT = 60.0  # seconds; what Standard Webhooks receivers forgive at the least
@@ -90,7 +93,7 @@ def open_session(*, resolver: AbstractResolver | None = None, tls: ssl.SSLContex
             keepalive_timeout=_IDLE,
             socket_factory=guarded_socket,
             resolver=resolver,
-            ssl=tls or True,
+            ssl=tls or default_context(),
         ),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
@@ -134,7 +137,7 @@ async def send(
                 headers=request.headers if tunnelled else {**request.headers, **at_proxy},
                 proxy=way.proxy,
                 proxy_headers=at_proxy if tunnelled else None,
-                ssl=way.tls or True,
+                ssl=way.tls or True,  # True: as the session has it
                 allow_redirects=False,
             )
     except TimeoutError:
@@ -272,9 +275,7 @@ def _no_answer(error: Exception) -> tuple[str, Failure]:
 
 
 def _untrusted(error: Exception) -> str:
-    message: str = getattr(error, "verify_message", "")
-    # OpenSSL's text for these two repeats the name in the URL, which may be a secret of its own.
-    return "it is for another name" if "mismatch" in message else message or "it was not accepted"
+    return "; ".join(explain_refusal(error, CA_OPTION))  # the library's own texts repeat the name in the URL
 
 
 def _in_words(error: Exception) -> str:

@@ -14,6 +14,8 @@ from yarl import URL
 
 from relay.egress import AddressRefused, guarded_socket, refused
 from relay.findings import Finding, failed, ok, warning
+from relay.sinks._http import CA_OPTION
+from relay.tls import default_context, explain_refusal
 
 PATIENCE = 10.0
 """Seconds for look-up, connection and TLS together."""
@@ -29,7 +31,7 @@ async def reach(about: str, url: URL, *, tls: ssl.SSLContext | None, now: dateti
             found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
             sock = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=0.25, socket_factory=guarded_socket)
             address = str(sock.getpeername()[0])
-            context = (tls or ssl.create_default_context()) if url.scheme == "https" else None
+            context = (tls or default_context()) if url.scheme == "https" else None
             transport, _ = await loop.create_connection(
                 asyncio.Protocol, sock=sock, ssl=context, server_hostname=url.host if context is not None else None
             )
@@ -62,8 +64,7 @@ def _why(error: OSError) -> str:
         case socket.gaierror():
             return f"its name cannot be looked up ({error.strerror})"
         case ssl.SSLCertVerificationError():
-            mismatch = "mismatch" in error.verify_message
-            return f"its certificate is not one that this machine trusts: {'it is for another name' if mismatch else error.verify_message}"
+            return f"its certificate is not one that this machine trusts: {explain_refusal(error, CA_OPTION)[0]}"
         case ssl.SSLError():
             return f"the TLS handshake failed: {error.reason or 'it was broken off'}"
     return os.strerror(error.errno) if error.errno else "none of its addresses could be reached"
@@ -73,6 +74,8 @@ def _remedy(error: OSError) -> str:
     match error:
         case AddressRefused() | socket.gaierror():
             return "correct the name in the url, or what it stands for"
+        case ssl.SSLCertVerificationError():
+            return explain_refusal(error, CA_OPTION)[1]
         case ssl.SSLError():
-            return "mend its certificate, or name the one that signed it in tls.ca_file"
+            return "see that TLS 1.2 or newer is spoken there, and whether it wants a certificate in tls.cert_file"
     return "see that it runs, and that firewalls let this VM through"

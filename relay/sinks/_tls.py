@@ -8,7 +8,9 @@ from pathlib import Path
 
 from pydantic import model_validator
 
+from relay.files import reason
 from relay.settings import Section
+from relay.tls import client_context, load_certificate
 
 
 class TlsSettings(Section):
@@ -33,16 +35,16 @@ def made(settings: TlsSettings) -> ssl.SSLContext:
     """A context of the files as they are now. Raises ValueError, which names the file and holds nothing of it."""
     what = "ca_file"
     try:
-        context = ssl.create_default_context(cafile=settings.ca_file)
+        context = client_context(settings.ca_file)
         if settings.cert_file is not None:
             what = "cert_file" if settings.key_file is None else "cert_file and key_file"
-            context.load_cert_chain(settings.cert_file, settings.key_file, password=lambda: "")  # else it asks on the terminal
+            load_certificate(context, settings.cert_file, settings.key_file)
     except ssl.SSLError as error:
         raise ValueError(
             f"{what}: expected PEM that fits together, got something else ({error.reason or 'it could not be read'})"
         ) from None
     except OSError as error:
-        raise ValueError(f"{what}: expected a readable file: {error.strerror}") from None
+        raise ValueError(f"{what}: expected a readable file: {reason(error)}") from None
     return context
 
 

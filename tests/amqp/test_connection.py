@@ -22,7 +22,8 @@ from relay.amqp.topology import Exchange, establish
 from relay.amqp.trouble import Trouble, explain
 from relay.clock import SystemClock
 from relay.errors import Deferred
-from tests.rabbitmq import TLS, Broker, Reachable
+from tests.certificates import AUTHORITY, CLIENT, IMPOSTOR
+from tests.rabbitmq import Broker, Reachable
 
 
 class Stop(Exception):
@@ -211,26 +212,32 @@ def secure(own_broker: Broker) -> str:
 
 
 async def test_a_certificate_is_checked_against_the_file_that_the_url_names(own_broker: Broker, secure: str) -> None:
-    assert await told(parse_urls(f"{secure}?cafile={TLS}/authority.pem")) == [f"arrived at localhost:{own_broker.tls_port}"]
+    assert await told(parse_urls(f"{secure}?cafile={AUTHORITY}")) == [f"arrived at localhost:{own_broker.tls_port}"]
     (reason,) = await told(parse_urls(secure))
-    assert "certificate is not one that we trust (self-signed certificate in certificate chain): see cafile" in reason
+    assert (
+        "certificate is not one that we trust (self-signed certificate in certificate chain): name the CA that signed it in cafile"
+        in reason
+    )
 
 
 async def test_a_certificate_of_another_host_is_refused(own_broker: Broker, secure: str) -> None:
     """The same listener by a name that the certificate does not have."""
-    (reason,) = await told(parse_urls(f"{secure.replace('localhost', '127.1')}?cafile={TLS}/authority.pem"))
-    assert f"no connection to 127.1:{own_broker.tls_port}: the broker's certificate is not one that we trust (Hostname mismatch" in reason
+    (reason,) = await told(parse_urls(f"{secure.replace('localhost', '127.1')}?cafile={AUTHORITY}"))
+    assert (
+        f"no connection to 127.1:{own_broker.tls_port}: the broker's certificate is not one that we trust (it is for another name)"
+        in reason
+    )
 
 
 async def test_a_client_certificate_stands_for_the_user(own_broker: Broker, secure: str, tmp_path: Path) -> None:
     """EXTERNAL, without a password; the files are read for every connection, so they can be renewed."""
     mine = tmp_path / "client.pem"
-    shutil.copy(TLS / "impostor.pem", mine)
-    urls = parse_urls(f"{secure.replace('guest:guest@', '')}?cafile={TLS}/authority.pem&certfile={mine}&auth=external")
+    shutil.copy(IMPOSTOR, mine)
+    urls = parse_urls(f"{secure.replace('guest:guest@', '')}?cafile={AUTHORITY}&certfile={mine}&auth=external")
     (reason,) = await told(urls)
     # TLS 1.3: the broker's alert may come too late, after its reset of the connection.
     assert "UNKNOWN_CA" in reason or "reset" in reason.lower()
-    shutil.copy(TLS / "client.pem", mine)
+    shutil.copy(CLIENT, mine)
     (reason,) = await told(urls)
     users = await asyncio.to_thread(own_broker.ctl, "list_users")
     if "drain" not in {line.split()[0] for line in users.splitlines() if line}:
@@ -268,7 +275,7 @@ async def test_a_limit_of_connections_is_among_what_is_to_be_looked_at(own_broke
 @pytest.mark.parametrize("option", ["cafile", "certfile", "keyfile"])
 async def test_a_file_that_is_not_there_is_named(own_broker: Broker, secure: str, option: str) -> None:
     del own_broker
-    files = {"cafile": f"{TLS}/authority.pem", "certfile": f"{TLS}/client.pem", "keyfile": f"{TLS}/client.pem", option: "/no/such.pem"}
+    files = {"cafile": AUTHORITY, "certfile": CLIENT, "keyfile": CLIENT, option: "/no/such.pem"}
     (reason,) = await told(parse_urls(f"{secure}?{'&'.join(f'{name}={file}' for name, file in files.items())}"))
     assert reason.endswith(": /no/such.pem: No such file or directory")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hmac
 import ssl
 import warnings
@@ -19,14 +18,14 @@ import orjson
 import pytest
 from aiohttp import web
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import NameOID
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
 from relay.api.tokens import AGAIN, STALE
 from tests.api.running import Running, event, running
+from tests.certificates import LOCALHOST, Authority
 
 TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
 PERSON = "0b1c2d3e-1111-2222-3333-444455556666"
@@ -291,42 +290,18 @@ def test_a_section_that_would_trust_too_much_is_an_error(words: str, changes: di
 # --- certificates
 
 
-def _signed(
-    name: str, sans: list[x509.GeneralName], by: tuple[x509.Name, ec.EllipticCurvePrivateKey] | None
-) -> tuple[bytes, Any, x509.Name]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(by[0] if by else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
-    )
-    if sans:
-        builder = builder.add_extension(x509.SubjectAlternativeName(sans), critical=False)
-    certificate = builder.sign(by[1] if by else key, hashes.SHA256())
-    pem = certificate.public_bytes(serialization.Encoding.PEM)
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return pem + secret, key, subject
-
-
 @dataclass
 class Certified:
     """A relay that asks for certificates, and the authority that signs them."""
 
     relay: Running
     folder: Path
-    authority: tuple[x509.Name, ec.EllipticCurvePrivateKey]
+    authority: Authority
 
     async def call(self, method: str, path: str, *sans: x509.GeneralName, body: Any = None, key: str | None = None) -> tuple[int, Any]:
         """A call with a certificate of these names."""
         file = self.folder / "client.pem"
-        file.write_bytes(_signed("drain.internal", list(sans), self.authority)[0])
+        file.write_bytes(self.authority.issue("drain.internal", sans))
         context = ssl.create_default_context(cafile=self.folder / "authority.pem")
         context.load_cert_chain(file)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -340,9 +315,9 @@ class Certified:
 @pytest.fixture
 async def certified(tmp_path: Path) -> AsyncIterator[Certified]:
     """A relay that asks for certificates."""
-    pem, key, name = _signed("authority", [], None)
-    (tmp_path / "authority.pem").write_bytes(pem)
-    (tmp_path / "server.pem").write_bytes(_signed("localhost", [x509.DNSName("localhost")], (name, key))[0])
+    authority = Authority("authority")
+    (tmp_path / "authority.pem").write_bytes(authority.pem)
+    (tmp_path / "server.pem").write_bytes(authority.issue("localhost", LOCALHOST))
     files = {"cert_file": tmp_path / "server.pem", "key_file": tmp_path / "server.pem", "client_ca_file": tmp_path / "authority.pem"}
     clients = (
         {"name": "drain", "san": "drain.internal", "can": ["read", "approve"]},
@@ -350,7 +325,7 @@ async def certified(tmp_path: Path) -> AsyncIterator[Certified]:
     )
     async with running(tmp_path, tls=files, clients=clients, approvals={"rules": [VOTE]}) as relay:
         await relay.see(event())
-        yield Certified(relay, tmp_path, (name, key))
+        yield Certified(relay, tmp_path, authority)
 
 
 async def test_the_name_in_a_certificate_is_the_principal(certified: Certified) -> None:

@@ -22,8 +22,7 @@ from relay.api.server import Server
 from relay.clock import SystemClock
 from relay.errors import ConfigError
 from tests.api.running import event, running
-
-TLS = Path(__file__).with_name("tls")
+from tests.certificates import AUTHORITY, CLIENT, IMPOSTOR, RENEWED, SERVER
 
 
 @asynccontextmanager
@@ -174,10 +173,10 @@ async def test_a_name_is_listened_on_at_all_of_its_addresses() -> None:
 # --- TLS
 
 
-def _client(certificate: str | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=TLS / "authority.pem")
+def _client(certificate: Path | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=AUTHORITY)
     if certificate is not None:
-        context.load_cert_chain(TLS / certificate)
+        context.load_cert_chain(certificate)
     return context
 
 
@@ -190,16 +189,16 @@ async def _status(server: Server, context: ssl.SSLContext) -> int:
 
 
 async def test_it_speaks_tls() -> None:
-    async with _listening(tls={"cert_file": TLS / "server.pem", "key_file": TLS / "server.pem"}) as server:
+    async with _listening(tls={"cert_file": SERVER, "key_file": SERVER}) as server:
         assert await _status(server, _client()) == 200
         assert server.address == f"https://127.0.0.1:{server.port}"
 
 
 async def test_callers_show_a_certificate_of_the_authority_where_there_is_one() -> None:
-    tls = {"cert_file": TLS / "server.pem", "key_file": TLS / "server.pem", "client_ca_file": TLS / "authority.pem"}
+    tls = {"cert_file": SERVER, "key_file": SERVER, "client_ca_file": AUTHORITY}
     async with _listening(tls=tls) as server:
-        assert await _status(server, _client("client.pem")) == 200
-        for wrong in (None, "impostor.pem"):
+        assert await _status(server, _client(CLIENT)) == 200
+        for wrong in (None, IMPOSTOR):
             with pytest.raises(aiohttp.ClientError):
                 await _status(server, _client(wrong))
 
@@ -210,17 +209,17 @@ async def test_old_tls_is_refused() -> None:
         old.minimum_version = ssl.TLSVersion.TLSv1
         old.maximum_version = ssl.TLSVersion.TLSv1_1
     old.set_ciphers("ALL:@SECLEVEL=0")
-    async with _listening(tls={"cert_file": TLS / "server.pem", "key_file": TLS / "server.pem"}) as server:
+    async with _listening(tls={"cert_file": SERVER, "key_file": SERVER}) as server:
         with pytest.raises(aiohttp.ClientConnectorError):
             await _status(server, old)
 
 
 async def test_a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not(tmp_path: Path) -> None:
     certificate = tmp_path / "server.pem"
-    shutil.copy(TLS / "server.pem", certificate)
+    shutil.copy(SERVER, certificate)
     async with _listening(tls={"cert_file": certificate, "key_file": certificate}) as server:
         first = await asyncio.to_thread(_serial, server.port)
-        shutil.copy(TLS / "renewed.pem", certificate)
+        shutil.copy(RENEWED, certificate)
         second = await asyncio.to_thread(_serial, server.port)
         certificate.write_text("half of a")
         assert await asyncio.to_thread(_serial, server.port) == second != first
@@ -238,7 +237,7 @@ def _serial(port: int) -> str:
 @pytest.mark.parametrize("part", ["cert_file", "key_file", "client_ca_file"])
 @pytest.mark.parametrize("content", [None, b"no PEM"])
 async def test_certificates_that_cannot_be_used_are_a_wrong_configuration(tmp_path: Path, part: str, content: bytes | None) -> None:
-    files = {"cert_file": TLS / "server.pem", "key_file": TLS / "server.pem", "client_ca_file": TLS / "authority.pem"}
+    files = {"cert_file": SERVER, "key_file": SERVER, "client_ca_file": AUTHORITY}
     files[part] = tmp_path / "wrong.pem"
     if content is not None:
         files[part].write_bytes(content)
@@ -249,7 +248,7 @@ async def test_certificates_that_cannot_be_used_are_a_wrong_configuration(tmp_pa
 
 async def test_who_does_not_speak_tls_is_gone_in_a_moment(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE", 0.5)
-    async with _listening(tls={"cert_file": TLS / "server.pem", "key_file": TLS / "server.pem"}) as server:
+    async with _listening(tls={"cert_file": SERVER, "key_file": SERVER}) as server:
         for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x00", b"", b"\xff" * 5000):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(rubbish)

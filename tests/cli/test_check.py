@@ -21,6 +21,7 @@ from relay.config import USER_EVENTS_WAIT, load
 from relay.events.catalog import CATALOG
 from relay.events.document import parse
 from relay.simulator.event import rfc1123
+from tests.certificates import FOLDER
 from tests.cli.command import ROOT, run, typed
 from tests.journey.process import SECRET
 
@@ -110,9 +111,8 @@ def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) ->
     ("cert_file", "key_file", "client_ca_file"), [("no", "server", "authority"), ("server", "no", "authority"), ("server", "server", "no")]
 )
 def test_check_refuses_the_tls_files_that_run_refuses(tmp_path: Path, cert_file: str, key_file: str, client_ca_file: str) -> None:
-    folder = ROOT / "tests/api/tls"
     names = {"cert_file": cert_file, "key_file": key_file, "client_ca_file": client_ca_file}
-    tls = {key: str(folder / f"{name}.pem") for key, name in names.items()}
+    tls = {key: str(FOLDER / f"{name}.pem") for key, name in names.items()}
     file = tmp_path / "relay.yaml"
     file.write_text(json.dumps({"api": {"tls": tls}}))
     done = typed("check", "--config", str(file))

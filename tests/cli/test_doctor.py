@@ -19,12 +19,13 @@ from relay.config import USER_EVENTS_WAIT
 from relay.imds.examine import NOT_ASKED
 from relay.outbox.file import VERSION
 from relay.simulator import VM, Setup, Simulator
+from tests.certificates import LOOPBACK
 from tests.cli.alive import alive
 from tests.cli.command import called, names_in
 from tests.imds.far_side import Answer, Asked, far_side
 from tests.journey.process import SECRET
 from tests.rabbitmq import Broker, Reachable
-from tests.sinks.receiver import CERTIFICATE, good, listening
+from tests.sinks.receiver import good, listening
 
 VM_ID = "02aab8a4-74ef-476e-8182-f6d2ba4166a6"
 INSTANCE = orjson.dumps({"compute": {"vmId": VM_ID, "name": "db-0"}})
@@ -149,7 +150,7 @@ async def test_receivers_are_reached_and_nothing_is_posted(azure: Simulator, tmp
     async with listening(good) as plain, listening(good, tls=True) as tls, listening(good) as proxy:
         sinks = [
             sink("plain", url=plain.url),
-            sink("tls", url=tls.url, tls={"ca_file": str(CERTIFICATE)}),
+            sink("tls", url=tls.url, tls={"ca_file": str(LOOPBACK)}),
             sink("stranger", url=tls.url),
             sink("closed", url="http://127.0.0.1:1/t0ken"),
             sink("metadata", url="https://metadata.google.internal.invalid/t0ken"),
@@ -163,6 +164,7 @@ async def test_receivers_are_reached_and_nothing_is_posted(azure: Simulator, tmp
     assert found["sink behind, its proxy"][0]["state"] == "ok"
     assert "good until" in seen["tls"]["said"]
     assert "trusts: self-signed certificate" in seen["stranger"]["said"]
+    assert seen["stranger"]["remedy"].startswith("name the CA that signed it in tls.ca_file")
     assert "Connection refused" in seen["closed"]["said"]
     assert "cannot be looked up" in seen["metadata"]["said"]
     assert "t0ken" not in orjson.dumps(found).decode()

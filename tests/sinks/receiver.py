@@ -14,8 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from multidict import CIMultiDict
 from typing_extensions import override
 
-CERTIFICATE = Path(__file__).with_name("loopback.pem")
-"""For localhost and 127.0.0.1, signed by itself, with its key: made for these tests and of no other worth."""
+from tests.certificates import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,12 @@ class Receiver:
 
 
 @asynccontextmanager
-async def listening(behaviour: Behaviour, *, tls: bool = False, client_ca: Path | None = None) -> AsyncIterator[Receiver]:
+async def listening(
+    behaviour: Behaviour, *, tls: bool = False, certificate: Path = LOOPBACK, client_ca: Path | None = None
+) -> AsyncIterator[Receiver]:
     """A receiver with this behaviour for each connection; what is under way at the end is cut off.
 
-    ``client_ca``: with TLS, callers must show a certificate that it signed.
+    ``certificate``: with TLS, a file with its key. ``client_ca``: with TLS, callers must show a certificate that it signed.
     """
     receiver = Receiver(scheme="https" if tls else "http")
     serving: set[asyncio.Task[None]] = set()
@@ -104,7 +105,7 @@ async def listening(behaviour: Behaviour, *, tls: bool = False, client_ca: Path 
     context = None
     if tls:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(CERTIFICATE)
+        context.load_cert_chain(certificate)
         if client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(client_ca)

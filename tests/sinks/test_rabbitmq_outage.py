@@ -18,7 +18,6 @@ from tests.rabbitmq import Broker, Reachable
 from tests.sinks.bus import bound, channel, deferred, delivered, sink, waiting
 
 QUORUM = {"x-queue-type": "quorum"}
-CERTIFICATE = Path(__file__).parent / "loopback.pem"
 
 
 async def consumer(url: str, exchange: str) -> None:

@@ -20,10 +20,11 @@ from relay.config import load
 from relay.errors import Deferred
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.sinks.webhook import connect
+from tests.certificates import LOOPBACK
 from tests.cli.command import called
 from tests.journey.process import eventually
 from tests.make import cloudevent
-from tests.sinks.receiver import CERTIFICATE, Connection, good, listening
+from tests.sinks.receiver import Connection, good, listening
 from tests.sinks.sending import SECRET, failure, settings, sink
 
 PASSWORD = "pass-t0ken-wörd"  # of these tests
@@ -77,13 +78,13 @@ async def test_fixed_headers_are_sent_beside_ours(tmp_path: Path, as_file: bool)
 
 
 async def test_a_certificate_of_ones_own_is_shown_and_a_ca_of_ones_own_is_trusted() -> None:
-    tls = {"ca_file": str(CERTIFICATE), "cert_file": str(CERTIFICATE)}
-    async with listening(good, tls=True, client_ca=CERTIFICATE) as receiver:
+    tls = {"ca_file": str(LOOPBACK), "cert_file": str(LOOPBACK)}
+    async with listening(good, tls=True, client_ca=LOOPBACK) as receiver:
         async with connect(settings(url=receiver.url, tls=tls), SystemClock()) as webhook:
             assert (await webhook.deliver(cloudevent())).status == 204
         refused = await failure(receiver.url)
         assert refused.reason.startswith("expected a certificate that this machine trusts")
-        async with connect(settings(url=receiver.url, tls={"ca_file": str(CERTIFICATE)}), SystemClock()) as nameless:
+        async with connect(settings(url=receiver.url, tls={"ca_file": str(LOOPBACK)}), SystemClock()) as nameless:
             with pytest.raises(Deferred) as caught:
                 await nameless.deliver(cloudevent())
     assert caught.value.failure == "transient"
@@ -97,7 +98,7 @@ async def test_certificates_are_read_again_when_they_change_and_the_last_ones_ho
     async with listening(good, tls=True) as receiver, connect(settings(url=receiver.url, **given), SystemClock()) as webhook:
         with pytest.raises(Deferred, match="expected a certificate"):
             await webhook.deliver(cloudevent())
-        trusted.write_text(CERTIFICATE.read_text())
+        trusted.write_text(LOOPBACK.read_text())
         assert (await webhook.deliver(cloudevent())).status == 204
         trusted.write_text("-----BEGIN CERTIF")
         assert (await webhook.deliver(cloudevent())).status == 204
@@ -136,7 +137,7 @@ CREDENTIALS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "basic": ({"basic": {"user": "relay", "password": PASSWORD}}, (PASSWORD, BASIC)),
     "headers": ({"headers": {"X-Api-Key": "header-t0ken-2"}}, ("header-t0ken-2",)),
     "proxy": ({}, ("proxy-t0ken-3", base64.b64encode(b"relay:proxy-t0ken-3").decode())),
-    "tls": ({"tls": {"cert_file": str(CERTIFICATE)}}, (CERTIFICATE.read_text().splitlines()[1],)),
+    "tls": ({"tls": {"cert_file": str(LOOPBACK)}}, (LOOPBACK.read_text().splitlines()[1],)),
 }
 
 

@@ -14,8 +14,9 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.sinks import Receipt, Sink
 from relay.sinks.webhook import connect
+from tests.certificates import LOOPBACK
 from tests.make import cloudevent
-from tests.sinks.receiver import CERTIFICATE, Connection, good, listening
+from tests.sinks.receiver import Connection, good, listening
 from tests.sinks.sending import OTHER_SECRET, SECRET, deliver, failure, settings, sink
 
 
@@ -167,7 +168,7 @@ async def test_a_file_that_has_become_wrong_is_waited_for_and_told_without_its_c
 
 
 async def test_tls_is_spoken_with_a_receiver_whose_certificate_is_trusted() -> None:
-    trusting = ssl.create_default_context(cafile=CERTIFICATE)
+    trusting = ssl.create_default_context(cafile=LOOPBACK)
     async with listening(good, tls=True) as receiver:
         assert (await deliver(receiver.url, tls=trusting, allow_http=False)).status == 204
 
@@ -192,7 +193,7 @@ async def test_a_proxy_is_asked_for_the_receiver_and_knows_nothing_of_tls_within
                 writer.transport.abort()
 
         async with listening(tunnel) as proxy:
-            trusting = ssl.create_default_context(cafile=CERTIFICATE)
+            trusting = ssl.create_default_context(cafile=LOOPBACK)
             receipt = await deliver(receiver.url.replace("127.0.0.1", "localhost"), tls=trusting, proxy=f"http://127.0.0.1:{proxy.port}")
     assert receipt.status == 204
     assert [asked.line for asked in proxy.requests] == [f"CONNECT localhost:{receiver.port} HTTP/1.1"]

@@ -14,10 +14,11 @@ import pytest
 
 from relay.errors import Deferred
 from relay.sinks import Receipt
+from tests.certificates import LOOPBACK
 from tests.delivery.going import going
 from tests.make import cloudevent
 from tests.outbox.kept import until
-from tests.sinks.receiver import CERTIFICATE, Behaviour, Connection, Names, good, listening
+from tests.sinks.receiver import Behaviour, Connection, Names, good, listening
 from tests.sinks.sending import deliver, failure, sink, within
 
 MIB = 1024 * 1024
@@ -213,16 +214,17 @@ async def test_a_certificate_that_is_not_trusted_is_a_failure_that_passes() -> N
     async with listening(good, tls=True) as receiver, within(SOON):
         refused = await failure(receiver.url)
     assert refused.failure == "transient"
-    assert refused.reason.startswith("expected a certificate that this machine trusts: self")
+    assert refused.reason.startswith("expected a certificate that this machine trusts: self-signed certificate; name the CA")
     assert receiver.requests == []
 
 
 async def test_a_certificate_for_another_name_is_a_failure_that_does_not_tell_the_name() -> None:
     async with listening(good, tls=True) as receiver:
         names = Names({"t0ken.test": ["127.0.0.1"]})
-        trusting = ssl.create_default_context(cafile=CERTIFICATE)
+        trusting = ssl.create_default_context(cafile=LOOPBACK)
         refused = await failure(f"https://t0ken.test:{receiver.port}/", resolver=names, tls=trusting)
-    assert refused.reason == "expected a certificate that this machine trusts: it is for another name"
+    assert refused.reason.startswith("expected a certificate that this machine trusts: it is for another name; correct the name")
+    assert "t0ken" not in refused.reason
     assert receiver.requests == []
 
 

@@ -1,0 +1,75 @@
+"""What may not be looked at is told as that, and is never taken for absent: the same on every version of Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.config import load
+from relay.errors import ConfigError, StoreError
+from relay.files import may_be_file, may_be_folder, may_exist, user
+from relay.outbox import StoreSettings
+from relay.outbox.examine import examine
+from relay.outbox.file import open_for_reading
+from tests.cli.command import typed
+
+NOBODY = 65534
+ASKED: tuple[Callable[[Path], bool], ...] = (may_exist, may_be_file, may_be_folder)
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[Path]:
+    """A folder that this user may not look into; root becomes another user meanwhile, whom rights bind."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    (folder / "relay.yaml").write_text("scope: west\n")
+    folder.chmod(0)
+    root = os.geteuid() == 0
+    if root:
+        os.setresuid(NOBODY, NOBODY, 0)
+    yield folder
+    if root:
+        os.setresuid(0, 0, 0)
+    folder.chmod(0o700)
+
+
+def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    found = {path: [asked(path) for asked in ASKED] for path in (file, tmp_path, tmp_path / "no", file / "within", tmp_path / "loop")}
+    assert list(found.values()) == [[True, True, False], [True, False, True], [False] * 3, [False] * 3, [False] * 3]
+
+
+def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
+    assert [asked(closed / "relay.yaml") for asked in ASKED] == [True] * 3
+
+
+def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.config.PLACES", (closed / "relay.yaml",))
+    said = rf"relay\.yaml: expected a file that can be read: Permission denied \(this runs as {user()}\)"
+    with pytest.raises(ConfigError, match=said):
+        load(None, {})
+    done = typed("check")
+    assert (done.code, "Permission denied" in done.err) == (2, True)
+
+
+def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
+    path = closed / "relay.db"
+    findings = {one.about: one for one in examine(StoreSettings(path=path), scope=None, vm_id=None)}
+    assert findings["state file"].state == "failed"
+    assert findings["state file"].said == f"{path} cannot be read: Permission denied (this runs as {user()})"
+    assert findings["state folder"].said == f"{closed} cannot be written by {user()}"
+    with pytest.raises(StoreError, match="Permission denied"):
+        open_for_reading(path)
+
+
+def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.cli._http.USUAL_SOCKET", closed / "relay.sock")
+    monkeypatch.chdir("/")
+    done = typed("events")
+    assert done.code == 1
+    assert f"you may not open {closed / 'relay.sock'}" in done.err
