@@ -36,7 +36,7 @@ demo: $(VENV)/.run
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
-	@$(BIN)/python -m tests.see_to test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
+	@$(BIN)/python -m tests.prerequisites test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 # One line for each step; what a failed one said is shown whole.
 step = @printf '%s … ' '$(1)'; if said=$$($(2) 2>&1); then echo ok; else echo failed; printf '%s\n' "$$said"; exit 1; fi
@@ -62,14 +62,14 @@ pages: $(VENV)/.dev
 	$(call step,generated pages,$(BIN)/python -m docs.generate --check)
 
 bench: $(VENV)/.dev
-	@$(BIN)/python -m tests.see_to bench $(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m tests.prerequisites bench $(BIN)/python -m bench $(ARGS)
 
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10
 CHAOS := tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS) $(ARGS) || exit 1
 chaos: $(VENV)/.dev
-	@$(BIN)/python -m tests.see_to chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
+	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate

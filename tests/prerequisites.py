@@ -1,4 +1,4 @@
-"""Sees to what the tests need and then runs them: `python -m tests.see_to <make target> <command> [argument …]`.
+"""Sees to what the tests need and then runs them: `python -m tests.prerequisites <make target> <command> [argument …]`.
 
 RabbitMQ and Chromium are taken where they are installed. Else, as root on Debian, their packages are installed, without starting a
 service; else the make target runs in a container, in which the same happens; else this fails and says what to install.
