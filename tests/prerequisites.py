@@ -1,7 +1,9 @@
-"""Sees to what the tests need and then runs them: `python -m tests.prerequisites <make target> <command> [argument …]`.
+"""Installs or names what the tests need, and then runs them: `python -m tests.prerequisites <make target> <command> [argument …]`.
 
-RabbitMQ and Chromium are taken where they are installed. Else, as root on Debian, their packages are installed, without starting a
-service; else the make target runs in a container, in which the same happens; else this fails and says what to install.
+What is installed already is used. As root on Debian, missing packages are installed, without starting a service. Else, where tests
+cannot do without what is missing, the make target runs in a container, in which the same happens, or this fails and says what to
+install. What only some tests need is named, and these tests are skipped. Nothing else that tests run is missing on a bare machine
+with Python, make and git: fonts come with Chromium, epmd with RabbitMQ, and sh, bash, tar, mount and unshare with every Debian.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -35,33 +37,79 @@ class Need:
     package: str
     found: Callable[[], Path | None]
     why: str
+    required: bool = False
+    """Whether tests fail without it. Else those that use it are skipped."""
+    installed: bool = True
+    """Whether this installs it; else it is a choice of whoever develops."""
+
+    def described(self) -> str:
+        """As a person reads it."""
+        return f"{self.name} (package {self.package}: {self.why})"
+
+
+def program(name: str) -> Callable[[], Path | None]:
+    """Return what looks for a program on PATH."""
+
+    def find() -> Path | None:
+        found = shutil.which(name)
+        return Path(found) if found else None
+
+    return find
 
 
 RABBITMQ = Need(
-    "RabbitMQ", "rabbitmq-server", rabbitmq.server_scripts, "tests stop, kill and freeze one of their own; its service need not run"
+    "RabbitMQ",
+    "rabbitmq-server",
+    rabbitmq.server_scripts,
+    "tests stop, kill and freeze one of their own; its service need not run",
+    required=True,
 )
-CHROMIUM = Need("Chromium", "chromium", browser.executable, "tests look at the pages of the relay; Google Chrome will do")
-NEEDS = {"test": (RABBITMQ, CHROMIUM), "bench": (RABBITMQ,), "chaos": (RABBITMQ,)}
+NEEDS_OF_TESTS = (
+    RABBITMQ,
+    Need("Chromium", "chromium", browser.executable, "tests look at the pages of the relay; Google Chrome will do", required=True),
+    Need("libatomic", "libatomic1", browser.driver, "the browser driver of Playwright is linked with it", required=True),
+    Need("strace", "strace", program("strace"), "tests kill the relay at an exact system call"),
+    Need("curl", "curl", program("curl"), "a test runs the commands of docs/simulator.md"),
+    Need("bash", "bash", program("bash"), "the same test"),
+    Need("ip", "iproute2", program("ip"), "a test gives addresses to a network namespace, to see which the relay dials"),
+    Need("unshare", "util-linux", program("unshare"), "the same test"),
+    Need("mount", "mount", program("mount"), "the same test, and as root those that fill a disk"),
+    Need("npm", "npm", program("npm"), "a test runs examples/drain.mjs", installed=False),
+    Need("Go", "golang-go", program("go"), "a test runs examples/drain.go", installed=False),
+)
+NEEDS = {"test": NEEDS_OF_TESTS, "bench": (RABBITMQ,), "chaos": (RABBITMQ, *(need for need in NEEDS_OF_TESTS if need.name == "strace"))}
 """By make target."""
 
 
 def main() -> NoReturn:
     """Replace this process by the command, or by a container, or end with a sentence."""
     target, *command = sys.argv[1:]
-    if missing := [need for need in NEEDS[target] if need.found() is None]:
-        names = " and ".join(need.name for need in missing)
-        if os.geteuid() == 0 and shutil.which("apt-get"):
-            print(f"Not installed: {names}. Installing Debian's packages, without starting a service …", flush=True)
-            install_on_debian([need.package for need in missing])
-        elif engine := container_engine():
-            print(f"Not installed: {names}. Running `make {target}` with {engine} in {IMAGE} …", flush=True)
+    missing = missing_of(NEEDS[target])
+    to_install = [need for need in missing if need.installed]
+    if to_install and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"Not installed: {listed(to_install)}. Installing Debian's packages, without starting a service …", flush=True)
+        install_on_debian([need.package for need in to_install])
+        missing = missing_of(NEEDS[target])
+        if unmet := [need for need in missing if need.installed]:
+            sys.exit(f"Packages were installed, but these are still not found or do not start: {listed(unmet)}.")
+    elif required := [need for need in missing if need.required]:
+        if engine := container_engine():
+            print(f"Not installed: {listed(required)}. Running `make {target}` with {engine} in {IMAGE} …", flush=True)
             run_in_container(engine, target)
-        else:
-            sys.exit(
-                f"Not installed: {names}. Install {' and '.join(f'{need.package} ({need.why})' for need in missing)}, "
-                "or docker or podman, or run as root on Debian to have it done."
-            )
+        sys.exit(f"Not installed: {listed(required)}. Install them, or docker or podman, or run as root on Debian to have it done.")
+    if missing:
+        print(f"Not installed, so the tests that use them are skipped: {listed(missing)}.", flush=True)
     os.execvp(command[0], command)
+
+
+def missing_of(needs: Iterable[Need]) -> list[Need]:
+    """Return those that are not on this machine."""
+    return [need for need in needs if need.found() is None]
+
+
+def listed(needs: Iterable[Need]) -> str:
+    """Return them as a list in a sentence."""
+    return ", ".join(need.described() for need in needs)
 
 
 def install_on_debian(packages: list[str]) -> None:
