@@ -6,7 +6,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos lock clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos platforms lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make install  the relay and what its development needs, into $(VENV)'
 	@echo 'make bench    latency, throughput and idle cost, measured here'
 	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
+	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
 	@echo 'make lock     newest versions within the bounds of pyproject.toml, with hashes'
 	@echo 'make clean    removes $(VENV) and every cache'
@@ -70,6 +71,11 @@ CHAOS := tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS) $(ARGS) || exit 1
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
+
+# Needs nothing but Python: the machines that it makes install the rest.
+PLATFORMS ?=
+platforms:
+	@ARGS='$(ARGS)' python3 -m tests.platforms $(PLATFORMS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate
