@@ -26,10 +26,13 @@ EVENT: dict[str, Any] = {
     "id": "54fe8047b3d40c0d34ee0464d941daae",
     "source": "imds://compose",
     "type": "io.imdsrelay.event.scheduled.v1",
-    "subject": "C7061BAC",
+    "subject": "of no event",
     "scope": "compose",
-    "data": {"eventId": "C7061BAC", "eventStatus": "Scheduled", "resources": ["vm-0"], "revision": "0275c9e0126a4086"},
+    "data": {"eventId": "of no event", "eventStatus": "Scheduled", "resources": ["vm-0"], "revision": "0275c9e0126a4086"},
 }
+
+"""What is no event is made from this by taking away or changing one field."""
+REAL = EVENT | {"id": "real", "subject": "C7061BAC", "data": EVENT["data"] | {"eventId": "C7061BAC"}}
 
 
 def without(*names: str) -> bytes:
@@ -39,7 +42,7 @@ def without(*names: str) -> bytes:
 
 def with_data(**data: object) -> bytes:
     """The event with other data."""
-    return json.dumps(EVENT | {"id": "another", "data": EVENT["data"] | data}).encode()
+    return json.dumps(EVENT | {"data": EVENT["data"] | data}).encode()
 
 
 WRONG_DATA: tuple[object, ...] = (None, "text", {})
@@ -105,7 +108,7 @@ async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(program: s
         await decisions.bind(approvals, "approve.compose")
         queue = await channel.declare_queue("drain", durable=True, arguments=ARGUMENTS)
         refused = json.dumps({**EVENT, "id": "1", "type": "io.imdsrelay.approval.refused.v1", "data": {}}).encode()
-        for body in (*RUBBISH, refused, json.dumps(EVENT).encode()):
+        for body in (*RUBBISH, refused, json.dumps(REAL).encode()):
             await channel.default_exchange.publish(aio_pika.Message(body), "drain", timeout=60)
         said = b""
         async with running(command, tmp_path, broker.amqp_url()) as output, asyncio.timeout(60):
