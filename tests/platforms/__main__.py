@@ -24,7 +24,8 @@ from tests.platforms import page, roots
 from tests.platforms.page import Row, Step, duration
 from tests.platforms.roots import RELEASES, Copy, Release
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 NEEDED = {
     "debootstrap": "debootstrap",
     "git": "git",
@@ -35,9 +36,9 @@ NEEDED = {
 """Programs, and the packages of Debian that have them."""
 ISOLATED = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child=KILL")
 """When this program ends, `unshare` ends; then every process and mount of the namespaces does."""
-BESIDE = {"containers": "tests.platforms.containers", "unit": "tests.platforms.unit"}
-"""Steps that run beside the copy: modules that take the path of a ready root file system, where they are there."""
-EVERY_SECONDS = 15
+BESIDE = ("containers", "unit")
+"""Programs beside this file, run on this machine where they are there; each takes the path of a fresh copy, and prints its steps."""
+EVERY_SECONDS = 60
 VERSIONS = """
 import json, platform, re, shutil, sqlite3, ssl, subprocess
 def package(name):
@@ -130,10 +131,12 @@ def run(cache: Path, release: Release) -> Row:
             "demo": step(copy, logs / "demo.log", "make", "demo"),
             "test": step(copy, logs / "test.log", "make", "test", f"ARGS={os.environ.get('ARGS', '')}"),
         }
-        for name, module in BESIDE.items():
-            if (ROOT / f"{module.replace('.', '/')}.py").exists():
-                steps[name] = step(copy, logs / f"{name}.log", "--beside", sys.executable, "-m", module)
-        return Row(release.title, commit.stdout.strip(), versions(copy), steps)
+        found = versions(copy)
+    for name in BESIDE:
+        if (program := HERE / name).exists():
+            with roots.fresh_copy(cache, release) as copy:
+                steps[name] = step(copy, logs / f"{name}.log", "--beside", str(program))
+    return Row(release.title, commit.stdout.strip(), found, steps)
 
 
 def inside(copy: Copy, *command: str) -> list[str]:
@@ -143,8 +146,8 @@ def inside(copy: Copy, *command: str) -> list[str]:
 
 def step(copy: Copy, log: Path, *command: str) -> Step:
     """Run a command in the copy, show how long it has run, and return what came of it."""
-    words = [word for word in command if word not in {"--beside", sys.executable, "-m", "ARGS="}]
-    line = f"  {' '.join(words)} … "
+    said = log.stem if "--beside" in command else " ".join(word for word in command if word != "ARGS=")
+    line = f"  {said} … "
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(inside(copy, *command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -161,7 +164,7 @@ def step(copy: Copy, log: Path, *command: str) -> Step:
     done = Step(process.returncode == 0, outcome(process.returncode, log), time.monotonic() - began)
     show(f"{line}{done.cell()}\n")
     if not done.ok:
-        print(f"  failed: {' '.join(words)}, see {log}\n{tail(log)}", flush=True)
+        print(f"  failed: {said}, see {log}\n{tail(log)}", flush=True)
     return done
 
 
