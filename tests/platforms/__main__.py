@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.platforms import page, roots
 from tests.platforms.page import Row, Step, duration
-from tests.platforms.roots import RELEASES, Copy, Release
+from tests.platforms.roots import ISOLATED, RELEASES, Copy, Release
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -34,8 +34,6 @@ NEEDED = {
     "unshare": "util-linux",
 }
 """Programs, and the packages of Debian that have them."""
-ISOLATED = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child=KILL")
-"""When this program ends, `unshare` ends; then every process and mount of the namespaces does."""
 BESIDE = ("containers", "unit")
 """Programs beside this file, run on this machine where they are there; each takes the path of a fresh copy, and prints its steps."""
 EVERY_SECONDS = 60

@@ -14,6 +14,8 @@ from pathlib import Path
 
 PACKAGES = ("python3", "python3-venv", "make", "git", "ca-certificates")
 """What `make demo` and `make test` assume, and the certificates that HTTPS needs."""
+ISOLATED = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child=KILL")
+"""When this program ends, `unshare` ends; then every process and mount of the namespaces does."""
 DAYS_KEPT = 30
 """An older root file system is made again: packages of testing change every day."""
 
@@ -64,12 +66,20 @@ def is_ready(cache: Path, release: Release) -> bool:
 
 
 def make(cache: Path, release: Release, log: Path) -> None:
-    """Make the root file system with debootstrap. A half-made one never gets its final name."""
+    """Make the root file system with debootstrap, whose mounts vanish with it. A half-made one never gets its final name."""
     base = cache / "roots" / release.suite
     unfinished = base.with_suffix(".unfinished")
     remove(unfinished)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", release.suite, str(unfinished)]
+    command = [
+        *ISOLATED,
+        "--mount-proc",
+        "debootstrap",
+        "--variant=minbase",
+        f"--include={','.join(PACKAGES)}",
+        release.suite,
+        str(unfinished),
+    ]
     if mirror := os.environ.get("DEBIAN_MIRROR"):
         command.append(mirror)
     with log.open("wb") as output:
