@@ -6,7 +6,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos lock clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos platforms lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make install  the relay and what its development needs, into $(VENV)'
 	@echo 'make bench    latency, throughput and idle cost, measured here'
 	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
+	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
 	@echo 'make lock     newest versions within the bounds of pyproject.toml, with hashes'
 	@echo 'make clean    removes $(VENV) and every cache'
@@ -36,7 +37,7 @@ demo: $(VENV)/.run
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
-	@$(BIN)/python -m tests.see_to test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
+	@$(BIN)/python -m tests.prerequisites test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 # One line for each step; what a failed one said is shown whole.
 step = @printf '%s … ' '$(1)'; if said=$$($(2) 2>&1); then echo ok; else echo failed; printf '%s\n' "$$said"; exit 1; fi
@@ -62,14 +63,19 @@ pages: $(VENV)/.dev
 	$(call step,generated pages,$(BIN)/python -m docs.generate --check)
 
 bench: $(VENV)/.dev
-	@$(BIN)/python -m tests.see_to bench $(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m tests.prerequisites bench $(BIN)/python -m bench $(ARGS)
 
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10
 CHAOS := tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS) $(ARGS) || exit 1
 chaos: $(VENV)/.dev
-	@$(BIN)/python -m tests.see_to chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
+	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
+
+# Needs nothing but Python: the machines that it makes install the rest.
+PLATFORMS ?=
+platforms:
+	@ARGS='$(ARGS)' python3 -m tests.platforms $(PLATFORMS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate

@@ -76,7 +76,8 @@ async def consume(url: str) -> None:
                     if event not in seen:
                         print(line(event), flush=True)
                         seen.add(event)
-                except (ValueError, LookupError, TypeError, AttributeError) as error:  # no event: taking it up again mends nothing
+                except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                    # No event: taking it up again mends nothing.
                     print(f"rejected a message that is no event: {error!r}", file=sys.stderr, flush=True)
                     await message.reject(requeue=False)
                 else:

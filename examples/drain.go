@@ -1,5 +1,5 @@
 // A service that makes room before maintenance: it drains the machines of an event, and then approves it over the same broker.
-// The same as drain.py, in Go; text to start from, which the tests of this project do not run.
+// The same as drain.py, in Go; text to start from.
 //
 //	go mod init drain && go get github.com/rabbitmq/amqp091-go && AMQP_URL=amqp://drain:secret@127.0.0.1:5672/ go run drain.go
 
@@ -22,7 +22,10 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-const queue = "drain"
+const (
+	queue  = "drain"
+	change = "io.imdsrelay.event."
+)
 
 var (
 	url      = setting("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/")
@@ -96,7 +99,7 @@ func serve(ctx context.Context) error {
 				return errors.New("the channel was closed")
 			}
 			var event Event
-			if json.Unmarshal(message.Body, &event) != nil || event.ID == "" {
+			if json.Unmarshal(message.Body, &event) != nil || !complete(event) {
 				if err = message.Reject(false); err != nil { // taking up again what is no event mends nothing
 					return err
 				}
@@ -115,12 +118,27 @@ func serve(ctx context.Context) error {
 	}
 }
 
+// complete tells whether each field that we use is there.
+func complete(event Event) bool {
+	used := []string{event.Source, event.ID, event.Type}
+	if strings.HasPrefix(event.Type, change) {
+		used = append(used, event.Scope, event.Data.EventID, event.Data.EventStatus, event.Data.Revision)
+		used = append(used, event.Data.Resources...)
+	}
+	for _, text := range used {
+		if text == "" || strings.ContainsRune(text, 0) {
+			return false
+		}
+	}
+	return true
+}
+
 func handle(ctx context.Context, event Event, out *amqp.Channel, returned <-chan amqp.Return) error {
 	if strings.HasPrefix(event.CausationID, queue+"-") {
 		log.Println("answered:", event.Type, event.Subject, event.Data.Refusal)
 		return nil
 	}
-	if !strings.HasPrefix(event.Type, "io.imdsrelay.event.") || event.Data.EventStatus != "Scheduled" || !ours(event.Data.Resources) {
+	if !strings.HasPrefix(event.Type, change) || event.Data.EventStatus != "Scheduled" || !ours(event.Data.Resources) {
 		return nil
 	}
 	for _, name := range event.Data.Resources {

@@ -1,5 +1,5 @@
 // A service that makes room before maintenance: it drains the machines of an event, and then approves it over the same broker.
-// The same as drain.py, in JavaScript; text to start from, which the tests of this project do not run.
+// The same as drain.py, in JavaScript; text to start from.
 //
 //   npm install amqplib && AMQP_URL=amqp://drain:secret@127.0.0.1:5672/ node drain.mjs
 
@@ -11,13 +11,25 @@ import amqp from "amqplib";
 
 const { AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/", EXCHANGE = "azure.scheduledevents", MACHINES = ".*" } = process.env;
 const QUEUE = "drain";
+const CHANGE = "io.imdsrelay.event.";
 const MINE = new RegExp(`^(${MACHINES})$`, "i");
 const run = promisify(execFile);
+
+// The event in a message. Throws where there is none, or where a field that we use is missing.
+function read(content) {
+  const event = JSON.parse(content);
+  const { source, id, type, scope, data } = event;
+  const used = [source, id, type];
+  if (String(type).startsWith(CHANGE)) used.push(scope, data.eventId, data.eventStatus, data.revision, ...(data.resources ?? []));
+  const good = (text) => typeof text === "string" && text !== "" && !text.includes("\0");
+  if (typeof data !== "object" || data === null || !used.every(good)) throw new Error("no event");
+  return event;
+}
 
 // Whether it is for us to decide: it still waits, and concerns our machines alone, as approving frees all of them.
 function wanted({ type, data }) {
   const names = data.resources ?? [];
-  return type.startsWith("io.imdsrelay.event.") && data.eventStatus === "Scheduled" && names.length > 0 && names.every((name) => MINE.test(name));
+  return type.startsWith(CHANGE) && data.eventStatus === "Scheduled" && names.length > 0 && names.every((name) => MINE.test(name));
 }
 
 // Resolves once the decision is in the relay's queue.
@@ -40,7 +52,7 @@ async function approve(event, out) {
 }
 
 async function handle(event, out) {
-  if (event.causationid?.startsWith(`${QUEUE}-`)) {
+  if (String(event.causationid).startsWith(`${QUEUE}-`)) {
     console.log("answered:", event.type, event.subject, event.data.refusal ?? "");
   } else if (wanted(event)) {
     for (const name of event.data.resources) await run("true", [name]); // your work; it must bear being done twice
@@ -68,8 +80,7 @@ async function serve() {
         if (message === null) throw new Error("the queue is there no more");
         let event;
         try {
-          event = JSON.parse(message.content);
-          if (!event.id || !event.data) throw new Error("no event");
+          event = read(message.content);
         } catch {
           return incoming.reject(message, false); // taking up again what is no event mends nothing
         }

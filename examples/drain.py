@@ -28,15 +28,28 @@ DRAIN = shlex.split(os.environ.get("DRAIN", "true"))
 BINDINGS = ("event.scheduled.#", "event.updated.#", "approval.refused.#", "startrequest.#")
 # Several of us may run: one works, the next takes over, and order is kept. Where rejects go is for a policy of the broker.
 ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-single-active-consumer": True}
+CHANGE = "io.imdsrelay.event."
 REMEMBERED = 10_000
+
+
+def read(body: bytes) -> dict[str, Any]:
+    """Return the event in a message. Raise where there is none, or where a field that we use is missing."""
+    event: dict[str, Any] = json.loads(body)
+    json.dumps(event, ensure_ascii=False).encode()  # half a surrogate pair could not be printed
+    data, used = event["data"], [event["source"], event["id"], event["type"]]
+    if event["type"].startswith(CHANGE):
+        used += [event["scope"], *(data[name] for name in ("eventId", "eventStatus", "revision")), *(data["resources"] or ())]
+    if not isinstance(data, dict) or not all(isinstance(text, str) and text and "\0" not in text for text in used):
+        raise ValueError("a field is missing or no text")
+    return event
 
 
 def wanted(event: dict[str, Any]) -> bool:
     """Whether it is for us to decide: it still waits, and concerns our machines alone, as approving frees all of them."""
-    data = event["data"]
-    names = data["resources"] or ()
-    ours = bool(names) and all(fnmatch(name.lower(), MACHINES.lower()) for name in names)
-    return ours and data["eventStatus"] == "Scheduled" and event["type"].startswith("io.imdsrelay.event.")
+    if not event["type"].startswith(CHANGE) or event["data"]["eventStatus"] != "Scheduled":
+        return False
+    names = event["data"]["resources"] or ()
+    return bool(names) and all(fnmatch(name.lower(), MACHINES.lower()) for name in names)
 
 
 async def drain(event: dict[str, Any]) -> None:
@@ -64,11 +77,11 @@ async def approve(event: dict[str, Any], approvals: AbstractExchange) -> None:
 async def handle(message: AbstractIncomingMessage, seen: OrderedDict[tuple[str, str], None], approvals: AbstractExchange) -> None:
     """One message: acknowledged when everything is done, buried when it is no event."""
     try:
-        event = json.loads(message.body)
+        event = read(message.body)
         key, said = (event["source"], event["id"]), f"{event['type']} {event.get('subject')}"
         data = event["data"]
         ours = event.get("causationid", "").startswith(f"{QUEUE}-")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         print(f"buried what is no event: {error!r}", file=sys.stderr, flush=True)
         await message.reject(requeue=False)
         return

@@ -122,6 +122,7 @@ def headers() -> dict[str, str]:
         "default-src 'none'",
         f"script-src 'sha256-{inline['script']}'",
         f"style-src 'sha256-{inline['style']}'",
+        "img-src data:",  # the page's empty icon; without one, browsers ask for /favicon.ico
         "connect-src 'self'",
         "form-action 'none'",
         "base-uri 'none'",

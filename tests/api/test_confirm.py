@@ -444,6 +444,7 @@ async def test_the_page_may_run_its_own_script_and_nothing_else(relay: Running) 
         assert policy.pop(f"{tag.decode()}-src") == f"'sha256-{digest}'"
     assert policy == {
         "default-src": "'none'",
+        "img-src": "data:",
         "connect-src": "'self'",
         "form-action": "'none'",
         "base-uri": "'none'",

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
+from yarl import URL
 
 from relay.approvals.invited import MOST_WRONG
 from relay.approvals.judgement import HOLD_MEANS
@@ -41,6 +42,12 @@ LABELS = """() => [...document.querySelectorAll("input, textarea, button, summar
   described: (one.getAttribute("aria-describedby") || "").split(" ").filter(id => id).every(id => document.getElementById(id)),
   height: one.getBoundingClientRect().height,
 }))"""
+SHOW = """link => new Promise(done => {
+  const image = new Image();
+  image.onload = image.onerror = () => done(link.href);
+  image.src = link.href;
+})"""
+"""Load the icon of the page as a tab does; a browser without a window shows no icon."""
 PHONE = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobile": True}
 
 
@@ -381,3 +388,21 @@ async def test_another_link_in_the_same_tab_takes_the_place_of_the_first(page: P
     await page.goto(url(relay, sent.tokens["hold"]))
     await page.get_by_role("button", name="Hold", exact=True).wait_for()
     assert await page.get_by_label("Your key or token").input_value() == ""
+
+
+async def test_the_console_of_the_browser_stays_empty(page: Page, relay: Running) -> None:
+    """From opening the link to the answer: no error, no warning, and nobody asks for an icon that is not there."""
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("requestfailed", lambda request: said.append(request.url))
+    page.on("request", lambda request: asked.append(request.url))
+    sent = await message(relay)
+    await opened(page, relay, sent.tokens["approve"])
+    await decide(page, key="key-of-alice", code=sent.code)
+    await heading(page, "Recorded").to_be_focused()
+    icon = await page.locator("link[rel=icon]").evaluate(SHOW)
+    assert icon == "data:,"
+    assert said == []
+    assert {URL(one).path for one in asked if one.startswith("http")} == {"/approve", "/v1/confirmations", "/v1/confirmations/look"}

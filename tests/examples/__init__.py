@@ -1,0 +1,1 @@
+"""Tests of examples/, and what locks the packages that two of them need."""

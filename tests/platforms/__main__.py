@@ -1,0 +1,195 @@
+"""Runs `make demo` and `make test` on bare machines: `python -m tests.platforms [release …]`, or `make platforms`.
+
+Each release gets a fresh copy of a root file system that holds Python, make, git and nothing else of use, and a fresh clone of what is
+committed here. ARGS goes to the tests; the page docs/platforms.md is written only by a run of all of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from tests.platforms import page, roots
+from tests.platforms.page import Row, Step, duration
+from tests.platforms.roots import ISOLATED, RELEASES, Copy, Release
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+NEEDED = {
+    "debootstrap": "debootstrap",
+    "git": "git",
+    "mount": "mount",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+}
+"""Programs, and the packages of Debian that have them."""
+BESIDE = ("containers", "unit")
+"""Programs beside this file, run on this machine where they are there; each takes the path of a fresh copy, and prints its steps."""
+EVERY_SECONDS = 60
+VERSIONS = """
+import json, platform, re, shutil, sqlite3, ssl, subprocess
+def package(name):
+    command = ["dpkg-query", "--show", "--showformat=${Version}", name]
+    version = subprocess.run(command, capture_output=True, text=True).stdout
+    return re.sub(r"^[0-9]+:|[-+~].*", "", version) or "none"
+names = {"RabbitMQ": "rabbitmq-server", "Erlang": "erlang-base", "Chromium": "chromium"}
+versions = {title: package(name) for title, name in names.items()}
+versions |= {"Python": platform.python_version(), "SQLite": sqlite3.sqlite_version, "OpenSSL": ssl.OPENSSL_VERSION.split()[1]}
+print(json.dumps(versions))
+"""
+
+
+def main() -> None:
+    """Run the releases that were named, or all, one after the other; end with 1 when a step failed."""
+    releases = chosen(sys.argv[1:])
+    if missing := what_is_missing():
+        sys.exit(f"make platforms: {'; '.join(missing)}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    cache = roots.default_cache()
+    try:
+        with alone(cache):
+            rows = [run(cache, release) for release in releases]
+    except KeyboardInterrupt:
+        sys.exit("make platforms: stopped; everything it started has ended, and its copy is removed")
+    print(f"\n{page.table([row.cells() for row in rows])}")
+    if os.environ.get("ARGS"):
+        print("Not all tests ran (ARGS is set): docs/platforms.md stays as it was.")
+    else:
+        page.write(rows)
+        print("docs/platforms.md has this table.")
+    if not all(step.ok for row in rows for step in row.steps.values()):
+        sys.exit(1)
+
+
+def chosen(names: list[str]) -> list[Release]:
+    """Return the releases of these suites, or all."""
+    known = {release.suite: release for release in RELEASES}
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"make platforms: unknown release {', '.join(unknown)}; known are {', '.join(known)}")
+    return [known[name] for name in names] or list(RELEASES)
+
+
+def what_is_missing() -> list[str]:
+    """Say what this machine lacks for this program."""
+    missing = []
+    if os.geteuid() != 0:
+        missing.append("run it as root: it mounts file systems and installs packages in them")
+    if not Path("/etc/debian_version").exists():
+        missing.append("run it on Debian: debootstrap and the keys of its archive are needed")
+    if packages := sorted({package for program, package in NEEDED.items() if shutil.which(program) is None}):
+        missing.append(f"install {' and '.join(packages)}")
+    return missing
+
+
+@contextmanager
+def alone(cache: Path) -> Iterator[None]:
+    """Hold the cache for this run, and remove what a killed run left in it."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"make platforms: another run uses {cache}; wait for it, or name another folder in PLATFORMS_CACHE")
+        roots.remove(cache / "runs")
+        for name in ("archives", "pip"):
+            (cache / name).mkdir(exist_ok=True)
+        yield
+
+
+def run(cache: Path, release: Release) -> Row:
+    """Run every step on a fresh copy of the release."""
+    logs = cache / "logs" / f"{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{release.suite}"
+    logs.mkdir(parents=True)
+    print(f"{release.title}: logs in {logs}", flush=True)
+    if not roots.is_ready(cache, release):
+        log = logs / "debootstrap.log"
+        print(f"  debootstrap {release.suite} … ", end="", flush=True)
+        try:
+            roots.make(cache, release, log)
+        except subprocess.CalledProcessError:
+            sys.exit(f"failed, see {log}\n{tail(log)}")
+        print("done", flush=True)
+    (cache / "archives" / release.suite / "partial").mkdir(parents=True, exist_ok=True)
+    with roots.fresh_copy(cache, release) as copy:
+        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(copy.tree)], check=True)
+        commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], check=True, capture_output=True, text=True)
+        steps = {
+            "demo": step(copy, logs / "demo.log", "make", "demo"),
+            "test": step(copy, logs / "test.log", "make", "test", f"ARGS={os.environ.get('ARGS', '')}"),
+        }
+        found = versions(copy)
+    for name in BESIDE:
+        if (program := HERE / name).exists():
+            with roots.fresh_copy(cache, release) as copy:
+                steps[name] = step(copy, logs / f"{name}.log", "--beside", str(program))
+    return Row(release.title, commit.stdout.strip(), found, steps)
+
+
+def inside(copy: Copy, *command: str) -> list[str]:
+    """Return the command line that runs a command in the copy."""
+    return [*ISOLATED, sys.executable, "-m", "tests.platforms.inside", str(copy.base), str(copy.folder), *command]
+
+
+def step(copy: Copy, log: Path, *command: str) -> Step:
+    """Run a command in the copy, show how long it has run, and return what came of it."""
+    said = log.stem if "--beside" in command else " ".join(word for word in command if word != "ARGS=")
+    line = f"  {said} … "
+    began = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(inside(copy, *command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            while process.poll() is None:
+                show(f"{line}{duration(time.monotonic() - began)}")
+                try:
+                    process.wait(1 if sys.stdout.isatty() else EVERY_SECONDS)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            process.kill()
+            process.wait()
+    done = Step(process.returncode == 0, outcome(process.returncode, log), time.monotonic() - began)
+    show(f"{line}{done.cell()}\n")
+    if not done.ok:
+        print(f"  failed: {said}, see {log}\n{tail(log)}", flush=True)
+    return done
+
+
+def show(line: str) -> None:
+    """Show progress: over the line before on a terminal, else on lines of its own."""
+    end = "" if sys.stdout.isatty() else "\n"
+    print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line.rstrip("\n"), end=end, flush=True)
+
+
+def outcome(status: int, log: Path) -> str:
+    """Return the numbers of pytest where it ran, else whether the command passed."""
+    found = re.findall(r"^=+ ((?:\d+ \w+(?:, )?)+) in [\d.]+s", log.read_text(errors="replace"), re.MULTILINE)
+    said = f" ({found[-1]})" if found else ""
+    return f"{'failed' if status else 'passed'}{said}"
+
+
+def tail(log: Path) -> str:
+    """Return the last lines of a log, indented."""
+    return "".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-30:])
+
+
+def versions(copy: Copy) -> dict[str, str]:
+    """Return the versions of what the tests ran with."""
+    asked = subprocess.run(inside(copy, ".venv/bin/python", "-c", VERSIONS), cwd=ROOT, check=False, capture_output=True, text=True)
+    found: dict[str, str] = json.loads(asked.stdout) if asked.returncode == 0 else {}
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Installs or names what the tests need, and then runs them: `python -m tests.prerequisites <make target> <command> [argument …]`.
+
+What is installed already is used. As root on Debian, missing packages are installed, without starting a service. Else, where tests
+cannot do without what is missing, the make target runs in a container, in which the same happens, or this fails and says what to
+install. What only some tests need is named, and these tests are skipped. Nothing else that tests run is missing on a bare machine
+with Python, make and git: fonts come with Chromium, epmd with RabbitMQ, and sh, bash, tar, mount and unshare with every Debian.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from tests import browser, rabbitmq
+
+IMAGE = "docker.io/library/python:3.13-bookworm"
+"""Debian with Python, make and git: a bare machine."""
+
+COPY_AND_MAKE = (
+    "mkdir /relay && cd /relay && tar -C /from --exclude=./.venv -cf - . | tar --no-same-owner -xf - && exec make --no-print-directory "
+)
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A program that tests run, and the package of Debian that has it."""
+
+    name: str
+    package: str
+    found: Callable[[], Path | None]
+    why: str
+    required: bool = False
+    """Whether tests fail without it. Else those that use it are skipped."""
+    installed: bool = True
+    """Whether this installs it; else it is a choice of whoever develops."""
+
+    def described(self) -> str:
+        """As a person reads it."""
+        return f"{self.name} (package {self.package}: {self.why})"
+
+
+def program(name: str) -> Callable[[], Path | None]:
+    """Return what looks for a program on PATH."""
+
+    def find() -> Path | None:
+        found = shutil.which(name)
+        return Path(found) if found else None
+
+    return find
+
+
+RABBITMQ = Need(
+    "RabbitMQ",
+    "rabbitmq-server",
+    rabbitmq.server_scripts,
+    "tests stop, kill and freeze one of their own; its service need not run",
+    required=True,
+)
+NEEDS_OF_TESTS = (
+    RABBITMQ,
+    Need("Chromium", "chromium", browser.executable, "tests look at the pages of the relay; Google Chrome will do", required=True),
+    Need("libatomic", "libatomic1", browser.driver, "the browser driver of Playwright is linked with it", required=True),
+    Need("strace", "strace", program("strace"), "tests kill the relay at an exact system call"),
+    Need("curl", "curl", program("curl"), "a test runs the commands of docs/simulator.md"),
+    Need("bash", "bash", program("bash"), "the same test"),
+    Need("ip", "iproute2", program("ip"), "a test gives addresses to a network namespace, to see which the relay dials"),
+    Need("unshare", "util-linux", program("unshare"), "the same test"),
+    Need("mount", "mount", program("mount"), "the same test, and as root those that fill a disk"),
+    Need("npm", "npm", program("npm"), "a test runs examples/drain.mjs", installed=False),
+    Need("Go", "golang-go", program("go"), "a test runs examples/drain.go", installed=False),
+)
+NEEDS = {"test": NEEDS_OF_TESTS, "bench": (RABBITMQ,), "chaos": (RABBITMQ, *(need for need in NEEDS_OF_TESTS if need.name == "strace"))}
+"""By make target."""
+
+
+def main() -> NoReturn:
+    """Replace this process by the command, or by a container, or end with a sentence."""
+    target, *command = sys.argv[1:]
+    missing = missing_of(NEEDS[target])
+    to_install = [need for need in missing if need.installed]
+    if to_install and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"Not installed: {listed(to_install)}. Installing Debian's packages, without starting a service …", flush=True)
+        install_on_debian([need.package for need in to_install])
+        missing = missing_of(NEEDS[target])
+        if unmet := [need for need in missing if need.installed]:
+            sys.exit(f"Packages were installed, but these are still not found or do not start: {listed(unmet)}.")
+    elif required := [need for need in missing if need.required]:
+        if engine := container_engine():
+            print(f"Not installed: {listed(required)}. Running `make {target}` with {engine} in {IMAGE} …", flush=True)
+            run_in_container(engine, target)
+        sys.exit(f"Not installed: {listed(required)}. Install them, or docker or podman, or run as root on Debian to have it done.")
+    if missing:
+        print(f"Not installed, so the tests that use them are skipped: {listed(missing)}.", flush=True)
+    os.execvp(command[0], command)
+
+
+def missing_of(needs: Iterable[Need]) -> list[Need]:
+    """Return those that are not on this machine."""
+    return [need for need in needs if need.found() is None]
+
+
+def listed(needs: Iterable[Need]) -> str:
+    """Return them as a list in a sentence."""
+    return ", ".join(need.described() for need in needs)
+
+
+def install_on_debian(packages: list[str]) -> None:
+    """Install Debian's packages and leave their services stopped; a policy file that was there before stays."""
+    ours = not POLICY.exists()
+    if ours:
+        POLICY.write_text("#!/bin/sh\nexit 101\n")
+        POLICY.chmod(0o755)
+    try:
+        for arguments in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+            done = subprocess.run(
+                ["apt-get", "-qq", *arguments],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            )
+            if done.returncode:
+                sys.exit(
+                    f"{done.stdout}\napt-get {arguments[0]} failed, see above. Install {' and '.join(packages)} by hand, then try again."
+                )
+    finally:
+        if ours:
+            POLICY.unlink()
+
+
+def container_engine() -> str | None:
+    """Return the first container engine that works for this user."""
+    for name in ("docker", "podman"):
+        if shutil.which(name) and subprocess.run([name, "info"], check=False, capture_output=True).returncode == 0:
+            return name
+    return None
+
+
+def run_in_container(engine: str, target: str) -> NoReturn:
+    """Run the make target on a copy of this tree in a container; the tree itself is only read."""
+    here = f"{Path.cwd()}:/from:ro"
+    os.execvp(
+        engine,
+        [engine, "run", "--rm", "--init", "--env", "CI", "--env", "ARGS", "--volume", here, IMAGE, "sh", "-ec", COPY_AND_MAKE + target],
+    )
+
+
+if __name__ == "__main__":
+    main()
