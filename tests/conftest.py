@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import aio_pika
 import pytest
 from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
+from typing_extensions import override
 
 from tests.browser import STEP_MILLISECONDS, executable, running
 from tests.rabbitmq import Broker, NamedBroker, Reachable
@@ -23,6 +25,24 @@ settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
 _stderr = pytest.StashKey[int]()
+
+
+class DebugLoop(asyncio.SelectorEventLoop):
+    """An event loop whose debug mode makes every check, and records no traceback for each future and task.
+
+    Recording them took a third of the CPU time of a test of the API. `PYTHONASYNCIODEBUG=1` brings them back: the message about a
+    task whose error nobody looked at then says where the task was made.
+    """
+
+    @override
+    def get_debug(self) -> bool:
+        """Whether tracebacks are recorded: whoever records them asks this. The checks ask the attribute that `set_debug` sets."""
+        return "PYTHONASYNCIODEBUG" in os.environ
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Give every test this event loop."""
+    return {"debug": DebugLoop}
 
 
 def pytest_configure(config: pytest.Config) -> None:
