@@ -5,9 +5,15 @@ A test asks for the fixture `page`, or for `browser` where it needs contexts of 
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from playwright.async_api import Browser, async_playwright, expect
@@ -26,14 +32,41 @@ def executable() -> Path | None:
     return Path(found) if found else None
 
 
-@asynccontextmanager
-async def running(chromium: Path) -> AsyncIterator[Browser]:
-    """Run a browser with a profile of its own, half a second's work; it ends with the block, and when the tests are killed.
+GUARD = 'read _; kill -s TERM -- -"$0"'
+"""Ends the browser should the tests themselves be killed: their end of the pipe closes then."""
+
+
+@contextmanager
+def serving(chromium: Path, directory: Path) -> Iterator[str]:
+    """Run one browser for many tests, in a process of its own; yields the address for `connected`.
 
     It runs without Chromium's sandbox, which root cannot have: it is shown the relay's own pages and nothing else.
     """
+    settings = directory / "browser.json"
+    settings.write_text(json.dumps({"executablePath": str(chromium), "chromiumSandbox": False, "host": "127.0.0.1"}))
+    command = [sys.executable, "-m", "playwright", "launch-server", "--browser", "chromium", "--config", str(settings)]
+    with (
+        (directory / "output").open("w+") as output,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True) as server,
+        subprocess.Popen(["sh", "-c", GUARD, str(server.pid)], stdin=subprocess.PIPE, start_new_session=True) as guard,
+    ):
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        try:
+            if not address:
+                raise RuntimeError(f"the browser did not start; it said:\n{(directory / 'output').read_text()}")
+            yield address
+        finally:
+            guard.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Browser]:
+    """The browser of `serving`, as nobody has used it: what is opened in the block closes with it."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, chromium_sandbox=False, timeout=STEP_MILLISECONDS)
+        browser = await playwright.chromium.connect(address, timeout=STEP_MILLISECONDS)
         try:
             yield browser
         finally:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
 from typing_extensions import override
 
-from tests.browser import STEP_MILLISECONDS, executable, running
+from tests.browser import STEP_MILLISECONDS, connected, executable, serving
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
 # On a shared core a slow example says nothing.
@@ -127,10 +127,16 @@ def chromium() -> Path:
     return found
 
 
+@pytest.fixture(scope="session")
+def _browser_address(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(chromium, tmp_path_factory.mktemp("browser")) as address:
+        yield address
+
+
 @pytest.fixture
-async def browser(chromium: Path) -> AsyncIterator[Browser]:
-    """A browser of this test's own; `await browser.new_context(color_scheme="dark", viewport={…})` is a visitor without cookies."""
-    async with running(chromium) as browser:
+async def browser(_browser_address: str) -> AsyncIterator[Browser]:
+    """A browser without a page; `await browser.new_context(color_scheme="dark", viewport={…})` is a visitor without cookies."""
+    async with connected(_browser_address) as browser:
         yield browser
 
 
