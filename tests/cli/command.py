@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,22 +82,36 @@ def names_in(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
+@contextmanager
+def obeying_ctrl_c() -> Iterator[None]:
+    """A process that starts meanwhile obeys SIGINT, also where these tests run in the background: there a shell has it ignored."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @asynccontextmanager
 async def running(
     *arguments: str, cwd: Path | None = None, more: Mapping[str, str] | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command in a process of its own, to be watched and signalled; killed in the end if it still runs."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "relay",
-        *arguments,
-        cwd=cwd,
-        env=environment(**(more or {})),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=2**22,
-    )
+    with obeying_ctrl_c():
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "relay",
+            *arguments,
+            cwd=cwd,
+            env=environment(**(more or {})),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=2**22,
+        )
     try:
         yield process
     finally:

@@ -88,6 +88,7 @@ class Finder:
         if name == "relay.cli.demo":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
 from relay.__main__ import main
 main()
 """
