@@ -5,10 +5,21 @@ A test asks for the fixture `page`, or for `browser` where it needs contexts of 
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import shutil
+<<<<<<< HEAD
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+=======
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+>>>>>>> suite
 from pathlib import Path
 
 import playwright
@@ -28,6 +39,7 @@ def executable() -> Path | None:
     return Path(found) if found else None
 
 
+<<<<<<< HEAD
 def driver() -> Path | None:
     """Return the program that drives the browser, or None where it does not start: it is dynamically linked."""
     node = Path(playwright.__file__).parent / "driver" / "node"
@@ -42,6 +54,43 @@ async def running(chromium: Path) -> AsyncIterator[Browser]:
     """
     async with async_playwright() as driving:
         browser = await driving.chromium.launch(executable_path=chromium, chromium_sandbox=False, timeout=STEP_MILLISECONDS)
+=======
+GUARD = 'read _; kill -s TERM -- -"$0"'
+"""Ends the browser should the tests themselves be killed: their end of the pipe closes then."""
+
+
+@contextmanager
+def serving(chromium: Path, directory: Path) -> Iterator[str]:
+    """Run one browser for many tests, in a process of its own; yields the address for `connected`.
+
+    It runs without Chromium's sandbox, which root cannot have: it is shown the relay's own pages and nothing else.
+    """
+    settings = directory / "browser.json"
+    settings.write_text(json.dumps({"executablePath": str(chromium), "chromiumSandbox": False, "host": "127.0.0.1"}))
+    command = [sys.executable, "-m", "playwright", "launch-server", "--browser", "chromium", "--config", str(settings)]
+    with (
+        (directory / "output").open("w+") as output,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True) as server,
+        subprocess.Popen(["sh", "-c", GUARD, str(server.pid)], stdin=subprocess.PIPE, start_new_session=True) as guard,
+    ):
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        try:
+            if not address:
+                raise RuntimeError(f"the browser did not start; it said:\n{(directory / 'output').read_text()}")
+            yield address
+        finally:
+            guard.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Browser]:
+    """The browser of `serving`, as nobody has used it: what is opened in the block closes with it."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.connect(address, timeout=STEP_MILLISECONDS)
+>>>>>>> suite
         try:
             yield browser
         finally:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import aio_pika
 import pytest
 from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
+from typing_extensions import override
 
-from tests.browser import STEP_MILLISECONDS, executable, running
+from tests.browser import STEP_MILLISECONDS, connected, executable, serving
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
 # On a shared core a slow example says nothing.
@@ -22,7 +24,28 @@ settings.register_profile("relay", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
+
+GROUPS = ("own_broker of journeys", "own_broker", "broker", "browser")
+"""What a single worker starts for all tests that use it, the longest first; two share the tests with a RabbitMQ to mistreat."""
 _stderr = pytest.StashKey[int]()
+
+
+class DebugLoop(asyncio.SelectorEventLoop):
+    """An event loop whose debug mode makes every check, and records no traceback for each future and task.
+
+    Recording them took a third of the CPU time of a test of the API. `PYTHONASYNCIODEBUG=1` brings them back: the message about a
+    task whose error nobody looked at then says where the task was made.
+    """
+
+    @override
+    def get_debug(self) -> bool:
+        """Whether tracebacks are recorded: whoever records them asks this. The checks ask the attribute that `set_debug` sets."""
+        return "PYTHONASYNCIODEBUG" in os.environ
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Give every test this event loop."""
+    return {"debug": DebugLoop}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,13 +54,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with a RabbitMQ or whole relays first: they wait most, and several workers are done sooner when these begin early."""
-    long = {
-        item.path
-        for item in items
-        if item.path.parent.name == "journey" or (isinstance(item, pytest.Function) and {"broker", "own_broker"} & {*item.fixturenames})
-    }
-    items.sort(key=lambda item: item.path not in long)
+    """Begin with what waits longest, and keep together what shares a costly fixture.
+
+    `make test` gives each group to a worker that runs all of it: a RabbitMQ or a browser is started in a single worker then.
+    """
+    places = {item: len(GROUPS) + (item.path.parent.name != "journey") for item in items}
+    for item in items:
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+            places[item] = GROUPS.index(group)
+    items.sort(key=places.__getitem__)
+
+
+def _group(item: pytest.Item) -> str | None:
+    """The group of a test, by the fixtures that it uses."""
+    used = {*item.fixturenames} if isinstance(item, pytest.Function) else set()
+    if "_private_node" in used:
+        return "own_broker of journeys" if item.path.parent.name == "journey" else "own_broker"
+    if "broker" in used:
+        return "broker"
+    return "browser" if "_browser_address" in used else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -107,10 +143,16 @@ def chromium() -> Path:
     return found
 
 
+@pytest.fixture(scope="session")
+def _browser_address(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(chromium, tmp_path_factory.mktemp("browser")) as address:
+        yield address
+
+
 @pytest.fixture
-async def browser(chromium: Path) -> AsyncIterator[Browser]:
-    """A browser of this test's own; `await browser.new_context(color_scheme="dark", viewport={…})` is a visitor without cookies."""
-    async with running(chromium) as browser:
+async def browser(_browser_address: str) -> AsyncIterator[Browser]:
+    """A browser without a page; `await browser.new_context(color_scheme="dark", viewport={…})` is a visitor without cookies."""
+    async with connected(_browser_address) as browser:
         yield browser
 
 

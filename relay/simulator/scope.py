@@ -184,6 +184,12 @@ class Scope:
             self._put(replace(event, approved_by=by, approved=approved, starts=starts), now, "approved", f"by {vm}")
         self.tick(now)
 
+    def approve_one(self, ref: str, vm: str, now: datetime) -> Event:
+        """Approve one event as ``vm``. Raises UnknownEvent for one that never was, WrongMove for one that is gone."""
+        event = self._expect(ref, None, now)
+        self.approve([event.event_id], vm, now)
+        return self.find(event.event_id)
+
     def start(self, ref: str, now: datetime) -> Event:
         """Start a Scheduled event at once. Raises UnknownEvent, WrongMove."""
         return self._after(self._start(self._expect(ref, "Scheduled", now), now), now)

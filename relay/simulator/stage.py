@@ -104,9 +104,7 @@ class Stage:
 
     def approve(self, event: Event | str, vm: str) -> Event:
         """Approve as another VM, or as an operator through Azure Resource Manager, would."""
-        event_id = self.scope.find(_ref(event)).event_id
-        self.scope.approve([event_id], vm, self.clock.now())
-        return self._settled(self.scope.find(event_id))
+        return self._settled(self.scope.approve_one(_ref(event), vm, self.clock.now()))
 
     def fault(self, fault: Fault) -> None:
         """Let a fault happen from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -91,8 +92,11 @@ class Shifted(SystemClock):
         return (super().monotonic() if self._stopped is None else self._stopped) + self.ahead
 
     def stop(self) -> None:
-        """From now on no interval passes by itself."""
-        self._stopped = super().monotonic()
+        """From now on no interval passes by itself.
+
+        It stops at a whole second. With fractions, `(now + 300.0) - now` can be a little less than 300.0: floats are rounded.
+        """
+        self._stopped = float(math.ceil(super().monotonic()))
 
 
 @dataclass(slots=True)

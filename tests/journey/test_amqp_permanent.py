@@ -138,7 +138,7 @@ async def test_what_somebody_must_mend_is_a_dead_letter_that_says_so_and_goes_ou
 async def test_a_message_that_is_too_large_is_a_dead_letter_and_its_neighbours_arrive(own_broker: Broker, tmp_path: Path) -> None:
     """The broker closes the channel for it, and whatever else is under way on it is sent again."""
     limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."  # as versions differ
-    await asyncio.to_thread(own_broker.ctl, "eval", limit.format(10_000))
+    await asyncio.to_thread(own_broker.evaluate, limit.format(10_000))
     try:
         async with telling(own_broker, tmp_path) as told:
             large, small = await told.happens(description="x" * 20_000), [await told.happens() for _ in range(20)]
@@ -150,7 +150,7 @@ async def test_a_message_that_is_too_large_is_a_dead_letter_and_its_neighbours_a
                 assert (await told.delivered(event_id))["state"] == "delivered"
                 assert not await told.listed("dead-letters", event_id)
     finally:
-        await asyncio.to_thread(own_broker.ctl, "eval", limit.format(134_217_728))
+        await asyncio.to_thread(own_broker.evaluate, limit.format(134_217_728))
 
 
 async def test_what_no_queue_wants_is_delivered_with_the_brokers_number(own_broker: Broker, tmp_path: Path) -> None:

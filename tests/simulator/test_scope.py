@@ -127,6 +127,14 @@ def test_an_approval_of_several_events_of_which_one_is_unknown_approves_none() -
     assert not machine.find("A").approved
 
 
+def test_what_is_over_when_its_approval_comes_is_a_wrong_move() -> None:
+    """It ends between two looks at the clock: a playbook leaves the step out, and does not end."""
+    machine = scope()
+    machine.schedule(Plan(id="A", name="reboot", started=True, lasts=5.0), T0)
+    with pytest.raises(WrongMove, match="expected A to be in the document, it is Completed"):
+        machine.approve_one("reboot", "vm-0", later(6))
+
+
 def test_a_started_event_can_be_approved_and_nothing_changes() -> None:
     """The pages: 200 for any valid EventId, approved before or not."""
     machine = scope()

@@ -276,7 +276,7 @@ async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tr
     """Only what is permanent for this message is Rejected, and recovery is quick."""
     bad, good = cloudevent(data={"description": "x" * 5000}), [cloudevent(data={"n": n}) for n in range(20)]
     limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."  # as versions differ
-    await asyncio.to_thread(own_broker.ctl, "eval", limit.format(2000))
+    await asyncio.to_thread(own_broker.evaluate, limit.format(2000))
     try:
         async with sink(own_broker.amqp_url(), "sizes") as bus:
             await delivered(bus, cloudevent("relay.ping"))
@@ -287,14 +287,14 @@ async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tr
             for event in good:
                 await delivered(bus, event)
     finally:
-        await asyncio.to_thread(own_broker.ctl, "eval", limit.format(134_217_728))
+        await asyncio.to_thread(own_broker.evaluate, limit.format(134_217_728))
 
 
 async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(own_broker: Broker) -> None:
     """The smallest that AMQP allows; RabbitMQ has 131072."""
     event = cloudevent(data={"description": "x" * 100_000})
     limit = "application:set_env(rabbit, frame_max, {0})."
-    await asyncio.to_thread(own_broker.ctl, "eval", limit.format(4096))
+    await asyncio.to_thread(own_broker.evaluate, limit.format(4096))
     try:
         async with sink(own_broker.amqp_url(), "small") as bus:
             await delivered(bus, cloudevent("relay.ping"))
@@ -304,7 +304,7 @@ async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(own_b
                 assert await waiting(queue) == [event.body]
             assert "4096" in await asyncio.to_thread(own_broker.ctl, "list_connections", "frame_max")
     finally:
-        await asyncio.to_thread(own_broker.ctl, "eval", limit.format(131_072))
+        await asyncio.to_thread(own_broker.evaluate, limit.format(131_072))
 
 
 async def test_a_virtual_host_is_named_as_in_any_amqp_url(own_broker: Broker) -> None:

@@ -202,7 +202,7 @@ async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_passwor
     file.write_text(own_broker.amqp_url("rotated"))
     async with sink(None, "rotated", url_file=file) as bus:
         await delivered(bus, cloudevent())
-        await asyncio.to_thread(own_broker.ctl, "change_password", "rotated", "hunter3")
+        await asyncio.to_thread(own_broker.add_user, "rotated", "hunter3")
         await asyncio.to_thread(own_broker.ctl, "close_all_user_connections", "rotated", "for rotation")
         error = await deferred(bus, cloudevent(), "refused user, password or certificate")
         file.write_text(own_broker.amqp_url("rotated").replace("hunter2", "hunter3"))
