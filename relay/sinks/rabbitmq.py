@@ -24,7 +24,7 @@ from relay.amqp.connection import HEARTBEAT, SETTING_UP, Connection, keep_connec
 from relay.amqp.examine import examine as examine_broker
 from relay.amqp.settings import BrokerSection
 from relay.amqp.stopping import heed_stop
-from relay.amqp.topology import Declare, Exchange, Queue, establish
+from relay.amqp.topology import Declare, Exchange, Queue, establish, not_seen
 from relay.amqp.trouble import Trouble, explain, said
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
@@ -50,7 +50,9 @@ class Settings(SinkSettings, BrokerSection):
     exchange: str = Field(default="azure.scheduledevents", pattern=r"^[A-Za-z0-9_.:-]{1,127}$")
     """The topic exchange; the unrouted exchange and queue are named after it."""
     declare: Declare = True
-    """true: make exchange, unrouted exchange and unrouted queue; passive: see that they exist; false: take them as given."""
+    """true: make exchange, unrouted exchange and unrouted queue; passive: see that they exist, as far as the user may look;
+    false: take them as given.
+    """
     timeout: Duration = Field(default=15.0, gt=0)
     """How long the broker may take to confirm a message."""
 
@@ -245,14 +247,14 @@ class RabbitMQ:
         where = place(connection.url)
         while True:
             async with asyncio.timeout(SETTING_UP):
-                await establish(connection, topology(self._settings.exchange), self._settings.declare)
+                unseen = await establish(connection, topology(self._settings.exchange), self._settings.declare)
                 channel = connection.channel(on_return_raises=True)
                 await channel.initialize()
                 wire = cast("aiormq.Channel", await channel.get_underlay_channel())
             heed_stop()
             line = self._line = Line(connection, channel, wire, self._settings.exchange)
             self._there.set()
-            self._log_once(logging.INFO, f"connected to {where}")
+            self._log_once(logging.INFO, f"connected to {where}{not_seen(unseen)}")
             try:
                 await line.closed()
             finally:
