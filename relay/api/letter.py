@@ -22,7 +22,7 @@ class UnusableError(Exception):
 def open_letter(message: DeliveredMessage, exchange: str, key: str, clients: Sequence[Client]) -> tuple[Caller, str, Body]:
     """Whose decision a message is, the id that makes a repeat known, and the decision. Raises UnusableError.
 
-    ``exchange`` and ``key`` are where it must have been published to. Before 4.1 RabbitMQ checks no topic permission for the
+    ``exchange`` and ``key`` are where it must have been published to. RabbitMQ 3.10 checks no topic permission for the
     CC header (FIELD 5.7): a message that comes by it has another key, and whoever sent it may have no right to this one. It checks
     none for what a queue dead-letters either, whose owner chooses exchange and key: that bears the header x-death.
     """

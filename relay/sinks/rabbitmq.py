@@ -50,9 +50,7 @@ class Settings(SinkSettings, BrokerSection):
     exchange: str = Field(default="azure.scheduledevents", pattern=r"^[A-Za-z0-9_.:-]{1,127}$")
     """The topic exchange; the unrouted exchange and queue are named after it."""
     declare: Declare = True
-    """true: make exchange, unrouted exchange and unrouted queue; passive: see that they exist, as far as the user may look;
-    false: take them as given.
-    """
+    """true: make exchange, unrouted exchange and unrouted queue; passive: see that they exist; false: take them as given."""
     timeout: Duration = Field(default=15.0, gt=0)
     """How long the broker may take to confirm a message."""
 
