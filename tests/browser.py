@@ -9,17 +9,11 @@ import contextlib
 import json
 import os
 import shutil
-<<<<<<< HEAD
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-=======
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
->>>>>>> suite
 from pathlib import Path
 
 import playwright
@@ -39,22 +33,12 @@ def executable() -> Path | None:
     return Path(found) if found else None
 
 
-<<<<<<< HEAD
 def driver() -> Path | None:
     """Return the program that drives the browser, or None where it does not start: it is dynamically linked."""
     node = Path(playwright.__file__).parent / "driver" / "node"
     return node if subprocess.run([node, "--version"], check=False, capture_output=True).returncode == 0 else None
 
 
-@asynccontextmanager
-async def running(chromium: Path) -> AsyncIterator[Browser]:
-    """Run a browser with a profile of its own, half a second's work; it ends with the block, and when the tests are killed.
-
-    It runs without Chromium's sandbox, which root cannot have: it is shown the relay's own pages and nothing else.
-    """
-    async with async_playwright() as driving:
-        browser = await driving.chromium.launch(executable_path=chromium, chromium_sandbox=False, timeout=STEP_MILLISECONDS)
-=======
 GUARD = 'read _; kill -s TERM -- -"$0"'
 """Ends the browser should the tests themselves be killed: their end of the pipe closes then."""
 
@@ -90,7 +74,6 @@ async def connected(address: str) -> AsyncIterator[Browser]:
     """The browser of `serving`, as nobody has used it: what is opened in the block closes with it."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.connect(address, timeout=STEP_MILLISECONDS)
->>>>>>> suite
         try:
             yield browser
         finally:

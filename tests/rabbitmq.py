@@ -68,7 +68,12 @@ class NamedBroker:
 
 
 def server_scripts() -> Path | None:
-    """Return the directory of `rabbitmq-server` and `rabbitmqctl`, or None where RabbitMQ is not installed."""
+    """Return the directory of `rabbitmq-server` and `rabbitmqctl`, or None where RabbitMQ is not installed.
+
+    `RELAY_TEST_RABBITMQ` names that of another version than the installed one, such as `sbin` of an unpacked release.
+    """
+    if named := os.environ.get("RELAY_TEST_RABBITMQ"):
+        return Path(named)
     if (DEBIAN_SCRIPTS / "rabbitmq-server").exists():
         return DEBIAN_SCRIPTS
     found = shutil.which("rabbitmq-server")

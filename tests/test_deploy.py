@@ -114,17 +114,22 @@ async def test_messages_find_the_defined_queues(defined: Broker) -> None:
         await example.bind(MAIN, "#")
 
 
-async def test_the_relay_may_publish_and_look_and_nothing_else(defined: Broker) -> None:
+async def test_the_relay_may_publish_and_take_approvals_and_nothing_else(defined: Broker) -> None:
+    """With `declare: passive` it finds no fault with what it may not look at."""
     async with channel_of(defined, "relay") as channel:
-        for exchange, kind in ((MAIN, "topic"), (f"{MAIN}.unrouted", "fanout")):
-            await channel.declare_exchange(exchange, kind, passive=True)
-        await channel.declare_queue(f"{MAIN}.unrouted", passive=True)
+        await channel.declare_exchange(MAIN, "topic", passive=True)
+        await channel.declare_queue(APPROVALS, passive=True)
         there = await channel.get_exchange(MAIN, ensure=False)
         await there.publish(aio_pika.Message(b"told"), "event.scheduled.reboot.compose", timeout=60)
         with pytest.raises(ChannelAccessRefused):
             await channel.declare_exchange("another", "topic", durable=True)
+    connection = Connection(URL(url_of(defined, "relay")), "test")
+    await connection.connect()
+    async with connection:
+        unseen = await establish(connection, (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)), declare="passive")
+    assert not {MAIN, APPROVALS} & {part.name for part in unseen}
     async with channel_of(defined, "relay") as channel:
-        queue = await channel.declare_queue(EXAMPLE_QUEUE, passive=True)
+        queue = await channel.get_queue(EXAMPLE_QUEUE, ensure=False)
         with pytest.raises(ChannelAccessRefused):
             await queue.get(timeout=60)
     async with channel_of(defined, "admin") as channel:

@@ -25,11 +25,18 @@ _NEVER = "never"
 
 
 async def examine(
-    about: str, urls: Sequence[URL], parts: Sequence[Exchange | Queue], declare: Declare, *, writes: tuple[str, str] | None = None
+    about: str,
+    urls: Sequence[URL],
+    parts: Sequence[Exchange | Queue],
+    declare: Declare,
+    *,
+    writes: tuple[str, str] | None = None,
+    reads: str | None = None,
 ) -> list[Finding]:
     """A finding for each host, and what one of them says of the parts.
 
-    ``writes``: the exchange, and a routing key, with which the user must be allowed to publish.
+    ``writes``: the exchange, and a routing key, with which the user must be allowed to publish. ``reads``: the queue that the
+    user must be allowed to consume from.
     """
     findings: list[Finding] = []
     looked = False
@@ -38,7 +45,7 @@ async def examine(
             async with connected(url, "imds-relay doctor") as connection, asyncio.timeout(SETTING_UP):
                 findings.append(ok(about, f"connected to {place(url)}{' with TLS' if url.scheme == 'amqps' else ''}"))
                 if not looked:
-                    findings.extend([await _exists(about, connection, part, declare) for part in parts])
+                    findings.extend([await _exists(about, connection, part, declare, reads) for part in parts])
                     findings.extend([await _may_write(about, connection, *writes)] if writes is not None else [])
                     looked = True
         except Deferred as error:
@@ -50,7 +57,7 @@ async def examine(
     return findings
 
 
-async def _exists(about: str, connection: Connection, part: Exchange | Queue, declare: Declare) -> Finding:
+async def _exists(about: str, connection: Connection, part: Exchange | Queue, declare: Declare, reads: str | None) -> Finding:
     async with connection.channel(publisher_confirms=False) as channel:
         try:
             await part.declare(channel, passive=True)
@@ -59,7 +66,12 @@ async def _exists(about: str, connection: Connection, part: Exchange | Queue, de
                 return ok(about, f"{part.title} is not there yet: the relay makes it, for which its user needs configure")
             return failed(about, f"the broker has no {part.title}", "make it, or set declare: true")
         except ChannelAccessRefused as error:
-            return warning(about, f"{part.title} cannot be looked at ({said(error)})", "grant the user the right to read it")
+            if declare is True:
+                return failed(about, f"the user has no right on {part.title} ({said(error)})", "grant it configure, write and read on it")
+            unknown = f"whether {part.title} is there is unknown: the user has no right to look ({said(error)})"
+            # Of the parts the relay itself uses the exchange, for which `_may_write` asks, and this queue.
+            is_read = isinstance(part, Queue) and part.name == reads
+            return warning(about, unknown, "grant the user read on it") if is_read else ok(about, unknown)
     return ok(about, f"{part.title} is there")
 
 

@@ -57,12 +57,17 @@ class Queue:
             await queue.bind(self.source, self.key)
 
 
-async def establish(connection: aio_pika.abc.AbstractConnection, parts: tuple[Exchange | Queue, ...], declare: Declare) -> None:
+async def establish(
+    connection: aio_pika.abc.AbstractConnection, parts: tuple[Exchange | Queue, ...], declare: Declare
+) -> tuple[Exchange | Queue, ...]:
     """See to it that the parts exist, as ``declare`` says: True makes them, ``passive`` looks, False does neither.
 
+    Returns the parts that ``passive`` may not look at: RabbitMQ from 4.2.6 refuses that to a user without a right on the part.
+    Such a refusal says nothing about the part. Publishing and consuming show whether what the relay uses is there.
     Raises Deferred with what is missing, refused or different, and what to do about it.
     """
-    missing = []
+    missing: list[str] = []
+    unseen: list[Exchange | Queue] = []
     for part in parts if declare else ():
         # A channel each: a refusal closes it, and all that is missing is to be named at once.
         async with connection.channel(publisher_confirms=False) as channel:
@@ -71,8 +76,11 @@ async def establish(connection: aio_pika.abc.AbstractConnection, parts: tuple[Ex
             except amqp.ChannelNotFoundEntity:
                 missing.append(part.title)
             except ChannelAccessRefused as error:
-                remedy = "grant the user configure, read and write on it, or have it made by somebody else and set declare: passive"
-                raise Deferred(f"the broker refused to make {part.title} ({said(error)}): {remedy}", failure="slow", status=403) from None
+                if declare is True:
+                    remedy = "grant the user configure, read and write on it, or have it made by somebody else and set declare: passive"
+                    reason = f"the broker refused to make {part.title} ({said(error)}): {remedy}"
+                    raise Deferred(reason, failure="slow", status=403) from None
+                unseen.append(part)
             except amqp.ChannelPreconditionFailed as error:
                 remedy = "delete it so that it is made anew, or set declare: passive to use it as it is"
                 raise Deferred(f"{part.title} exists and is another than this relay makes ({said(error)}): {remedy}", status=406) from None
@@ -80,3 +88,10 @@ async def establish(connection: aio_pika.abc.AbstractConnection, parts: tuple[Ex
     if missing:
         remedy = "make what is missing, or set declare: true, or declare: false to go without"
         raise Deferred(f"the broker has no {', no '.join(missing)}: {remedy}", failure="slow", status=404)
+    return tuple(unseen)
+
+
+def not_seen(parts: tuple[Exchange | Queue, ...]) -> str:
+    """The end of a sentence that says which parts could not be looked at; empty where there is none."""
+    titles = ", ".join(part.title for part in parts)
+    return f"; whether these exist is unknown, as the user has no right to look: {titles}" if parts else ""

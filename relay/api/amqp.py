@@ -18,7 +18,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from relay.amqp.address import place
 from relay.amqp.connection import CLOSING, HEARTBEAT, SETTING_UP, Connection, keep_connected
 from relay.amqp.stopping import heed_stop
-from relay.amqp.topology import Exchange, Queue, establish
+from relay.amqp.topology import Exchange, Queue, establish, not_seen
 from relay.amqp.trouble import Trouble, explain, said
 from relay.api import Client, Relay
 from relay.api.letter import UnusableError, open_letter
@@ -36,6 +36,11 @@ LONGEST_REST = 60.0
 _log = logging.getLogger(__name__)
 
 
+def queue_of(exchange: str, scope: str) -> str:
+    """The queue in which the approvals of a scope wait."""
+    return f"{exchange}.approvals.{scope}"
+
+
 def topology(exchange: str, scope: str) -> tuple[Exchange | Queue, ...]:
     """What ``declare: true`` makes: the dead letters first, so that none falls between.
 
@@ -47,7 +52,7 @@ def topology(exchange: str, scope: str) -> tuple[Exchange | Queue, ...]:
         Queue(f"{exchange}.dead", source=dlx, key="#", arguments={"x-max-length": 10_000}),
         Exchange(approvals, "topic"),
         Queue(
-            f"{approvals}.{scope}",
+            queue_of(exchange, scope),
             source=approvals,
             key=f"approve.{scope}",
             arguments={"x-single-active-consumer": True, "x-dead-letter-exchange": dlx},
@@ -62,11 +67,12 @@ class Approvals:
         scope = relay.origin.scope
         self._settings = settings
         self._parts = topology(exchange, scope)
-        self._exchange, self._queue, self._key = f"{exchange}.approvals", f"{exchange}.approvals.{scope}", f"approve.{scope}"
+        self._exchange, self._queue, self._key = f"{exchange}.approvals", queue_of(exchange, scope), f"approve.{scope}"
         self._clients = clients
         self._relay = relay
         self._strangers = strangers
         self._logged = ""
+        self._unseen = ""  # which parts the user may not look at, as the end of a sentence
 
     async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
         """Connect for ever, and decide what comes, until cancelled. ``heartbeat`` is in seconds."""
@@ -75,11 +81,11 @@ class Approvals:
 
     async def _serve(self, connection: Connection) -> NoReturn:
         async with asyncio.timeout(SETTING_UP):
-            await establish(connection, self._parts, self._settings.declare)
+            self._unseen = not_seen(await establish(connection, self._parts, self._settings.declare))
         rest = LOOK
         while True:
             while (why := await self._closed()) is not None:
-                self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages wait: {why}")
+                self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages wait: {why}{self._unseen}")
                 await self._relay.clock.sleep(LOOK)
                 if connection.lost:
                     raise Deferred(f"the connection to {place(connection.url)} was lost")
@@ -115,7 +121,7 @@ class Approvals:
         except ChannelAccessRefused as error:
             raise Deferred(f"the broker refused the queue ({said(error)}): grant the user read on it") from None
         heed_stop()
-        self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages are taken from {self._queue}")
+        self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages are taken from {self._queue}{self._unseen}")
         recorded = True
         while recorded and await self._closed() is None:
             try:

@@ -84,7 +84,8 @@ async def _asked(settings: ApiSettings, place: Path | None, shown: str) -> Findi
         return failed("relay", f"one runs at {shown}, and is not ready: {said.get('detail')}", "its log says more")
     troubled = [f"{name} {', '.join(sinks)}" for name, sinks in said["sinks"].items() if sinks]
     if troubled:
-        return warning("relay", f"one runs at {shown}; of its sinks: {'; '.join(troubled)}", "see the sinks below, and its log")
+        why = "".join(f"; {name}: {reason}" for name, reason in said.get("reasons", {}).items())
+        return warning("relay", f"one runs at {shown}; of its sinks: {'; '.join(troubled)}{why}", "see the sinks below, and its log")
     return ok("relay", f"one runs at {shown}, and is ready")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from aiohttp import web
 from typing_extensions import TypedDict
@@ -34,6 +34,8 @@ class Ready(TypedDict):
     source: Literal["ok"]
     store: Literal["ok"]
     sinks: SinksShown
+    reasons: NotRequired[dict[str, str]]
+    """By the name of such a sink: why it does not deliver. Left out where all deliver."""
 
 
 async def _alive(_call: Call) -> web.StreamResponse:
@@ -43,7 +45,7 @@ async def _alive(_call: Call) -> web.StreamResponse:
 async def _ready(call: Call) -> web.StreamResponse:
     relay = call.relay
     lost, failing = relay.source.lost, relay.store.failing is not None
-    parts: dict[str, Any] = {"source": "lost" if lost else "ok", "store": "failing" if failing else "ok", "sinks": _sinks(relay)}
+    parts: dict[str, Any] = {"source": "lost" if lost else "ok", "store": "failing" if failing else "ok", **_sinks(relay)}
     if lost or failing:
         wrong = [text for text, is_so in ((_LOST, lost), (_FAILING, failing)) if is_so]
         raise Problem(503, "; ".join(wrong), **parts)
@@ -54,13 +56,16 @@ _LOST = "the metadata service gives no usable answer"
 _FAILING = "the state file cannot be written: notices go out from memory, approvals are refused"
 
 
-def _sinks(relay: Relay) -> dict[str, list[str]]:
+def _sinks(relay: Relay) -> dict[str, Any]:
     status = relay.dispatcher.status()
-    return {
+    shown = {
         "failing": [sink.name for sink in status if sink.failing and sink.state == "on"],
         "disabled": [sink.name for sink in status if sink.state == "disabled"],
         "paused": [sink.name for sink in status if sink.state == "paused"],
     }
+    named = {name for names in shown.values() for name in names}
+    reasons = {sink.name: sink.reason for sink in status if sink.name in named and sink.reason}
+    return {"sinks": shown, "reasons": reasons} if reasons else {"sinks": shown}
 
 
 ROUTES = (

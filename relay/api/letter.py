@@ -22,7 +22,7 @@ class UnusableError(Exception):
 def open_letter(message: DeliveredMessage, exchange: str, key: str, clients: Sequence[Client]) -> tuple[Caller, str, Body]:
     """Whose decision a message is, the id that makes a repeat known, and the decision. Raises UnusableError.
 
-    ``exchange`` and ``key`` are where it must have been published to. RabbitMQ before 4.1 checks no topic permission for the
+    ``exchange`` and ``key`` are where it must have been published to. RabbitMQ 3.10 checks no topic permission for the
     CC header (docs/protocol.md#topic-permissions-and-the-cc-header). A message that comes by it has another key, and its
     sender may have no right to this one. RabbitMQ checks none for what a queue dead-letters either, and the queue's owner
     chooses exchange and key: such a message has the header x-death.

@@ -66,8 +66,10 @@ async def _examined(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding
     at_sinks = await asyncio.gather(*(_sink(one, clock, scope or "unknown") for one in config.sinks))
     findings += [*at_api, *at_source, *_names(config, instance), *at_store, *(one for found in at_sinks for one in found)]
     if config.approvals.amqp is not None:
+        amqp = config.approvals.amqp
         parts = approvals_over_amqp.topology(config.answers_on, scope or "unknown")
-        findings += await examine_broker("approvals.amqp", config.approvals.amqp.targets(), parts, config.approvals.amqp.declare)
+        queue = approvals_over_amqp.queue_of(config.answers_on, scope or "unknown")
+        findings += await examine_broker("approvals.amqp", amqp.targets(), parts, amqp.declare, reads=queue)
     return findings
 
 

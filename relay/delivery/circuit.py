@@ -8,6 +8,8 @@ from __future__ import annotations
 
 FAILING = 3
 """So many failed tries in a row, and a sink is failing. Those that were under way together count as one."""
+FRUITLESS = 60.0
+"""Seconds in which no try succeeded though there was something to deliver: the sink is failing then, however few tries there were."""
 
 
 class Circuit:
@@ -15,9 +17,11 @@ class Circuit:
 
     def __init__(self) -> None:
         self.failing = False
-        """Whether it failed several times in a row, or asked us to stop, and has not delivered since."""
+        """Whether it failed several times in a row or for a minute, or asked us to stop, and has not delivered since."""
         self.failures = 0
         self._failed_at = float("-inf")  # when the last failure came that counted
+        self._tried_since: float | None = None  # the first try since the last success
+        self._busy_since: float | None = None  # the same, or the first try since nothing was left to deliver
         self._probe_at: float | None = None
         self._turn = False  # of the entry that was tried least
         self._extra = False  # a probe is due that was not foreseen
@@ -39,17 +43,46 @@ class Circuit:
         """Whether the entry that was tried least has the turn, rather than the oldest."""
         return self.probing and (self._turn or self._extra)
 
-    def begun(self) -> None:
+    def begun(self, now: float) -> None:
         """A try begins."""
+        self._tried_since = now if self._tried_since is None else self._tried_since
+        self._busy_since = now if self._busy_since is None else self._busy_since
         if not self._extra:
             self._turn = self.probing and not self._turn
         self._extra, self._extra_under_way = False, self._extra
+
+    def idle(self) -> None:
+        """Nothing is left to deliver, or nothing can be."""
+        self._busy_since = None
+
+    @property
+    def fruitless_at(self) -> float | None:
+        """When it will be a failing one unless a try succeeds until then; None where it already is, or there is nothing to deliver."""
+        return None if self.failing or self._busy_since is None else self._busy_since + FRUITLESS
+
+    def wait(self, now: float) -> bool:
+        """Time has passed; returns whether that has just made the sink a failing one."""
+        if self.fruitless_at is None or now < self.fruitless_at:
+            return False
+        self.failing = True
+        return True
 
     def failed(self, began: float, now: float) -> bool:
         """A try that began then has failed; returns whether that has just made the sink a failing one."""
         if began > self._failed_at:
             self.failures, self._failed_at = self.failures + 1, now
-        if self.failing or self.failures < FAILING:
+        return self._has_failed(now, enough=self.failures >= FAILING)
+
+    def refused(self, now: float) -> bool:
+        """The far side has refused an entry for good; returns whether that has just made the sink a failing one.
+
+        That is about the entry alone, and does not count as a failed try. But nothing else has got through either.
+        """
+        return self._has_failed(now, enough=False)
+
+    def _has_failed(self, now: float, *, enough: bool) -> bool:
+        fruitless = self._tried_since is not None and now - self._tried_since >= FRUITLESS
+        if self.failing or not (enough or fruitless):
             return False
         self.failing = True
         return True
@@ -58,6 +91,7 @@ class Circuit:
         """A try succeeded: everything may go; returns whether the sink was a failing one."""
         was, self.failing = self.failing, False
         self.failures, self._probe_at, self._extra = 0, None, False
+        self._tried_since = self._busy_since = None
         return was
 
     def probe(self, at: float | None) -> None:
@@ -76,5 +110,6 @@ class Circuit:
 
     def resume(self, now: float) -> None:
         """An operator wants it tried now."""
+        self._busy_since = None
         self._rest_until = float("-inf")
         self._probe_at = now if self.failing else None

@@ -59,7 +59,7 @@ class Worker:
 
     @property
     def failing(self) -> bool:
-        """Whether it failed several times in a row, or asked us to stop, and has not delivered since."""
+        """Whether it failed several times in a row or for a minute, or asked us to stop, and has not delivered since."""
         return self._circuit.failing
 
     @property
@@ -116,6 +116,7 @@ class Worker:
             try:
                 while True:
                     self._wake.clear()
+                    self._look_at_clock()
                     self._begin(group)
                     pause = self._pause()
                     alarm = group.create_task(self._ring(pause)) if pause is not None else None
@@ -125,6 +126,14 @@ class Worker:
             except asyncio.CancelledError:
                 self._ending = True
                 raise
+
+    def _look_at_clock(self) -> None:
+        """Tell that the sink is failing once nothing has got through for a minute."""
+        if not len(self._lanes):
+            self._circuit.idle()
+        if self.state == "on" and self._circuit.wait(self._clock.monotonic()):
+            self._trouble = self._trouble or "no try has ended for a minute"
+            self._news.failing(self._trouble, len(self._lanes))
 
     async def _ring(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
@@ -144,7 +153,7 @@ class Worker:
         self._lanes.wake(now)
         entry = self._lanes.take(least_tried=self._circuit.least_tried)
         if entry is not None:
-            self._circuit.begun()
+            self._circuit.begun(now)
             self._under_way += 1
             if self.settings.rate is not None:
                 self._slot = now + 1 / self.settings.rate
@@ -156,11 +165,14 @@ class Worker:
         return self._under_way >= most or self._under_way + self._unwritten >= MOST_OPEN
 
     def _pause(self) -> float | None:
-        """Seconds until something may be begun; None: only when something happens."""
-        if self.state != "on" or self._is_full or not len(self._lanes):
+        """Seconds until something may be begun, or the sink counts as failing; None: only when something happens."""
+        if self.state != "on" or not len(self._lanes):
             return None
         now, opens = self._clock.monotonic(), self._opens
-        due = opens if now < opens else self._lanes.next_wake()
+        moments = [self._circuit.fruitless_at]
+        if not self._is_full:
+            moments.append(opens if now < opens else self._lanes.next_wake())
+        due = min((moment for moment in moments if moment is not None), default=None)
         return max(0.0, due - now) if due is not None else None
 
     async def _carry(self, entry: Entry | None) -> None:
@@ -184,6 +196,7 @@ class Worker:
             if event is None:
                 event = await self._store.read(lambda tx: tx.journal.event(entry.position))
         except StoreUnavailable:
+            self._circuit.idle()  # the sink has no part in it
             self._lanes.rest(entry, self._clock.monotonic() + UNREAD, alone=True)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with this row, the next ones can be sent
             self._parked(entry, f"its event could not be read from the journal: {_named(error)}", None)
@@ -204,6 +217,9 @@ class Worker:
             arrived = attempt("delivered", receipt.status, None, receipt.answer)
         except Rejected as error:
             self._news.compare_clocks(error.skew)
+            self._trouble = error.reason
+            if self._circuit.refused(self._clock.monotonic()):
+                self._news.failing(error.reason, len(self._lanes))
             self._parked(entry, error.reason, attempt("parked", error.status, error.reason, error.answer))
         except Deferred as error:
             self._news.compare_clocks(error.skew)

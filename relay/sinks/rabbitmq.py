@@ -24,7 +24,7 @@ from relay.amqp.connection import HEARTBEAT, SETTING_UP, Connection, keep_connec
 from relay.amqp.examine import examine as examine_broker
 from relay.amqp.settings import BrokerSection
 from relay.amqp.stopping import heed_stop
-from relay.amqp.topology import Declare, Exchange, Queue, establish
+from relay.amqp.topology import Declare, Exchange, Queue, establish, not_seen
 from relay.amqp.trouble import Trouble, explain, said
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
@@ -245,14 +245,14 @@ class RabbitMQ:
         where = place(connection.url)
         while True:
             async with asyncio.timeout(SETTING_UP):
-                await establish(connection, topology(self._settings.exchange), self._settings.declare)
+                unseen = await establish(connection, topology(self._settings.exchange), self._settings.declare)
                 channel = connection.channel(on_return_raises=True)
                 await channel.initialize()
                 wire = cast("aiormq.Channel", await channel.get_underlay_channel())
             heed_stop()
             line = self._line = Line(connection, channel, wire, self._settings.exchange)
             self._there.set()
-            self._log_once(logging.INFO, f"connected to {where}")
+            self._log_once(logging.INFO, f"connected to {where}{not_seen(unseen)}")
             try:
                 await line.closed()
             finally:

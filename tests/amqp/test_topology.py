@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,14 +11,15 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ChannelNotFoundEntity
+from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.amqp.connection import Connection
-from relay.amqp.topology import Declare, Exchange, Queue, establish
+from relay.amqp.topology import Declare, Exchange, Queue, establish, not_seen
 from relay.api.amqp import topology as approvals_topology
 from relay.errors import Deferred
 from relay.sinks.rabbitmq import topology as events_topology
-from tests.rabbitmq import Reachable
+from tests.rabbitmq import Broker, Reachable
 
 SCOPE = "prod-vmss-a-1f0c33ab"
 QUORUM = {"x-queue-type": "quorum"}
@@ -145,3 +147,39 @@ async def test_what_is_not_to_be_made_is_not_made(there: Connection, exchange: s
     else:
         await establish(there, parts_of(exchange), declare)
     assert not any([await exists(there, part) for part in parts_of(exchange)])
+
+
+async def _refused(connection: Connection, part: Exchange | Queue) -> bool:
+    """Whether the broker refuses a look at the part, as RabbitMQ does from 4.2.6 on where the user has no right on it."""
+    async with connection.channel() as channel:
+        try:
+            await part.declare(channel, passive=True)
+        except ChannelAccessRefused:
+            return True
+        except ChannelNotFoundEntity:
+            return False
+        return False
+
+
+async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_broker: Broker) -> None:
+    """A refusal to look says nothing about the part. What is there or missing is told of the others, as ever."""
+    await asyncio.to_thread(own_broker.add_user, "looker", "looker", configure="^$", write="^looked$", read="^$")
+    seen, *others = parts = (Exchange("looked", "topic"), *parts_of("hidden"))
+    connection = Connection(URL(own_broker.amqp_url("looker")), "test")
+    await connection.connect()
+    async with connected(own_broker) as maker, connection:
+        await establish(maker, parts, True)
+        refused = tuple([part for part in parts if await _refused(connection, part)])
+        assert seen not in refused
+        assert await establish(connection, parts, "passive") == refused
+        assert all(part.title in not_seen(refused) for part in refused)
+        async with maker.channel() as channel:
+            await channel.exchange_delete(seen.name)
+        with pytest.raises(Deferred, match=r"^the broker has no exchange looked: make what is missing"):
+            await establish(connection, parts, "passive")
+        with pytest.raises(Deferred, match=r"^the broker refused to make exchange hidden\.unrouted "):
+            await establish(connection, tuple(others), True)
+
+
+def test_where_all_was_looked_at_nothing_is_said_of_it() -> None:
+    assert not_seen(()) == ""

@@ -32,6 +32,7 @@ async def test_sinks_in_trouble_are_named_and_leave_it_ready(tmp_path: Path) -> 
         await eventually(lambda: any(one.state == "disabled" for one in relay.dispatcher.status()))
         ready = await relay.call("GET", "/readyz", by=None)
         assert (ready.status, ready.json["sinks"]) == (200, {"failing": ["sick"], "disabled": ["gone"], "paused": ["resting"]})
+        assert ready.json["reasons"] == {"sick": "it is down", "gone": "it is gone", "resting": "paused by client:alice"}
 
 
 async def test_a_lost_source_turns_it_red(relay: Running) -> None:

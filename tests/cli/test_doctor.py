@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sqlite3
 from collections.abc import AsyncIterator
@@ -14,12 +15,18 @@ from typing import Any
 import aio_pika
 import orjson
 import pytest
+from aiormq.exceptions import ChannelAccessRefused
+from yarl import URL
 
+from relay.amqp.connection import Connection
+from relay.amqp.topology import establish
+from relay.api.amqp import topology as approvals_topology
 from relay.config import USER_EVENTS_WAIT
 from relay.imds.examine import NOT_ASKED
 from relay.outbox.file import VERSION
 from relay.simulator import VM, Setup, Simulator
 from tests.certificates import LOOPBACK
+from relay.sinks.rabbitmq import topology as events_topology
 from tests.cli.alive import alive
 from tests.cli.command import called, names_in
 from tests.imds.far_side import Answer, Asked, far_side
@@ -198,6 +205,46 @@ async def test_a_broker_is_looked_at_and_left_as_it_was(azure: Simulator, tmp_pa
         _, found = await examined(folder)
         assert await queue.get(fail=False) is None
     assert f"the user may publish to {exchange}" in [one["said"] for one in found["sink bus"]]
+
+
+LEAST = {"configure": "^$", "write": r"^azure\.scheduledevents$"}
+"""The rights that docs/rabbitmq.md gives for `declare: passive`, without the one to take approvals."""
+QUEUE = "azure.scheduledevents.approvals.prod"
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["may read", "may not read"])
+async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_look_without_a_right(
+    azure: Simulator, tmp_path: Path, own_broker: Broker, read: bool
+) -> None:
+    """RabbitMQ from 4.2.6 on: what cannot be seen is called unknown, and is a warning only where the relay needs the right."""
+    own_broker.add_user("least", "least", **LEAST, read=f"^{re.escape(QUEUE)}$" if read else "^$")
+    connection = Connection(URL(own_broker.amqp_url()), "test")
+    await connection.connect()
+    async with connection:
+        await establish(connection, (*events_topology("azure.scheduledevents"), *approvals_topology("azure.scheduledevents", "prod")), True)
+    refuses = not read and await _is_refused(own_broker.amqp_url("least"))
+    sections = {
+        "scope": "prod",
+        "sinks": [{"kind": "rabbitmq", "name": "bus", "url": own_broker.amqp_url("least"), "declare": "passive"}],
+        "approvals": {"amqp": {"url": own_broker.amqp_url("least"), "declare": "passive"}},
+    }
+    _, found = await examined(configured(tmp_path, azure.url, **sections))
+    lines = {one["said"]: one["state"] for about in ("sink bus", "approvals.amqp") for one in found[about]}
+    assert lines["the user may publish to azure.scheduledevents"] == "ok"
+    assert all(" is there" in said or "the user may publish" in said or said.startswith("connected") for said in lines)
+    refusal = f"ACCESS_REFUSED - configure access to queue '{QUEUE}' in vhost '/' refused for user 'least'"
+    unknown = f"whether queue {QUEUE} is there is unknown: the user has no right to look ({refusal})"
+    assert [said for said, state in lines.items() if state != "ok"] == ([unknown] if refuses else [])
+
+
+async def _is_refused(url: str) -> bool:
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        try:
+            await channel.declare_queue(QUEUE, passive=True)
+        except ChannelAccessRefused:
+            return True
+        return False
 
 
 async def test_a_broker_whose_user_may_not_publish_or_that_is_gone_failed(

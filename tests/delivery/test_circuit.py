@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.circuit import FAILING, Circuit
+from relay.delivery.circuit import FAILING, FRUITLESS, Circuit
 
 
 def failing() -> Circuit:
@@ -60,7 +60,7 @@ def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
     for moment in range(4):
         circuit.probe(float(moment))
         turns.append(circuit.least_tried)
-        circuit.begun()
+        circuit.begun(float(moment))
     assert turns == [False, True, False, True]
 
 
@@ -68,7 +68,7 @@ def test_while_it_delivers_the_oldest_goes_first() -> None:
     circuit = Circuit()
     for _ in range(3):
         assert not circuit.least_tried
-        circuit.begun()
+        circuit.begun(0.0)
 
 
 def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> None:
@@ -77,7 +77,7 @@ def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> Non
     for moment in (5.0, 65.0, 125.0):
         circuit.hasten()
         assert (circuit.opens, circuit.least_tried) == (float("-inf"), True)
-        circuit.begun()
+        circuit.begun(moment)
         assert (circuit.opens, circuit.least_tried) == (300.0, False)
         circuit.failed(moment, moment)
         circuit.probe(moment + 300.0)
@@ -88,7 +88,7 @@ def test_a_pressing_one_that_failed_brings_the_next_probe_forward() -> None:
     circuit = failing()
     circuit.probe(300.0)
     circuit.hasten()
-    circuit.begun()
+    circuit.begun(5.0)
     circuit.probe(5.5)
     assert circuit.opens == 5.5
 
@@ -118,3 +118,52 @@ def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed
     circuit.resume(7.0)
     assert circuit.probing == is_failing
     assert circuit.opens <= 7.0
+
+
+def test_a_minute_without_a_success_makes_it_failing_however_few_tries_there_were() -> None:
+    circuit = Circuit()
+    circuit.begun(5.0)
+    assert not circuit.wait(5.0 + FRUITLESS - 0.1)
+    assert circuit.wait(5.0 + FRUITLESS)
+    assert circuit.failing
+    assert circuit.fruitless_at is None
+    assert not circuit.wait(500.0), "that is new once"
+    assert circuit.delivered()
+    circuit.begun(600.0)
+    assert not circuit.wait(659.0)
+
+
+def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
+    circuit = Circuit()
+    circuit.begun(0.0)
+    circuit.idle()
+    assert circuit.fruitless_at is None
+    assert not circuit.wait(1000.0)
+    circuit.begun(1000.0)
+    assert circuit.fruitless_at == 1000.0 + FRUITLESS
+
+
+@pytest.mark.parametrize("how", ["failed", "refused"])
+def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(how: str) -> None:
+    """An entry that is refused for good leaves nothing that waits, and the next comes much later."""
+
+    def goes_wrong(circuit: Circuit, now: float) -> bool:
+        circuit.begun(now)
+        wrong = circuit.failed(now, now) if how == "failed" else circuit.refused(now)
+        circuit.idle()
+        return wrong
+
+    circuit = Circuit()
+    assert [goes_wrong(circuit, moment) for moment in (0.0, FRUITLESS - 1, FRUITLESS)] == [False, False, True]
+    circuit = Circuit()
+    assert not goes_wrong(circuit, 0.0)
+    circuit.delivered()
+    assert not goes_wrong(circuit, FRUITLESS)
+
+
+def test_what_is_refused_for_good_is_no_failed_try() -> None:
+    """A receiver that finds fault with some events answers, and takes others."""
+    circuit = Circuit()
+    circuit.begun(0.0)
+    assert not any(circuit.refused(1.0) for _ in range(10))
+    assert circuit.failures == 0

@@ -12,7 +12,7 @@ import pytest
 from relay.errors import Deferred, DeliveryError, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.going import Far, Going, going, refuses, takes
+from tests.delivery.going import Answer, Far, Going, SteppedClock, going, hangs, refuses, takes
 from tests.outbox.kept import until
 
 
@@ -368,3 +368,76 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
             await drained
         assert {event.subject for event in slow.got} >= {"E-1", "E-2"}
         assert len(resting.tried) == 1
+
+
+# --- a minute in which nothing gets through
+
+
+def of(relay: Going, sink: str) -> tuple[bool, str | None]:
+    """Whether a sink is failing, and why."""
+    (status,) = (one for one in relay.dispatcher.status() if one.name == sink)
+    return status.failing, status.reason
+
+
+async def asks_for_somebody(_: CloudEvent) -> Receipt:
+    """Refuses until somebody changes something there."""
+    raise Deferred("it has no such channel", failure="slow", status=404)
+
+
+async def has_enough(_: CloudEvent) -> Receipt:
+    """Refuses the event for good."""
+    raise Rejected("it takes no such event", status=400)
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(asks_for_somebody, "it has no such channel"), (hangs, "no try has ended for a minute")])
+async def test_a_sink_that_delivers_nothing_for_a_minute_is_failing_and_the_others_hear_of_it(
+    tmp_path: Path, answer: Answer, reason: str
+) -> None:
+    """Two tries in a minute, or not even the end of the first, are too few to be three in a row."""
+    clock = SteppedClock()
+    far, other = Far(answer, longest_pause=300.0, clock=clock), Far(clock=clock)
+    async with going(tmp_path, {"bus": far, "chat": other}, clock=clock) as relay:
+        await relay.tell("E-1", not_before=900.0)
+        await relay.forward(59.0)
+        assert not of(relay, "bus")[0]
+        await relay.forward(1.1)
+        assert of(relay, "bus") == (True, reason)
+        assert of(relay, "chat") == (False, None)
+        assert about(other, "relay.sink-failing") == [("bus", 1)]
+        far.answer = takes
+        await relay.tell("E-2")
+        await relay.forward(60.0)
+        assert of(relay, "bus") == (False, None)
+        assert about(other, "relay.sink-recovered")[0][0] == "bus"
+
+
+@pytest.mark.parametrize("answer", [asks_for_somebody, has_enough])
+async def test_a_sink_whose_every_entry_becomes_a_dead_letter_is_failing_after_a_minute(tmp_path: Path, answer: Answer) -> None:
+    """Each is given up at its first try, and nothing waits between."""
+    clock = SteppedClock()
+    far = Far(answer, clock=clock)
+    async with going(tmp_path, {"bus": far}, clock=clock) as relay:
+        await relay.tell("E-1")
+        await relay.forward(60.0)
+        assert not of(relay, "bus")[0], "one try is no minute of them"
+        await relay.tell("E-2")
+        await relay.settled()
+        assert len(await relay.deliveries("bus", "parked")) == 2
+        failing, reason = of(relay, "bus")
+        assert failing
+        assert reason in {"it has no such channel", "it takes no such event"}
+
+
+async def test_while_a_sink_has_nothing_to_deliver_or_is_paused_no_time_passes_for_it(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    far = Far(has_enough, clock=clock)
+    async with going(tmp_path, {"bus": far}, clock=clock) as relay:
+        await relay.tell("E-1")
+        await relay.forward(3600.0)
+        far.answer = hangs
+        await relay.tell("E-2")
+        await relay.forward(30.0)
+        assert not of(relay, "bus")[0]
+        await relay.dispatcher.set_state("bus", "paused", "by an operator")
+        await relay.forward(3600.0)
+        assert not of(relay, "bus")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from tests.journey.bus import SCOPE, Stage, define_users, stage
 from tests.journey.process import eventually, name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel, RefusedError
+
+REFUSED_TOPIC = re.compile("403 ACCESS_REFUSED - (write )?access to topic 'approve.")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,6 +49,11 @@ async def put(there: Stage, exchange: str, key: str, wish: dict[str, Any], messa
 async def is_buried(there: Stage, message_id: str, event: Event) -> None:
     """It is dead-lettered, starts nothing and is told to nobody."""
     await eventually(lambda: [one.message_id for one in there.bus.dead].count(message_id) == 1)
+    await leads_to_nothing(there, message_id, event)
+
+
+async def leads_to_nothing(there: Stage, message_id: str, event: Event) -> None:
+    """It starts nothing and is told to nobody."""
     mark = f"after {message_id}"
     await there.bus.send({"eventId": "none", "decision": "approve", "revision": "none"}, mark)
     await there.bus.hears("approval.refused", cause=mark)
@@ -97,18 +105,22 @@ async def test_by_way_of_an_alternate_exchange_or_a_binding_between_exchanges(th
 
 
 async def test_a_topic_permission_for_another_scope_gives_no_way_here(there: Stage) -> None:
-    """The broker refuses the key itself; before RabbitMQ 4.1 it lets the CC header through, and the relay does not."""
+    """The broker refuses the key itself. Whether it lets the key through in a CC header depends on its version: the relay does not."""
     event, wish = await there.wish()
     node, approvals = there.bus.broker, f"{there.bus.exchange}.approvals"
     await asyncio.to_thread(node.ctl, "set_topic_permissions", "drain", approvals, "^approve\\.elsewhere$", "^$")
     try:
-        await put(there, approvals, "approve.elsewhere", wish, "by CC", headers={"CC": [f"approve.{SCOPE}"]})
-        await eventually(lambda: [one.message_id for one in there.bus.dead].count("by CC") == 1)
-        with pytest.raises(RefusedError, match="403 ACCESS_REFUSED - access to topic"):
+        try:
+            await put(there, approvals, "approve.elsewhere", wish, "by CC", headers={"CC": [f"approve.{SCOPE}"]})
+        except RefusedError as error:
+            assert REFUSED_TOPIC.match(str(error))  # noqa: PT017  # a broker that lets it through is as good
+        else:
+            await eventually(lambda: [one.message_id for one in there.bus.dead].count("by CC") == 1)
+        with pytest.raises(RefusedError, match=REFUSED_TOPIC):
             await put(there, approvals, f"approve.{SCOPE}", wish, "by its key")
     finally:
         await asyncio.to_thread(node.ctl, "clear_topic_permissions", "drain", approvals)
-    await is_buried(there, "by CC", event)
+    await leads_to_nothing(there, "by CC", event)
 
 
 # --- what is asked of the answer

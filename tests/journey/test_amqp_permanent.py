@@ -110,7 +110,7 @@ async def queue_of(broker: Broker, exchange: str) -> AsyncIterator[AbstractQueue
 @pytest.mark.parametrize(
     ("rights", "status", "words"),
     [
-        ({"write": "^$"}, 403, ("ACCESS_REFUSED - access to exchange '{}'", "grant the user write on the exchange")),
+        ({"write": "^$"}, 403, ("access to exchange '{}'", "grant the user write on the exchange")),
         ({"write": ".*"}, 404, ("NOT_FOUND - no exchange '{}'", "make it, or set declare: true")),
     ],
     ids=["no right", "no exchange"],

@@ -13,7 +13,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aio_pika.abc import AbstractIncomingMessage
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from pamqp.common import Arguments
 from ruamel.yaml import YAML
 from yarl import URL
 
@@ -137,6 +140,61 @@ async def test_a_stream_keeps_the_history_for_who_comes_late(own_broker: Broker)
         async with consumer(1, url) as late:
             assert await late.readline() == b"ready\n"
             assert [(await late.readline()).decode().split() for _ in names] == expected
+
+
+COUNTED = {"`reject(requeue=True)`": "reject", "the channel or connection closed": "close", "`nack(requeue=True)`": "nack"}
+"""What the page says of putting back, by the beginning of the row."""
+LIMIT = 2
+
+
+@pytest.mark.parametrize("row", COUNTED)
+async def test_what_counts_towards_the_delivery_limit_is_what_the_page_says(own_broker: Broker, row: str) -> None:
+    """On the broker that is installed here."""
+    major, minor = [int(number) for number in (await asyncio.to_thread(own_broker.ctl, "version")).split(".")[:2]]
+    (line,) = (line for line in CONSUMING.splitlines() if line.startswith(f"| {row}"))
+    _, _, before, since, _ = (cell.strip() for cell in line.split("|"))
+    says = since if (major, minor) >= (4, 3) else before
+    delivered_so_often = await _deliveries(own_broker, f"limited.{COUNTED[row]}", COUNTED[row], most=2 * LIMIT + 2)
+    assert says.startswith("counts") == (delivered_so_often == LIMIT + 1)
+    assert says.startswith("**does not count**") == (delivered_so_often == 2 * LIMIT + 2)
+
+
+async def _deliveries(broker: Broker, name: str, how: str, most: int) -> int:
+    """How often one message is delivered until it is a dead letter; no more than so often."""
+    connection = Connection(URL(broker.amqp_url()), "test")
+    await connection.connect()
+    async with connection:
+        channel = await connection.channel()
+        arguments: Arguments = {
+            "x-queue-type": "quorum",
+            "x-delivery-limit": LIMIT,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": f"{name}.dead",
+        }
+        await channel.declare_queue(f"{name}.dead", durable=True)
+        await channel.declare_queue(name, durable=True, arguments=arguments)
+        await channel.default_exchange.publish(aio_pika.Message(b""), name, timeout=60)
+        for number in range(most):
+            message = await _next_of(channel, name)
+            if message is None:
+                return number
+            if how == "close":
+                await channel.close()
+                channel = await connection.channel()
+            else:
+                await (message.reject if how == "reject" else message.nack)(requeue=True)
+    return most
+
+
+async def _next_of(channel: AbstractChannel, name: str) -> AbstractIncomingMessage | None:
+    """The message when it has come again; None when it is a dead letter."""
+    queue, dead = await channel.get_queue(name, ensure=False), await channel.get_queue(f"{name}.dead", ensure=False)
+    async with asyncio.timeout(60):
+        while (message := await queue.get(fail=False)) is None:
+            if await dead.get(fail=False, no_ack=True) is not None:
+                return None
+            await asyncio.sleep(0.02)
+    return message
 
 
 @asynccontextmanager

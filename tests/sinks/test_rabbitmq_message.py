@@ -203,6 +203,7 @@ def test_a_return_is_delivered_and_told() -> None:
         (amqp.ChannelNotFoundEntity("NOT_FOUND - no exchange 'x'"), True, Deferred, "transient", None, "NOT_FOUND"),
         (ChannelAccessRefused("ACCESS_REFUSED - access to exchange 'x'"), True, Deferred, "slow", 403, "grant the user write"),
         (ChannelAccessRefused(TOPIC), True, Deferred, "slow", 403, "topic"),
+        (ChannelAccessRefused(TOPIC.replace("access to", "write access to")), True, Deferred, "slow", 403, "topic"),
         (ChannelAccessRefused(TOPIC.replace("freeze", "reboot")), True, Deferred, "transient", None, "channel closed"),
         (amqp.ChannelPreconditionFailed("message size 10 is larger than configured max size 5"), True, Rejected, None, 406, "size"),
         (
