@@ -1,7 +1,7 @@
 # The relay as an image: a user of its own, a read-only root if you like, state in one volume.
-# Build: docker build -t imds-relay .    Run: see docker-compose.yml
+# Build: docker build -t imds-relay .    or: buildah build --format docker -t imds-relay .    Run: see docker-compose.yml
 
-ARG PYTHON=docker.io/library/python:3.13-slim-bookworm
+ARG PYTHON=docker.io/library/python:3.13-slim-trixie
 
 FROM ${PYTHON} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
@@ -30,6 +30,7 @@ VOLUME /var/lib/imds-relay
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 # Asks the default port without TLS. With another api.listen, give a check of your own.
+# Images in OCI format have no health check: podman and buildah keep it with --format docker.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["python", "-c", "\
 from http.client import HTTPConnection as Connection; \
 ask = Connection('127.0.0.1', 8080, timeout=4); \

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from relay.clock import SystemClock
 from relay.config import Config, load
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
+from tests.ports import reserve
 from tests.rabbitmq import Broker
 
 ROOT = Path(__file__).parent.parent
@@ -389,3 +391,100 @@ def test_image_and_unit_keep_the_store_where_the_documentation_says() -> None:
     assert "\nEnvironment=IMDS_RELAY_API__SOCKET=/run/imds-relay/relay.sock\n" in unit
     image = (ROOT / "Dockerfile").read_text()
     assert re.search(r"^\s+IMDS_RELAY_STORE__PATH=/var/lib/imds-relay/relay\.db$", image, re.MULTILINE)
+
+
+UNIT = ROOT / "deploy/systemd/imds-relay.service"
+
+
+def directives(name: str) -> list[str]:
+    """Every value that the unit gives a directive, in order."""
+    return re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
+
+
+def documented_commands(heading: str) -> str:
+    """The block of commands under a heading of the page on operations, with continued lines joined."""
+    page = (ROOT / "docs/operations.md").read_text()
+    found = re.search(rf"^## {heading}$.*?^```sh$(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return re.sub(r" *\\\n *", " ", found[1])
+
+
+def test_the_unit_makes_files_for_its_user_alone_and_a_folder_for_the_socket_that_the_group_may_enter() -> None:
+    assert directives("UMask") == ["0077"]
+    assert directives("StateDirectoryMode") == ["0700"]
+    assert directives("RuntimeDirectoryMode") == ["0750"]
+
+
+def test_the_unit_binds_any_tcp_port_and_nothing_else() -> None:
+    """Whoever changes api.listen need not change the unit."""
+    assert directives("SocketBindDeny") == ["any"]
+    assert directives("SocketBindAllow") == ["tcp"]
+
+
+def test_the_unit_leaves_out_groups_of_system_calls_that_debian_12_knows() -> None:
+    allowed, denied = directives("SystemCallFilter")
+    assert allowed == "@system-service"
+    assert denied == "~@aio @keyring @memlock @privileged @resources @setuid"
+
+
+def test_the_documented_commands_install_files_that_exist_in_folders_that_need_not() -> None:
+    commands = documented_commands("On a VM, under systemd")
+    installed = re.findall(r"^install (.*) (deploy/\S+) (/etc/\S+)", commands, re.MULTILINE)
+    assert {source for _, source, _ in installed} == {path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/systemd").iterdir()}
+    for options, _, target in installed:
+        assert "-D" in options.split()
+        assert not target.endswith("/")
+
+
+def test_the_documented_doctor_runs_as_the_unit_does() -> None:
+    commands = documented_commands("On a VM, under systemd")
+    doctor = next(line for line in commands.splitlines() if line.endswith("imds-relay doctor"))
+    for name in ("User", "EnvironmentFile", "StateDirectory", "StateDirectoryMode"):
+        assert f" --property={name}={directives(name)[0]} " in doctor
+    assert f" --setenv={next(one for one in directives('Environment') if 'STORE__PATH' in one)} " in doctor
+
+
+def test_the_documented_removal_takes_away_what_was_installed() -> None:
+    removed = documented_commands("Backup, upgrade, removal")
+    for _, target in re.findall(r"^install .*(deploy/\S+) (/etc/\S+)", documented_commands("On a VM, under systemd"), re.MULTILINE):
+        assert f" {target} " in removed
+    assert "rm -r /opt/imds-relay /etc/imds-relay /var/lib/imds-relay\n" in removed
+
+
+@pytest.mark.parametrize("name", ["rabbitmq", "simulator", "relay"])
+def test_health_checks_survive_an_api_that_splits_them_at_spaces(services: dict[str, Any], name: str) -> None:
+    """Podman's API does so with arguments of CMD. The relay has a check of its own: OCI images lose that of the Dockerfile."""
+    kind, *arguments = services[name]["healthcheck"]["test"]
+    assert kind in {"CMD", "CMD-SHELL"}
+    if kind == "CMD-SHELL":
+        (command,) = arguments
+        assert subprocess.run(["sh", "-nc", command], check=False).returncode == 0
+    else:
+        assert not any(set(one) & set(" \t\n") for one in arguments)
+
+
+async def test_the_simulator_is_healthy_where_it_listens_and_not_elsewhere(services: dict[str, Any]) -> None:
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        port = URL(sim.url).port
+        assert await _health(services["simulator"], "8169", port) == 0
+    assert await _health(services["simulator"], "8169", port) != 0
+
+
+async def test_the_relay_is_healthy_where_it_listens_and_not_elsewhere(services: dict[str, Any], tmp_path: Path) -> None:
+    (port,) = reserve(1)
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+        document = {"source": {"url": sim.url}, "store": {"path": str(tmp_path / "relay.db")}, "api": {"listen": f"127.0.0.1:{port}"}}
+        async with started(Config.model_validate(document), SystemClock()):
+            assert await _health(services["relay"], "8080", port) == 0
+        assert await _health(services["relay"], "8080", port) != 0
+
+
+async def _health(service: dict[str, Any], shipped: str, port: int | None) -> int:
+    """Run the check of a service against another port than the shipped; its exit code."""
+    command = service["healthcheck"]["test"][1]
+    assert shipped in command
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", command.replace(shipped, str(port)), env=environment, stderr=asyncio.subprocess.DEVNULL
+    )
+    return await process.wait()
