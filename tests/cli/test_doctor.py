@@ -25,8 +25,8 @@ from relay.config import USER_EVENTS_WAIT
 from relay.imds.examine import NOT_ASKED
 from relay.outbox.file import VERSION
 from relay.simulator import VM, Setup, Simulator
-from tests.certificates import LOOPBACK
 from relay.sinks.rabbitmq import topology as events_topology
+from tests.certificates import LOOPBACK
 from tests.cli.alive import alive
 from tests.cli.command import called, names_in
 from tests.imds.far_side import Answer, Asked, far_side
