@@ -11,8 +11,8 @@ import aio_pika
 
 from bench.far import EXCHANGE
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.net.http import open_session
 from relay.signature import sign
-from relay.sinks._http import open_session
 from relay.sinks.rabbitmq import RabbitMQ, routing_key
 from relay.sinks.webhook import Webhook
 from tests.journey.process import SECRET

@@ -19,7 +19,7 @@ from relay.sinks.webhook import connect
 from relay.tls import client_context, explain_refusal
 from tests.certificates import LOCALHOST, SERVER, Authority
 from tests.make import cloudevent
-from tests.sinks.receiver import Connection, good, listening
+from tests.sinks.http_receiver import Connection, good, listening
 from tests.sinks.sending import settings
 
 DAY = timedelta(days=1)

@@ -6,7 +6,7 @@ import re
 
 from yarl import URL
 
-from relay.egress import literal, refused
+from relay.net.egress import literal, refused
 
 _URL = re.compile(r"(?P<begin>amqps?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]+)(?P<end>[/?][^#]*)?")
 FILES = {"cafile", "certfile", "keyfile"}

@@ -24,8 +24,8 @@ from relay.amqp.frames import Frames, Gathered
 from relay.amqp.stopping import asked_to_stop, heed_stop
 from relay.amqp.trouble import Trouble, explain, together
 from relay.clock import Clock
-from relay.egress import guarded_socket
 from relay.errors import Deferred
+from relay.net.egress import guarded_socket
 from relay.tls import client_context, load_certificate
 
 HEARTBEAT = 10

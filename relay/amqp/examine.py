@@ -17,8 +17,8 @@ from relay.amqp.connection import SETTING_UP, Connection, connected
 from relay.amqp.stopping import asked_to_stop
 from relay.amqp.topology import Declare, Exchange, Queue
 from relay.amqp.trouble import explain, said
+from relay.diagnostics import Finding, failed, ok, warning
 from relay.errors import Deferred
-from relay.findings import Finding, failed, ok, warning
 
 _NEVER = "never"
 """An expiration that is none: a broker that lets us write refuses the message for it, and keeps it from every queue."""

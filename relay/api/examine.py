@@ -13,9 +13,9 @@ from relay.api import ApiSettings, TlsSettings
 from relay.api.oidc import OidcSettings
 from relay.api.sockets import open_tcp
 from relay.api.tls import Tls
+from relay.diagnostics import Finding, failed, ok, warning
 from relay.errors import ConfigError
 from relay.files import may_be_folder, may_exist
-from relay.findings import Finding, failed, ok, warning
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # where one that listens everywhere is asked

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from relay.approvals.request import Right
-from relay.egress import parse_url
 from relay.errors import RelayError
+from relay.net.egress import parse_url
 from relay.settings import Section
 
 GUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

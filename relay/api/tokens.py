@@ -20,7 +20,7 @@ import orjson
 from relay.api.oidc import GUID, OidcSettings, TokenRefused
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
-from relay.egress import guarded_socket
+from relay.net.egress import guarded_socket
 from relay.tls import default_context
 
 LEEWAY = 60.0

@@ -20,7 +20,7 @@ from relay.cli.running import ConfigFile
 from relay.clock import Clock, SystemClock
 from relay.config import Config, Loaded, load, sink_members
 from relay.config.exposure import exposed
-from relay.findings import Finding, ok
+from relay.diagnostics import Finding, ok
 from relay.imds.discovery import Instance, names_of, scope_of
 from relay.imds.examine import examine as examine_source
 from relay.outbox.examine import examine as examine_store

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from relay.config import Loaded
-from relay.findings import Finding, failed, ok, warning
+from relay.diagnostics import Finding, failed, ok, warning
 
 _PUBLIC = frozenset({"cert_file", "ca_file", "client_ca_file"})
 """Files that are shown to everybody anyway."""

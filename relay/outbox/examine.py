@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from relay.diagnostics import Finding, failed, ok, warning
 from relay.errors import StoreError
 from relay.files import may_be_folder, may_exist, reason, user
-from relay.findings import Finding, failed, ok, warning
 from relay.outbox import StoreSettings
 from relay.outbox.file import VERSION, open_for_reading
 

@@ -27,9 +27,9 @@ from relay.amqp.stopping import heed_stop
 from relay.amqp.topology import Declare, Exchange, Queue, establish, not_seen
 from relay.amqp.trouble import Trouble, explain, said
 from relay.clock import Clock
+from relay.diagnostics import Finding
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
-from relay.findings import Finding
 from relay.settings import Duration
 from relay.sinks import Receipt, SinkSettings
 

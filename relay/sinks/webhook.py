@@ -17,15 +17,15 @@ from yarl import URL
 
 from relay import signature
 from relay.clock import Clock
-from relay.egress import parse_url
+from relay.diagnostics import Finding
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
-from relay.findings import Finding
+from relay.net.connectivity import reach
+from relay.net.egress import parse_url
+from relay.net.http import Request, Way, basic, open_session, post, verdict
+from relay.net.tls import Certificates, TlsSettings, made
 from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings
-from relay.sinks._http import Request, Way, basic, open_session, post, verdict
-from relay.sinks._reach import reach
-from relay.sinks._tls import Certificates, TlsSettings, made
 
 _TOKEN = re.compile(r"[A-Za-z0-9-]+")
 _OURS = frozenset(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from relay.sinks._http import basic
+from relay.net.http import basic
 
 TOKEN = "t0ken-in-path"
 PASSWORD = "t0ken-as-password"

@@ -25,8 +25,8 @@ from relay.chatops.apprise.settings import Settings
 from relay.chatops.apprise.text import body_of
 from relay.chatops.apprise.thread import OneAtATime
 from relay.clock import SystemClock
-from relay.egress import REFUSED, AddressRefused
 from relay.errors import Deferred
+from relay.net.egress import REFUSED, AddressRefused
 from relay.notices.burst import card_of_many
 from relay.notices.card import Card
 from relay.notices.words import card_of_one

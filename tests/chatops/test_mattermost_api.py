@@ -19,8 +19,8 @@ from relay.chatops.mattermost.people import People
 from relay.chatops.mattermost.settings import Settings
 from relay.clock import SystemClock
 from relay.errors import Deferred
+from relay.net.http import open_session
 from relay.notices.card import Card
-from relay.sinks._http import open_session
 from tests.approvals.hand_clock import HandClock
 from tests.chatops.mattermost_server import TOKEN, Mattermost, mattermost, new_id, said
 from tests.journey.process import eventually

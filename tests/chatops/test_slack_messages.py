@@ -15,9 +15,9 @@ from relay.chatops.slack.channel import Channel
 from relay.chatops.slack.settings import Settings
 from relay.chatops.slack.web import REMEDIES, WebApi
 from relay.errors import Deferred, Rejected
+from relay.net.http import open_session
 from relay.notices.card import Card
 from relay.simulator import VM, Plan, Setup, Simulator
-from relay.sinks._http import open_session
 from tests.chatops.slack_server import CHANNEL, TEAM, TOKEN, SlackServer, Trouble, error, hangs, limited, says, slack
 from tests.chatops.stage import Stage, rule, stage
 from tests.journey.process import eventually

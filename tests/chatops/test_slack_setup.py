@@ -13,7 +13,7 @@ from relay.chatops import slack as member
 from relay.chatops.slack.manifest import COMMAND, SCOPES, manifest
 from relay.chatops.slack.settings import Settings
 from relay.clock import SystemClock
-from relay.findings import State
+from relay.diagnostics import State
 from tests.chatops.slack_server import APP_TOKEN, TEAM, TOKEN, Trouble, error, hangs, says, slack
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "chat" / "slack.md"

@@ -18,12 +18,12 @@ from relay.chatops.slack.settings import Settings
 from relay.chatops.slack.socket_mode import SocketMode
 from relay.chatops.slack.web import WebApi
 from relay.clock import SystemClock
+from relay.net.http import open_session
 from relay.simulator import Event
-from relay.sinks._http import open_session
 from tests.chatops.slack_server import ALICE, APP_TOKEN, BOB, TEAM, SlackServer, error, hangs, limited, says, slack
 from tests.chatops.stage import Stage, rule, stage
 from tests.journey.process import eventually
-from tests.sinks.receiver import Names
+from tests.sinks.http_receiver import Names
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
 BY_SOCKET: dict[str, Any] = {"signing_secret": None, "app_token": APP_TOKEN, "approve_in_chat": True}

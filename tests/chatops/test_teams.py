@@ -21,8 +21,8 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import Deferred
 from relay.events.normalise import tell_of_relay
+from relay.net.http import open_session
 from relay.simulator import Event
-from relay.sinks._http import open_session
 from tests.approvals.hand_clock import NOON
 from tests.approvals.made import ORIGIN
 from tests.chatops.stage import ALICE, BOB, Stage, rule, stage

@@ -32,7 +32,7 @@ from tests.cli.command import called, names_in
 from tests.imds.far_side import Answer, Asked, far_side
 from tests.journey.process import SECRET
 from tests.rabbitmq import Broker, Reachable
-from tests.sinks.receiver import good, listening
+from tests.sinks.http_receiver import good, listening
 
 VM_ID = "02aab8a4-74ef-476e-8182-f6d2ba4166a6"
 INSTANCE = orjson.dumps({"compute": {"vmId": VM_ID, "name": "db-0"}})

@@ -17,7 +17,7 @@ from pathlib import Path
 from yarl import URL
 
 from relay.errors import Deferred
-from relay.sinks._http import Request, open_session, post
+from relay.net.http import Request, open_session, post
 from tests.make import cloudevent
 from tests.sinks.sending import sink
 

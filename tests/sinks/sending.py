@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from relay.clock import SystemClock
 from relay.errors import Deferred
+from relay.net.http import open_session
 from relay.sinks import Receipt
-from relay.sinks._http import open_session
 from relay.sinks.webhook import Settings, Webhook
 from tests.make import cloudevent
 

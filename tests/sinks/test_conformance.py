@@ -22,7 +22,7 @@ from tests.ports import reserve
 from tests.rabbitmq import Reachable
 from tests.sinks import bus
 from tests.sinks.conformance import CASES, Case, FarSide
-from tests.sinks.receiver import Connection, Receiver, listening
+from tests.sinks.http_receiver import Connection, Receiver, listening
 from tests.sinks.sending import SECRET, settings
 
 

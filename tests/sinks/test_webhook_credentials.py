@@ -24,7 +24,7 @@ from tests.certificates import LOOPBACK
 from tests.cli.command import called
 from tests.journey.process import eventually
 from tests.make import cloudevent
-from tests.sinks.receiver import Connection, good, listening
+from tests.sinks.http_receiver import Connection, good, listening
 from tests.sinks.sending import SECRET, failure, settings, sink
 
 PASSWORD = "pass-t0ken-wörd"  # of these tests

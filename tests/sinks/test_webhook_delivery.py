@@ -16,7 +16,7 @@ from relay.sinks import Receipt, Sink
 from relay.sinks.webhook import connect
 from tests.certificates import LOOPBACK
 from tests.make import cloudevent
-from tests.sinks.receiver import Connection, good, listening
+from tests.sinks.http_receiver import Connection, good, listening
 from tests.sinks.sending import OTHER_SECRET, SECRET, deliver, failure, settings, sink
 
 

@@ -21,7 +21,7 @@ from relay.errors import Deferred
 from relay.sinks.webhook import connect
 from tests.make import cloudevent
 from tests.ports import reserve
-from tests.sinks.receiver import good, listening
+from tests.sinks.http_receiver import good, listening
 from tests.sinks.sending import OTHER_SECRET, SECRET, settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"

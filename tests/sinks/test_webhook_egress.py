@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.egress import REFUSED, AddressRefused, guarded_socket, literal, refused
+from relay.net.egress import REFUSED, AddressRefused, guarded_socket, literal, refused
 from tests.sinks.egress_namespace import LITERALS, NAMES
-from tests.sinks.receiver import Names, good, listening
+from tests.sinks.http_receiver import Names, good, listening
 from tests.sinks.sending import deliver, failure
 
 REFUSED_ADDRESSES = (

@@ -18,7 +18,7 @@ from tests.certificates import LOOPBACK
 from tests.delivery.going import going
 from tests.make import cloudevent
 from tests.outbox.kept import until
-from tests.sinks.receiver import Behaviour, Connection, Names, good, listening
+from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening
 from tests.sinks.sending import deliver, failure, sink, within
 
 MIB = 1024 * 1024

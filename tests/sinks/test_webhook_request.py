@@ -13,7 +13,7 @@ from relay import __version__
 from relay.clock import SystemClock
 from relay.sinks.webhook import build, connect
 from tests.make import cloudevent
-from tests.sinks.receiver import Received, good, listening
+from tests.sinks.http_receiver import Received, good, listening
 from tests.sinks.sending import NOW, OTHER_SECRET, SECRET, settings
 
 URL_ = URL("https://drain.example.com/azure?x=%2F")

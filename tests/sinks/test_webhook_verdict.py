@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from relay.errors import Deferred
+from relay.net.http import Answer, verdict
 from relay.sinks import Receipt
-from relay.sinks._http import Answer, verdict
 from tests.make import cloudevent
-from tests.sinks.receiver import Connection, listening
+from tests.sinks.http_receiver import Connection, listening
 from tests.sinks.sending import NOW, sink
 
 TRANSIENT = {408, 409, 425, 429, *range(500, 600)}

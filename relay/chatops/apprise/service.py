@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from relay.egress import literal, refused
+from relay.net.egress import literal, refused
 
 NEEDED = "expected the package imds-relay[apprise] with Apprise 2.2 or newer, which can be told to follow no redirects"
 _FILE = re.compile(r"(\bFile|KeyFile|Template Path|Key Path)$")

@@ -11,8 +11,8 @@ from relay.chatops.apprise.service import Said
 from relay.chatops.apprise.settings import Settings
 from relay.chatops.apprise.text import body_of, plain, read
 from relay.chatops.apprise.thread import OneAtATime
-from relay.egress import AddressRefused
 from relay.errors import Deferred
+from relay.net.egress import AddressRefused
 from relay.notices.card import Card, Text, Tone
 
 _KINDS: dict[Tone, str] = {"waiting": "warning", "held": "warning", "approved": "info", "running": "info", "over": "info"}

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from typing_extensions import override
 
-from relay.egress import AddressRefused, refused
+from relay.net.egress import AddressRefused, refused
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from relay.chatops.mattermost.channel import Channel
 from relay.chatops.mattermost.people import People
 from relay.chatops.mattermost.settings import Settings
 from relay.clock import Clock
+from relay.diagnostics import Finding, failed, ok
 from relay.errors import ConfigError, Deferred
-from relay.findings import Finding, failed, ok
+from relay.net.http import open_session
 from relay.notices.board import Board
-from relay.sinks._http import open_session
 
 
 class Mattermost(Current):

@@ -18,7 +18,7 @@ from yarl import URL
 from relay.chatops import MessageGone, carried
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.sinks._http import LONGEST_REST, Answer, Method, Request, send, verdict
+from relay.net.http import LONGEST_REST, Answer, Method, Request, send, verdict
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}")
 _CODE = re.compile(r"[A-Za-z0-9_.]{1,128}")

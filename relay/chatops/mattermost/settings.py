@@ -11,7 +11,7 @@ from yarl import URL
 
 from relay import signature
 from relay.chatops import ChatSettings
-from relay.egress import parse_url
+from relay.net.egress import parse_url
 
 
 class Settings(ChatSettings):

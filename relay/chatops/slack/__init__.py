@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from relay.chatops import Chat
 from relay.chatops.slack.settings import Settings
 from relay.clock import Clock
-from relay.findings import Finding
+from relay.diagnostics import Finding
 from relay.notices.board import Board
 
 __all__ = ["Settings", "connect", "examine"]

@@ -12,9 +12,9 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.egress import parse_url
 from relay.errors import Deferred
-from relay.sinks._http import Request, post
+from relay.net.egress import parse_url
+from relay.net.http import Request, post
 
 _MOST = 20
 """Answers that are under way at once; more are not said: what counts is on record, and shown by the messages."""

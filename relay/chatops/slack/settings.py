@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, model_validator
 from yarl import URL
 
 from relay.chatops import ChatSettings
-from relay.egress import parse_url
+from relay.net.egress import parse_url
 
 _BOT = re.compile(r"xoxb-[A-Za-z0-9-]{8,255}")
 _APP = re.compile(r"xapp-[A-Za-z0-9-]{8,255}")

@@ -18,10 +18,10 @@ from relay.chatops.slack.settings import Settings
 from relay.chatops.slack.socket_mode import SocketMode
 from relay.chatops.slack.web import WebApi
 from relay.clock import Clock
+from relay.diagnostics import Finding, failed, ok
 from relay.errors import DeliveryError
-from relay.findings import Finding, failed, ok
+from relay.net.http import open_session
 from relay.notices.board import Board
-from relay.sinks._http import open_session
 
 
 class Slack(Current):

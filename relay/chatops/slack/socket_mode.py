@@ -19,8 +19,8 @@ from relay.chatops import ChatRefused, Reply
 from relay.chatops.slack.calls import Call, command, interaction
 from relay.chatops.slack.web import WebApi
 from relay.clock import Clock
-from relay.egress import parse_url
 from relay.errors import Deferred, DeliveryError
+from relay.net.egress import parse_url
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds before the next attempt to connect; doubled from one to the other, and up to a quarter more by chance."""

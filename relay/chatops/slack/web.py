@@ -1,6 +1,6 @@
 """Slack's Web API: one call within a bound of time, and its refusals as sentences that say what to do.
 
-The SDK makes the arguments and judges the answers; sent are they as by every sink (`relay.sinks._http`). By itself the SDK
+The SDK makes the arguments and judges the answers; sent are they as by every sink (`relay.net.http`). By itself the SDK
 would take proxies of the environment, follow redirects, try again, read answers of any length, and log what it sends.
 """
 
@@ -21,7 +21,7 @@ from yarl import URL
 
 from relay.chatops import MessageGone
 from relay.errors import Deferred, Rejected
-from relay.sinks._http import LONGEST_REST, Method, Request, send
+from relay.net.http import LONGEST_REST, Method, Request, send
 
 REMEDIES: Mapping[str, str] = {
     "invalid_auth": "token is not, or no longer, that of an installed app: copy the bot token again from “OAuth & Permissions”",

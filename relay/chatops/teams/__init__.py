@@ -16,10 +16,10 @@ from relay.chatops._current import Current
 from relay.chatops.teams.settings import Settings
 from relay.chatops.teams.workflow import Workflow
 from relay.clock import Clock
-from relay.findings import Finding
+from relay.diagnostics import Finding
+from relay.net.connectivity import reach
+from relay.net.http import open_session
 from relay.notices.board import Board
-from relay.sinks._http import open_session
-from relay.sinks._reach import reach
 
 
 class Teams(Current):

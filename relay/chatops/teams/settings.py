@@ -10,7 +10,7 @@ from pydantic import SecretStr, model_validator
 from yarl import URL
 
 from relay.chatops import ChatSettings
-from relay.egress import parse_url
+from relay.net.egress import parse_url
 
 _OF_MICROSOFT = re.compile(r"\.(logic\.azure|api\.powerplatform)\.(com|us|cn)$")
 MAKE_ONE = "make one from “Send webhook alerts to a channel” in the Workflows app, and give the sink its URL"

@@ -13,8 +13,8 @@ from relay.chatops.teams.card import Json, follow_up, message_of
 from relay.chatops.teams.settings import MAKE_ONE, Settings
 from relay.clock import Clock
 from relay.errors import Deferred
+from relay.net.http import Answer, Request, post, verdict
 from relay.notices.card import Card, Text
-from relay.sinks._http import Answer, Request, post, verdict
 
 _OFF = "the workflow is turned off or was deleted: turn it on in the Workflows app, or " + MAKE_ONE
 _NOT_OURS = "the workflow refused the URL: copy all of it again, to the end of sig=, and let “Anyone” trigger the flow"

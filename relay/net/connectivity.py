@@ -12,9 +12,9 @@ from ipaddress import ip_address
 import aiohappyeyeballs
 from yarl import URL
 
-from relay.egress import AddressRefused, guarded_socket, refused
-from relay.findings import Finding, failed, ok, warning
-from relay.sinks._http import CA_OPTION
+from relay.diagnostics import Finding, failed, ok, warning
+from relay.net.egress import AddressRefused, guarded_socket, refused
+from relay.net.http import CA_OPTION
 from relay.tls import default_context, explain_refusal
 
 PATIENCE = 10.0
