@@ -17,11 +17,11 @@ import orjson
 from pydantic import TypeAdapter
 
 from docs.reference import MARK, api, commands, configuration, slack, with_mark
+from relay.events.build import Origin, event_data, tell_change, tell_decision, tell_of_relay
 from relay.events.catalog import CATALOG, EventData, EventType, schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
-from relay.events.document import Document, Event
-from relay.events.normalise import Origin, event_data, tell_change, tell_decision, tell_of_relay
+from relay.events.model import Document, Event
 
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "relay" / "events" / "schemas"

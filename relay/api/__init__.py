@@ -17,7 +17,7 @@ from relay.approvals.gate import Gate
 from relay.chatops import Chat
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
-from relay.events.normalise import Origin
+from relay.events.build import Origin
 from relay.outbox.sqlite import Store
 from relay.settings import Section
 from relay.signature import key_of

@@ -27,7 +27,7 @@ from relay.api.problems import Problem, too_many
 from relay.api.routes import Call, Route
 from relay.approvals.invited import MOST_WRONG
 from relay.approvals.request import Answer, Approval, Choice, Invited, MalformedError, WrongFieldError, read_json
-from relay.events.moment import rfc3339
+from relay.events.timestamps import rfc3339
 from relay.notices.card import Text
 from relay.notices.page import changes, hindrance, outcome
 from relay.notices.words import LABELS, card_of_one, question_of

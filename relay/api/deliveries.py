@@ -19,7 +19,7 @@ from relay.api.routes import Call, Route
 from relay.approvals.request import MalformedError, WrongFieldError
 from relay.delivery.dispatcher import redeliver, redeliver_some
 from relay.events.cloudevent import name_of
-from relay.events.moment import parse_moment, rfc3339
+from relay.events.timestamps import parse_moment, rfc3339
 from relay.outbox import EntryState
 from relay.outbox.deliveries import Delivery, Which
 

@@ -17,7 +17,7 @@ from relay.api.routes import Call, Route
 from relay.approvals.ledger import Ledger, shown
 from relay.approvals.standing import State
 from relay.events.catalog import EventData
-from relay.events.moment import rfc3339
+from relay.events.timestamps import rfc3339
 from relay.outbox import Decision, Occurrence
 from relay.outbox.transaction import Transaction
 

@@ -16,7 +16,7 @@ from relay.delivery.retry import Park
 from relay.delivery.route import why_not
 from relay.errors import Failure
 from relay.events.cloudevent import CloudEvent
-from relay.events.moment import parse_moment, rfc3339
+from relay.events.timestamps import parse_moment, rfc3339
 from relay.outbox.transaction import Transaction
 
 EVENT = Parameter("event", "query", "the EventId; upper and lower case are the same", required=True)

@@ -14,8 +14,8 @@ from relay.api.answers import answer
 from relay.api.problems import Problem
 from relay.api.routes import Call, Route
 from relay.delivery.dispatcher import SinkStatus
+from relay.events.build import tell_of_relay
 from relay.events.cloudevent import CloudEvent
-from relay.events.normalise import tell_of_relay
 from relay.outbox import SinkState
 from relay.outbox.transaction import Transaction
 

@@ -14,7 +14,7 @@ from relay.api.routes import Call, Route
 from relay.approvals.judgement import HOLD_MEANS
 from relay.approvals.standing import State
 from relay.approvals.weighing import Weighed, weigh
-from relay.events.moment import rfc3339
+from relay.events.timestamps import rfc3339
 from relay.outbox import Mode
 from relay.outbox.transaction import Transaction
 

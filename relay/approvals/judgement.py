@@ -8,7 +8,7 @@ from relay.approvals.request import Approval, Rights
 from relay.approvals.rules import voters
 from relay.approvals.standing import Standing, scheduled
 from relay.events.match import covers
-from relay.events.moment import rfc3339
+from relay.events.timestamps import rfc3339
 
 HOLD_MEANS = (
     "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"

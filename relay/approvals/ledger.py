@@ -17,8 +17,8 @@ from relay.approvals.policy import claimable, next_moment, step
 from relay.approvals.request import Answer, Approval
 from relay.approvals.scribe import Scribe, count, new_id, with_mode
 from relay.approvals.standing import Standing, rule_for, state_of
-from relay.events.moment import rfc3339
-from relay.events.normalise import Origin
+from relay.events.build import Origin
+from relay.events.timestamps import rfc3339
 from relay.outbox import Decision, Grant, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 

@@ -14,7 +14,7 @@ from typing import Any
 from relay.approvals.judgement import HOLD_MEANS
 from relay.approvals.policy import Allow, Discount, Effect, Expire, Fail
 from relay.approvals.standing import Standing
-from relay.events.normalise import Origin, tell_decision
+from relay.events.build import Origin, tell_decision
 from relay.outbox import Decision, Grant, Mode
 from relay.outbox.transaction import Transaction
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from relay.approvals.rules import Rule, Votes, person_of, voters
-from relay.events.document import Event
 from relay.events.match import covers
+from relay.events.model import Event
 from relay.outbox import Decision, Grant, Mode, Occurrence
 
 State = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]

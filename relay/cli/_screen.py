@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from relay.events.moment import parse_moment
+from relay.events.timestamps import parse_moment
 
 _WIDEST = 500  # where no terminal sets a width, a row is one line for grep
 _LAST = 20  # what the last column needs at least

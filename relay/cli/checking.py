@@ -21,10 +21,10 @@ from relay.cli.events import AsJson
 from relay.cli.running import ConfigFile
 from relay.config import USER_EVENTS_WAIT, Config, Loaded, load
 from relay.errors import ConfigError, DocumentError
-from relay.events.document import Document, Event, parse
+from relay.events.build import event_data
 from relay.events.match import Match
-from relay.events.moment import rfc3339
-from relay.events.normalise import event_data
+from relay.events.model import Document, Event, parse
+from relay.events.timestamps import rfc3339
 from relay.outbox import Occurrence
 from relay.sinks import SinkSettings
 

@@ -11,7 +11,7 @@ from relay.cli._http import Client, talking
 from relay.cli._screen import counted, facts, local, progress, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson, Every
 from relay.events.cloudevent import name_of
-from relay.events.moment import parse_moment, rfc3339
+from relay.events.timestamps import parse_moment, rfc3339
 from relay.settings import parse_duration
 
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from relay.events.document import Document, Event
+from relay.events.model import Document, Event
 
 Kind = Literal["scheduled", "updated", "started", "ended"]
 

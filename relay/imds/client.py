@@ -20,8 +20,8 @@ import orjson
 from relay import __version__
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
-from relay.events.document import LARGEST
-from relay.events.moment import parse_moment
+from relay.events.model import LARGEST
+from relay.events.timestamps import parse_moment
 from relay.imds import SourceSettings
 from relay.imds.pace import LONGEST_REST, Budget
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from relay.clock import Clock
 from relay.diagnostics import Finding, failed, ok, warning
 from relay.errors import DocumentError, SourceError
-from relay.events.document import parse
+from relay.events.model import parse
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, parse_instance

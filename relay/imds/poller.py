@@ -13,7 +13,7 @@ from datetime import datetime
 
 from relay.clock import Clock
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
-from relay.events.document import parse
+from relay.events.model import parse
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.pace import retry_delay

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from relay.events.build import EndFacts, Origin, Outcome, event_data, outcome_of, tell_change, transition_of
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
-from relay.events.document import Document, Event
-from relay.events.normalise import EndFacts, Origin, Outcome, event_data, outcome_of, tell_change, transition_of
+from relay.events.model import Document, Event
 from relay.imds.discovery import names_this_vm
 from relay.outbox import Grant, Occurrence
 from relay.outbox.transaction import Transaction

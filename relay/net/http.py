@@ -21,7 +21,7 @@ from yarl import URL
 
 from relay import __version__
 from relay.errors import Deferred, Failure
-from relay.events.moment import parse_moment
+from relay.events.timestamps import parse_moment
 from relay.net.egress import AddressRefused, guarded_socket
 from relay.sinks import Receipt
 from relay.tls import default_context, explain_refusal

@@ -19,7 +19,7 @@ from relay.approvals.standing import Standing
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import fits, matches
-from relay.events.moment import parse_moment
+from relay.events.timestamps import parse_moment
 from relay.notices.burst import card_of_many
 from relay.notices.card import Card, Link, Text
 from relay.notices.history import line_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.moment import parse_moment
+from relay.events.timestamps import parse_moment
 from relay.notices.card import Text, Who
 from relay.notices.words import ENDED, named
 

@@ -10,7 +10,7 @@ from relay.approvals.judgement import HOLD_MEANS, judge
 from relay.approvals.request import Approval, Caller, Choice, Rights
 from relay.approvals.standing import Standing
 from relay.events.cloudevent import CloudEvent
-from relay.events.moment import parse_moment
+from relay.events.timestamps import parse_moment
 from relay.notices.card import Text
 from relay.notices.words import ENDED, named
 

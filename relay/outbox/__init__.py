@@ -15,7 +15,7 @@ from pydantic import Field
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.document import Event
+from relay.events.model import Event
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]

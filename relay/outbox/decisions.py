@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from relay.events.moment import parse_moment, sortable
+from relay.events.timestamps import parse_moment, sortable
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState
 
 _DECISION = "approval_id, occurrence, decision, principal, channel, revision, reason, at, expires, dry_run, counts, told, message_id"

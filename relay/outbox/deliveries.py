@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from relay.events.cloudevent import PREFIX, VERSION
-from relay.events.moment import parse_moment, sortable
+from relay.events.timestamps import parse_moment, sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.rows import insert
 

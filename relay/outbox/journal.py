@@ -13,7 +13,7 @@ import orjson
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
-from relay.events.moment import sortable
+from relay.events.timestamps import sortable
 from relay.outbox import Head
 from relay.outbox.rows import insert
 

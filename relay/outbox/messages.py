@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from relay.events.moment import sortable
+from relay.events.timestamps import sortable
 
 LINKS = 100
 """Links to one decision about one event that are good at a time; each edit of a message brings new ones."""

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.moment import sortable
+from relay.events.timestamps import sortable
 from relay.outbox import Occurrence
 
 _COLUMNS = "id, key, number, data, revision, live, boot_id, first_seen, last_changed, outcome, told"

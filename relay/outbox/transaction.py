@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import count
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.moment import parse_moment, sortable
+from relay.events.timestamps import parse_moment, sortable
 from relay.outbox import Entry, Head, Mode, Recorded
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries

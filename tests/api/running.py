@@ -26,10 +26,10 @@ from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.route import wanting
 from relay.errors import Deferred, Rejected
+from relay.events.build import Origin, tell_of_relay
 from relay.events.cloudevent import CloudEvent
-from relay.events.document import Document, Event
-from relay.events.moment import rfc3339
-from relay.events.normalise import Origin, tell_of_relay
+from relay.events.model import Document, Event
+from relay.events.timestamps import rfc3339
 from relay.imds.recorder import Recorder, Sighting
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store

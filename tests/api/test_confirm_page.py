@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.approvals.invited import MOST_WRONG
 from relay.approvals.judgement import HOLD_MEANS
-from relay.events.moment import parse_moment
+from relay.events.timestamps import parse_moment
 from tests.api.inviting import confirm, message, proxy
 from tests.api.running import EVENT_ID, Running, event, eventually, running
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relay.errors import Deferred, Rejected
-from relay.events.moment import rfc3339
+from relay.events.timestamps import rfc3339
 from tests.api.running import EVENT_ID, Running, event, eventually, running, until
 
 

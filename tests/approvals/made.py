@@ -12,10 +12,10 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.ledger import Ledger
 from relay.approvals.request import Answer, Approval, Caller, Choice, Right, Rights
 from relay.approvals.standing import Standing, rule_for
+from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
-from relay.events.document import Document, Event
-from relay.events.moment import rfc3339
-from relay.events.normalise import Origin, event_data
+from relay.events.model import Document, Event
+from relay.events.timestamps import rfc3339
 from relay.imds.recorder import Recorder, Sighting
 from relay.outbox import Decision, Grant, GrantState, Identity, Mode, Occurrence
 from relay.outbox.file import Opened, open_file

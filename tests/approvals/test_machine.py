@@ -20,8 +20,8 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.ledger import Claim
-from relay.events.document import Event
-from relay.events.moment import rfc3339
+from relay.events.model import Event
+from relay.events.timestamps import rfc3339
 from relay.outbox import Mode
 from relay.outbox.journal import rows
 from tests.approvals.hand_clock import NOON, HandClock

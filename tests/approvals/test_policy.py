@@ -15,7 +15,7 @@ from relay.approvals.judgement import HOLD_MEANS, Refusal, judge
 from relay.approvals.policy import Allow, Discount, Effect, Expire, Fail, claimable, next_moment, step, why_failed
 from relay.approvals.request import Approval
 from relay.approvals.standing import Standing, state_of
-from relay.events.document import Event
+from relay.events.model import Event
 from relay.outbox import Decision, Grant, Mode
 from tests.approvals.hand_clock import NOON
 from tests.approvals.made import SETTINGS, SPEAKS, approval, caller, decided, event, granted, standing

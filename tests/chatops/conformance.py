@@ -25,10 +25,10 @@ from relay.config import sink_members
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.route import wanting
 from relay.errors import Deferred, DeliveryError
+from relay.events.build import tell_of_relay
 from relay.events.cloudevent import CloudEvent
-from relay.events.document import Document, Event
-from relay.events.moment import rfc3339
-from relay.events.normalise import tell_of_relay
+from relay.events.model import Document, Event
+from relay.events.timestamps import rfc3339
 from relay.imds.recorder import Recorder, Sighting
 from relay.notices.board import Board
 from relay.outbox import Identity, StoreSettings

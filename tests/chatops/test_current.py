@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import Deferred
-from relay.events.normalise import tell_of_relay
+from relay.events.build import tell_of_relay
 from relay.outbox.messages import digest_of
 from relay.outbox.transaction import Transaction
 from tests.approvals.hand_clock import NOON, HandClock

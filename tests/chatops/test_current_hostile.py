@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from relay.errors import Deferred
-from relay.events.moment import parse_moment
+from relay.events.timestamps import parse_moment
 from relay.outbox.messages import LINKS
 from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator

@@ -20,7 +20,7 @@ from relay.chatops.teams.workflow import build
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import Deferred
-from relay.events.normalise import tell_of_relay
+from relay.events.build import tell_of_relay
 from relay.net.http import open_session
 from relay.simulator import Event
 from tests.approvals.hand_clock import NOON

@@ -18,7 +18,7 @@ from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.route import wanting
 from relay.errors import Deferred
-from relay.events.document import Document, Event
+from relay.events.model import Document, Event
 from relay.imds.recorder import Recorder, Sighting
 from relay.notices.board import Board
 from relay.notices.card import Card, Text, Who

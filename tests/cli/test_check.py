@@ -19,7 +19,7 @@ from relay.api import asyncapi
 from relay.cli.checking import decisions
 from relay.config import USER_EVENTS_WAIT, load
 from relay.events.catalog import CATALOG
-from relay.events.document import parse
+from relay.events.model import parse
 from relay.simulator.event import rfc1123
 from tests.certificates import FOLDER
 from tests.cli.command import ROOT, run, typed

@@ -15,9 +15,9 @@ from relay.clock import Clock, SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.route import wanting
 from relay.errors import Deferred
+from relay.events.build import Origin, tell_of_relay
 from relay.events.cloudevent import CloudEvent
-from relay.events.moment import rfc3339
-from relay.events.normalise import Origin, tell_of_relay
+from relay.events.timestamps import rfc3339
 from relay.outbox import StoreSettings
 from relay.outbox.deliveries import Delivery
 from relay.outbox.sqlite import Store, open_store

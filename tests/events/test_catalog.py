@@ -16,13 +16,13 @@ from jsonschema.exceptions import ValidationError
 
 from docs import generate
 from docs.reference import MARK
+from relay.events.build import event_data, tell_change
 from relay.events.catalog import CATALOG, EventType, schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
-from relay.events.document import Document
-from relay.events.normalise import event_data, tell_change
-from tests.events.made import DOCUMENTS
-from tests.events.test_normalise import AT, ORIGIN
+from relay.events.model import Document
+from tests.events.strategies import DOCUMENTS
+from tests.events.test_build import AT, ORIGIN
 
 FORMATS = FormatChecker(())
 

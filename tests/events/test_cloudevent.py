@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.generate import examples
+from relay.events.build import Origin, event_data, tell_change
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent, digest_id
 from relay.events.delta import diff
-from relay.events.document import Document
-from relay.events.moment import parse_moment
-from relay.events.normalise import Origin, event_data, tell_change
-from tests.events.made import DOCUMENTS, event
+from relay.events.model import Document
+from relay.events.timestamps import parse_moment
+from tests.events.strategies import DOCUMENTS, event
 
 EXAMPLES = examples()
 ORIGIN = Origin("s", "r")

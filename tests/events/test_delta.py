@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.events.delta import Change, apply, diff
-from relay.events.document import Document, Event
-from tests.events.made import DOCUMENTS, event, settled
+from relay.events.model import Document, Event
+from tests.events.strategies import DOCUMENTS, event, settled
 
 
 def shuffled(document: Document) -> st.SearchStrategy[Document]:

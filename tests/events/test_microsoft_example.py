@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from relay.events.build import EndFacts, Origin, event_data, outcome_of, tell_change
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
-from relay.events.document import Event, parse
-from relay.events.normalise import EndFacts, Origin, event_data, outcome_of, tell_change
+from relay.events.model import Event, parse
 
 EVENT = """{
     "EventId":  "C7061BAC-AFDC-4513-B24B-AA5F13A16123",

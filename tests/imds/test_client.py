@@ -17,7 +17,7 @@ import pytest
 from relay import __version__
 from relay.clock import SystemClock
 from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
-from relay.events.document import LARGEST
+from relay.events.model import LARGEST
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, retry_after
 from tests.approvals.hand_clock import HandClock

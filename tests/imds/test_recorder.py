@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from relay.events.document import Document, Event
-from relay.events.moment import rfc3339
+from relay.events.model import Document, Event
+from relay.events.timestamps import rfc3339
 from relay.imds.recorder import Recorder, Sighting
 from relay.outbox import GrantState
 from relay.outbox.transaction import Transaction

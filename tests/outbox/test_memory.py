@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from relay.events.document import Event
+from relay.events.model import Event
 from relay.outbox import Decision, FirstAnswer
 from relay.outbox.transaction import Transaction
 from tests.make import DATA

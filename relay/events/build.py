@@ -10,8 +10,8 @@ from typing import Any, Literal
 from relay.events.catalog import dataschema
 from relay.events.cloudevent import PREFIX, VERSION, CloudEvent, digest_id
 from relay.events.delta import Change
-from relay.events.document import Event
-from relay.events.moment import parse_moment, rfc3339
+from relay.events.model import Event
+from relay.events.timestamps import parse_moment, rfc3339
 
 Outcome = tuple[Literal["completed", "canceled", "unknown"], Literal["observed", "rebooted", "none"]]
 

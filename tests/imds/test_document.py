@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.errors import DocumentError
-from relay.events.document import Document, Event, parse
-from tests.events.made import EVENTS, body, event, settled, wire
+from relay.events.model import Document, Event, parse
+from tests.events.strategies import EVENTS, body, event, settled, wire
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 ANYTHING = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from relay.errors import DocumentError
 from relay.events.cloudevent import digest_id
-from relay.events.moment import parse_moment, rfc3339
+from relay.events.timestamps import parse_moment, rfc3339
 
 LARGEST = 4 * 1024 * 1024
 """Bytes; an answer over this size is refused."""

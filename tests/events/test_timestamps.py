@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.moment import parse_moment, rfc3339, sortable
+from relay.events.timestamps import parse_moment, rfc3339, sortable
 
 ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 SCRAPS = st.sampled_from(

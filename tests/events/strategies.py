@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
-from relay.events.document import Document, Event
+from relay.events.model import Document, Event
 
 IDS = st.sampled_from(["A-1", "a-1", "B-2", "b-2", "C-3"])
 NOT_BEFORE = st.sampled_from([None, "2022-04-11T22:26:58Z", "2022-04-11T22:40:00Z", "soon"])

@@ -15,10 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.cloudevent import CloudEvent
-from relay.events.delta import Change, Kind, diff
-from relay.events.document import Document, Event
-from relay.events.normalise import (
+from relay.events.build import (
     EndFacts,
     Origin,
     Outcome,
@@ -29,7 +26,10 @@ from relay.events.normalise import (
     tell_of_relay,
     transition_of,
 )
-from tests.events.made import DOCUMENTS, event
+from relay.events.cloudevent import CloudEvent
+from relay.events.delta import Change, Kind, diff
+from relay.events.model import Document, Event
+from tests.events.strategies import DOCUMENTS, event
 
 ORIGIN = Origin("prod-vmss-a-1f0c33ab", "westno-0")
 AT = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
