@@ -25,7 +25,7 @@ from relay.events.build import Origin, tell_of_relay
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, relay_of, scope_of
 from relay.imds.poller import Poller
-from relay.imds.recorder import Recorder
+from relay.ingest.recorder import Recorder
 from relay.notices.board import Board
 from relay.outbox import Identity
 from relay.outbox.retention import keep

@@ -21,8 +21,8 @@ from relay.clock import Clock, SystemClock
 from relay.config import Config, Loaded, load, sink_members
 from relay.config.exposure import exposed
 from relay.diagnostics import Finding, ok
+from relay.imds.diagnostics import examine as examine_source
 from relay.imds.discovery import Instance, names_of, scope_of
-from relay.imds.examine import examine as examine_source
 from relay.outbox.examine import examine as examine_store
 from relay.sinks import SinkSettings
 

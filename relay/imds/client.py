@@ -23,7 +23,7 @@ from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavai
 from relay.events.model import LARGEST
 from relay.events.timestamps import parse_moment
 from relay.imds import SourceSettings
-from relay.imds.pace import LONGEST_REST, Budget
+from relay.imds.rate_limit import LONGEST_REST, Budget
 
 _EVENTS = "/metadata/scheduledevents"
 _INSTANCE = "/metadata/instance"

@@ -20,7 +20,7 @@ from pydantic.alias_generators import to_camel
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
 from relay.imds.client import ImdsClient
-from relay.imds.pace import retry_delay
+from relay.imds.rate_limit import retry_delay
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _INTERVAL = 1.0

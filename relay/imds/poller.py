@@ -16,8 +16,8 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUna
 from relay.events.model import parse
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
-from relay.imds.pace import retry_delay
-from relay.imds.recorder import Recorder, Sighting
+from relay.imds.rate_limit import retry_delay
+from relay.ingest.recorder import Recorder, Sighting
 from relay.outbox.sqlite import Store
 
 LOST_BEFORE_FIRST = 150.0

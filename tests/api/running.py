@@ -30,7 +30,7 @@ from relay.events.build import Origin, tell_of_relay
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.events.timestamps import rfc3339
-from relay.imds.recorder import Recorder, Sighting
+from relay.ingest.recorder import Recorder, Sighting
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import Receipt, SinkSettings

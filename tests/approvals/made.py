@@ -16,7 +16,7 @@ from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.events.timestamps import rfc3339
-from relay.imds.recorder import Recorder, Sighting
+from relay.ingest.recorder import Recorder, Sighting
 from relay.outbox import Decision, Grant, GrantState, Identity, Mode, Occurrence
 from relay.outbox.file import Opened, open_file
 from relay.outbox.journal import rows, verify

@@ -21,7 +21,7 @@ from relay.approvals.request import Answer
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
-from relay.imds.recorder import Recorder, Sighting
+from relay.ingest.recorder import Recorder, Sighting
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify

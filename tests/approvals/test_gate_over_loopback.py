@@ -18,7 +18,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
-from relay.imds.recorder import Recorder
+from relay.ingest.recorder import Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.journal import verify
 from relay.outbox.sqlite import Store, open_store

@@ -29,7 +29,7 @@ from relay.events.build import tell_of_relay
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.events.timestamps import rfc3339
-from relay.imds.recorder import Recorder, Sighting
+from relay.ingest.recorder import Recorder, Sighting
 from relay.notices.board import Board
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt

@@ -19,7 +19,7 @@ from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.route import wanting
 from relay.errors import Deferred
 from relay.events.model import Document, Event
-from relay.imds.recorder import Recorder, Sighting
+from relay.ingest.recorder import Recorder, Sighting
 from relay.notices.board import Board
 from relay.notices.card import Card, Text, Who
 from relay.outbox import Identity, StoreSettings

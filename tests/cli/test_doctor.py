@@ -22,14 +22,14 @@ from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
 from relay.api.amqp import topology as approvals_topology
 from relay.config import USER_EVENTS_WAIT
-from relay.imds.examine import NOT_ASKED
+from relay.imds.diagnostics import NOT_ASKED
 from relay.outbox.file import VERSION
 from relay.simulator import VM, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.certificates import LOOPBACK
 from tests.cli.alive import alive
 from tests.cli.command import called, names_in
-from tests.imds.far_side import Answer, Asked, far_side
+from tests.imds.scripted_server import Answer, Asked, far_side
 from tests.journey.process import SECRET
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.http_receiver import good, listening

@@ -21,13 +21,13 @@ from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import LOST_AFTER, LOST_BEFORE_FIRST, Poller
-from relay.imds.recorder import Recorder
+from relay.ingest.recorder import Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.approvals.hand_clock import NOON, HandClock, eventually
 from tests.approvals.made import BOOT, ORIGIN
-from tests.imds.far_side import Answer, far_side
+from tests.imds.scripted_server import Answer, far_side
 
 _SECOND = 1.06
 """More than the window in which the client makes two calls at the most."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.imds.pace import CALLS, LONGEST_BACKOFF, LONGEST_REST, WINDOW, Budget, retry_delay
+from relay.imds.rate_limit import CALLS, LONGEST_BACKOFF, LONGEST_REST, WINDOW, Budget, retry_delay
 
 INTERVALS = st.floats(0.5, 600)
 JITTERS = st.floats(0, 1)

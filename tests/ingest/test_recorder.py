@@ -11,7 +11,7 @@ import pytest
 
 from relay.events.model import Document, Event
 from relay.events.timestamps import rfc3339
-from relay.imds.recorder import Recorder, Sighting
+from relay.ingest.recorder import Recorder, Sighting
 from relay.outbox import GrantState
 from relay.outbox.transaction import Transaction
 from tests.approvals.hand_clock import NOON

@@ -1,0 +1,1 @@
+"""Tests of `relay.ingest`: from what a source saw to recorded events."""
