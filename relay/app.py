@@ -20,7 +20,7 @@ from relay.chatops import ChatSettings
 from relay.clock import Clock, SystemClock
 from relay.config import USER_EVENTS_WAIT, Config, sink_members
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.route import wanting
+from relay.delivery.routing import wanting
 from relay.events.build import Origin, tell_of_relay
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, relay_of, scope_of

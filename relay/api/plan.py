@@ -13,7 +13,7 @@ from relay.api.answers import answer
 from relay.api.problems import Problem
 from relay.api.routes import Call, Parameter
 from relay.delivery.retry import Park
-from relay.delivery.route import why_not
+from relay.delivery.routing import why_not
 from relay.errors import Failure
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_moment, rfc3339

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.clock import Clock
-from relay.delivery.books import Books
-from relay.delivery.news import Say
-from relay.delivery.route import wants
+from relay.delivery.routing import wants
+from relay.delivery.settlement import Books
+from relay.delivery.sink_reports import Say
 from relay.delivery.worker import Worker
 from relay.outbox import Entry, Outcome, Recorded, SinkState
 from relay.outbox.deliveries import Which

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from relay.clock import Clock
-from relay.delivery.books import Books
-from relay.delivery.circuit import Circuit
-from relay.delivery.lanes import Lanes
-from relay.delivery.news import News, Say
-from relay.delivery.prospects import Prospects
+from relay.delivery.circuit_breaker import Circuit
+from relay.delivery.ordered_queue import Lanes
 from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, moment_of
+from relay.delivery.retry_policy import Prospects
+from relay.delivery.settlement import Books
+from relay.delivery.sink_reports import News, Say
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, Entry, EntryState, Outcome, SinkState

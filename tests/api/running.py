@@ -24,7 +24,7 @@ from relay.approvals.gate import Gate
 from relay.approvals.ledger import Ledger
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.route import wanting
+from relay.delivery.routing import wanting
 from relay.errors import Deferred, Rejected
 from relay.events.build import Origin, tell_of_relay
 from relay.events.cloudevent import CloudEvent

@@ -23,7 +23,7 @@ from relay.chatops import Chat, ChatRefused, ChatSettings
 from relay.clock import SystemClock
 from relay.config import sink_members
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.route import wanting
+from relay.delivery.routing import wanting
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import tell_of_relay
 from relay.events.cloudevent import CloudEvent

@@ -16,7 +16,7 @@ from relay.chatops import ChatSettings, MessageGone
 from relay.chatops._current import Current
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.route import wanting
+from relay.delivery.routing import wanting
 from relay.errors import Deferred
 from relay.events.model import Document, Event
 from relay.ingest.recorder import Recorder, Sighting

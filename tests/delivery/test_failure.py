@@ -12,7 +12,7 @@ import pytest
 from relay.errors import Deferred, DeliveryError, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.going import Answer, Far, Going, SteppedClock, going, hangs, refuses, takes
+from tests.delivery.running_dispatcher import Answer, Far, Going, SteppedClock, going, hangs, refuses, takes
 from tests.outbox.kept import until
 
 

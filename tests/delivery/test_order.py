@@ -15,7 +15,7 @@ from relay.delivery.worker import IN_A_ROW, MOST_OPEN
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.going import Answer, Far, going, hangs, takes
+from tests.delivery.running_dispatcher import Answer, Far, going, hangs, takes
 from tests.outbox.kept import until
 
 

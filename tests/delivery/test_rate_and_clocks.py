@@ -10,7 +10,7 @@ import pytest
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.going import Far, SteppedClock, going
+from tests.delivery.running_dispatcher import Far, SteppedClock, going
 from tests.outbox.kept import until
 
 

@@ -14,14 +14,14 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher, redeliver
-from relay.delivery.lanes import AT_HAND
+from relay.delivery.ordered_queue import AT_HAND
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, SinkSettings
-from tests.delivery.going import Far, going, hangs, refuses, takes
+from tests.delivery.running_dispatcher import Far, going, hangs, refuses, takes
 from tests.make import DATA, cloudevent
 from tests.outbox.kept import IDENTITY, NOW, connection_of, until
 
@@ -275,7 +275,7 @@ async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_o
 async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(tmp_path: Path, lines: int) -> None:
     """At least once, in order per event: what was taken and not yet written down comes again, and only that."""
     with subprocess.Popen(  # noqa: ASYNC220  # nothing else goes on here meanwhile
-        [sys.executable, "-m", "tests.delivery.sending", str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.delivery.deliver_until_killed", str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as sending:
         assert sending.stdout is not None
         lines_read = [sending.stdout.readline() for _ in range(lines)]

@@ -11,7 +11,7 @@ from relay.delivery.dispatcher import redeliver
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.going import Far, SteppedClock, going, refuses, takes
+from tests.delivery.running_dispatcher import Far, SteppedClock, going, refuses, takes
 
 DAY = 86400.0
 

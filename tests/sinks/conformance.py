@@ -20,7 +20,7 @@ import pytest
 from relay.errors import Deferred, DeliveryError
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, Sink
-from tests.delivery.going import Going, going
+from tests.delivery.running_dispatcher import Going, going
 from tests.make import cloudevent
 
 PATIENCE = 60.0

@@ -15,7 +15,7 @@ import pytest
 from relay.errors import Deferred
 from relay.sinks import Receipt
 from tests.certificates import LOOPBACK
-from tests.delivery.going import going
+from tests.delivery.running_dispatcher import going
 from tests.make import cloudevent
 from tests.outbox.kept import until
 from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.route import wanting
+from relay.delivery.routing import wanting
 from relay.sinks import SinkSettings
 from tests.make import DATA, cloudevent
 

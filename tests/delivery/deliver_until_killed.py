@@ -9,7 +9,7 @@ from pathlib import Path
 
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.going import Far, going
+from tests.delivery.running_dispatcher import Far, going
 
 CHANCE = random.Random(1)  # noqa: S311  # the same in every run
 

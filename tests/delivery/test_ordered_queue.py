@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from relay.delivery.lanes import AT_HAND, Lanes
+from relay.delivery.ordered_queue import AT_HAND, Lanes
 from relay.outbox import Entry
 from tests.outbox.kept import NOW, said
 

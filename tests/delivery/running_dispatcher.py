@@ -13,7 +13,7 @@ from typing import Any
 
 from relay.clock import Clock, SystemClock
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.route import wanting
+from relay.delivery.routing import wanting
 from relay.errors import Deferred
 from relay.events.build import Origin, tell_of_relay
 from relay.events.cloudevent import CloudEvent

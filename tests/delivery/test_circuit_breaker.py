@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.circuit import FAILING, FRUITLESS, Circuit
+from relay.delivery.circuit_breaker import FAILING, FRUITLESS, Circuit
 
 
 def failing() -> Circuit:
