@@ -15,7 +15,7 @@ from relay.api import Relay
 from relay.api.amqp import Approvals
 from relay.api.server import Server
 from relay.approvals.gate import Gate
-from relay.approvals.ledger import Ledger
+from relay.approvals.service import Ledger
 from relay.chatops import ChatSettings
 from relay.clock import Clock, SystemClock
 from relay.config import USER_EVENTS_WAIT, Config, sink_members

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from relay.api.answers import answer
 from relay.api.problems import Problem
 from relay.api.routes import Call, Parameter, Route
-from relay.approvals.judgement import HOLD_MEANS
+from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.request import Answer, Body, Choice, MalformedError, WrongFieldError, parse_body, read_json
 from relay.outbox import Mode
 

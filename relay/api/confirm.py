@@ -25,7 +25,7 @@ from relay.api.checks import Desk
 from relay.api.connection import peer_of, recognise
 from relay.api.problems import Problem, too_many
 from relay.api.routes import Call, Route
-from relay.approvals.invited import MOST_WRONG
+from relay.approvals.confirmation_link import MOST_WRONG
 from relay.approvals.request import Answer, Approval, Choice, Invited, MalformedError, WrongFieldError, read_json
 from relay.events.timestamps import rfc3339
 from relay.notices.card import Text

@@ -14,8 +14,8 @@ from relay.api.deliveries import DeliveryShown, shown_delivery
 from relay.api.paging import CURSOR, PAGE, cursor, page
 from relay.api.problems import Problem
 from relay.api.routes import Call, Route
-from relay.approvals.ledger import Ledger, shown
-from relay.approvals.standing import State
+from relay.approvals.service import Ledger, shown
+from relay.approvals.status import State
 from relay.events.catalog import EventData
 from relay.events.timestamps import rfc3339
 from relay.outbox import Decision, Occurrence

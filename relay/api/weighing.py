@@ -11,9 +11,9 @@ from typing_extensions import TypedDict
 from relay.api.answers import answer
 from relay.api.problems import Problem
 from relay.api.routes import Call, Route
-from relay.approvals.judgement import HOLD_MEANS
-from relay.approvals.standing import State
-from relay.approvals.weighing import Weighed, weigh
+from relay.approvals.authorize import HOLD_MEANS
+from relay.approvals.explain import Weighed, weigh
+from relay.approvals.status import State
 from relay.events.timestamps import rfc3339
 from relay.outbox import Mode
 from relay.outbox.transaction import Transaction

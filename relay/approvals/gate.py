@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from relay.approvals import StartRequestPort
-from relay.approvals.ledger import Claim, Ledger
 from relay.approvals.request import Answer, Approval
+from relay.approvals.service import Claim, Ledger
 from relay.clock import Clock
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.outbox import Grant, Mode

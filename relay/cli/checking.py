@@ -12,10 +12,10 @@ import typer
 from relay.api import Client
 from relay.api.examine import foreseen
 from relay.api.tls import Tls
-from relay.approvals.ledger import stricter
-from relay.approvals.policy import step
 from relay.approvals.rules import Hours, Rule, Votes
-from relay.approvals.standing import Standing, rule_for
+from relay.approvals.service import stricter
+from relay.approvals.status import Standing, rule_for
+from relay.approvals.transitions import step
 from relay.cli._screen import counted, facts, local, named, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson
 from relay.cli.running import ConfigFile

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.approvals.ledger import Ledger
 from relay.approvals.request import Answer, Approval, Caller, Choice, Rights
 from relay.approvals.rules import Votes, voters
-from relay.approvals.standing import Standing
+from relay.approvals.service import Ledger
+from relay.approvals.status import Standing
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import fits, matches

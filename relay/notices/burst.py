@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from relay.approvals.standing import Standing
+from relay.approvals.status import Standing
 from relay.notices.card import Card, Line, Link, Text, Tone
 from relay.notices.words import buttons_of, named, regardless, title_of, tone_of
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal
 
 from relay.approvals.request import Choice
-from relay.approvals.standing import Standing
+from relay.approvals.status import Standing
 
 
 @dataclass(frozen=True, slots=True)

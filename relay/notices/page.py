@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from relay.approvals.judgement import HOLD_MEANS, judge
+from relay.approvals.authorize import HOLD_MEANS, judge
 from relay.approvals.request import Approval, Caller, Choice, Rights
-from relay.approvals.standing import Standing
+from relay.approvals.status import Standing
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_moment
 from relay.notices.card import Text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from relay.approvals.judgement import HOLD_MEANS
+from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.request import Choice
 from relay.approvals.rules import Votes, voters
-from relay.approvals.standing import Standing, state_of
+from relay.approvals.status import Standing, state_of
 from relay.notices.card import Button, Card, Link, Text, Tone, Who
 
 MOST_NAMED = 10

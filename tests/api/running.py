@@ -21,7 +21,7 @@ from relay.api import ApiSettings, Relay
 from relay.api.server import Server
 from relay.approvals import ApprovalsSettings
 from relay.approvals.gate import Gate
-from relay.approvals.ledger import Ledger
+from relay.approvals.service import Ledger
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import wanting

@@ -14,8 +14,8 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.approvals.invited import MOST_WRONG
-from relay.approvals.judgement import HOLD_MEANS
+from relay.approvals.authorize import HOLD_MEANS
+from relay.approvals.confirmation_link import MOST_WRONG
 from relay.outbox.messages import digest_of
 from relay.outbox.transaction import Transaction
 from tests.api.inviting import confirm, look, message

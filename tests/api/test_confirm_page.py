@@ -12,8 +12,8 @@ from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 from yarl import URL
 
-from relay.approvals.invited import MOST_WRONG
-from relay.approvals.judgement import HOLD_MEANS
+from relay.approvals.authorize import HOLD_MEANS
+from relay.approvals.confirmation_link import MOST_WRONG
 from relay.events.timestamps import parse_moment
 from tests.api.inviting import confirm, message, proxy
 from tests.api.running import EVENT_ID, Running, event, eventually, running

@@ -16,8 +16,8 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.gate import Gate
-from relay.approvals.ledger import Ledger
 from relay.approvals.request import Answer
+from relay.approvals.service import Ledger
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
@@ -26,8 +26,8 @@ from relay.outbox import Identity, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.outbox.sqlite import Store, open_store
-from tests.approvals.hand_clock import NOON, HandClock, eventually
-from tests.approvals.made import BOOT, ORIGIN, SETTINGS, SPEAKS, approval, event
+from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, SPEAKS, approval, event
+from tests.approvals.manual_clock import NOON, HandClock, eventually
 
 USER, OTHER, ONE = event(event_source="User"), event("E-2", event_source="User"), event(event_type="Redeploy")
 STARTED = event(event_source="User", event_status="Started", not_before=None)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from relay.approvals.gate import Gate
-from relay.approvals.ledger import Ledger
+from relay.approvals.service import Ledger
 from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
@@ -23,8 +23,8 @@ from relay.outbox import Identity, StoreSettings
 from relay.outbox.journal import verify
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
-from tests.approvals.hand_clock import HandClock
-from tests.approvals.made import ORIGIN, SETTINGS, SPEAKS
+from tests.approvals.builders import ORIGIN, SETTINGS, SPEAKS
+from tests.approvals.manual_clock import HandClock
 
 _TURN = 0.1
 USER = Plan(source="User", starts_after=2.0, lasts=5.0)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.approvals.request import Answer, MalformedError, WrongFieldError, body_of, parse_body, read_json
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import caller
+from tests.approvals.builders import caller
+from tests.approvals.manual_clock import NOON
 
 WHOLE: dict[str, Any] = {"eventId": "E-1", "decision": "approve", "revision": "r", "reason": "drained", "scope": "prod"}
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.judgement import judge
-from relay.approvals.policy import claimable, next_moment, step
+from relay.approvals.authorize import judge
 from relay.approvals.rules import Hours
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import Book, approval, caller, decided, event, granted, standing
+from relay.approvals.transitions import claimable, next_moment, step
+from tests.approvals.builders import Book, approval, caller, decided, event, granted, standing
+from tests.approvals.manual_clock import NOON
 
 BOTH = event(resources=("db-1", "web-1"))
 

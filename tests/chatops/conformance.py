@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from relay.approvals.ledger import Ledger
 from relay.approvals.request import Answer, Choice
+from relay.approvals.service import Ledger
 from relay.chatops import Chat, ChatRefused, ChatSettings
 from relay.clock import SystemClock
 from relay.config import sink_members
@@ -35,7 +35,7 @@ from relay.outbox import Identity, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import Receipt
-from tests.approvals.made import BOOT, ORIGIN, SETTINGS, approval, event
+from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, approval, event
 from tests.journey.process import eventually
 
 PATIENCE = 60.0

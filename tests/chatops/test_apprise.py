@@ -30,8 +30,8 @@ from relay.net.egress import REFUSED, AddressRefused
 from relay.notices.burst import card_of_many
 from relay.notices.card import Card
 from relay.notices.words import card_of_one
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import decided, event, standing
+from tests.approvals.builders import decided, event, standing
+from tests.approvals.manual_clock import NOON
 from tests.chatops.apprise_server import PASSWORD, PATH, TOKEN, Service, service, url_of
 from tests.chatops.conformance import HOSTILE, logged
 from tests.chatops.stage import ALICE, BOB, rule, stage

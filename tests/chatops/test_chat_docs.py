@@ -12,7 +12,7 @@ from relay.chatops.apprise.services import Services
 from relay.chatops.apprise.settings import Settings
 from relay.config import Config
 from relay.notices.words import card_of_one
-from tests.approvals.made import event, standing
+from tests.approvals.builders import event, standing
 from tests.chatops.apprise_server import service, url_of
 from tests.chatops.teams_server import PATH, QUERY
 

@@ -12,8 +12,8 @@ from relay.errors import Deferred
 from relay.events.build import tell_of_relay
 from relay.outbox.messages import digest_of
 from relay.outbox.transaction import Transaction
-from tests.approvals.hand_clock import NOON, HandClock
-from tests.approvals.made import ORIGIN, event
+from tests.approvals.builders import ORIGIN, event
+from tests.approvals.manual_clock import NOON, HandClock
 from tests.chatops.wall import Room, Wall, flat, room
 from tests.journey.process import eventually
 

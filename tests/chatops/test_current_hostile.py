@@ -19,8 +19,8 @@ from relay.events.timestamps import parse_moment
 from relay.outbox.messages import LINKS
 from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
-from tests.approvals.hand_clock import NOON, HandClock
-from tests.approvals.made import event
+from tests.approvals.builders import event
+from tests.approvals.manual_clock import NOON, HandClock
 from tests.chatops.mattermost_server import SECRET, mattermost
 from tests.chatops.slack_server import CHANNEL, slack
 from tests.chatops.stage import rule, stage

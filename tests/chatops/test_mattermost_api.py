@@ -21,7 +21,7 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
 from relay.notices.card import Card
-from tests.approvals.hand_clock import HandClock
+from tests.approvals.manual_clock import HandClock
 from tests.chatops.mattermost_server import TOKEN, Mattermost, mattermost, new_id, said
 from tests.journey.process import eventually
 

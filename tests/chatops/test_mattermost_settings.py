@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.approvals.ledger import Ledger
+from relay.approvals.service import Ledger
 from relay.chatops.mattermost import connect
 from relay.chatops.mattermost.settings import Settings
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import ConfigError
 from relay.notices.board import Board
-from tests.approvals.made import ORIGIN, SETTINGS
+from tests.approvals.builders import ORIGIN, SETTINGS
 from tests.chatops.mattermost_server import SECRET, TOKEN
 
 CHANNEL = "4xp9fdt77pncbef59f4k1qe83o"

@@ -13,7 +13,7 @@ import pytest
 
 from relay.approvals.request import Choice
 from relay.chatops.slack.proof import GOOD_FOR, holds, prove
-from tests.approvals.hand_clock import NOON
+from tests.approvals.manual_clock import NOON
 from tests.chatops.slack_server import ALICE, BOB, EVE, TEAM, Heard, Posted, SlackServer, hangs, member, slack, well_formed
 from tests.chatops.stage import Stage, rule, stage
 from tests.journey.process import eventually

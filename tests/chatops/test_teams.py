@@ -23,8 +23,8 @@ from relay.errors import Deferred
 from relay.events.build import tell_of_relay
 from relay.net.http import open_session
 from relay.simulator import Event
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import ORIGIN
+from tests.approvals.builders import ORIGIN
+from tests.approvals.manual_clock import NOON
 from tests.chatops.stage import ALICE, BOB, Stage, rule, stage
 from tests.chatops.teams_server import PATH, QUERY, SIGNATURE, State, Workflow, workflow
 from tests.journey.process import eventually

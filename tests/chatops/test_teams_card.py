@@ -15,8 +15,8 @@ from relay.chatops.teams.card import escaped, follow_up, marked, message_of, mom
 from relay.notices.burst import card_of_many
 from relay.notices.card import Card, Who
 from relay.notices.words import card_of_one
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import decided, event, occurrence, standing
+from tests.approvals.builders import decided, event, occurrence, standing
+from tests.approvals.manual_clock import NOON
 from tests.chatops.teams_server import Workflow, actions_of, lines_of, mistakes, read
 
 DUE = NOON + timedelta(seconds=900)

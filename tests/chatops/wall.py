@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from relay.approvals.ledger import Ledger
 from relay.approvals.request import Answer, Choice
+from relay.approvals.service import Ledger
 from relay.chatops import ChatSettings, MessageGone
 from relay.chatops._current import Current
 from relay.clock import Clock
@@ -24,8 +24,8 @@ from relay.notices.board import Board
 from relay.notices.card import Card, Text, Who
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
-from tests.approvals.hand_clock import HandClock
-from tests.approvals.made import BOOT, ORIGIN, SETTINGS, SPEAKS, approval
+from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, SPEAKS, approval
+from tests.approvals.manual_clock import HandClock
 
 
 class WallSettings(ChatSettings):

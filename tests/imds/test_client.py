@@ -20,7 +20,7 @@ from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavai
 from relay.events.model import LARGEST
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, retry_after
-from tests.approvals.hand_clock import HandClock
+from tests.approvals.manual_clock import HandClock
 from tests.imds.scripted_server import EMPTY, Answer, Asked, FarSide, Script, far_side, one_after_the_other
 
 CHUNKED = {"Transfer-Encoding": "chunked"}

@@ -19,7 +19,7 @@ from relay.errors import DocumentError
 from relay.imds import SourceSettings, discovery
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, parse_instance, relay_of, scope_of
-from tests.approvals.hand_clock import HandClock
+from tests.approvals.manual_clock import HandClock
 from tests.imds.scripted_server import Answer, FarSide, far_side, one_after_the_other
 
 VM = Instance("02AAB8A4-74EF-476E-8182-F6D2BA4166A6", "Web.Server_01", "webserver01", "SUB-1", "My_Group", "", "")

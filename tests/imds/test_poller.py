@@ -25,8 +25,8 @@ from relay.ingest.recorder import Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
-from tests.approvals.hand_clock import NOON, HandClock, eventually
-from tests.approvals.made import BOOT, ORIGIN
+from tests.approvals.builders import BOOT, ORIGIN
+from tests.approvals.manual_clock import NOON, HandClock, eventually
 from tests.imds.scripted_server import Answer, far_side
 
 _SECOND = 1.06

@@ -14,8 +14,8 @@ from relay.events.timestamps import rfc3339
 from relay.ingest.recorder import Recorder, Sighting
 from relay.outbox import GrantState
 from relay.outbox.transaction import Transaction
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import BOOT, ORIGIN, Book, event
+from tests.approvals.builders import BOOT, ORIGIN, Book, event
+from tests.approvals.manual_clock import NOON
 
 REBOOT = event()
 STARTED = event(event_status="Started", not_before=None)

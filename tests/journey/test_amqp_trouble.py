@@ -18,7 +18,7 @@ from relay.api import amqp
 from relay.api.amqp import Approvals
 from relay.api.strangers import Strangers
 from relay.app import started
-from relay.approvals.ledger import Ledger
+from relay.approvals.service import Ledger
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.approvals.judgement import HOLD_MEANS, judge
+from relay.approvals.authorize import HOLD_MEANS, judge
 from relay.approvals.request import Choice
-from relay.approvals.standing import Standing
+from relay.approvals.status import Standing
 from relay.events.catalog import CATALOG, EventType
 from relay.events.cloudevent import CloudEvent
 from relay.notices.burst import MOST_LISTED, card_of_many
 from relay.notices.card import Card, Text, Who
 from relay.notices.history import line_of
 from relay.notices.words import MOST_NAMED, card_of_one, changes_at, happens, named, sensible
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import Book, approval, caller, decided, event, granted, occurrence, standing
+from tests.approvals.builders import Book, approval, caller, decided, event, granted, occurrence, standing
+from tests.approvals.manual_clock import NOON
 
 CHOICES: tuple[Choice, ...] = ("approve", "hold", "release")
 DUE = NOON + timedelta(seconds=900)

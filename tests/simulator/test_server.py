@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.event import API_VERSIONS, NEWEST
-from tests.approvals.hand_clock import HandClock
+from tests.approvals.manual_clock import HandClock
 
 EVENTS = "/metadata/scheduledevents"
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)

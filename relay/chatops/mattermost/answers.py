@@ -21,7 +21,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from relay.approvals.request import Caller
-from relay.approvals.standing import Standing
+from relay.approvals.status import Standing
 from relay.chatops import ChatRefused, Reply
 from relay.chatops.mattermost.api import Api
 from relay.chatops.mattermost.people import LOOK_UP, NotHere, People

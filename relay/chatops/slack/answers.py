@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from relay.approvals.request import Answer, Caller, Choice
-from relay.approvals.standing import Standing
+from relay.approvals.status import Standing
 from relay.chatops import Reply
 from relay.chatops.slack.blocks import Message, said, shown
 from relay.chatops.slack.calls import By, Call, Challenge, Click, Command, Nothing, spoken

@@ -13,14 +13,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.judgement import HOLD_MEANS
-from relay.approvals.ledger import Claim, shown, stricter
+from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.request import Approval, Caller
+from relay.approvals.service import Claim, shown, stricter
 from relay.events.catalog import CATALOG, schema
 from relay.outbox import Mode
 from relay.outbox.journal import rows
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import SETTINGS, Book, approval, caller, event
+from tests.approvals.builders import SETTINGS, Book, approval, caller, event
+from tests.approvals.manual_clock import NOON
 
 REBOOT, USER, FREEZE, ONE = event(), event(event_source="User"), event(event_type="Freeze"), event(event_type="Redeploy")
 OPERATOR = caller("op", "operate")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.ledger import Ledger
 from relay.approvals.request import Answer, Approval, Caller, Choice, Right, Rights
-from relay.approvals.standing import Standing, rule_for
+from relay.approvals.service import Ledger
+from relay.approvals.status import Standing, rule_for
 from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
@@ -21,7 +21,7 @@ from relay.outbox import Decision, Grant, GrantState, Identity, Mode, Occurrence
 from relay.outbox.file import Opened, open_file
 from relay.outbox.journal import rows, verify
 from relay.outbox.transaction import Route, Transaction
-from tests.approvals.hand_clock import NOON, HandClock
+from tests.approvals.manual_clock import NOON, HandClock
 
 T = TypeVar("T")
 ORIGIN = Origin("prod", "vm-0")

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.invited import not_invited
-from relay.approvals.judgement import Refusal, judge
-from relay.approvals.policy import claimable, next_moment, step
+from relay.approvals.authorize import Refusal, judge
+from relay.approvals.confirmation_link import not_invited
+from relay.approvals.effects import Scribe, count, new_id, with_mode
 from relay.approvals.request import Answer, Approval
-from relay.approvals.scribe import Scribe, count, new_id, with_mode
-from relay.approvals.standing import Standing, rule_for, state_of
+from relay.approvals.status import Standing, rule_for, state_of
+from relay.approvals.transitions import claimable, next_moment, step
 from relay.events.build import Origin
 from relay.events.timestamps import rfc3339
 from relay.outbox import Decision, Grant, Mode, Occurrence

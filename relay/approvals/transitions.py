@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from relay.approvals.rules import Rule
-from relay.approvals.standing import Standing
+from relay.approvals.status import Standing
 from relay.outbox import Decision, Grant
 
 Why = Literal["changed", "expired", "ended"]

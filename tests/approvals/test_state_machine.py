@@ -19,13 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.ledger import Claim
+from relay.approvals.service import Claim
 from relay.events.model import Event
 from relay.events.timestamps import rfc3339
 from relay.outbox import Mode
 from relay.outbox.journal import rows
-from tests.approvals.hand_clock import NOON, HandClock
-from tests.approvals.made import Book, caller, event
+from tests.approvals.builders import Book, caller, event
+from tests.approvals.manual_clock import NOON, HandClock
 
 _VOTERS = ["client:alice", "client:bob", "client:carol"]
 _USUAL = [

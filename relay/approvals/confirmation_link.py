@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 
-from relay.approvals.judgement import Refusal
+from relay.approvals.authorize import Refusal
 from relay.approvals.request import Approval, Invited
 from relay.outbox import Occurrence
 from relay.outbox.transaction import Transaction

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings, Votes
-from relay.approvals.judgement import HOLD_MEANS, Refusal, judge
-from relay.approvals.policy import Allow, Discount, Effect, Expire, Fail, claimable, next_moment, step, why_failed
+from relay.approvals.authorize import HOLD_MEANS, Refusal, judge
 from relay.approvals.request import Approval
-from relay.approvals.standing import Standing, state_of
+from relay.approvals.status import Standing, state_of
+from relay.approvals.transitions import Allow, Discount, Effect, Expire, Fail, claimable, next_moment, step, why_failed
 from relay.events.model import Event
 from relay.outbox import Decision, Grant, Mode
-from tests.approvals.hand_clock import NOON
-from tests.approvals.made import SETTINGS, SPEAKS, approval, caller, decided, event, granted, standing
+from tests.approvals.builders import SETTINGS, SPEAKS, approval, caller, decided, event, granted, standing
+from tests.approvals.manual_clock import NOON
 
 USER = event(event_source="User")
 FREEZE = event(event_type="Freeze")

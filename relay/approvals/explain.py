@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.approvals.policy import lapses
 from relay.approvals.rules import Conditions, Rule, voters
-from relay.approvals.standing import Standing, state_of
+from relay.approvals.status import Standing, state_of
+from relay.approvals.transitions import lapses
 
 
 @dataclass(frozen=True, slots=True)

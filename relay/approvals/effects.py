@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from relay.approvals.judgement import HOLD_MEANS
-from relay.approvals.policy import Allow, Discount, Effect, Expire, Fail
-from relay.approvals.standing import Standing
+from relay.approvals.authorize import HOLD_MEANS
+from relay.approvals.status import Standing
+from relay.approvals.transitions import Allow, Discount, Effect, Expire, Fail
 from relay.events.build import Origin, tell_decision
 from relay.outbox import Decision, Grant, Mode
 from relay.outbox.transaction import Transaction

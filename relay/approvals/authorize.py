@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from relay.approvals.request import Approval, Rights
 from relay.approvals.rules import voters
-from relay.approvals.standing import Standing, scheduled
+from relay.approvals.status import Standing, scheduled
 from relay.events.match import covers
 from relay.events.timestamps import rfc3339
 

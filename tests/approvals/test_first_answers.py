@@ -7,7 +7,7 @@ from pathlib import Path
 from relay.outbox import StoreSettings
 from relay.outbox.retention import prune
 from relay.signature import MAX_AGE, MAX_AHEAD
-from tests.approvals.made import Book, event
+from tests.approvals.builders import Book, event
 
 
 def test_an_id_is_remembered_across_restarts_for_longer_than_a_signature_is_good(tmp_path: Path) -> None:
