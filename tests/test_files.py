@@ -12,7 +12,7 @@ from relay.config import load
 from relay.errors import ConfigError, StoreError
 from relay.files import may_be_file, may_be_folder, may_exist, user
 from relay.outbox import StoreSettings
-from relay.outbox.examine import examine
+from relay.outbox.diagnostics import examine
 from relay.outbox.file import open_for_reading
 from tests.cli.command import typed
 

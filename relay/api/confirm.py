@@ -31,7 +31,7 @@ from relay.events.timestamps import rfc3339
 from relay.notices.card import Text
 from relay.notices.page import changes, hindrance, outcome
 from relay.notices.words import LABELS, card_of_one, question_of
-from relay.outbox.messages import Invitation, digest_of
+from relay.outbox.chat_messages import Invitation, digest_of
 from relay.outbox.transaction import Transaction
 
 _PAGE = resources.files("relay.api").joinpath("approve.html").read_bytes()

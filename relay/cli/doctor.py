@@ -23,7 +23,7 @@ from relay.config.exposure import exposed
 from relay.diagnostics import Finding, ok
 from relay.imds.diagnostics import examine as examine_source
 from relay.imds.discovery import Instance, names_of, scope_of
-from relay.outbox.examine import examine as examine_store
+from relay.outbox.diagnostics import examine as examine_store
 from relay.sinks import SinkSettings
 
 Poll = Annotated[

@@ -25,7 +25,7 @@ from relay.notices.card import Card, Link, Text
 from relay.notices.history import line_of
 from relay.notices.words import card_of_one, changes_at, named, title_of
 from relay.outbox import Occurrence
-from relay.outbox.messages import Message
+from relay.outbox.chat_messages import Message
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings

@@ -13,7 +13,7 @@ import orjson
 from relay.events.cloudevent import PREFIX, VERSION
 from relay.events.timestamps import parse_moment, sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
-from relay.outbox.rows import insert
+from relay.outbox.bulk_insert import insert
 
 _ENTRY = "id, sink, position, lane, type, event_key, not_before, attempts, next_at, coalesce(revived, recorded)"
 _SUBJECT = "CASE WHEN json_valid(CAST(j.body AS TEXT)) THEN json_extract(CAST(j.body AS TEXT), '$.subject') END"

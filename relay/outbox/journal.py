@@ -15,7 +15,7 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import sortable
 from relay.outbox import Head
-from relay.outbox.rows import insert
+from relay.outbox.bulk_insert import insert
 
 GENESIS = Head(0, "0" * 64)
 """The head of a journal that has no rows yet."""

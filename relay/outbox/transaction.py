@@ -10,10 +10,10 @@ from itertools import count
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_moment, sortable
 from relay.outbox import Entry, Head, Mode, Recorded
+from relay.outbox.chat_messages import Messages
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
 from relay.outbox.journal import Journal
-from relay.outbox.messages import Messages
 from relay.outbox.snapshot import Snapshot
 
 Route = Callable[[CloudEvent], Iterable[str]]

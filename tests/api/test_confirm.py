@@ -16,7 +16,7 @@ import pytest
 
 from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.confirmation_link import MOST_WRONG
-from relay.outbox.messages import digest_of
+from relay.outbox.chat_messages import digest_of
 from relay.outbox.transaction import Transaction
 from tests.api.inviting import confirm, look, message
 from tests.api.running import EVENT_ID, Running, event, eventually, running, until

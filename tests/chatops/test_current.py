@@ -10,7 +10,7 @@ import pytest
 
 from relay.errors import Deferred
 from relay.events.build import tell_of_relay
-from relay.outbox.messages import digest_of
+from relay.outbox.chat_messages import digest_of
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ORIGIN, event
 from tests.approvals.manual_clock import NOON, HandClock

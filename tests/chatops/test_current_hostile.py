@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from relay.errors import Deferred
 from relay.events.timestamps import parse_moment
-from relay.outbox.messages import LINKS
+from relay.outbox.chat_messages import LINKS
 from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
 from tests.approvals.builders import event

@@ -16,7 +16,7 @@ import pytest
 from relay.outbox.journal import Journal
 from tests.cli.alive import ME, alive
 from tests.cli.command import ROOT, called, typed
-from tests.outbox.kept import NOW, opened
+from tests.outbox.open_store import NOW, opened
 
 
 @pytest.fixture

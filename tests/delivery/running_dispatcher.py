@@ -24,7 +24,7 @@ from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, Sink, SinkSettings
 from tests.make import cloudevent
-from tests.outbox.kept import IDENTITY
+from tests.outbox.open_store import IDENTITY
 
 ORIGIN = Origin(IDENTITY.scope, "westno-0")
 

@@ -13,7 +13,7 @@ from relay.errors import Deferred, DeliveryError, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import Answer, Far, Going, SteppedClock, going, hangs, refuses, takes
-from tests.outbox.kept import until
+from tests.outbox.open_store import until
 
 
 def about(far: Far, name: str) -> list[tuple[str | None, int]]:

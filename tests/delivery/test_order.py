@@ -16,7 +16,7 @@ from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import Answer, Far, going, hangs, takes
-from tests.outbox.kept import until
+from tests.outbox.open_store import until
 
 
 async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_way(tmp_path: Path) -> None:

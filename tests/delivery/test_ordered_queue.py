@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from relay.delivery.ordered_queue import AT_HAND, Lanes
 from relay.outbox import Entry
-from tests.outbox.kept import NOW, said
+from tests.outbox.open_store import NOW, said
 
 LANES = st.sampled_from(["a", "b", "c"])
 TYPES = st.sampled_from(["event.scheduled", "event.updated", "approval.granted"])

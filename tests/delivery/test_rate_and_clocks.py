@@ -11,7 +11,7 @@ from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import Far, SteppedClock, going
-from tests.outbox.kept import until
+from tests.outbox.open_store import until
 
 
 async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, SinkSettings
 from tests.delivery.running_dispatcher import Far, going, hangs, refuses, takes
 from tests.make import DATA, cloudevent
-from tests.outbox.kept import IDENTITY, NOW, connection_of, until
+from tests.outbox.open_store import IDENTITY, NOW, connection_of, until
 
 
 async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from relay.outbox.journal import verify
-from tests.outbox.kept import opened
+from tests.outbox.open_store import opened
 
-RECORDING = (sys.executable, "-m", "tests.outbox.recording")
+RECORDING = (sys.executable, "-m", "tests.outbox.record_until_killed")
 
 
 def look(folder: Path, said: list[str]) -> int:

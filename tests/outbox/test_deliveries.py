@@ -15,7 +15,7 @@ from relay.outbox.deliveries import Which
 from relay.outbox.journal import verify
 from relay.outbox.retention import Gone, prune
 from relay.outbox.transaction import Transaction
-from tests.outbox.kept import NOW, connection_of, opened, said
+from tests.outbox.open_store import NOW, connection_of, opened, said
 
 LATER = NOW + timedelta(minutes=1)
 

@@ -23,7 +23,7 @@ from relay.outbox import Identity
 from relay.outbox import file as file_module
 from relay.outbox.file import VERSION, open_file, open_for_reading
 from relay.outbox.journal import Journal, verify
-from tests.outbox.kept import IDENTITY, NOW, column, names, opened
+from tests.outbox.open_store import IDENTITY, NOW, column, names, opened
 
 HOLD = """
 import sys

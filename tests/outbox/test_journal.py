@@ -17,7 +17,7 @@ from relay.outbox import Head
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import GENESIS, Journal, chain, head_of, rows, verify
 from relay.outbox.transaction import Transaction
-from tests.outbox.kept import BUS, NOW, column, opened, said
+from tests.outbox.open_store import BUS, NOW, column, opened, said
 
 ROWS = 6
 

@@ -17,7 +17,7 @@ from relay.errors import StoreUnavailable
 from relay.outbox import Recorded
 from relay.outbox.journal import verify
 from relay.outbox.transaction import Transaction
-from tests.outbox.kept import NOW, column, connection_of, names, said, say, store
+from tests.outbox.open_store import NOW, column, connection_of, names, said, say, store
 
 
 async def test_what_was_recorded_is_on_disk_before_it_is_answered_and_told(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from relay.sinks import Receipt
 from tests.certificates import LOOPBACK
 from tests.delivery.running_dispatcher import going
 from tests.make import cloudevent
-from tests.outbox.kept import until
+from tests.outbox.open_store import until
 from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening
 from tests.sinks.sending import deliver, failure, sink, within
 

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.outbox.kept import NOW, say, store
+from tests.outbox.open_store import NOW, say, store
 
 
 async def main(folder: Path) -> None:

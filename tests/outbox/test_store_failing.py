@@ -22,7 +22,7 @@ from relay.outbox.file import open_file, open_for_reading
 from relay.outbox.journal import verify
 from relay.outbox.sqlite import Store
 from tests.outbox.conftest import Disk
-from tests.outbox.kept import IDENTITY, NOW, column, connection_of, names, said, say, store, until
+from tests.outbox.open_store import IDENTITY, NOW, column, connection_of, names, said, say, store, until
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from relay.outbox.bulk_insert import MOST
 from relay.outbox.journal import verify
-from relay.outbox.rows import MOST
 from relay.outbox.transaction import Transaction
-from tests.outbox.kept import NOW, opened, said
+from tests.outbox.open_store import NOW, opened, said
 
 
 def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(tmp_path: Path) -> None:
