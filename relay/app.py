@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Any
 
+from relay.amqp.approval_consumer import Approvals
 from relay.api import Relay
-from relay.api.amqp import Approvals
 from relay.api.server import Server
 from relay.approvals.gate import Gate
 from relay.approvals.service import Ledger

@@ -23,9 +23,9 @@ from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
+from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
-from relay.api.amqp import topology as approvals_topology
 from relay.app import started
 from relay.clock import SystemClock
 from relay.config import Config, load

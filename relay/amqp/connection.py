@@ -19,10 +19,10 @@ import aio_pika
 import aiohappyeyeballs
 from yarl import URL
 
-from relay.amqp.address import FILES, place
+from relay.amqp.broker_url import FILES, place
+from relay.amqp.cancellation import asked_to_stop, heed_stop
+from relay.amqp.failures import Trouble, explain, together
 from relay.amqp.frames import Frames, Gathered
-from relay.amqp.stopping import asked_to_stop, heed_stop
-from relay.amqp.trouble import Trouble, explain, together
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.egress import guarded_socket

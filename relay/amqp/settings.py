@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import SecretStr, model_validator
 from yarl import URL
 
-from relay.amqp.address import parse_urls
+from relay.amqp.broker_url import parse_urls
 from relay.settings import Section
 
 

@@ -10,8 +10,8 @@ import aio_pika
 from aio_pika import exceptions as amqp
 from aiormq.exceptions import ChannelAccessRefused
 
-from relay.amqp.stopping import heed_stop
-from relay.amqp.trouble import said
+from relay.amqp.cancellation import heed_stop
+from relay.amqp.failures import said
 from relay.errors import Deferred
 
 Declare = Literal[True, False, "passive"]

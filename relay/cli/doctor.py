@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.amqp.examine import examine as examine_broker
-from relay.api import amqp as approvals_over_amqp
+from relay.amqp import approval_consumer as approvals_over_amqp
+from relay.amqp.diagnostics import examine as examine_broker
 from relay.api.examine import examine as examine_api
 from relay.cli._exits import DONE, FAILED
 from relay.cli._screen import counted, show, show_json, show_table, tell

@@ -19,13 +19,13 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from pydantic import Field
 
-from relay.amqp.address import place
+from relay.amqp.broker_url import place
+from relay.amqp.cancellation import heed_stop
 from relay.amqp.connection import HEARTBEAT, SETTING_UP, Connection, keep_connected
-from relay.amqp.examine import examine as examine_broker
+from relay.amqp.diagnostics import examine as examine_broker
+from relay.amqp.failures import Trouble, explain, said
 from relay.amqp.settings import BrokerSection
-from relay.amqp.stopping import heed_stop
 from relay.amqp.topology import Declare, Exchange, Queue, establish, not_seen
-from relay.amqp.trouble import Trouble, explain, said
 from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.errors import Deferred, Rejected

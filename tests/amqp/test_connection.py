@@ -15,11 +15,11 @@ from typing_extensions import override
 from yarl import URL
 
 from relay.amqp import connection
-from relay.amqp.address import parse_urls, place
+from relay.amqp.broker_url import parse_urls, place
+from relay.amqp.cancellation import heed_stop
 from relay.amqp.connection import Connection, keep_connected
-from relay.amqp.stopping import heed_stop
+from relay.amqp.failures import Trouble, explain
 from relay.amqp.topology import Exchange, establish
-from relay.amqp.trouble import Trouble, explain
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from tests.certificates import AUTHORITY, CLIENT, IMPOSTOR

@@ -14,9 +14,9 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
+from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import Declare, Exchange, Queue, establish, not_seen
-from relay.api.amqp import topology as approvals_topology
 from relay.errors import Deferred
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.rabbitmq import Broker, Reachable

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.api import asyncapi
+from relay.amqp import asyncapi
 from relay.cli.checking import decisions
 from relay.config import USER_EVENTS_WAIT, load
 from relay.events.catalog import CATALOG

@@ -18,9 +18,9 @@ import pytest
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
+from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
-from relay.api.amqp import topology as approvals_topology
 from relay.config import USER_EVENTS_WAIT
 from relay.imds.diagnostics import NOT_ASKED
 from relay.outbox.file import VERSION

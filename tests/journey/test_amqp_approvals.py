@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from pamqp.common import Arguments
 
+from relay.amqp.approval_consumer import PREFETCH
 from relay.amqp.frames import LARGEST
-from relay.api.amqp import PREFETCH
 from relay.simulator import Event
 from tests.journey.bus import SCOPE, Stage, define_users, stage
 from tests.journey.process import eventually, name_of

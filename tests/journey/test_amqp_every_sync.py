@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
-from relay.api.amqp import topology as approvals_topology
 from relay.simulator import VM, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, unused

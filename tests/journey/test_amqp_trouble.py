@@ -14,8 +14,8 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity
 
-from relay.api import amqp
-from relay.api.amqp import Approvals
+from relay.amqp import approval_consumer as amqp
+from relay.amqp.approval_consumer import Approvals
 from relay.api.strangers import Strangers
 from relay.app import started
 from relay.approvals.service import Ledger
@@ -51,7 +51,11 @@ async def approve(there: Stage, message_id: str) -> None:
 
 def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the relay said of its approvals over AMQP."""
-    return [record.getMessage().removeprefix("approvals over AMQP: ") for record in caplog.records if record.name == "relay.api.amqp"]
+    return [
+        record.getMessage().removeprefix("approvals over AMQP: ")
+        for record in caplog.records
+        if record.name == "relay.amqp.approval_consumer"
+    ]
 
 
 # --- the relay dies
@@ -92,7 +96,7 @@ async def test_of_two_relays_one_decides_and_the_other_takes_over_when_it_dies(
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both are connected and subscribed; the broker gives messages to one alone."""
-    caplog.set_level(logging.INFO, "relay.api.amqp")
+    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     async with Simulator(Setup(vms=(VM("vm-1"),))) as sim, AsyncExitStack() as stack:
         exchange = unused()
         document = section(node, exchange) | {"relay": "first", "source": {"url": sim.url}}
@@ -119,7 +123,7 @@ async def test_while_the_state_file_cannot_be_written_messages_wait_and_are_not_
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A queue with a delivery limit would bury them (docs/protocol.md#requeuing-in-a-loop)."""
-    caplog.set_level(logging.INFO, "relay.api.amqp")
+    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     async with stage(node, tmp_path) as there:
         event, wish = await there.wish()
         disk = LimitedDisk(tmp_path)
@@ -220,7 +224,7 @@ async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_ot
 
 async def test_a_broker_that_is_killed_costs_no_approval(node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The relay comes back to its queue by itself, though it takes nothing just now, and what had been confirmed is in it."""
-    caplog.set_level(logging.INFO, "relay.api.amqp")
+    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     async with stage(node, tmp_path) as there:
         event, wish = await there.wish()
         await there.running.relay.gate.set_mode("off", "local:tester")
@@ -236,7 +240,7 @@ async def test_a_broker_that_is_killed_costs_no_approval(node: Broker, tmp_path:
 
 async def test_a_broker_that_hangs_is_noticed_and_come_back_to(node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With a heartbeat of one second it takes six, with the relay's own of ten 33."""
-    caplog.set_level(logging.INFO, "relay.api.amqp")
+    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     async with stage(node, tmp_path) as there:
         caplog.clear()
         async with _second_door(there, heartbeat=1):
@@ -308,7 +312,7 @@ async def test_passive_names_what_it_sees_is_missing_and_needs_no_right_but_to_r
 
     RabbitMQ from 4.2.6 lets it look at the queue alone.
     """
-    caplog.set_level(logging.INFO, "relay.api.amqp")
+    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     exchange = unused("least")
     rights = {"configure": "^$", "write": "^$", "read": f"^{re.escape(exchange)}.approvals.{SCOPE}$"}
     await asyncio.to_thread(node.add_user, "least", "least", **rights)
@@ -343,7 +347,7 @@ async def test_what_declare_false_takes_as_given_and_does_not_find_is_told_with_
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, rights: dict[str, str], said: str
 ) -> None:
     """And is come back to: nothing else of the relay minds."""
-    caplog.set_level(logging.INFO, "relay.api.amqp")
+    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     await asyncio.to_thread(node.add_user, "least", "least", **{"configure": "^$", "write": "^$", **rights})
     async with stage(node, tmp_path, wait=False, url=node.amqp_url("least"), declare=False) as there:
         await eventually(lambda: bool(log_of(caplog)))

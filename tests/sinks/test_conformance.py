@@ -20,7 +20,7 @@ from relay.sinks import Sink, rabbitmq, webhook
 from tests.make import cloudevent
 from tests.ports import reserve
 from tests.rabbitmq import Reachable
-from tests.sinks import bus
+from tests.sinks import rabbitmq_consumer as bus
 from tests.sinks.conformance import CASES, Case, FarSide
 from tests.sinks.http_receiver import Connection, Receiver, listening
 from tests.sinks.sending import SECRET, settings

@@ -13,7 +13,7 @@ from relay.errors import Deferred, Rejected
 from relay.sinks import rabbitmq
 from tests.make import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker, Reachable
-from tests.sinks.bus import bound, channel, deferred, delivered, sink, take, until, waiting
+from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, take, until, waiting
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
 QUORUM = {"x-queue-type": "quorum"}

@@ -20,15 +20,15 @@ from pamqp.common import Arguments
 from ruamel.yaml import YAML
 from yarl import URL
 
+from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
-from relay.api.amqp import topology as approvals_topology
 from relay.approvals.request import Body
 from relay.config import Config
 from relay.sinks.rabbitmq import Settings, build, routing_key, topology
 from tests.make import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker
-from tests.sinks.bus import delivered, sink
+from tests.sinks.rabbitmq_consumer import delivered, sink
 
 ROOT = Path(__file__).parents[2]
 OPERATING, CONSUMING = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("rabbitmq.md", "consumers.md"))

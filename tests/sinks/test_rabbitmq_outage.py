@@ -15,7 +15,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, rabbitmq
 from tests.make import cloudevent
 from tests.rabbitmq import Broker, Reachable
-from tests.sinks.bus import bound, channel, deferred, delivered, sink, waiting
+from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, waiting
 
 QUORUM = {"x-queue-type": "quorum"}
 

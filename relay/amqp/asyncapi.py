@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from relay import __version__
+from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.topology import Exchange, Queue
-from relay.api.amqp import topology as approvals_topology
 from relay.approvals.request import Body
 from relay.events.catalog import CATALOG, EventType, schema
 from relay.events.cloudevent import CONTENT_TYPE

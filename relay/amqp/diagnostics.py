@@ -12,11 +12,11 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.amqp.address import place
+from relay.amqp.broker_url import place
+from relay.amqp.cancellation import asked_to_stop
 from relay.amqp.connection import SETTING_UP, Connection, connected
-from relay.amqp.stopping import asked_to_stop
+from relay.amqp.failures import explain, said
 from relay.amqp.topology import Declare, Exchange, Queue
-from relay.amqp.trouble import explain, said
 from relay.diagnostics import Finding, failed, ok, warning
 from relay.errors import Deferred
 

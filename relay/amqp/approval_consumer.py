@@ -15,13 +15,13 @@ from aio_pika import exceptions as amqp
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused
 
-from relay.amqp.address import place
+from relay.amqp.approval_message import UnusableError, open_letter
+from relay.amqp.broker_url import place
+from relay.amqp.cancellation import heed_stop
 from relay.amqp.connection import CLOSING, HEARTBEAT, SETTING_UP, Connection, keep_connected
-from relay.amqp.stopping import heed_stop
+from relay.amqp.failures import Trouble, explain, said
 from relay.amqp.topology import Exchange, Queue, establish, not_seen
-from relay.amqp.trouble import Trouble, explain, said
 from relay.api import Client, Relay
-from relay.api.letter import UnusableError, open_letter
 from relay.api.strangers import Strangers
 from relay.approvals import AmqpSettings
 from relay.errors import Deferred, StoreUnavailable

@@ -13,7 +13,7 @@ from jsonschema import Draft7Validator
 from pydantic import ValidationError
 
 from docs.generate import examples
-from relay.api.asyncapi import describe
+from relay.amqp.asyncapi import describe
 from relay.approvals.request import Body
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent

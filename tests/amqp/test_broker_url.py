@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from yarl import URL
 
-from relay.amqp.address import parse_urls, place
+from relay.amqp.broker_url import parse_urls, place
 from relay.amqp.settings import BrokerSection
 
 EXTERNAL = "?auth=external&cafile=/ca.pem&certfile=/relay.pem&keyfile=/key.pem"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
+from relay.amqp.approval_message import UnusableError, open_letter
 from relay.amqp.frames import LARGEST
 from relay.api import Client
-from relay.api.letter import UnusableError, open_letter
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
 CLIENTS = (Client(name="db-drain", amqp_user="drain", can=("approve",)), Client(name="http-only", can=("approve",)))
