@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from relay.api import ApiSettings
-from relay.api.server import Server
+from relay.api.server.http_server import Server
 from relay.chatops.slack.manifest import SCOPES, manifest
 from relay.chatops.slack.web import REMEDIES
 from relay.cli import app

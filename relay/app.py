@@ -13,7 +13,7 @@ from typing import Any
 
 from relay.amqp.approval_consumer import Approvals
 from relay.api import Relay
-from relay.api.server import Server
+from relay.api.server.http_server import Server
 from relay.approvals.gate import Gate
 from relay.approvals.service import Ledger
 from relay.chatops import ChatSettings

@@ -12,10 +12,10 @@ from typing import Any
 
 from playwright.async_api import Browser, Page
 
-from tests.api.inviting import Message, confirm, message
-from tests.api.running import Running
-from tests.api.running import event as announced
-from tests.api.running import running as relay_running
+from tests.api.confirmation_links import Message, confirm, message
+from tests.api.running_relay import Running
+from tests.api.running_relay import event as announced
+from tests.api.running_relay import running as relay_running
 from tests.browser import executable, running
 
 HERE = Path(__file__).parent

@@ -22,7 +22,7 @@ from relay.amqp.connection import CLOSING, HEARTBEAT, SETTING_UP, Connection, ke
 from relay.amqp.failures import Trouble, explain, said
 from relay.amqp.topology import Exchange, Queue, establish, not_seen
 from relay.api import Client, Relay
-from relay.api.strangers import Strangers
+from relay.api.auth.rejection_log import Strangers
 from relay.approvals import AmqpSettings
 from relay.errors import Deferred, StoreUnavailable
 

@@ -9,7 +9,7 @@ from aiormq.abc import DeliveredMessage
 
 from relay.amqp.frames import LARGEST
 from relay.api import Client
-from relay.api.auth import caller_of
+from relay.api.auth.authentication import caller_of
 from relay.approvals.request import Body, Caller, MalformedError, WrongFieldError, body_of, read_json
 
 _TOLD = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # what CloudEvents allow in the causationid

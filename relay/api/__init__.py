@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from relay.api.oidc import OidcSettings
+from relay.api.auth.entra_settings import OidcSettings
 from relay.approvals.gate import Gate
 from relay.chatops import Chat
 from relay.clock import Clock

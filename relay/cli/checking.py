@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from relay.api import Client
-from relay.api.examine import foreseen
-from relay.api.tls import Tls
+from relay.api.diagnostics import foreseen
+from relay.api.server.tls import Tls
 from relay.approvals.rules import Hours, Rule, Votes
 from relay.approvals.service import stricter
 from relay.approvals.status import Standing, rule_for

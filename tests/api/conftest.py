@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.running import Running, event, running
+from tests.api.running_relay import Running, event, running
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import Deferred
-from tests.api.running import EVENT_ID, Running, event, eventually, running, until
+from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
 
 
 async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: Running) -> None:

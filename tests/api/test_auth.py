@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.connection import Peer
-from relay.api.strangers import Strangers
-from tests.api.running import EVENT_ID, Running, event, running
+from relay.api.auth.rejection_log import Strangers
+from relay.api.server.connection import Peer
+from tests.api.running_relay import EVENT_ID, Running, event, running
 
 DIGEST = {key: hashlib.sha256(key.encode()).hexdigest() for key in ("key-of-old", "key-of-new", "key-of-file")}
 
@@ -144,7 +144,7 @@ async def test_strangers_are_logged_once_a_minute_and_never_journalled(relay: Ru
     for _ in range(5):
         await relay.call("GET", "/v1/events", by="s3cret-of-somebody")
         await relay.callback(b"{}", client="nobody")
-    lines = [one.getMessage() for one in caplog.records if one.name == "relay.api.strangers"]
+    lines = [one.getMessage() for one in caplog.records if one.name == "relay.api.auth.rejection_log"]
     assert lines == ["a call from 127.0.0.1 without good credentials was refused: the bearer key is no client's"]
     relay.clock.ahead = 61.0
     await relay.call("GET", "/v1/events", by="nobody")

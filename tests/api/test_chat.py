@@ -13,7 +13,7 @@ from relay.chatops import ChatRefused, Reply
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.api.running import Running, running
+from tests.api.running_relay import Running, running
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.api.inviting import Message, message
-from tests.api.running import Running, event, running
+from tests.api.confirmation_links import Message, message
+from tests.api.running_relay import Running, event, running
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from yarl import URL
 from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.confirmation_link import MOST_WRONG
 from relay.events.timestamps import parse_moment
-from tests.api.inviting import confirm, message, proxy
-from tests.api.running import EVENT_ID, Running, event, eventually, running
+from tests.api.confirmation_links import confirm, message, proxy
+from tests.api.running_relay import EVENT_ID, Running, event, eventually, running
 
 CONTRAST = """() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);

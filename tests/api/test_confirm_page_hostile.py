@@ -10,8 +10,8 @@ from aiohttp import web
 from playwright.async_api import Error, Page, Route, expect
 from pytest_aiohttp import AiohttpServer
 
-from tests.api.inviting import Message, message, proxy
-from tests.api.running import EVENT_ID, Running, event, until
+from tests.api.confirmation_links import Message, message, proxy
+from tests.api.running_relay import EVENT_ID, Running, event, until
 
 KEPT = """() => JSON.stringify([
   localStorage, sessionStorage, document.cookie, history.state, name, document.referrer, document.documentElement.outerHTML])"""

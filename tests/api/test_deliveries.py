@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.errors import Deferred, Rejected
-from tests.api.running import EVENT_ID, Running, event, eventually, running, until
+from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
 
 
 async def _listed(relay: Running, path: str, count: int, state: str) -> list[dict[str, Any]]:

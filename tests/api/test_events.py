@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relay.events.timestamps import parse_moment, rfc3339
-from tests.api.running import EVENT_ID, Answer, Running, event, eventually, running, until
+from tests.api.running_relay import EVENT_ID, Answer, Running, event, eventually, running, until
 
 DELIVERY = ("id", "sink", "eventId", "type", "state", "attempts", "nextAttempt", "reason", "lastStatus", "recorded", "settled")
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from relay import __version__
 from relay.errors import Deferred
-from tests.api.running import SCOPE, Running, event, eventually, running
+from tests.api.running_relay import SCOPE, Running, event, eventually, running
 
 
 async def test_a_relay_that_does_its_work_is_alive_and_ready(relay: Running) -> None:

@@ -19,8 +19,10 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.api import checks, connection, server
-from tests.api.running import EVENT_ID, Running, event, running
+from relay.api.server import connection
+from relay.api.server import http_server as server
+from relay.api.server import pipeline as checks
+from tests.api.running_relay import EVENT_ID, Running, event, running
 
 HOST = b"Host: relay\r\n"
 KEY = b"Authorization: Bearer key-of-alice\r\n"

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.tokens import AGAIN, STALE
-from tests.api.running import Running, event, running
+from relay.api.auth.entra_tokens import AGAIN, STALE
+from tests.api.running_relay import Running, event, running
 from tests.certificates import LOCALHOST, Authority
 
 TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"

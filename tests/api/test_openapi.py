@@ -10,7 +10,7 @@ import orjson
 from jsonschema import Draft202012Validator
 
 from relay.approvals.request import Body
-from tests.api.running import Running
+from tests.api.running_relay import Running
 
 # The OpenAPI Initiative's own schema, version 2022-10-07, Apache-2.0: https://spec.openapis.org/oas/3.1/schema/2022-10-07
 _SCHEMA = orjson.loads(Path(__file__).with_name("openapi-3.1.json").read_bytes())

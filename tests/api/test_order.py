@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.api.running import EVENT_ID, Running, event, running
+from tests.api.running_relay import EVENT_ID, Running, event, running
 
 
 @dataclass(frozen=True, slots=True)

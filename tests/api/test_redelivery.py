@@ -10,7 +10,7 @@ import pytest
 
 from relay.errors import Deferred, Rejected
 from relay.events.timestamps import rfc3339
-from tests.api.running import EVENT_ID, Running, event, eventually, running, until
+from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
 
 
 async def _parked(relay: Running, count: int) -> list[dict[str, Any]]:

@@ -17,11 +17,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from relay.api import ApiSettings, listener
-from relay.api.server import Server
+from relay.api import ApiSettings
+from relay.api.server import listener
+from relay.api.server.http_server import Server
 from relay.clock import SystemClock
 from relay.errors import ConfigError
-from tests.api.running import event, running
+from tests.api.running_relay import event, running
 from tests.certificates import AUTHORITY, CLIENT, IMPOSTOR, RENEWED, SERVER
 
 

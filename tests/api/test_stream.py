@@ -15,9 +15,9 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.api import stream
+from relay.api.routes import stream
 from relay.events.catalog import CATALOG
-from tests.api.running import EVENT_ID, Running, event, eventually, running
+from tests.api.running_relay import EVENT_ID, Running, event, eventually, running
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ async def test_a_server_with_streams_stops_promptly(tmp_path: Path) -> None:
 async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "relay.api.stream")
+    caplog.set_level("INFO", "relay.api.routes.stream")
     monkeypatch.setattr(stream, "SLOW", 3.0)
     with socket.socket() as deaf:
         async with running(tmp_path, sinks=()) as relay:

@@ -198,7 +198,7 @@ async def test_what_cannot_be_used_is_counted_and_logged_once_a_minute_for_each_
         await there.bus.send(b"no json", f"counted {number}", user=user)
     await eventually(lambda: len(there.bus.dead) == dead + 4)
     assert await _strangers(there) == before + 4
-    logged = [record.getMessage() for record in caplog.records if record.name == "relay.api.strangers"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "relay.api.auth.rejection_log"]
     assert len(logged) == 2
     assert logged[0] == "a message from 'stranger' was dead-lettered: \"its user_id is no client's amqp_user\""
     assert logged[1].startswith("a message from 'watcher' was dead-lettered: ")

@@ -16,7 +16,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.amqp import approval_consumer as amqp
 from relay.amqp.approval_consumer import Approvals
-from relay.api.strangers import Strangers
+from relay.api.auth.rejection_log import Strangers
 from relay.app import started
 from relay.approvals.service import Ledger
 from relay.clock import SystemClock

@@ -1,0 +1,43 @@
+"""``/v1/chat/{sink}``: what a chat platform itself calls, when somebody there clicks or types. The platform's member proves it."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from relay.api.schema.problems import Problem
+from relay.api.schema.responses import COMMON, answer
+from relay.api.schema.route import Call, Route
+from relay.api.server.connection import peer_of, recognise
+from relay.api.server.pipeline import Desk
+from relay.chatops import ChatRefused
+
+
+def routes(desk: Desk) -> tuple[Route, ...]:
+    """The one call; who is refused counts as a stranger, like whoever comes with a wrong key."""
+
+    async def hear(call: Call) -> web.StreamResponse:
+        peer, now = peer_of(call.request), desk.clock.monotonic()
+        name = call.request.match_info["sink"]
+        chat = call.relay.chats.get(name)
+        if chat is None:
+            raise Problem(404, "no chat sink of this name")
+        try:
+            reply = await chat.hear(call.request.headers, call.body)
+        except ChatRefused as error:
+            desk.strangers.came(peer, f"chat {name}: {error}", now)
+            raise Problem(error.status, "the call proves nothing, or cannot be read; the relay's log says more") from None
+        desk.by_address.give_back(peer.network, now)
+        recognise(call.request)
+        return answer(200, reply.body) if reply.body is not None else web.Response(headers=COMMON)
+
+    return (
+        Route(
+            "POST",
+            "/v1/chat/{sink}",
+            "a chat platform's own interaction, proved in the platform's own way",
+            hear,
+            {200: dict},
+            access="proof",
+            refuses=(401, 404),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The shape of calls and answers: routes, problems, pages, and the OpenAPI document."""

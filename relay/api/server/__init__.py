@@ -1,0 +1,1 @@
+"""The HTTP server: sockets, connections, TLS, and the order in which a call is checked."""

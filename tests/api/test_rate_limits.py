@@ -1,0 +1,74 @@
+"""Token buckets: what they let through, whatever the times, and how much they remember."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.api.auth.rate_limits import Buckets
+from relay.api.server.connection import Peer
+
+PAUSES = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=80)
+
+
+@given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
+def test_in_no_span_of_time_more_get_through_than_the_burst_and_the_rate_allow(pauses: list[float], burst: int, rate: float) -> None:
+    buckets, now, passed = Buckets(rate, burst), 0.0, []
+    for pause in pauses:
+        now += pause
+        if not buckets.take("one", now):
+            passed.append(now)
+    for first, since in enumerate(passed):
+        for count, until in enumerate(passed[first:], start=1):
+            assert count <= burst + rate * (until - since) + 1e-6
+
+
+@given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
+def test_who_waits_as_long_as_told_gets_through(pauses: list[float], burst: int, rate: float) -> None:
+    buckets, now = Buckets(rate, burst), 0.0
+    for pause in pauses:
+        now += pause
+        if wait := buckets.take("one", now):
+            now += wait + 1e-6
+            assert not buckets.take("one", now)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_what_is_given_back_never_counted(given_back: list[bool]) -> None:
+    buckets = Buckets(rate=1, burst=20)
+    for back in given_back:
+        taken = not buckets.take("one", 0.0)
+        if back and taken:
+            buckets.give_back("one", 0.0)
+    kept = min(20, given_back.count(False))
+    if kept < 20:
+        for _ in range(20 - kept):
+            assert not buckets.take("one", 0.0)
+    assert buckets.take("one", 0.0)
+
+
+def test_keys_have_a_bucket_each_and_the_oldest_is_forgotten() -> None:
+    buckets = Buckets(rate=1, burst=1, most=3)
+    for key in "abc":
+        assert not buckets.take(key, 0.0)
+        assert buckets.take(key, 0.0)
+    assert not buckets.take("d", 0.0)
+    assert len(buckets) == 3
+    assert buckets.take("c", 0.0)
+    assert not buckets.take("a", 0.0)  # forgotten: full again
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+    ],
+)
+def test_one_host_is_one_address(address: str, network: str) -> None:
+    assert Peer(address).network == network
