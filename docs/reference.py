@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 
 from relay.api import ApiSettings
 from relay.api.server.http_server import Server
-from relay.chatops.slack.manifest import SCOPES, manifest
-from relay.chatops.slack.web import REMEDIES
+from relay.chat.platforms.slack.manifest import SCOPES, manifest
+from relay.chat.platforms.slack.web import REMEDIES
 from relay.cli import app
 from relay.clock import SystemClock
 from relay.config import Config, sink_members

@@ -16,7 +16,8 @@ from relay.api import Relay
 from relay.api.server.http_server import Server
 from relay.approvals.gate import Gate
 from relay.approvals.service import Ledger
-from relay.chatops import ChatSettings
+from relay.chat import ChatSettings
+from relay.chat.board import Board
 from relay.clock import Clock, SystemClock
 from relay.config import USER_EVENTS_WAIT, Config, sink_members
 from relay.delivery.dispatcher import Dispatcher
@@ -26,7 +27,6 @@ from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, relay_of, scope_of
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
-from relay.notices.board import Board
 from relay.outbox import Identity
 from relay.outbox.retention import keep
 from relay.outbox.sqlite import Store, open_store

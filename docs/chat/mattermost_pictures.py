@@ -17,8 +17,8 @@ from typing import Any
 
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.browser import executable, running
-from tests.chatops.mattermost_server import SECRET, Mattermost, mattermost
-from tests.chatops.stage import Stage, rule, stage
+from tests.chat.mattermost_server import SECRET, Mattermost, mattermost
+from tests.chat.running_relay import Stage, rule, stage
 from tests.journey.process import eventually
 
 HERE = Path(__file__).parent

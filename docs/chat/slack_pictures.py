@@ -17,8 +17,8 @@ from typing import Any
 
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.browser import executable, running
-from tests.chatops.slack_server import ALICE, BOB, TEAM, Posted, SlackServer, slack
-from tests.chatops.stage import Stage, rule, stage
+from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.slack_server import ALICE, BOB, TEAM, Posted, SlackServer, slack
 from tests.journey.process import eventually
 
 HERE = Path(__file__).parent

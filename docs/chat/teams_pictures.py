@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.browser import executable, running
-from tests.chatops.stage import ALICE, BOB, Stage, rule, stage
-from tests.chatops.teams_server import Workflow, workflow
+from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
+from tests.chat.teams_server import Workflow, workflow
 from tests.journey.process import eventually
 
 HERE = Path(__file__).parent

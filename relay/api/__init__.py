@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from relay.api.auth.entra_settings import OidcSettings
 from relay.approvals.gate import Gate
-from relay.chatops import Chat
+from relay.chat import Chat
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from relay.amqp import asyncapi
-from relay.chatops.slack.manifest import manifest
+from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._screen import show_json, show_table
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
-from relay import chatops, plugins, sinks
+from relay import plugins, sinks
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
 from relay.approvals.rules import Votes, person_of, voters
-from relay.chatops import ChatSettings
+from relay.chat import ChatSettings, platforms
 from relay.config.document import PREFIX, filled, override, read
 from relay.config.problems import Given, sentences
 from relay.errors import ConfigError
@@ -44,7 +44,7 @@ DEFAULTS = importlib.resources.files("relay") / "default.yaml"
 @functools.cache
 def sink_members() -> dict[str, Any]:
     """The members of both families that events are delivered to, sinks and chat sinks, by kind."""
-    return {**plugins.members(sinks), **plugins.members(chatops)}
+    return {**plugins.members(sinks), **plugins.members(platforms)}
 
 
 if TYPE_CHECKING:

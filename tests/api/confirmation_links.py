@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from relay.notices.board import Board
+from relay.chat.board import Board
 from relay.outbox.transaction import Transaction
 from tests.api.running_relay import EVENT_ID, Answer, BoxSettings, Running
 

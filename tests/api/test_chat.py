@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.chatops import ChatRefused, Reply
+from relay.chat import ChatRefused, Reply
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt

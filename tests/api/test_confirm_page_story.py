@@ -8,8 +8,8 @@ from pathlib import Path
 
 from playwright.async_api import Page, expect
 
-from tests.chatops.stage import ALICE, BOB, Stage, rule, stage
-from tests.chatops.teams_server import Workflow, workflow
+from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
+from tests.chat.teams_server import Workflow, workflow
 from tests.journey.process import eventually
 
 

@@ -9,7 +9,7 @@ from relay.api.schema.responses import COMMON, answer
 from relay.api.schema.route import Call, Route
 from relay.api.server.connection import peer_of, recognise
 from relay.api.server.pipeline import Desk
-from relay.chatops import ChatRefused
+from relay.chat import ChatRefused
 
 
 def routes(desk: Desk) -> tuple[Route, ...]:

@@ -27,10 +27,10 @@ from relay.api.server.connection import peer_of, recognise
 from relay.api.server.pipeline import Desk
 from relay.approvals.confirmation_link import MOST_WRONG
 from relay.approvals.request import Answer, Approval, Choice, Invited, MalformedError, WrongFieldError, read_json
+from relay.chat.cards.card import Text
+from relay.chat.cards.confirmation_view import changes, hindrance, outcome
+from relay.chat.cards.rendering import LABELS, card_of_one, question_of
 from relay.events.timestamps import rfc3339
-from relay.notices.card import Text
-from relay.notices.page import changes, hindrance, outcome
-from relay.notices.words import LABELS, card_of_one, question_of
 from relay.outbox.chat_messages import Invitation, digest_of
 from relay.outbox.transaction import Transaction
 

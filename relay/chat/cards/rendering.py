@@ -1,0 +1,246 @@
+"""What is said about one event, in the same words everywhere. Pure: how it stands comes in, a card comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from relay.approvals.authorize import HOLD_MEANS
+from relay.approvals.request import Choice
+from relay.approvals.rules import Votes, voters
+from relay.approvals.status import Standing, state_of
+from relay.chat.cards.card import Button, Card, Link, Text, Tone, Who
+
+MOST_NAMED = 10
+"""Machines, and people, that are named; of more, the number is said."""
+
+_HAPPENS = {
+    "freeze": "is paused{for_}: memory and open files stay, connections can drop",
+    "reboot": "is rebooted: what is in memory is lost",
+    "redeploy": "is moved to another host: memory and temporary disks are lost",
+    "preempt": "is taken away, being a Spot machine: its temporary disks are lost",
+    "terminate": "is deleted",
+}
+ENDED = {
+    "completed": "It is over: Azure has completed it.",
+    "canceled": "Azure has taken it back: it does not happen.",
+    "unknown": "It is not in Azure's document any more; whether it happened is not known.",
+}
+"""How an event ended, by its outcome."""
+LABELS: dict[Choice, str] = {"approve": "Approve", "hold": "Hold", "release": "Release the hold"}
+"""What buttons say."""
+
+
+def sensible(standing: Standing) -> tuple[Choice, ...]:
+    """The decisions that the gate would not refuse for the event as it stands, whoever takes them."""
+    if not standing.open or standing.mode == "off":
+        return ()
+    choices: list[Choice] = []
+    if _can_be_approved(standing):
+        choices.append("approve")
+    if standing.holds:
+        choices.append("release")
+    elif not standing.claimed:
+        choices.append("hold")
+    return tuple(choices)
+
+
+def changes_at(standings: Iterable[Standing]) -> datetime | None:
+    """When time alone will change what a message should show; None: never."""
+    moments = [moment for one in standings if one.open for moment in (one.closes, one.due) if moment is not None and moment > one.now]
+    return min(moments, default=None)
+
+
+def _can_be_approved(standing: Standing) -> bool:
+    closed = standing.closes is not None and standing.now >= standing.closes
+    settled = standing.grant is not None or standing.claimed or standing.refused_by_imds
+    return standing.asks is not None and not closed and not settled
+
+
+def card_of_one(standing: Standing, scope: str, *, link: Link | None, code: str | None) -> Card:
+    """The message about one event. ``link`` None: nothing can be decided from this message."""
+    event = standing.occurrence.event
+    buttons = buttons_of(standing, link)
+    facts: list[tuple[str, Text]] = [
+        ("Machines", (named(event.resources) or "none is named",)),
+        ("What happens", (happens(event.event_type, event.duration, len(event.resources)),)),
+        ("Who started it", (_started_by(event.event_source),)),
+    ]
+    if event.description:
+        facts.append(("Azure says", (event.description,)))
+    if standing.occurrence.live:
+        facts += _approval(standing)
+    return Card(
+        title=title_of(standing),
+        tone=tone_of(standing),
+        summary=_summary(standing),
+        facts=tuple(facts),
+        notes=(*_notes(standing), *(() if link is not None else _elsewhere(standing))),
+        buttons=buttons,
+        code=code if any(one.url for one in buttons) else None,
+        footer=f"{event.event_id} · {scope}",
+    )
+
+
+def title_of(standing: Standing) -> str:
+    """What it is, and of which machines."""
+    event = standing.occurrence.event
+    return f"{event.event_type or 'Maintenance'} of {named(event.resources, most=3) or 'no machine that is named'}"
+
+
+def named(names: Sequence[str], *, most: int = MOST_NAMED) -> str:
+    """Names in one line; of many, the first and how many more."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def happens(event_type: str | None, seconds: int | None, machines: int = 1) -> str:
+    """What the machines go through (Azure, "Scheduled Events", the types of events)."""
+    known = _HAPPENS.get((event_type or "").lower(), f"goes through “{event_type}”" if event_type else "goes through maintenance")
+    for_ = f" for about {_span(seconds)}" if seconds is not None else " for a while"
+    text = known.replace("{for_}", for_)
+    if seconds is not None and "{for_}" not in known:
+        text += f"; it takes about {_span(seconds)}"
+    return f"{'The machine' if machines == 1 else 'Each machine'} {text}."
+
+
+def _span(seconds: int) -> str:
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def _started_by(source: str | None) -> str:
+    match (source or "").lower():
+        case "platform":
+            return "Azure itself"
+        case "user":
+            return "a user of the subscription"
+        case _:
+            return source or "not said"
+
+
+def _summary(standing: Standing) -> Text:
+    occurrence, event, due = standing.occurrence, standing.occurrence.event, standing.due
+    if not occurrence.live:
+        return (ENDED.get(occurrence.outcome or "unknown", ENDED["unknown"]),)
+    if event.started:
+        return ("Azure has begun.",)
+    if due is None:
+        return ("Azure has not said when it begins.",)
+    if standing.now >= due:
+        return ("NotBefore was ", due, ": Azure can begin at any moment.")
+    return ("Azure begins at ", due, " or soon after, whether or not anybody answers; earlier only when it is approved.")
+
+
+def _approval(standing: Standing) -> Iterator[tuple[str, Text]]:
+    if standing.rule is None:
+        yield "Rule", ("no rule allows this relay to approve it",)
+        return
+    if standing.asks is None:
+        yield "Rule", (f"{standing.rule.name}: approved automatically",)
+    else:
+        yield "Rule", (f"{standing.rule.name}: ", *_asks(standing.asks))
+        yield "Votes", _votes(standing)
+    if standing.holds:
+        yield "Held by", _joined([_holder(one.principal, one.expires) for one in standing.holds])
+
+
+def _asks(asks: Votes) -> Text:
+    who = [(one if one.startswith(("group:", "person:")) else Who(one),) for one in asks.from_]
+    votes: Text = (f"{asks.votes} vote{'s' if asks.votes != 1 else ''} from ", *_joined(who))
+    return (*votes, ", for every machine") if asks.each_resource else votes
+
+
+def _votes(standing: Standing) -> Text:
+    text: Text = (f"{standing.votes} of {standing.required}",)
+    if standing.voted:
+        text += (": ", *_joined([(Who(one.principal),) for one in standing.voted[:MOST_NAMED]]))
+    if standing.open and standing.missing and standing.asks is not None:
+        have = {standing.person(one.principal) for one in standing.voted}
+        may = [one for one in sorted(voters(standing.asks, standing.groups, standing.people)) if standing.person(one) not in have]
+        text += (f"; {standing.missing} missing, from ", *_joined([(Who(one),) for one in may[:MOST_NAMED]]))
+        if len(may) > MOST_NAMED:
+            text += (f" and {len(may) - MOST_NAMED} more",)
+        if standing.closes is not None and standing.closes != standing.due:
+            text += (", until ", standing.closes)
+    if standing.unspoken and standing.open:
+        text += (f"; nobody has spoken for {named(standing.unspoken)} yet",)
+    return text
+
+
+def _holder(principal: str, until: datetime | None) -> Text:
+    return (Who(principal), " until ", until) if until is not None else (Who(principal),)
+
+
+def _joined(texts: Sequence[Text]) -> Text:
+    return tuple(part for number, text in enumerate(texts) for part in ((", ", *text) if number else text))
+
+
+def _notes(standing: Standing) -> Iterator[Text]:
+    if not standing.occurrence.live:
+        return
+    state = state_of(standing)
+    if standing.mode == "dry-run":
+        yield ("Approvals are a dry run: no StartRequest is sent.",)
+    if standing.mode == "off" and standing.open:
+        yield ("Approvals are off: nothing can be decided now.",)
+    if state == "granted":
+        yield ("It is approved: the StartRequest is about to be sent.",)
+    if state in ("sent", "accepted"):
+        yield (
+            "It is approved" + (": Azure has accepted the StartRequest." if state == "accepted" else ", and the StartRequest was sent."),
+        )
+    if state == "failed":
+        yield ("The StartRequest failed; the thread says why.",)
+    yield from regardless([standing])
+
+
+def _elsewhere(standing: Standing) -> Iterator[Text]:
+    """Where to decide when the message itself leads nowhere."""
+    verbs = [verb for verb in ("approve", "hold", "release") if verb in sensible(standing)]
+    if verbs:
+        yield (f"To decide, on the machine: imds-relay {'|'.join(verbs)} {standing.occurrence.event.event_id}",)
+
+
+def regardless(standings: Iterable[Standing]) -> Iterator[Text]:
+    """What nobody must forget: that Azure proceeds."""
+    ahead = [one for one in standings if one.open]
+    if any(one.holds for one in ahead):
+        yield (f"{HOLD_MEANS[0].upper()}{HOLD_MEANS[1:]}.",)
+    elif any(one.due is not None for one in ahead):
+        yield ("Azure proceeds at NotBefore regardless.",)
+
+
+def tone_of(standing: Standing) -> Tone:
+    """What catches the eye."""
+    if not standing.occurrence.live:
+        return "over"
+    if standing.occurrence.event.started:
+        return "running"
+    if standing.holds:
+        return "held"
+    return "approved" if standing.grant is not None or standing.claimed else "waiting"
+
+
+def buttons_of(standing: Standing, link: Link | None) -> tuple[Button, ...]:
+    """The decisions that make sense now."""
+    if link is None:
+        return ()
+    event = standing.occurrence.event
+    return tuple(
+        Button(choice, LABELS[choice], event.event_id, standing.occurrence.revision, question_of(choice, standing), link(standing, choice))
+        for choice in sensible(standing)
+    )
+
+
+def question_of(choice: Choice, standing: Standing) -> Text:
+    """What is asked before a decision counts."""
+    what = title_of(standing)
+    match choice:
+        case "approve":
+            return (f"{what}: it may begin within seconds, and cannot be taken back.",)
+        case "hold":
+            return (f"{what}: {HOLD_MEANS}.",)
+        case "release":
+            return (f"{what}: votes and rules are weighed again, and it may begin within seconds.",)

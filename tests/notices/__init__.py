@@ -1,1 +1,0 @@
-"""What people are told: the words, and what is remembered of messages."""
