@@ -15,7 +15,7 @@ from pydantic import BaseModel, SecretStr
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from relay.cli.beginning import beginning
+from relay.cli.init import beginning
 from relay.config import DEFAULTS, Config, load, sink_members
 from relay.errors import ConfigError
 from relay.imds import SourceSettings

@@ -68,7 +68,7 @@ def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Pa
 
 
 def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.cli._http.USUAL_SOCKET", closed / "relay.sock")
+    monkeypatch.setattr("relay.cli._client.USUAL_SOCKET", closed / "relay.sock")
     monkeypatch.chdir("/")
     done = typed("events")
     assert done.code == 1

@@ -12,9 +12,16 @@ from typing import Annotated
 import typer
 
 from relay import __version__
-from relay.cli import audit, beginning, checking, deciding, demo, doctor, events, explaining, keys, running, schema, sending, simulating
-from relay.cli._exits import DONE, FAILED, WRONG, alone, code_of, sentence_of
-from relay.cli._screen import tell
+from relay.cli import approve as deciding
+from relay.cli import audit, demo, doctor, events, keys, schema
+from relay.cli import check as checking
+from relay.cli import deliveries as sending
+from relay.cli import explain as explaining
+from relay.cli import init as beginning
+from relay.cli import run as running
+from relay.cli import simulate as simulating
+from relay.cli._exit_codes import DONE, FAILED, WRONG, alone, code_of, sentence_of
+from relay.cli._output import tell
 
 app = typer.Typer(name="imds-relay", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
 

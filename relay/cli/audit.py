@@ -12,10 +12,10 @@ from typing import Annotated
 import orjson
 import typer
 
-from relay.cli._exits import CommandFailed
-from relay.cli._screen import counted, local, show, show_json, show_line, show_table
+from relay.cli._exit_codes import CommandFailed
+from relay.cli._output import counted, local, show, show_json, show_line, show_table
 from relay.cli.events import AsJson, EventId, told
-from relay.cli.running import ConfigFile
+from relay.cli.run import ConfigFile
 from relay.config import load
 from relay.errors import ConfigError
 from relay.files import may_exist

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from relay.app import started
-from relay.cli._exits import CommandFailed
-from relay.cli._http import Client, connected
-from relay.cli._receiver import Receiver, receiving
-from relay.cli._screen import counted, local, show
-from relay.cli._stopping import until_stopped
+from relay.cli._client import Client, connected
+from relay.cli._exit_codes import CommandFailed
+from relay.cli._output import counted, local, show
+from relay.cli._signals import until_stopped
+from relay.cli._webhook_receiver import Receiver, receiving
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.cloudevent import CloudEvent

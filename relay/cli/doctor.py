@@ -12,14 +12,14 @@ import typer
 from relay.amqp import approval_consumer as approvals_over_amqp
 from relay.amqp.diagnostics import examine as examine_broker
 from relay.api.diagnostics import examine as examine_api
-from relay.cli._exits import DONE, FAILED
-from relay.cli._screen import counted, show, show_json, show_table, tell
-from relay.cli.checking import warnings_of
+from relay.cli._exit_codes import DONE, FAILED
+from relay.cli._output import counted, show, show_json, show_table, tell
+from relay.cli.check import warnings_of
 from relay.cli.events import AsJson
-from relay.cli.running import ConfigFile
+from relay.cli.run import ConfigFile
 from relay.clock import Clock, SystemClock
 from relay.config import Config, Loaded, load, sink_members
-from relay.config.exposure import exposed
+from relay.config.file_permissions import exposed
 from relay.diagnostics import Finding, ok
 from relay.imds.diagnostics import examine as examine_source
 from relay.imds.discovery import Instance, names_of, scope_of

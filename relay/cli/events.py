@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from relay.cli._http import Client, talking
-from relay.cli._screen import counted, facts, local, named, show, show_json, show_line, show_table, tell
-from relay.cli._stopping import until_stopped
-from relay.cli._stream import Message, Stream
+from relay.cli._client import Client, talking
+from relay.cli._output import counted, facts, local, named, show, show_json, show_line, show_table, tell
+from relay.cli._server_sent_events import Message, Stream
+from relay.cli._signals import until_stopped
 from relay.events.cloudevent import name_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

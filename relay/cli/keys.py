@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from relay.api import CLIENT_NAME
-from relay.cli._screen import show, show_json
+from relay.cli._output import show, show_json
 from relay.cli.events import AsJson
 from relay.signature import PREFIX
 

@@ -8,7 +8,7 @@ import typer
 
 from relay.amqp import asyncapi
 from relay.chat.platforms.slack.manifest import manifest
-from relay.cli._screen import show_json, show_table
+from relay.cli._output import show_json, show_table
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG
 from relay.events.catalog import schema as schema_of

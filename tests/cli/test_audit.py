@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from relay.outbox.journal import Journal
-from tests.cli.alive import ME, alive
 from tests.cli.command import ROOT, called, typed
+from tests.cli.running_relay import ME, alive
 from tests.outbox.open_store import NOW, opened
 
 

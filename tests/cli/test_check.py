@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.amqp import asyncapi
-from relay.cli.checking import decisions
+from relay.cli.check import decisions
 from relay.config import USER_EVENTS_WAIT, load
 from relay.events.catalog import CATALOG
 from relay.events.model import parse

@@ -27,8 +27,8 @@ from relay.outbox.file import VERSION
 from relay.simulator import VM, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.certificates import LOOPBACK
-from tests.cli.alive import alive
 from tests.cli.command import called, names_in
+from tests.cli.running_relay import alive
 from tests.imds.scripted_server import Answer, Asked, far_side
 from tests.journey.process import SECRET
 from tests.rabbitmq import Broker, Reachable

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from relay.cli import demo
-from relay.cli._receiver import receiving
+from relay.cli._webhook_receiver import receiving
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.simulator import list_playbooks

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from relay import __version__
 from relay.cli import app
-from relay.cli._exits import CommandFailed, RefusedByPolicy, alone, code_of, sentence_of
-from relay.cli._screen import away, counted, local, named, plain, spoken
+from relay.cli._exit_codes import CommandFailed, RefusedByPolicy, alone, code_of, sentence_of
+from relay.cli._output import away, counted, local, named, plain, spoken
 from relay.errors import ConfigError, StoreLocked
 from tests.cli.command import answering, environment, run, running, typed
 

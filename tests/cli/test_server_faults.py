@@ -13,10 +13,10 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.cli._stream import Message, Stream
+from relay.cli._server_sent_events import Message, Stream
 from relay.simulator import Plan
-from tests.cli.alive import alive
 from tests.cli.command import answering, called, running, said
+from tests.cli.running_relay import alive
 
 EVENT = {"eventId": "E", "eventType": "Reboot", "eventStatus": "Scheduled", "resources": ["a"], "notBefore": None, "durationSeconds": None}
 SHOWN = {**EVENT, "eventSource": "User", "description": None, "revision": "r", "outcome": None}

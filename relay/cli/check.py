@@ -16,9 +16,9 @@ from relay.approvals.rules import Hours, Rule, Votes
 from relay.approvals.service import stricter
 from relay.approvals.status import Standing, rule_for
 from relay.approvals.transitions import step
-from relay.cli._screen import counted, facts, local, named, show, show_json, show_table, spoken, tell
+from relay.cli._output import counted, facts, local, named, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson
-from relay.cli.running import ConfigFile
+from relay.cli.run import ConfigFile
 from relay.config import USER_EVENTS_WAIT, Config, Loaded, load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from relay import app
-from relay.cli._exits import CommandFailed, alone
+from relay.cli._exit_codes import CommandFailed, alone
 from relay.config import load
 from relay.errors import ConfigError, RelayError
 from relay.telemetry.log import set_up

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from relay.simulator import Plan
-from tests.cli.alive import Alive, alive
 from tests.cli.command import called, environment, typed
+from tests.cli.running_relay import Alive, alive
 from tests.journey.process import eventually
 
 

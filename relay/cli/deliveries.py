@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.cli._http import Client, talking
-from relay.cli._screen import counted, facts, local, progress, show, show_json, show_table, spoken, tell
+from relay.cli._client import Client, talking
+from relay.cli._output import counted, facts, local, progress, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson, Every
 from relay.events.cloudevent import name_of
 from relay.events.timestamps import parse_moment, rfc3339

@@ -18,7 +18,7 @@ import orjson
 import typer
 from yarl import URL
 
-from relay.cli._exits import CommandFailed, RefusedByPolicy
+from relay.cli._exit_codes import CommandFailed, RefusedByPolicy
 from relay.config import load
 from relay.errors import ConfigError
 from relay.files import may_exist

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from relay.cli._exits import CommandFailed
-from relay.cli._http import Client, talking
-from relay.cli._screen import counted, local, named, show, show_json, tell
+from relay.cli._client import Client, talking
+from relay.cli._exit_codes import CommandFailed
+from relay.cli._output import counted, local, named, show, show_json, tell
 from relay.cli.events import AsJson, EventId, about
 from relay.errors import ConfigError
 

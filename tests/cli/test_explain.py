@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.cli.alive import KEY, ME, alive
 from tests.cli.command import called
+from tests.cli.running_relay import KEY, ME, alive
 
 FREEZE = {"name": "freeze", "match": {"event_type": ["Freeze"], "event_source": ["Platform"]}, "approve": "automatic"}
 EACH: dict[str, Any] = {

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from relay.simulator import Plan
-from tests.cli.alive import KEY, ME, READER, Alive, alive
 from tests.cli.command import Ended, called, environment, typed
+from tests.cli.running_relay import KEY, ME, READER, Alive, alive
 from tests.journey.process import eventually
 
 
@@ -345,7 +345,7 @@ async def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_varia
     monkeypatch.setenv("IMDS_RELAY_CONFIG", str(tmp_path / "secret.yaml"))
     done = await called("events")
     assert (done.code, "NOPE" in done.err) == (2, True)
-    monkeypatch.setattr("relay.cli._http.USUAL_SOCKET", relay.store.with_name("relay.sock"))
+    monkeypatch.setattr("relay.cli._client.USUAL_SOCKET", relay.store.with_name("relay.sock"))
     assert (await called("events")).code == 0
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.cli._http import Client, talking
-from relay.cli._screen import counted, facts, local, named, show, show_json, show_table, spoken
+from relay.cli._client import Client, talking
+from relay.cli._output import counted, facts, local, named, show, show_json, show_table, spoken
 from relay.cli.events import AsJson, EventId
 from relay.events.cloudevent import name_of
 

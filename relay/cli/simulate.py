@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from relay.cli._exits import CommandFailed
-from relay.cli._screen import show, show_json, show_table
-from relay.cli._stopping import until_stopped
+from relay.cli._exit_codes import CommandFailed
+from relay.cli._output import show, show_json, show_table
+from relay.cli._signals import until_stopped
 from relay.simulator import list_playbooks, run_simulator
 from relay.simulator.run import DEFAULT_PORT
 
