@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.figures import Figure
 from relay.simulator import VM, Setup, Simulator
-from tests.journey.process import client, inbox, relay, webhook
+from tests.journey.relay_process import client, inbox, relay, webhook
 
 SECONDS = 30.0
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from bench.figures import Figure, percentiles
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.journey.process import eventually, inbox, relay, webhook
+from tests.journey.relay_process import eventually, inbox, relay, webhook
 
 EVENTS = 100
 

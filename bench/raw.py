@@ -15,7 +15,7 @@ from relay.net.http import open_session
 from relay.signature import sign
 from relay.sinks.rabbitmq import RabbitMQ, routing_key
 from relay.sinks.webhook import Webhook
-from tests.journey.process import SECRET
+from tests.journey.relay_process import SECRET
 
 TIMEOUT = 15.0
 """Seconds: no client of strangers does without."""

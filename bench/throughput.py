@@ -27,8 +27,8 @@ from bench import far, raw
 from bench.figures import Figure, percentiles
 from bench.relayed import relaying, until
 from relay.events.cloudevent import CloudEvent
-from tests.journey.process import SECRET
-from tests.make import cloudevent
+from tests.builders import cloudevent
+from tests.journey.relay_process import SECRET
 
 DELIVERIES = 4000
 """In each half of a round, over all endpoints."""

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
 from typing_extensions import override
 
-from tests.browser import STEP_MILLISECONDS, connected, executable, serving
+from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
 # On a shared core a slow example says nothing.

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from tests import browser, rabbitmq
+from tests import chromium as browser
+from tests import rabbitmq
 
 IMAGE = "docker.io/library/python:3.13-bookworm"
 """Debian with Python, make and git: a bare machine."""

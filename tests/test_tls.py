@@ -17,10 +17,10 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.sinks.webhook import connect
 from relay.tls import client_context, explain_refusal
+from tests.builders import cloudevent
 from tests.certificates import LOCALHOST, SERVER, Authority
-from tests.make import cloudevent
 from tests.sinks.http_receiver import Connection, good, listening
-from tests.sinks.sending import settings
+from tests.sinks.webhook_sink import settings
 
 DAY = timedelta(days=1)
 

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from relay.simulator import VM, Event, Setup, Simulator
-from tests.browser import executable, running
 from tests.chat.mattermost_server import SECRET, Mattermost, mattermost
 from tests.chat.running_relay import Stage, rule, stage
-from tests.journey.process import eventually
+from tests.chromium import executable, running
+from tests.journey.relay_process import eventually
 
 HERE = Path(__file__).parent
 STYLE = """

@@ -16,7 +16,7 @@ from tests.api.confirmation_links import Message, confirm, message
 from tests.api.running_relay import Running
 from tests.api.running_relay import event as announced
 from tests.api.running_relay import running as relay_running
-from tests.browser import executable, running
+from tests.chromium import executable, running
 
 HERE = Path(__file__).parent
 DESK: dict[str, Any] = {"color_scheme": "light", "viewport": {"width": 620, "height": 400}, "device_scale_factor": 0.62}

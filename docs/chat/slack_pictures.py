@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from relay.simulator import VM, Event, Setup, Simulator
-from tests.browser import executable, running
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import ALICE, BOB, TEAM, Posted, SlackServer, slack
-from tests.journey.process import eventually
+from tests.chromium import executable, running
+from tests.journey.relay_process import eventually
 
 HERE = Path(__file__).parent
 MARKS = {"🟡": "#f4c430", "🟠": "#f28c28", "🟢": "#4caf50", "🔵": "#3b82f6", "⚪": "#e8e8e8"}

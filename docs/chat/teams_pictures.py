@@ -14,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.browser import executable, running
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
 from tests.chat.teams_server import Workflow, workflow
-from tests.journey.process import eventually
+from tests.chromium import executable, running
+from tests.journey.relay_process import eventually
 
 HERE = Path(__file__).parent
 READER = timedelta(hours=1)

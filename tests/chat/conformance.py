@@ -36,7 +36,7 @@ from relay.outbox.deliveries import Delivery, LoggedAttempt
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import Receipt
 from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, approval, event
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 PATIENCE = 60.0
 """Seconds within which what must happen happens, on a slow machine."""

@@ -36,7 +36,7 @@ from tests.approvals.manual_clock import NOON
 from tests.chat.apprise_server import PASSWORD, PATH, TOKEN, Service, service, url_of
 from tests.chat.conformance import HOSTILE, logged
 from tests.chat.running_relay import ALICE, BOB, rule, stage
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 DUE = NOON + timedelta(seconds=900)
 TWO: dict[str, Any] = {"rules": [rule(2, "client:alice", "client:bob")]}

@@ -8,7 +8,7 @@ from typing import Any
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.chat.apprise_server import PASSWORD, TOKEN, Service, service
-from tests.journey.process import eventually, relay
+from tests.journey.relay_process import eventually, relay
 
 
 def document(azure: Simulator, there: Service) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ORIGIN, event
 from tests.approvals.manual_clock import NOON, HandClock
 from tests.chat.wall_platform import Room, Wall, flat, room
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 STARTED = event(event_status="Started", due=None)
 

@@ -25,7 +25,7 @@ from tests.chat.mattermost_server import SECRET, mattermost
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, slack
 from tests.chat.wall_platform import Room, Wall, room
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 APPROVALS = {"rules": [rule(1, "client:alice")]}
 

@@ -12,7 +12,7 @@ import pytest
 from relay.simulator import VM, Setup, Simulator
 from tests.chat.mattermost_server import PUBLIC, SECRET, Mattermost, mattermost
 from tests.chat.running_relay import ALICE, BOB, rule, stage
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 GAP = "\N{ZERO WIDTH SPACE}"
 IN_CHAT = {"approve_in_chat": True, "secret": SECRET}

@@ -23,7 +23,7 @@ from relay.errors import Deferred
 from relay.net.http import open_session
 from tests.approvals.manual_clock import HandClock
 from tests.chat.mattermost_server import TOKEN, Mattermost, mattermost, new_id, said
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 CARD = Card("Reboot of vm-0", "waiting", ("Soon.",))
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from relay.chat import Chat, ChatRefused
 from tests.chat.mattermost_server import PUBLIC, SECRET, Mattermost, mattermost, new_id
 from tests.chat.running_relay import Stage, rule, stage
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 ANN = "annannannannannannannannan"
 CLICK: dict[str, Any] = {

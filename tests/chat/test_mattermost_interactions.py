@@ -19,7 +19,7 @@ from relay.chat.platforms.mattermost.action_token import Proof, opened, sealed
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_server import PUBLIC, SECRET, Mattermost, mattermost, new_id, said
 from tests.chat.running_relay import ALICE, Stage, rule, stage
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = signature.key_of(SECRET)

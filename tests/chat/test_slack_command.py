@@ -16,7 +16,7 @@ from relay.chat.platforms.slack.action_token import GOOD_FOR, holds, prove
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import ALICE, BOB, EVE, TEAM, Heard, Posted, SlackServer, hangs, member, slack, well_formed
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
 

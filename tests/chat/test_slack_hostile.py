@@ -23,7 +23,7 @@ from relay.chat.cards.card import Button
 from relay.chat.platforms.slack.payloads import Challenge, Click, Command, Decided, Nothing, read, spoken, verify
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import ALICE, APP, CHANNEL, SECRET, TEAM, Posted, SlackServer, form, signed, slack
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 SLACK = SlackServer(port=80)
 BUTTON = {"type": "button", "action_id": "approve-1", "text": {"type": "plain_text", "text": "Approve"}, "value": "approve 3f - E-1"}

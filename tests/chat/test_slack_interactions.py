@@ -14,7 +14,7 @@ import pytest
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import ALICE, BOB, CHANNEL, EVE, TEAM, Posted, SlackServer, error, hangs, limited, member, says, slack
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 OTHERS = "people of other workspaces cannot decide"
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}

@@ -20,7 +20,7 @@ from relay.net.http import open_session
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import CHANNEL, TEAM, TOKEN, SlackServer, Trouble, error, hangs, limited, says, slack
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 APPROVALS = {"rules": [rule(1, "client:alice")]}
 CARD = Card("Reboot of vm-0", "waiting", ("Azure begins soon.",), footer="E-1 · prod")

@@ -22,7 +22,7 @@ from relay.net.http import open_session
 from relay.simulator import Event
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import ALICE, APP_TOKEN, BOB, TEAM, SlackServer, error, hangs, limited, says, slack
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 from tests.sinks.http_receiver import Names
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}

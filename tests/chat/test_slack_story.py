@@ -8,7 +8,7 @@ import pytest
 
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import ALICE, APP_TOKEN, BOB, TEAM, Heard, Posted, SlackServer, slack
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
 

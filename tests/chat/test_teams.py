@@ -28,7 +28,7 @@ from tests.approvals.builders import ORIGIN
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
 from tests.chat.teams_server import PATH, QUERY, SIGNATURE, State, Workflow, workflow
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 PING = tell_of_relay("relay.ping", ORIGIN, NOON, sink="ops", reason="asked for by local:root", count=1, head="0:0")
 

@@ -17,7 +17,7 @@ from relay.clock import SystemClock
 from relay.config import load
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.cli.command import called
-from tests.journey.process import SECRET, Inbox, eventually, inbox, name_of
+from tests.journey.relay_process import SECRET, Inbox, eventually, inbox, name_of
 
 ME = f"local:{pwd.getpwuid(os.geteuid()).pw_name}"
 """Who types, to the relay."""

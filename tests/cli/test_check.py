@@ -23,7 +23,7 @@ from relay.events.model import parse
 from relay.simulator.event import rfc1123
 from tests.certificates import FOLDER
 from tests.cli.command import ROOT, run, typed
-from tests.journey.process import SECRET
+from tests.journey.relay_process import SECRET
 
 DOCUMENT = f"""
 scope: west

@@ -17,7 +17,7 @@ import pytest
 from relay.simulator import Plan
 from tests.cli.command import Ended, called, environment, typed
 from tests.cli.running_relay import KEY, ME, READER, Alive, alive
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 
 @pytest.fixture

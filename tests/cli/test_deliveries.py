@@ -15,7 +15,7 @@ import pytest
 from relay.simulator import Plan
 from tests.cli.command import called, environment, typed
 from tests.cli.running_relay import Alive, alive
-from tests.journey.process import eventually
+from tests.journey.relay_process import eventually
 
 
 @pytest.fixture

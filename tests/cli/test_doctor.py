@@ -30,7 +30,7 @@ from tests.certificates import LOOPBACK
 from tests.cli.command import called, names_in
 from tests.cli.running_relay import alive
 from tests.imds.scripted_server import Answer, Asked, far_side
-from tests.journey.process import SECRET
+from tests.journey.relay_process import SECRET
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.http_receiver import good, listening
 

@@ -18,7 +18,7 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.simulator import list_playbooks
 from tests.cli.command import called, names_in, run, running, said, typed
-from tests.journey.process import SECRET
+from tests.journey.relay_process import SECRET
 
 STEPS = (
     "an Azure is simulated at http://127.0.0.1:",

@@ -23,7 +23,7 @@ from relay.outbox.deliveries import Delivery
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, Sink, SinkSettings
-from tests.make import cloudevent
+from tests.builders import cloudevent
 from tests.outbox.open_store import IDENTITY
 
 ORIGIN = Origin(IDENTITY.scope, "westno-0")

@@ -21,8 +21,8 @@ from relay.outbox import StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, SinkSettings
+from tests.builders import DATA, cloudevent
 from tests.delivery.running_dispatcher import Far, going, hangs, refuses, takes
-from tests.make import DATA, cloudevent
 from tests.outbox.open_store import IDENTITY, NOW, connection_of, until
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from relay.delivery.routing import wanting
 from relay.sinks import SinkSettings
-from tests.make import DATA, cloudevent
+from tests.builders import DATA, cloudevent
 
 
 def sinks(**given: dict[str, Any]) -> list[SinkSettings]:

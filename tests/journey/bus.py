@@ -20,7 +20,7 @@ from relay.app import Running, started
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from tests.journey.process import client, eventually, name_of
+from tests.journey.relay_process import client, eventually, name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 

@@ -17,7 +17,7 @@ from relay.amqp.approval_consumer import PREFETCH
 from relay.amqp.frames import LARGEST
 from relay.simulator import Event
 from tests.journey.bus import SCOPE, Stage, define_users, stage
-from tests.journey.process import eventually, name_of
+from tests.journey.relay_process import eventually, name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel, RefusedError, property_bytes, table
 

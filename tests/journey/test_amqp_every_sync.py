@@ -21,7 +21,7 @@ from relay.amqp.topology import establish
 from relay.simulator import VM, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, unused
-from tests.journey.process import RelayProcess, eventually, relay
+from tests.journey.relay_process import RelayProcess, eventually, relay
 from tests.rabbitmq import Broker
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))

@@ -20,7 +20,7 @@ from pamqp.common import Arguments
 
 from relay.simulator import Event, Fault
 from tests.journey.bus import SCOPE, Stage, define_users, stage
-from tests.journey.process import eventually, name_of
+from tests.journey.relay_process import eventually, name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel, RefusedError
 

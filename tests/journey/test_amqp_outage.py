@@ -26,8 +26,8 @@ from relay.outbox.file import open_for_reading
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from relay.sinks.rabbitmq import RabbitMQ
 from tests.journey.bus import unused
-from tests.journey.process import RelayProcess, eventually, relay
-from tests.journey.way import way_to
+from tests.journey.held_connection import way_to
+from tests.journey.relay_process import RelayProcess, eventually, relay
 from tests.rabbitmq import Broker
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))

@@ -20,7 +20,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.journey.bus import unused
-from tests.journey.process import KEY, client, eventually
+from tests.journey.relay_process import KEY, client, eventually
 from tests.rabbitmq import Broker
 
 WRITER = "writer"

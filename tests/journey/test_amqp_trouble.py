@@ -24,8 +24,8 @@ from relay.config import Config
 from relay.errors import StoreUnavailable
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, stage, unused
-from tests.journey.process import eventually, relay
-from tests.journey.way import way_to
+from tests.journey.held_connection import way_to
+from tests.journey.relay_process import eventually, relay
 from tests.outbox.conftest import LimitedDisk
 from tests.rabbitmq import Broker
 

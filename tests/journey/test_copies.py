@@ -20,7 +20,7 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, unused
-from tests.journey.process import KEY, SECRET, client, eventually
+from tests.journey.relay_process import KEY, SECRET, client, eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 

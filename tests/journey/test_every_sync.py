@@ -22,7 +22,7 @@ from relay.errors import StoreError
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import Row, rows, verify
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from tests.journey.process import RelayProcess, client, eventually, relay
+from tests.journey.relay_process import RelayProcess, client, eventually, relay
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 RULE = {"name": "two", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 2, "from": ["client:alice", "client:bob"]}}

@@ -22,7 +22,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.journey.process import KEY, SECRET, RelayProcess, client, eventually, relay
+from tests.journey.relay_process import KEY, SECRET, RelayProcess, client, eventually, relay
 
 REQUESTS = 100_000 if os.environ.get("RELAY_TEST_CHAOS") else 3_000
 WORKERS = 32

@@ -15,7 +15,7 @@ from typing import Any
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
-from tests.journey.process import Inbox, RelayProcess, client, eventually, inbox, relay, webhook
+from tests.journey.relay_process import Inbox, RelayProcess, client, eventually, inbox, relay, webhook
 
 BEFORE = ["event.scheduled", "approval.recorded", "approval.granted"]
 """What must be known elsewhere before the StartRequest."""
@@ -94,7 +94,7 @@ async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
             "approvals": {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:drain"]}}], **approvals},
             "api": {"clients": [client()]},
         }
-        prefix = (sys.executable, "-m", "tests.journey.booting", str(folder / "boot-id"))
+        prefix = (sys.executable, "-m", "tests.journey.with_boot_id", str(folder / "boot-id"))
         async with relay(folder, document, prefix=prefix) as process:
             found = Machine(azure, box, process, folder, known)
             await found.boot(1)

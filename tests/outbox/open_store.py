@@ -18,7 +18,7 @@ from relay.outbox.file import Opened, open_file
 from relay.outbox.job import Work
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Route, Transaction
-from tests.make import DATA, cloudevent
+from tests.builders import DATA, cloudevent
 
 BUS: Route = lambda _: ("bus",)  # noqa: E731  # a route is a function
 """Everything goes to one sink."""

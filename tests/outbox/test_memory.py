@@ -14,7 +14,7 @@ import pytest
 from relay.events.model import Event
 from relay.outbox import Decision, FirstAnswer
 from relay.outbox.transaction import Transaction
-from tests.make import DATA
+from tests.builders import DATA
 from tests.outbox.open_store import NOW, connection_of, opened, said
 
 LATER = NOW + timedelta(minutes=1)

@@ -20,8 +20,8 @@ import pytest
 from relay.errors import Deferred, DeliveryError
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, Sink
+from tests.builders import cloudevent
 from tests.delivery.running_dispatcher import Going, going
-from tests.make import cloudevent
 
 PATIENCE = 60.0
 """Seconds within which what must happen happens, on a slow machine."""

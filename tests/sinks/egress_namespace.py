@@ -18,8 +18,8 @@ from yarl import URL
 
 from relay.errors import Deferred
 from relay.net.http import Request, open_session, post
-from tests.make import cloudevent
-from tests.sinks.sending import sink
+from tests.builders import cloudevent
+from tests.sinks.webhook_sink import sink
 
 PORT = 8080
 ADDRESSES = ("169.254.169.254", "168.63.129.16", "fd00:ec2::254", "64:ff9b::a9fe:a9fe", "fe80::1")

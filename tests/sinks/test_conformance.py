@@ -17,13 +17,13 @@ from relay import plugins, sinks
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Sink, rabbitmq, webhook
-from tests.make import cloudevent
+from tests.builders import cloudevent
 from tests.ports import reserve
 from tests.rabbitmq import Reachable
 from tests.sinks import rabbitmq_consumer as bus
 from tests.sinks.conformance import CASES, Case, FarSide
 from tests.sinks.http_receiver import Connection, Receiver, listening
-from tests.sinks.sending import SECRET, settings
+from tests.sinks.webhook_sink import SECRET, settings
 
 
 @dataclass(slots=True)

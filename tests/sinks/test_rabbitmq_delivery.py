@@ -11,7 +11,7 @@ from cloudevents.core.bindings import rabbitmq as oracle
 from relay.amqp.frames import LARGEST
 from relay.errors import Deferred, Rejected
 from relay.sinks import rabbitmq
-from tests.make import EVENT_ID, cloudevent
+from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, take, until, waiting
 

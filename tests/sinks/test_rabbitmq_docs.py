@@ -26,7 +26,7 @@ from relay.amqp.topology import establish
 from relay.approvals.request import Body
 from relay.config import Config
 from relay.sinks.rabbitmq import Settings, build, routing_key, topology
-from tests.make import EVENT_ID, cloudevent
+from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker
 from tests.sinks.rabbitmq_consumer import delivered, sink
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks.rabbitmq import LONGEST_TEXT, Answer, build, judge, routing_key
-from tests.make import EVENT_ID, cloudevent
+from tests.builders import EVENT_ID, cloudevent
 from tests.sinks.rabbitmq_consumer import settings
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"

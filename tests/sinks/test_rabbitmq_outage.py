@@ -13,7 +13,7 @@ from relay.amqp import connection
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, rabbitmq
-from tests.make import cloudevent
+from tests.builders import cloudevent
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, waiting
 

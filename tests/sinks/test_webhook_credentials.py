@@ -20,12 +20,12 @@ from relay.config import load
 from relay.errors import Deferred
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.sinks.webhook import connect
+from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
 from tests.cli.command import called
-from tests.journey.process import eventually
-from tests.make import cloudevent
+from tests.journey.relay_process import eventually
 from tests.sinks.http_receiver import Connection, good, listening
-from tests.sinks.sending import SECRET, failure, settings, sink
+from tests.sinks.webhook_sink import SECRET, failure, settings, sink
 
 PASSWORD = "pass-t0ken-wörd"  # of these tests
 BASIC = base64.b64encode(f"relay:{PASSWORD}".encode()).decode()

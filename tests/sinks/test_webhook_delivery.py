@@ -14,10 +14,10 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.sinks import Receipt, Sink
 from relay.sinks.webhook import connect
+from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
-from tests.make import cloudevent
 from tests.sinks.http_receiver import Connection, good, listening
-from tests.sinks.sending import OTHER_SECRET, SECRET, deliver, failure, settings, sink
+from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, deliver, failure, settings, sink
 
 
 async def test_a_2xx_is_delivered_and_its_first_words_are_kept_for_the_log() -> None:

@@ -19,10 +19,10 @@ from relay import signature
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.sinks.webhook import connect
-from tests.make import cloudevent
+from tests.builders import cloudevent
 from tests.ports import reserve
 from tests.sinks.http_receiver import good, listening
-from tests.sinks.sending import OTHER_SECRET, SECRET, settings
+from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"
 RECEIVER, APPROVAL = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

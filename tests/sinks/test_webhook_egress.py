@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from relay.net.egress import REFUSED, AddressRefused, guarded_socket, literal, refused
 from tests.sinks.egress_namespace import LITERALS, NAMES
 from tests.sinks.http_receiver import Names, good, listening
-from tests.sinks.sending import deliver, failure
+from tests.sinks.webhook_sink import deliver, failure
 
 REFUSED_ADDRESSES = (
     *("169.254.0.0", "169.254.169.254", "169.254.255.255", "168.63.129.16"),

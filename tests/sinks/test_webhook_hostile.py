@@ -14,12 +14,12 @@ import pytest
 
 from relay.errors import Deferred
 from relay.sinks import Receipt
+from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
 from tests.delivery.running_dispatcher import going
-from tests.make import cloudevent
 from tests.outbox.open_store import until
 from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening
-from tests.sinks.sending import deliver, failure, sink, within
+from tests.sinks.webhook_sink import deliver, failure, sink, within
 
 MIB = 1024 * 1024
 TIMEOUT = "300ms"

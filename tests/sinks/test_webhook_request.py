@@ -12,9 +12,9 @@ from yarl import URL
 from relay import __version__
 from relay.clock import SystemClock
 from relay.sinks.webhook import build, connect
-from tests.make import cloudevent
+from tests.builders import cloudevent
 from tests.sinks.http_receiver import Received, good, listening
-from tests.sinks.sending import NOW, OTHER_SECRET, SECRET, settings
+from tests.sinks.webhook_sink import NOW, OTHER_SECRET, SECRET, settings
 
 URL_ = URL("https://drain.example.com/azure?x=%2F")
 

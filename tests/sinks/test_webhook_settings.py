@@ -12,7 +12,7 @@ from relay import plugins, sinks
 from relay.settings import described
 from relay.sinks import webhook
 from relay.sinks.webhook import Settings
-from tests.sinks.sending import OTHER_SECRET, SECRET, TELLTALES
+from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, TELLTALES
 
 URL = "https://drain.example.com/hook/t0ken"
 LEAST = {"kind": "webhook", "name": "drain", "url": URL, "secrets": [SECRET]}

@@ -14,9 +14,9 @@ from multidict import CIMultiDict
 from relay.errors import Deferred
 from relay.net.http import Answer, verdict
 from relay.sinks import Receipt
-from tests.make import cloudevent
+from tests.builders import cloudevent
 from tests.sinks.http_receiver import Connection, listening
-from tests.sinks.sending import NOW, sink
+from tests.sinks.webhook_sink import NOW, sink
 
 TRANSIENT = {408, 409, 425, 429, *range(500, 600)}
 DELIVERED = {*range(200, 300)}

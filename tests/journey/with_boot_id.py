@@ -1,4 +1,4 @@
-"""A relay on a machine whose boot is named in a file: `python -m tests.journey.booting FILE python -m relay run …`.
+"""A relay on a machine whose boot is named in a file: `python -m tests.journey.with_boot_id FILE python -m relay run …`.
 
 The kernel's own name of the running boot is the one thing that a test cannot change without a reboot.
 """

@@ -18,7 +18,7 @@ from standardwebhooks import Webhook
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
-from tests.journey.process import SECRET, RelayProcess, client, eventually, inbox, relay, webhook
+from tests.journey.relay_process import SECRET, RelayProcess, client, eventually, inbox, relay, webhook
 
 VOTE = {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 1, "from": ["client:drain"]}}
 

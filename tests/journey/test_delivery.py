@@ -13,7 +13,7 @@ import orjson
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import verify
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.journey.process import client, eventually, inbox, name_of, relay, webhook
+from tests.journey.relay_process import client, eventually, inbox, name_of, relay, webhook
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 

@@ -20,7 +20,7 @@ from relay.errors import Deferred
 from relay.net.http import open_session
 from relay.sinks import Receipt
 from relay.sinks.webhook import Settings, Webhook
-from tests.make import cloudevent
+from tests.builders import cloudevent
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 OTHER_SECRET = "whsec_" + "b3RoZXIh" * 4
