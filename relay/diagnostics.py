@@ -12,15 +12,15 @@ State = Literal["ok", "warning", "failed"]
 class Finding:
     """``about`` names what was looked at, ``said`` is a sentence without secrets, ``remedy`` what to do where it is not ok."""
 
-    about: str
+    subject: str
     state: State
-    said: str
+    message: str
     remedy: str | None = None
 
     @property
     def line(self) -> str:
         """What was found and what to do, on a line."""
-        return self.said if self.remedy is None else f"{self.said}. Remedy: {self.remedy}"
+        return self.message if self.remedy is None else f"{self.message}. Remedy: {self.remedy}"
 
 
 def ok(about: str, said: str) -> Finding:
@@ -33,6 +33,6 @@ def warning(about: str, said: str, remedy: str) -> Finding:
     return Finding(about, "warning", said, remedy)
 
 
-def failed(about: str, said: str, remedy: str) -> Finding:
+def failure(about: str, said: str, remedy: str) -> Finding:
     """The relay would not run, or not do this part of its work."""
     return Finding(about, "failed", said, remedy)

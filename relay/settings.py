@@ -90,7 +90,7 @@ class Section(BaseModel):
         return self
 
     @property
-    def can_change(self) -> bool:
+    def has_secret_files(self) -> bool:
         """Whether a secret of this section lives in a file, and may be another one at the next look."""
         return bool(self._files)
 
@@ -113,6 +113,6 @@ class Section(BaseModel):
         return tuple(line.strip() for line in self._files[name].text().splitlines() if line.strip())
 
 
-def described(model: type[BaseModel]) -> dict[str, Any]:
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The JSON Schema of a section, for the configuration reference."""
     return model.model_json_schema(mode="validation")

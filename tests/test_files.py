@@ -59,10 +59,10 @@ def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed:
 
 def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
     path = closed / "relay.db"
-    findings = {one.about: one for one in examine(StoreSettings(path=path), scope=None, vm_id=None)}
+    findings = {one.subject: one for one in examine(StoreSettings(path=path), scope=None, vm_id=None)}
     assert findings["state file"].state == "failed"
-    assert findings["state file"].said == f"{path} cannot be read: Permission denied (this runs as {user()})"
-    assert findings["state folder"].said == f"{closed} cannot be written by {user()}"
+    assert findings["state file"].message == f"{path} cannot be read: Permission denied (this runs as {user()})"
+    assert findings["state folder"].message == f"{closed} cannot be written by {user()}"
     with pytest.raises(StoreError, match="Permission denied"):
         open_for_reading(path)
 

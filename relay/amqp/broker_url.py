@@ -6,7 +6,7 @@ import re
 
 from yarl import URL
 
-from relay.net.egress import literal, refused
+from relay.net.egress import is_refused, parse_address_literal
 
 _URL = re.compile(r"(?P<begin>amqps?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]+)(?P<end>[/?][^#]*)?")
 FILES = {"cafile", "certfile", "keyfile"}
@@ -27,7 +27,7 @@ def parse_urls(text: str) -> tuple[URL, ...]:
     if not urls or not all(url.host for url in urls):
         raise ValueError("expected a URL such as amqps://user:password@broker.example.com/vhost, got something else")
     # What a name resolves to is seen when it is dialled.
-    if any(refused(address) for url in urls if (address := literal(url.host or "")) is not None):
+    if any(is_refused(address) for url in urls if (address := parse_address_literal(url.host or "")) is not None):
         raise ValueError("expected a broker's address, got a metadata or host address, which no sink may reach")
     _check_options(urls[0])
     return urls

@@ -17,7 +17,7 @@ from relay.amqp.cancellation import asked_to_stop
 from relay.amqp.connection import SETTING_UP, Connection, connected
 from relay.amqp.failures import explain, said
 from relay.amqp.topology import Declare, Exchange, Queue
-from relay.diagnostics import Finding, failed, ok, warning
+from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import Deferred
 
 _NEVER = "never"
@@ -49,11 +49,11 @@ async def examine(
                     findings.extend([await _may_write(about, connection, *writes)] if writes is not None else [])
                     looked = True
         except Deferred as error:
-            findings.append(failed(about, error.reason, "correct the url, or see that the broker runs and lets this VM through"))
+            findings.append(failure(about, error.reason, "correct the url, or see that the broker runs and lets this VM through"))
         except (Exception, asyncio.CancelledError) as error:  # aiormq cancels whom nobody cancelled
             if asked_to_stop():
                 raise
-            findings.append(failed(about, f"{place(url)}: {explain(error).reason}", "see the broker's log"))
+            findings.append(failure(about, f"{place(url)}: {explain(error).reason}", "see the broker's log"))
     return findings
 
 
@@ -64,10 +64,10 @@ async def _exists(about: str, connection: Connection, part: Exchange | Queue, de
         except amqp.ChannelNotFoundEntity:
             if declare is True:
                 return ok(about, f"{part.title} is not there yet: the relay makes it, for which its user needs configure")
-            return failed(about, f"the broker has no {part.title}", "make it, or set declare: true")
+            return failure(about, f"the broker has no {part.title}", "make it, or set declare: true")
         except ChannelAccessRefused as error:
             if declare is True:
-                return failed(about, f"the user has no right on {part.title} ({said(error)})", "grant it configure, write and read on it")
+                return failure(about, f"the user has no right on {part.title} ({said(error)})", "grant it configure, write and read on it")
             unknown = f"whether {part.title} is there is unknown: the user has no right to look ({said(error)})"
             # Of the parts the relay itself uses the exchange, for which `_may_write` asks, and this queue.
             is_read = isinstance(part, Queue) and part.name == reads
@@ -81,7 +81,7 @@ async def _may_write(about: str, connection: Connection, exchange: str, key: str
         try:
             await wire.basic_publish(b"", exchange=exchange, routing_key=key, properties=Basic.Properties(expiration=_NEVER))
         except ChannelAccessRefused as error:
-            return failed(about, f"the user may not publish ({said(error)})", "grant it write on the exchange, and on the topic")
+            return failure(about, f"the user may not publish ({said(error)})", "grant it write on the exchange, and on the topic")
         except amqp.ChannelPreconditionFailed:
             return ok(about, f"the user may publish to {exchange}")
         except amqp.ChannelNotFoundEntity:

@@ -13,7 +13,7 @@ from relay.api import ApiSettings, TlsSettings
 from relay.api.auth.entra_settings import OidcSettings
 from relay.api.server.sockets import open_tcp
 from relay.api.server.tls import Tls
-from relay.diagnostics import Finding, failed, ok, warning
+from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import ConfigError
 from relay.files import may_be_folder, may_exist
 
@@ -63,7 +63,7 @@ async def _listener(settings: ApiSettings) -> tuple[list[Finding], bool]:
         for sock in await open_tcp(settings.host, settings.port):
             sock.close()
     except ConfigError as error:
-        return [failed("listener", str(error), "choose another address in api.listen, or stop who has it")], False
+        return [failure("listener", str(error), "choose another address in api.listen, or stop who has it")], False
     return [ok("listener", f"no relay runs here, and {settings.listen} is free")], False
 
 
@@ -81,7 +81,7 @@ async def _asked(settings: ApiSettings, place: Path | None, shown: str) -> Findi
         if answer.status not in (200, 503) or not isinstance(said, dict) or "status" not in said:
             raise ValueError("expected a relay's answer")
     if answer.status != 200:
-        return failed("relay", f"one runs at {shown}, and is not ready: {said.get('detail')}", "its log says more")
+        return failure("relay", f"one runs at {shown}, and is not ready: {said.get('detail')}", "its log says more")
     troubled = [f"{name} {', '.join(sinks)}" for name, sinks in said["sinks"].items() if sinks]
     if troubled:
         why = "".join(f"; {name}: {reason}" for name, reason in said.get("reasons", {}).items())
@@ -90,14 +90,14 @@ async def _asked(settings: ApiSettings, place: Path | None, shown: str) -> Findi
 
 
 def _another(about: str, shown: str) -> Finding:
-    return failed(about, f"something that is no relay of this configuration listens on {shown}", "choose another address, or stop it")
+    return failure(about, f"something that is no relay of this configuration listens on {shown}", "choose another address, or stop it")
 
 
 def _certificate(settings: TlsSettings) -> Finding:
     try:
         Tls(settings)
     except ConfigError as error:
-        return failed("certificate", str(error), "correct the files of api.tls, and who may read them")
+        return failure("certificate", str(error), "correct the files of api.tls, and who may read them")
     return ok("certificate", f"{settings.cert_file} and its key can be used")
 
 
@@ -108,5 +108,5 @@ async def _tokens(settings: OidcSettings) -> Finding:
         count = len(await fetch_keys(settings))
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         said = str(error) or type(error).__name__
-        return failed("keys of the token issuer", f"they could not be fetched from keys_url: {said}", "correct api.oidc.keys_url")
+        return failure("keys of the token issuer", f"they could not be fetched from keys_url: {said}", "correct api.oidc.keys_url")
     return ok("keys of the token issuer", f"{count} fetched")

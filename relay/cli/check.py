@@ -45,7 +45,7 @@ def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson
     if loaded.config.api.tls is not None:
         Tls(loaded.config.api.tls)  # as run does: files that it refuses are refused here
     decided = list(decisions(loaded.config, _document(against), datetime.now(UTC))) if against is not None else None
-    warnings = [*warnings_of(loaded.config), *(f"{one.about}: {one.line}" for one in foreseen(loaded.config.api))]
+    warnings = [*warnings_of(loaded.config), *(f"{one.subject}: {one.line}" for one in foreseen(loaded.config.api))]
     if as_json:
         said = {
             "file": loaded.file and str(loaded.file),

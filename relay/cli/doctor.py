@@ -47,7 +47,7 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
     if as_json:
         show_json([asdict(one) for one in findings])
     else:
-        show_table(("", "what", "how it is"), [(one.state, one.about, one.line) for one in findings], empty="")
+        show_table(("", "what", "how it is"), [(one.state, one.subject, one.line) for one in findings], empty="")
         wrong = [sum(one.state == state for one in findings) for state in ("warning", "failed")]
         show("", f"{counted(wrong[0], 'warning')}, {wrong[1]} failed")
     raise typer.Exit(FAILED if any(one.state == "failed" for one in findings) else DONE)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from relay.config import Loaded
-from relay.diagnostics import Finding, failed, ok, warning
+from relay.diagnostics import Finding, failure, ok, warning
 
 _PUBLIC = frozenset({"cert_file", "ca_file", "client_ca_file"})
 """Files that are shown to everybody anyway."""
@@ -29,9 +29,9 @@ def _seen(file: Path, what: str) -> Finding | None:
     try:
         mode = file.stat().st_mode
     except OSError as error:
-        return failed("secrets", f"{file} ({what}) cannot be looked at: {error.strerror}", "correct its path, or who may reach it")
+        return failure("secrets", f"{file} ({what}) cannot be looked at: {error.strerror}", "correct its path, or who may reach it")
     if mode & stat.S_IWOTH:
-        return failed("secrets", f"everybody on this machine can write {file} ({what})", f"chmod o-rwx {file}")
+        return failure("secrets", f"everybody on this machine can write {file} ({what})", f"chmod o-rwx {file}")
     if mode & stat.S_IROTH:
         return warning("secrets", f"everybody on this machine can read {file} ({what})", f"chmod o-rwx {file}")
     return None

@@ -170,7 +170,7 @@ def clock_ahead(date: str | None, began: datetime, ended: datetime) -> float | N
 
 
 def retry_after(text: str | None, now: datetime) -> float | None:
-    """Seconds from a Retry-After header, as a number or a date, between 0 and `LONGEST_REST`; None where it cannot be read."""
+    """Seconds from a Retry-After header, as a number or a date, between 0 and `MAX_RETRY_AFTER`; None where it cannot be read."""
     if text is None:
         return None
     if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip(), re.ASCII):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from relay.clock import Clock
-from relay.diagnostics import Finding, failed, ok, warning
+from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import DocumentError, SourceError
 from relay.events.model import parse
 from relay.imds import SourceSettings
@@ -37,7 +37,7 @@ async def examine(
             if error.status == 404 and not needed:
                 found = warning(about, "it knows no instance metadata (404)", "none on a simulator; on Azure see source.url")
             else:
-                found = failed(about, error.reason, "this must run on an Azure VM, and nothing may block the way to that address")
+                found = failure(about, error.reason, "this must run on an Azure VM, and nothing may block the way to that address")
             return [found, *([await _events(client, progress)] if poll else [])], None
         findings = [ok(about, f"this is VM {instance.name}, vmId {instance.vm_id}"), *_clock(client)]
         if poll:
@@ -66,7 +66,7 @@ def _clock(client: ImdsClient) -> list[Finding]:
     said = f"this machine's clock is {off:.0f} s {'behind' if client.ahead > 0 else 'ahead of'} the metadata service's"
     remedy = "synchronise it (chrony, systemd-timesyncd): signatures, tokens and NotBefore are compared with it"
     if off > TOO_FAR:
-        return [failed(about, said, remedy)]
+        return [failure(about, said, remedy)]
     return [warning(about, said, remedy) if off > DRIFT else ok(about, "it agrees with the metadata service's")]
 
 
@@ -76,7 +76,7 @@ async def _events(client: ImdsClient, progress: Callable[[str], object]) -> Find
     try:
         document = parse(await client.read())
     except DocumentError as error:
-        return failed(about, error.reason, "see source.api_version; else ask Azure's support")
+        return failure(about, error.reason, "see source.api_version; else ask Azure's support")
     except SourceError as error:
-        return failed(about, error.reason, "the relay would try again for ever; see that nothing blocks the way")
+        return failure(about, error.reason, "the relay would try again for ever; see that nothing blocks the way")
     return ok(about, f"the document holds {len(document.events)} events")

@@ -56,7 +56,7 @@ def retry_delay(failures: int, retry_after: float | None, interval: float, jitte
     """Seconds to wait after the ``failures``-th failed call in a row.
 
     From ``interval`` it doubles up to `LONGEST_BACKOFF` (or stays at a longer interval). ``jitter`` (0 to 1) adds up to a
-    quarter and never takes away. ``retry_after`` (seconds that the service asked for) only lengthens, up to `LONGEST_REST`.
+    quarter and never takes away. ``retry_after`` (seconds that the service asked for) only lengthens, up to `MAX_RETRY_AFTER`.
     """
     doublings = min(max(failures, 1) - 1, 16)
     backoff = min(interval * 2.0**doublings, max(interval, LONGEST_BACKOFF))

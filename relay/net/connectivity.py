@@ -12,18 +12,20 @@ from ipaddress import ip_address
 import aiohappyeyeballs
 from yarl import URL
 
-from relay.diagnostics import Finding, failed, ok, warning
-from relay.net.egress import AddressRefused, guarded_socket, refused
+from relay.diagnostics import Finding, failure, ok, warning
+from relay.net.egress import AddressRefused, guarded_socket, is_refused
 from relay.net.http import CA_OPTION
 from relay.tls import default_context, explain_refusal
 
-PATIENCE = 10.0
+CONNECT_TIMEOUT = 10.0
 """Seconds for look-up, connection and TLS together."""
 _SOON = 14 * 86400.0
 """Seconds before its end at which a certificate is spoken of."""
 
 
-async def reach(about: str, url: URL, *, tls: ssl.SSLContext | None, now: datetime, seconds: float = PATIENCE) -> Finding:
+async def check_connectivity(
+    about: str, url: URL, *, tls: ssl.SSLContext | None, now: datetime, seconds: float = CONNECT_TIMEOUT
+) -> Finding:
     """Look the name up, connect through the egress guard and, with https, agree on TLS; then hang up."""
     where, loop = str(url.origin()), asyncio.get_running_loop()
     try:
@@ -36,16 +38,16 @@ async def reach(about: str, url: URL, *, tls: ssl.SSLContext | None, now: dateti
                 asyncio.Protocol, sock=sock, ssl=context, server_hostname=url.host if context is not None else None
             )
     except TimeoutError:
-        return failed(about, f"{where}: nobody answered within {seconds:g} s", "see that it runs, and that firewalls let this VM through")
+        return failure(about, f"{where}: nobody answered within {seconds:g} s", "see that it runs, and that firewalls let this VM through")
     except OSError as error:
-        return failed(about, f"{where}: {_why(error)}", _remedy(error))
+        return failure(about, f"{where}: {_why(error)}", _remedy(error))
     certificate = transport.get_extra_info("peercert")
     transport.abort()
     return _seen(about, f"{where} is reached at {address}", {str(one[4][0]) for one in found}, certificate, now)
 
 
 def _seen(about: str, said: str, addresses: set[str], certificate: dict[str, str] | None, now: datetime) -> Finding:
-    if any(refused(ip_address(one)) for one in addresses):
+    if any(is_refused(ip_address(one)) for one in addresses):
         return warning(
             about, f"{said}; its name also stands for an address that no sink may reach", "mend the name: that one is passed over"
         )

@@ -42,7 +42,7 @@ class AddressRefused(OSError):
         super().__init__(errno.EACCES, "a metadata or host address, which no sink may reach")
 
 
-def refused(address: Address) -> bool:
+def is_refused(address: Address) -> bool:
     """Whether the address, or the IPv4 address that it stands for, must never be reached for anybody else."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
@@ -52,7 +52,7 @@ def refused(address: Address) -> bool:
     return any(address in network for network in REFUSED)
 
 
-def literal(host: str) -> Address | None:
+def parse_address_literal(host: str) -> Address | None:
     """The address that a host's text stands for in any notation the C library takes (``2852039166``, ``0xa9.254.43518``).
 
     None for a name.
@@ -73,13 +73,13 @@ def guarded_socket(info: AddrInfoType) -> socket.socket:
         address = ip_address(str(target[0]))
     except ValueError:  # not an address: connecting would look it up, unseen
         raise AddressRefused from None
-    if refused(address):
+    if is_refused(address):
         raise AddressRefused
     return socket.socket(family, kind, protocol)
 
 
 @lru_cache(maxsize=64)
-def parse_url(text: str, *, allow_http: bool) -> URL:
+def parse_receiver_url(text: str, *, allow_http: bool) -> URL:
     """Read the URL of a receiver. Raises ValueError, which holds nothing of the URL but its scheme."""
     if re.search(r"[\s\x00-\x1f\x7f]", text):
         raise ValueError("expected a URL without spaces and control characters, got one with them")
@@ -103,12 +103,12 @@ def parse_url(text: str, *, allow_http: bool) -> URL:
 
 
 def _check_host(host: str) -> None:
-    address = literal(host)
+    address = parse_address_literal(host)
     if address is None:
         if _NAME.fullmatch(host) is None:
             raise ValueError("expected a host name of letters, digits, hyphens and dots, got something else")
         return
-    if refused(address):
+    if is_refused(address):
         raise ValueError("expected a receiver's address, got a metadata or host address, which no sink may reach")
     if address.version == 4 and host != str(address):
         raise ValueError(f"expected an address in its usual form, {address}, got another notation of it")

@@ -28,13 +28,13 @@ from relay.tls import default_context, explain_refusal
 
 Method = Literal["GET", "POST", "PUT"]
 USER_AGENT = f"imds-relay/{__version__}"
-MOST_READ = 64 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024
 """Bytes of an answer that are read; what is longer is cut off with its connection."""
-MOST_KEPT = 1024
+MAX_KEPT_BYTES = 1024
 """Bytes of an answer that are kept for the log of attempts."""
-BODY_PATIENCE = 1.0
+BODY_TIMEOUT = 1.0
 """Seconds that an answer's body may take where its status decides: the next event of this EventId waits."""
-LONGEST_REST = 3600.0
+MAX_RETRY_AFTER = 3600.0
 """Seconds to which ``Retry-After`` is cut."""
 CA_OPTION = "tls.ca_file of the webhook, or install it on this machine"
 """Where the operator names a CA; chats have no option for it."""
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Transport:
     """How a request gets there. ``tls`` None: with the session's certificates. ``pass_proxy``: Proxy-Authorization."""
 
     proxy: URL | None = None
@@ -65,11 +65,11 @@ class Way:
     tls: ssl.SSLContext | None = None
 
 
-DIRECT = Way()
+DIRECT = Transport()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What came back. ``text`` is at most 1 KiB of the body, None where there is none to show. ``took`` is in seconds.
 
     ``body`` is what was read, 64 KiB at the most, for whoever asked for it: it can hold secrets, and is for no log.
@@ -78,7 +78,7 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     text: str | None
-    took: float = 0.0
+    elapsed: float = 0.0
     body: bytes = field(default=b"", repr=False)
 
 
@@ -103,22 +103,28 @@ def open_session(*, resolver: AbstractResolver | None = None, tls: ssl.SSLContex
     )
 
 
-def basic(user: str, password: str) -> str:
+def basic_authorization(user: str, password: str) -> str:
     """Credentials for an Authorization header (RFC 7617), in UTF-8."""
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
-async def post(session: aiohttp.ClientSession, request: Request, *, seconds: float, way: Way = DIRECT) -> Answer:
+async def post(session: aiohttp.ClientSession, request: Request, *, seconds: float, way: Transport = DIRECT) -> Response:
     """POST the request and read the answer, all within ``seconds``. Raises Deferred where no answer came.
 
     Its status decides, so little time is lost on its body.
     """
-    return await send(session, "POST", request, seconds=seconds, way=way, patience=BODY_PATIENCE)
+    return await send(session, "POST", request, seconds=seconds, way=way, patience=BODY_TIMEOUT)
 
 
 async def send(
-    session: aiohttp.ClientSession, method: Method, request: Request, *, seconds: float, way: Way = DIRECT, patience: float | None = None
-) -> Answer:
+    session: aiohttp.ClientSession,
+    method: Method,
+    request: Request,
+    *,
+    seconds: float,
+    way: Transport = DIRECT,
+    patience: float | None = None,
+) -> Response:
     """Send the request and read the answer, all within ``seconds``. Raises Deferred where no answer came.
 
     An answer whose body is slow, broken or too long is an answer: its status was said. ``patience``: seconds that the body
@@ -152,12 +158,12 @@ async def send(
             until = deadline if patience is None else min(deadline, get_running_loop().time() + patience)
             start = await _start_of_body(response, until)
     readable = "Content-Encoding" not in response.headers  # nothing is unpacked
-    return Answer(response.status, response.headers, _text(start, request) if readable and start else None, took, start)
+    return Response(response.status, response.headers, _text(start, request) if readable and start else None, took, start)
 
 
 async def _start_of_body(response: aiohttp.ClientResponse, deadline: float) -> bytes:
     start = b""
-    left = MOST_READ
+    left = MAX_RESPONSE_BYTES
     try:
         async with timeout_at(deadline):
             while left and (chunk := await response.content.read(left)):
@@ -177,12 +183,12 @@ def _text(start: bytes, request: Request) -> str | None:
     secret = (url.raw_path_qs, url.path_qs, url.raw_path, url.path, url.raw_query_string, url.query_string, *request.hidden)
     for part in sorted({part for part in secret if len(part) > 1}, key=len, reverse=True):
         text = text.replace(part, "…")
-    text = text[:MOST_KEPT]
+    text = text[:MAX_KEPT_BYTES]
     shown = "".join(char if char.isprintable() or char in "\t\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return shown.encode()[:MOST_KEPT].decode("utf-8", "ignore") or None
+    return shown.encode()[:MAX_KEPT_BYTES].decode("utf-8", "ignore") or None
 
 
-def verdict(answer: Answer, now: datetime) -> Receipt | Deferred:
+def interpret_response(answer: Response, now: datetime) -> Receipt | Deferred:
     """What an answer means for the delivery, to be returned or raised.
 
     2xx is delivered. 408, 409, 425, 429 and 5xx pass by themselves; 410 asks us to stop; for anything else, redirects
@@ -217,9 +223,9 @@ def _rest(headers: Mapping[str, str], now: datetime) -> float | None:
     """Seconds of rest that ``Retry-After`` asks for (RFC 9110, 10.2.3: seconds or a date), cut to an hour."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]+", text) is not None:
-        return min(float(text), LONGEST_REST)
+        return min(float(text), MAX_RETRY_AFTER)
     date = parse_moment(text)
-    return None if date is None else min(max((date - now).total_seconds(), 0.0), LONGEST_REST)
+    return None if date is None else min(max((date - now).total_seconds(), 0.0), MAX_RETRY_AFTER)
 
 
 @lru_cache(maxsize=16)
@@ -228,7 +234,7 @@ def _date(text: str | None) -> datetime | None:
     return parse_moment(text)
 
 
-def _skew(answer: Answer, now: datetime) -> float | None:
+def _skew(answer: Response, now: datetime) -> float | None:
     """Seconds that the far side's clock is certainly ahead of ours, by its ``Date``; None where it shows none.
 
     It was written at some moment while we waited, and has lost its fraction of a second (RFC 9110, 6.6.1).
@@ -237,7 +243,7 @@ def _skew(answer: Answer, now: datetime) -> float | None:
     if date is None:
         return None
     ahead = (date - now).total_seconds()
-    behind = ahead + answer.took + 1
+    behind = ahead + answer.elapsed + 1
     return ahead if ahead > 0 else min(behind, 0.0)
 
 

@@ -13,7 +13,7 @@ from relay.settings import Section
 from relay.tls import client_context, load_certificate
 
 
-class TlsSettings(Section):
+class ClientTlsSettings(Section):
     """Certificates for one receiver."""
 
     ca_file: Path | None = None
@@ -24,14 +24,14 @@ class TlsSettings(Section):
     """Its private key, PEM without a passphrase; left out where cert_file holds it."""
 
     @model_validator(mode="after")
-    def _usable(self) -> TlsSettings:
+    def _usable(self) -> ClientTlsSettings:
         if self.key_file is not None and self.cert_file is None:
             raise ValueError("cert_file: expected a certificate for key_file, got none")
-        made(self)
+        make_context(self)
         return self
 
 
-def made(settings: TlsSettings) -> ssl.SSLContext:
+def make_context(settings: ClientTlsSettings) -> ssl.SSLContext:
     """A context of the files as they are now. Raises ValueError, which names the file and holds nothing of it."""
     what = "ca_file"
     try:
@@ -48,20 +48,20 @@ def made(settings: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-class Certificates:
+class ReloadingTlsContext:
     """A context that is made anew when one of its files has changed; while they cannot be used, the last one holds."""
 
-    def __init__(self, settings: TlsSettings) -> None:
+    def __init__(self, settings: ClientTlsSettings) -> None:
         self._settings = settings
         self._stamps = self._look()
-        self._context = made(settings)
+        self._context = make_context(settings)
 
     def context(self) -> ssl.SSLContext:
         """The context for the next request."""
         stamps = self._look()
         if stamps != self._stamps:
             try:
-                self._context = made(self._settings)
+                self._context = make_context(self._settings)
             except ValueError:
                 return self._context  # one of the files is just being replaced
             self._stamps = stamps

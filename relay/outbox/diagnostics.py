@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from relay.diagnostics import Finding, failed, ok, warning
+from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import StoreError
 from relay.files import may_be_folder, may_exist, reason, user
 from relay.outbox import StoreSettings
@@ -34,7 +34,7 @@ def _folder(path: Path) -> Iterator[Finding]:
     wrong = [one for one in (there, path) if may_exist(one) and not os.access(one, os.W_OK)]
     if wrong or not may_be_folder(there):
         remedy = "run doctor as the user that the service has, or give that user the right to write"
-        yield failed("state folder", f"{(wrong or [there])[0]} cannot be written by {user()}", remedy)
+        yield failure("state folder", f"{(wrong or [there])[0]} cannot be written by {user()}", remedy)
     else:
         yield ok("state folder", f"{there} can be written by {user}")
     try:
@@ -43,7 +43,7 @@ def _folder(path: Path) -> Iterator[Finding]:
         return
     said = f"{free / 2**20:,.0f} MiB free in {there}"
     if free < _LITTLE:
-        make = failed if free < _TOO_LITTLE else warning
+        make = failure if free < _TOO_LITTLE else warning
         yield make("disk space", said, "make room: on a full disk approvals are refused")
     else:
         yield ok("disk space", said)
@@ -69,17 +69,17 @@ def _file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]
         path.open("rb").close()  # SQLite does not say why it cannot
     except OSError as error:
         remedy = "run doctor as the user that the service has, or give that user the right to read and write it"
-        yield failed("state file", f"{path} cannot be read: {reason(error)}", remedy)
+        yield failure("state file", f"{path} cannot be read: {reason(error)}", remedy)
         return
     try:
         with closing(open_for_reading(path)) as connection:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
             meta = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('scope', 'vm_id', 'mode')"))
     except (StoreError, sqlite3.Error) as error:
-        yield failed("state file", str(error), "a relay that starts sets it aside and begins a fresh one, with approvals off")
+        yield failure("state file", str(error), "a relay that starts sets it aside and begins a fresh one, with approvals off")
         return
     if version > VERSION:
-        yield failed("state file", f"{path}: version {version}, this relay knows {VERSION}", "update this relay")
+        yield failure("state file", f"{path}: version {version}, this relay knows {VERSION}", "update this relay")
     elif wrong := _another(meta, scope, vm_id):
         yield warning("state file", f"{path} {wrong}", "a relay that starts sets it aside and begins a fresh one, with approvals off")
     else:
@@ -108,5 +108,5 @@ def _lock(path: Path) -> Finding:
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             return ok("lock", "a running relay holds the state file")
-        return failed("lock", f"{lock} cannot be read: {error}", "give the service's user the right to read and write it")
+        return failure("lock", f"{lock} cannot be read: {error}", "give the service's user the right to read and write it")
     return ok("lock", "no relay holds the state file")

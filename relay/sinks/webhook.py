@@ -20,10 +20,10 @@ from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
-from relay.net.connectivity import reach
-from relay.net.egress import parse_url
-from relay.net.http import Request, Way, basic, open_session, post, verdict
-from relay.net.tls import Certificates, TlsSettings, made
+from relay.net.connectivity import check_connectivity
+from relay.net.egress import parse_receiver_url
+from relay.net.http import Request, Transport, basic_authorization, interpret_response, open_session, post
+from relay.net.tls import ClientTlsSettings, ReloadingTlsContext, make_context
 from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings
 
@@ -55,7 +55,7 @@ class BasicSettings(Section):
 
     def encoded(self) -> str:
         """The Authorization header."""
-        return basic(self.user, self.secret())
+        return basic_authorization(self.user, self.secret())
 
 
 class Settings(SinkSettings):
@@ -86,7 +86,7 @@ class Settings(SinkSettings):
     """Sent with every request as they are; their values are treated as secrets."""
     headers_file: Path | None = None
     """A file that holds them, one `Name: value` a line, instead of headers."""
-    tls: TlsSettings | None = None
+    tls: ClientTlsSettings | None = None
     """Certificates for this receiver."""
     proxy: SecretStr | None = None
     """URL of an HTTP proxy to go through, user and password in it if it wants them. Proxies of the environment are not used."""
@@ -113,7 +113,7 @@ class Settings(SinkSettings):
 
     def target(self) -> URL:
         """The receiver's URL as it is now. Raises ValueError if it cannot be used."""
-        return parse_url(self.reveal("url") or "", allow_http=self.allow_http)
+        return parse_receiver_url(self.reveal("url") or "", allow_http=self.allow_http)
 
     def signing_secrets(self) -> tuple[str, ...]:
         """The secrets as they are now. Raises ValueError if there is none, or one that cannot be used."""
@@ -163,7 +163,7 @@ class Settings(SinkSettings):
         scheme, separator, rest = text.partition("://")
         # Up to the last one, as a password that was not encoded may hold another.
         credentials, at, place = rest.rpartition("@")
-        url = parse_url(f"{scheme}{separator}{place}", allow_http=True)
+        url = parse_receiver_url(f"{scheme}{separator}{place}", allow_http=True)
         user, _, password = credentials.partition(":")
         return url, (unquote(user), unquote(password)) if at else None
 
@@ -216,7 +216,7 @@ def _look(given: Settings) -> _Known:
         more["Authorization"] = authorization
         hidden += [authorization.partition(" ")[2], *([given.basic.secret()] if given.basic is not None else ())]
     proxy, credentials = given.way() or (None, None)
-    pass_proxy = basic(*credentials) if credentials is not None else None
+    pass_proxy = basic_authorization(*credentials) if credentials is not None else None
     if credentials is not None and pass_proxy is not None:
         hidden += [credentials[1], pass_proxy.partition(" ")[2]]
     return _Known(given.target(), secrets, more, tuple(hidden), proxy, pass_proxy)
@@ -232,8 +232,8 @@ class Webhook:
         self._settings = settings
         self._clock = clock
         self._session = session
-        self._certificates = Certificates(settings.tls) if settings.tls is not None else None
-        can_change = settings.can_change or (settings.basic is not None and settings.basic.can_change)
+        self._certificates = ReloadingTlsContext(settings.tls) if settings.tls is not None else None
+        can_change = settings.has_secret_files or (settings.basic is not None and settings.basic.has_secret_files)
         self._known = None if can_change else _look(settings)
         self._timeout = settings.timeout
         self.give_up_after = settings.give_up_after
@@ -245,9 +245,9 @@ class Webhook:
             request = build(known.url, known.secrets, event, self._clock.now(), more=known.more, hidden=known.hidden)
         except ValueError as error:
             raise Deferred(f"the url, secrets or credentials of this sink cannot be used any more: {error}", failure="slow") from None
-        way = Way(known.proxy, known.pass_proxy, self._certificates.context() if self._certificates is not None else None)
+        way = Transport(known.proxy, known.pass_proxy, self._certificates.context() if self._certificates is not None else None)
         answer = await post(self._session, request, seconds=self._timeout, way=way)
-        outcome = verdict(answer, self._clock.now())
+        outcome = interpret_response(answer, self._clock.now())
         if isinstance(outcome, Deferred):
             raise outcome
         return outcome
@@ -263,7 +263,7 @@ async def connect(settings: Settings, clock: Clock) -> AsyncIterator[Webhook]:
 async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether the receiver, or the proxy before it, is reached. Nothing is posted."""
     about, way = f"sink {settings.name}", settings.way()
-    tls = made(settings.tls) if settings.tls is not None else None
+    tls = make_context(settings.tls) if settings.tls is not None else None
     if way is not None:
-        return [await reach(f"{about}, its proxy", way[0], tls=tls, now=clock.now())]
-    return [await reach(about, settings.target(), tls=tls, now=clock.now())]
+        return [await check_connectivity(f"{about}, its proxy", way[0], tls=tls, now=clock.now())]
+    return [await check_connectivity(about, settings.target(), tls=tls, now=clock.now())]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from relay.net.http import basic
+from relay.net.http import basic_authorization
 
 TOKEN = "t0ken-in-path"
 PASSWORD = "t0ken-as-password"
@@ -49,7 +49,7 @@ class Service:
             return web.Response(status=self.status, headers={"Location": f"http://127.0.0.1:{self.port}/elsewhere"})
         if self.status != 200:
             return web.Response(status=self.status, text=f"{request.path} {request.headers.get('Authorization')} {await request.text()}")
-        if request.path != PATH or request.headers.get("Authorization") != basic("relay", PASSWORD):
+        if request.path != PATH or request.headers.get("Authorization") != basic_authorization("relay", PASSWORD):
             return web.Response(status=401)
         body = await request.json()
         self.messages.append(f"{body['title']}\n{body['message']}")

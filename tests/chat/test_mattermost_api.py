@@ -218,12 +218,12 @@ async def test_doctor_says_whether_the_bot_sees_the_channel(server: Mattermost, 
     clock, scope = SystemClock(), "prod"
     good = settings(server, tmp_path)
     (found,) = await examine(good, clock, scope)
-    assert (found.state, found.said) == ("ok", "Mattermost takes the token, and shows the channel to the bot")
+    assert (found.state, found.message) == ("ok", "Mattermost takes the token, and shows the channel to the bot")
     (found,) = await examine(settings(server, tmp_path, channel=new_id()), clock, scope)
     assert found.state == "failed"
     server.mistrusts = True
     (found,) = await examine(good, clock, scope)
-    assert "expected a token that Mattermost accepts" in found.said
+    assert "expected a token that Mattermost accepts" in found.message
     await server.leave()
     (found,) = await examine(good, clock, scope)
     assert found.state == "failed"
@@ -231,7 +231,7 @@ async def test_doctor_says_whether_the_bot_sees_the_channel(server: Mattermost, 
     server.team = ""
     secret = "whsec_" + "QUFB" * 8
     (found,) = await examine(settings(server, tmp_path, approve_in_chat=True, secret=secret), clock, scope)
-    assert "belongs to no team" in found.said
+    assert "belongs to no team" in found.message
     assert server.posts == {}
 
 

@@ -82,9 +82,9 @@ async def test_doctor_says_whether_slack_takes_what_it_is_given(
         timeout = "500ms" if trouble is hangs else "30s"
         settings = Settings.model_validate(here.settings(signing_secret=None, app_token=APP_TOKEN, timeout=timeout))
         (found,) = await member.examine(settings, SystemClock(), "prod")
-        assert (found.about, found.state) == ("sink ops", state)
-        assert said in found.said
-        assert TOKEN not in found.said
+        assert (found.subject, found.state) == ("sink ops", state)
+        assert said in found.message
+        assert TOKEN not in found.message
         assert here.tops() == []
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.net.egress import REFUSED, AddressRefused, guarded_socket, literal, refused
+from relay.net.egress import REFUSED, AddressRefused, guarded_socket, is_refused, parse_address_literal
 from tests.sinks.egress_namespace import LITERALS, NAMES
 from tests.sinks.http_receiver import Names, good, listening
 from tests.sinks.webhook_sink import deliver, failure
@@ -33,7 +33,7 @@ ALLOWED_ADDRESSES = (
 
 @pytest.mark.parametrize("address", REFUSED_ADDRESSES)
 def test_no_socket_is_made_for_a_refused_address(address: str) -> None:
-    assert refused(ip_address(address))
+    assert is_refused(ip_address(address))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with pytest.raises(AddressRefused) as caught:
         guarded_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 80)))
@@ -42,7 +42,7 @@ def test_no_socket_is_made_for_a_refused_address(address: str) -> None:
 
 @pytest.mark.parametrize("address", ALLOWED_ADDRESSES)
 def test_loopback_private_ranges_and_all_else_are_allowed(address: str) -> None:
-    assert not refused(ip_address(address))
+    assert not is_refused(ip_address(address))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with guarded_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 80))) as made:
         assert (made.family, made.type) == (family, socket.SOCK_STREAM)
@@ -58,7 +58,7 @@ def test_an_ipv4_address_is_judged_alike_in_every_form(number: int) -> None:
     address = IPv4Address(number)
     expected = address in ip_network("169.254.0.0/16") or str(address) == "168.63.129.16"
     forms = [f"::ffff:{address}", f"64:ff9b::{address}"]
-    assert [refused(address), *(refused(IPv6Address(form)) for form in forms)] == [expected] * 3
+    assert [is_refused(address), *(is_refused(IPv6Address(form)) for form in forms)] == [expected] * 3
 
 
 def test_what_is_not_an_address_gets_no_socket() -> None:
@@ -69,14 +69,14 @@ def test_what_is_not_an_address_gets_no_socket() -> None:
 
 @pytest.mark.parametrize("host", LITERALS)
 def test_a_literal_is_seen_through_in_every_notation(host: str) -> None:
-    address = literal(host.strip("[]"))
+    address = parse_address_literal(host.strip("[]"))
     assert address is not None
-    assert refused(address)
+    assert is_refused(address)
 
 
 @pytest.mark.parametrize("host", ["drain.example.com", "localhost", "a", "1.2.3.4.5", "0xg", "", "é"])
 def test_a_name_is_no_literal(host: str) -> None:
-    assert literal(host) is None
+    assert parse_address_literal(host) is None
 
 
 @pytest.mark.parametrize("address", REFUSED_ADDRESSES)

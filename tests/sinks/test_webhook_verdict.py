@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from relay.errors import Deferred
-from relay.net.http import Answer, verdict
+from relay.net.http import Response, interpret_response
 from relay.sinks import Receipt
 from tests.builders import cloudevent
 from tests.sinks.http_receiver import Connection, listening
@@ -24,7 +24,7 @@ DELIVERED = {*range(200, 300)}
 
 def meant(status: int, **headers: str) -> Deferred:
     fields = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-    outcome = verdict(Answer(status, fields, "sorry"), NOW)
+    outcome = interpret_response(Response(status, fields, "sorry"), NOW)
     assert isinstance(outcome, Deferred)
     return outcome
 
@@ -32,7 +32,7 @@ def meant(status: int, **headers: str) -> Deferred:
 @pytest.mark.parametrize("status", range(100, 600))
 def test_every_status_has_its_meaning(status: int) -> None:
     """What passes is tried again, 410 stops, what a person must correct is tried slowly; only 2xx is delivered."""
-    outcome = verdict(Answer(status, CIMultiDict(), "text"), NOW)
+    outcome = interpret_response(Response(status, CIMultiDict(), "text"), NOW)
     if status in DELIVERED:
         assert outcome == Receipt(status, "text")
         return
@@ -130,14 +130,14 @@ def test_the_clock_of_a_receiver_is_compared_by_its_date_whatever_it_answers(sta
     """Only what cannot be the time that the request took, nor the fraction of a second that a Date has not."""
 
     def skew(seconds: float, took: float = 0.0) -> float | None:
-        return verdict(Answer(status, CIMultiDict({"Date": later(seconds)}), None, took), NOW).skew
+        return interpret_response(Response(status, CIMultiDict({"Date": later(seconds)}), None, took), NOW).skew
 
     assert skew(400) == pytest.approx(399.1)
     assert skew(-400) == pytest.approx(-399.9)
     assert (skew(0), skew(-14, took=15.0), skew(-1, took=1.0)) == (0.0, 0.0, 0.0)
     assert skew(-60, took=15.0) == pytest.approx(-44.9)
-    assert verdict(Answer(status, CIMultiDict({"Date": "yesterday"}), None), NOW).skew is None
-    assert verdict(Answer(status, CIMultiDict(), None), NOW).skew is None
+    assert interpret_response(Response(status, CIMultiDict({"Date": "yesterday"}), None), NOW).skew is None
+    assert interpret_response(Response(status, CIMultiDict(), None), NOW).skew is None
 
 
 @pytest.mark.parametrize("more", [lambda text: text, str.lower])

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from relay.approvals.request import Right
 from relay.errors import RelayError
-from relay.net.egress import parse_url
+from relay.net.egress import parse_receiver_url
 from relay.settings import Section
 
 GUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -30,7 +30,7 @@ def _guid(text: str) -> str:
 
 
 def _safe(text: str) -> str:
-    parse_url(text, allow_http=urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost"))
+    parse_receiver_url(text, allow_http=urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost"))
     return text
 
 

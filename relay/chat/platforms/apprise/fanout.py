@@ -80,7 +80,7 @@ class Services:
 
     def _look(self) -> None:
         """Read the file of the URLs again, if there is one. Raises Deferred for what cannot be used any more."""
-        if not self._settings.can_change or set(self._settings.reveal_all("urls")) == set(self._services):
+        if not self._settings.has_secret_files or set(self._settings.reveal_all("urls")) == set(self._services):
             return
         try:
             self._services = self._settings.services()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from relay.net.egress import literal, refused
+from relay.net.egress import is_refused, parse_address_literal
 
 NEEDED = "expected the package imds-relay[apprise] with Apprise 2.2 or newer, which can be told to follow no redirects"
 _FILE = re.compile(r"(\bFile|KeyFile|Template Path|Key Path)$")
@@ -92,8 +92,8 @@ def _check_kind(kind: Any, parsed: dict[str, Any], *, allow_http: bool) -> None:
     secure = _listed(kind.secure_protocol)
     if secure and schema not in secure and not allow_http:
         raise ValueError(f"expected {secure[0]}://, got {schema}://: set allow_http: true where the way to the service is trusted")
-    address = literal(str(parsed.get("host") or "").strip("[]"))
-    if address is not None and refused(address):
+    address = parse_address_literal(str(parsed.get("host") or "").strip("[]"))
+    if address is not None and is_refused(address):
         raise ValueError("expected a service's address, got a metadata or host address, which no sink may reach")
 
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from typing_extensions import override
 
-from relay.net.egress import AddressRefused, refused
+from relay.net.egress import AddressRefused, is_refused
 
 T = TypeVar("T")
 
@@ -107,4 +107,4 @@ def _addresses(host: str) -> list[str]:
 
 
 def _is_refused(address: str) -> bool:
-    return refused(ip_address(address))
+    return is_refused(ip_address(address))

@@ -19,7 +19,7 @@ from relay.chat.platforms.mattermost.identity import People
 from relay.chat.platforms.mattermost.interactions import Answers
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
-from relay.diagnostics import Finding, failed, ok
+from relay.diagnostics import Finding, failure, ok
 from relay.errors import ConfigError, Deferred
 from relay.net.http import open_session
 
@@ -63,9 +63,9 @@ async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]
         try:
             said = await api.ask("GET", f"channels/{settings.channel}")
         except Deferred as error:
-            return [failed(about, error.reason, "see docs/chat/mattermost.md")]
+            return [failure(about, error.reason, "see docs/chat/mattermost.md")]
         if not said.ok or said.text("id") != settings.channel:
-            return [failed(about, api.trouble(said).reason, "see docs/chat/mattermost.md")]
+            return [failure(about, api.trouble(said).reason, "see docs/chat/mattermost.md")]
         if settings.approve_in_chat and not said.text("team_id"):
-            return [failed(about, "approve_in_chat is on, and the channel belongs to no team", "use a channel of a team: votes name it")]
+            return [failure(about, "approve_in_chat is on, and the channel belongs to no team", "use a channel of a team: votes name it")]
         return [ok(about, "Mattermost takes the token, and shows the channel to the bot")]

@@ -18,7 +18,7 @@ from yarl import URL
 from relay.chat import MessageGone, carried
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import LONGEST_REST, Answer, Method, Request, send, verdict
+from relay.net.http import MAX_RETRY_AFTER, Method, Request, Response, interpret_response, send
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}")
 _CODE = re.compile(r"[A-Za-z0-9_.]{1,128}")
@@ -40,7 +40,7 @@ _AN_EPOCH = 1_000_000_000  # X-Ratelimit-Reset: seconds from now in the server, 
 class Said:
     """An answer of the API. ``code`` is the ``id`` of its error, empty where it has none; ``found`` its JSON, None without."""
 
-    answer: Answer
+    answer: Response
     code: str
     found: Any
 
@@ -117,7 +117,7 @@ class Api:
     def trouble(self, said: Said) -> Deferred:
         """What a refusal means for the delivery, with its remedy, to be raised."""
         answer, now = said.answer, self._clock.now()
-        outcome = verdict(answer, now)
+        outcome = interpret_response(answer, now)
         if isinstance(outcome, Deferred) and outcome.failure == "transient":
             outcome.after = outcome.after if outcome.after is not None else _reset(answer, now)
             return outcome
@@ -148,10 +148,10 @@ def _sentence(said: Said) -> str:
             return f"expected Mattermost to do as asked, it refused with {status}{code}: {remedy}"
 
 
-def _reset(answer: Answer, now: datetime) -> float | None:
+def _reset(answer: Response, now: datetime) -> float | None:
     """Seconds until the rate limit lets calls through again."""
     text = answer.headers.get("X-Ratelimit-Reset", "").strip()
     if answer.status != 429 or re.fullmatch(r"[0-9]{1,12}", text) is None:  # HTTP
         return None
     value = float(text)
-    return min(max(value - now.timestamp() if value > _AN_EPOCH else value, 0.0), LONGEST_REST)
+    return min(max(value - now.timestamp() if value > _AN_EPOCH else value, 0.0), MAX_RETRY_AFTER)

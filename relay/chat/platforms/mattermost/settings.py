@@ -11,7 +11,7 @@ from yarl import URL
 
 from relay import signature
 from relay.chat import ChatSettings
-from relay.net.egress import parse_url
+from relay.net.egress import parse_receiver_url
 
 
 class Settings(ChatSettings):
@@ -53,7 +53,7 @@ class Settings(ChatSettings):
 
     def base(self) -> URL:
         """The server's address. Raises ValueError if it cannot be used."""
-        return parse_url(self.api_url, allow_http=self.allow_http)
+        return parse_receiver_url(self.api_url, allow_http=self.allow_http)
 
     def bearer(self) -> str:
         """The token as it is now. Raises ValueError if it cannot be sent."""

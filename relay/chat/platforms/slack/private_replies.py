@@ -13,7 +13,7 @@ import orjson
 from yarl import URL
 
 from relay.errors import Deferred
-from relay.net.egress import parse_url
+from relay.net.egress import parse_receiver_url
 from relay.net.http import Request, post
 
 _MOST = 20
@@ -65,7 +65,7 @@ class Responses:
 def own(text: str, api: URL, *, allow_http: bool) -> URL | None:
     """The URL, if it is of Slack itself: the host of the Web API, or ``hooks.`` before it. Pure."""
     try:
-        url = parse_url(text, allow_http=allow_http)
+        url = parse_receiver_url(text, allow_http=allow_http)
     except ValueError:
         return None
     same = url.host in (api.host, f"hooks.{api.host}") and url.port == api.port and url.scheme == api.scheme

@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, model_validator
 from yarl import URL
 
 from relay.chat import ChatSettings
-from relay.net.egress import parse_url
+from relay.net.egress import parse_receiver_url
 
 _BOT = re.compile(r"xoxb-[A-Za-z0-9-]{8,255}")
 _APP = re.compile(r"xapp-[A-Za-z0-9-]{8,255}")
@@ -82,7 +82,7 @@ class Settings(ChatSettings):
 
     def base(self) -> URL:
         """The Web API's URL, with a slash at its end. Raises ValueError if it cannot be used."""
-        url = parse_url(self.api_url, allow_http=self.allow_http)
+        url = parse_receiver_url(self.api_url, allow_http=self.allow_http)
         if url.query_string:
             raise ValueError("expected a URL without a query, such as https://slack.com/api/, got one with it")
         return url if url.path.endswith("/") else url.with_path(f"{url.path}/")

@@ -19,7 +19,7 @@ from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
-from relay.diagnostics import Finding, failed, ok
+from relay.diagnostics import Finding, failure, ok
 from relay.errors import DeliveryError
 from relay.net.http import open_session
 
@@ -79,7 +79,7 @@ async def examined(settings: Settings, clock: Clock) -> list[Finding]:
             if settings.has_socket:
                 await api.call(api.methods.apps_connections_open, app_token=settings.socket_token())
         except DeliveryError as error:
-            return [failed(about, error.reason, "see docs/chat/slack.md")]
+            return [failure(about, error.reason, "see docs/chat/slack.md")]
         return [ok(about, f"Slack takes what it was given, for the workspace {team}")]
 
 

@@ -20,7 +20,7 @@ from relay.chat.platforms.slack.payloads import Call, command, interaction
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
-from relay.net.egress import parse_url
+from relay.net.egress import parse_receiver_url
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds before the next attempt to connect; doubled from one to the other, and up to a quarter more by chance."""
@@ -194,7 +194,7 @@ def _checked(url: Any, *, allow_http: bool) -> str:
     scheme, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if scheme not in ("wss", "ws"):
         raise ValueError("expected a URL that starts with wss:// from apps.connections.open, got something else")
-    parse_url(f"{'https' if scheme == 'wss' else 'http'}://{rest}", allow_http=allow_http)
+    parse_receiver_url(f"{'https' if scheme == 'wss' else 'http'}://{rest}", allow_http=allow_http)
     return str(url)
 
 

@@ -21,7 +21,7 @@ from yarl import URL
 
 from relay.chat import MessageGone
 from relay.errors import Deferred, Rejected
-from relay.net.http import LONGEST_REST, Method, Request, send
+from relay.net.http import MAX_RETRY_AFTER, Method, Request, send
 
 REMEDIES: Mapping[str, str] = {
     "invalid_auth": "token is not, or no longer, that of an installed app: copy the bot token again from “OAuth & Permissions”",
@@ -138,4 +138,4 @@ def _refuse(answer: AsyncSlackResponse, *, of_message: bool) -> NoReturn:
 def _rest(headers: Mapping[str, str]) -> float | None:
     """Seconds of ``Retry-After``, which Slack gives as a number."""
     text = headers.get("Retry-After", "").strip()
-    return min(float(text), LONGEST_REST) if re.fullmatch(r"[0-9]{1,9}", text) else None
+    return min(float(text), MAX_RETRY_AFTER) if re.fullmatch(r"[0-9]{1,9}", text) else None

@@ -18,7 +18,7 @@ from relay.chat.platforms.teams.settings import Settings
 from relay.chat.platforms.teams.workflow import Workflow
 from relay.clock import Clock
 from relay.diagnostics import Finding
-from relay.net.connectivity import reach
+from relay.net.connectivity import check_connectivity
 from relay.net.http import open_session
 
 
@@ -41,4 +41,4 @@ async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterat
 
 async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether Microsoft's door is reached. Nothing is posted."""
-    return [await reach(f"sink {settings.name}", settings.target(), tls=None, now=clock.now())]
+    return [await check_connectivity(f"sink {settings.name}", settings.target(), tls=None, now=clock.now())]

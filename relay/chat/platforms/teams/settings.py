@@ -10,7 +10,7 @@ from pydantic import SecretStr, model_validator
 from yarl import URL
 
 from relay.chat import ChatSettings
-from relay.net.egress import parse_url
+from relay.net.egress import parse_receiver_url
 
 _OF_MICROSOFT = re.compile(r"\.(logic\.azure|api\.powerplatform)\.(com|us|cn)$")
 MAKE_ONE = "make one from “Send webhook alerts to a channel” in the Workflows app, and give the sink its URL"
@@ -41,7 +41,7 @@ class Settings(ChatSettings):
     def target(self) -> URL:
         """The workflow's URL as it is now, letter for letter. Raises ValueError if it cannot be used."""
         text = self.reveal("url") or ""
-        url = parse_url(text, allow_http=self.allow_http)
+        url = parse_receiver_url(text, allow_http=self.allow_http)
         host = url.raw_host or ""
         if host.endswith(".webhook.office.com"):
             raise ValueError(f"expected the URL of a workflow, got that of a connector, which Microsoft has retired: {MAKE_ONE}")

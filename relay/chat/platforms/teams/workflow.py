@@ -14,7 +14,7 @@ from relay.chat.platforms.teams.card import Json, follow_up, message_of
 from relay.chat.platforms.teams.settings import MAKE_ONE, Settings
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import Answer, Request, post, verdict
+from relay.net.http import Request, Response, interpret_response, post
 
 _OFF = "the workflow is turned off or was deleted: turn it on in the Workflows app, or " + MAKE_ONE
 _NOT_OURS = "the workflow refused the URL: copy all of it again, to the end of sig=, and let “Anyone” trigger the flow"
@@ -62,7 +62,7 @@ class Workflow:
         except ValueError as error:
             raise Deferred(f"the url of this sink cannot be used any more: {error}", failure="slow") from None
         answer = await post(self._session, build(url, message), seconds=self._settings.timeout)
-        outcome = verdict(answer, self._clock.now())
+        outcome = interpret_response(answer, self._clock.now())
         if isinstance(outcome, Deferred):
             raise _in_words(outcome, answer)
 
@@ -73,7 +73,7 @@ def build(url: URL, message: Json) -> Request:
     return Request(url, {"Content-Type": "application/json"}, body, (*((signature,) if signature else ()), *carried(body)))
 
 
-def _in_words(refused: Deferred, answer: Answer) -> Deferred:
+def _in_words(refused: Deferred, answer: Response) -> Deferred:
     """The same verdict with a remedy, where somebody must mend something."""
     advice = _CODES.get(_code(answer)) or _ADVICE.get(answer.status)
     if advice is None:
@@ -87,7 +87,7 @@ def _in_words(refused: Deferred, answer: Answer) -> Deferred:
     )
 
 
-def _code(answer: Answer) -> str:
+def _code(answer: Response) -> str:
     """``error.code`` of the answer (Azure Resource Manager's form of errors); empty where there is none."""
     try:
         code = orjson.loads(answer.body)["error"]["code"]
