@@ -17,8 +17,8 @@ import orjson
 from pydantic import TypeAdapter
 
 from docs.reference import MARK, api, commands, configuration, slack, with_mark
-from relay.events.build import Origin, event_data, tell_change, tell_decision, tell_of_relay
-from relay.events.catalog import CATALOG, EventData, EventType, schema
+from relay.events.build import Origin, change_event, decision_event, event_data, relay_event
+from relay.events.catalog import CATALOG, EventData, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, Event
@@ -48,7 +48,7 @@ def generated() -> dict[Path, str]:
     """Every generated file with the text that it should hold."""
     by_hand = EVENTS_PAGE.read_text(encoding="utf-8").partition(MARK)[0]
     return {
-        **{SCHEMAS / f"{kind.name}.v1.json": _pretty(schema(kind)) + "\n" for kind in CATALOG},
+        **{SCHEMAS / f"{kind.name}.v1.json": _pretty(event_schema(kind)) + "\n" for kind in CATALOG},
         EVENTS_PAGE: f"{by_hand}{MARK}\n{catalogue()}",
         **{ROOT / "docs" / f"{name}.md": with_mark(ROOT / "docs" / f"{name}.md", make()) for name, make in PAGES.items()},
     }
@@ -102,7 +102,7 @@ def _of_the_event() -> Iterator[CloudEvent]:
 
 def _told(change: Change, incarnation: int) -> CloudEvent:
     ended = change.kind == "ended"
-    return tell_change(
+    return change_event(
         change,
         _ORIGIN,
         _BEGAN + timedelta(minutes=5 * (incarnation - 2)),
@@ -138,7 +138,7 @@ def _of_decisions() -> Iterator[CloudEvent]:
 
 def _decided(position: int, name: str, added: Mapping[str, Any], cause: str | None = None) -> CloudEvent:
     at = _BEGAN + timedelta(minutes=1, seconds=position)
-    return tell_decision(name, _ORIGIN, at, event=event_data(_EVENT, 2), added=added, cause=cause, head=_head(position))
+    return decision_event(name, _ORIGIN, at, event=event_data(_EVENT, 2), added=added, cause=cause, head=_head(position))
 
 
 def _of_the_relay() -> Iterator[CloudEvent]:
@@ -155,7 +155,7 @@ def _of_the_relay() -> Iterator[CloudEvent]:
     ]
     for position, (name, sink, reason, count) in enumerate(told, start=7):
         at = _BEGAN + timedelta(hours=1, minutes=position)
-        yield tell_of_relay(f"relay.{name}", _ORIGIN, at, sink=sink, reason=reason, count=count, head=_head(position))
+        yield relay_event(f"relay.{name}", _ORIGIN, at, sink=sink, reason=reason, count=count, head=_head(position))
 
 
 def _with(event: Event, **changes: Any) -> Event:
@@ -166,7 +166,7 @@ def _head(position: int) -> str:
     return f"{position}:{'3b' * 32}"
 
 
-def _section(kind: EventType, example: CloudEvent) -> str:
+def _section(kind: EventDefinition, example: CloudEvent) -> str:
     described = TypeAdapter(kind.data).json_schema()
     known = TypeAdapter(EventData).json_schema()["properties"] if kind.data is not EventData else {}
     fields = {name: field for name, field in described["properties"].items() if name not in known}

@@ -22,9 +22,9 @@ from relay.clock import Clock, SystemClock
 from relay.config import USER_EVENTS_WAIT, Config, sink_members
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import wanting
-from relay.events.build import Origin, tell_of_relay
+from relay.events.build import Origin, relay_event
 from relay.imds.client import ImdsClient
-from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, relay_of, scope_of
+from relay.imds.discovery import Instance, derive_relay_name, derive_scope, discover, names_this_vm, read_boot_id, resource_names
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
 from relay.outbox import Identity
@@ -77,7 +77,7 @@ async def _live(config: Config, clock: Clock, stop: asyncio.Event, up: asyncio.E
 
 
 @asynccontextmanager
-async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None] = boot_id) -> AsyncIterator[Running]:
+async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None] = read_boot_id) -> AsyncIterator[Running]:
     """A relay that runs inside this context and drains when it is left. ``boot`` names the machine's running boot."""
     if config.user_events_wait:
         _log.warning("%s", USER_EVENTS_WAIT)
@@ -99,7 +99,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         sinks = {settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board))) for settings in config.sinks}
         dispatcher = Dispatcher(sinks, store, clock, say)
         await dispatcher.start()
-        names = names_of(instance, socket.gethostname()) if instance is not None else None
+        names = resource_names(instance, socket.gethostname()) if instance is not None else None
         poller, gate = await _source_and_gate(config, client, store, ledger, clock, names=names, boot=boot(), say=say)
         board.attach(gate.submit)
         chats = {name: sink for name, (settings, sink) in sinks.items() if isinstance(settings, ChatSettings)}
@@ -176,8 +176,8 @@ def _connect(settings: SinkSettings, clock: Clock, board: Board) -> AbstractAsyn
 
 
 def _origin(config: Config, instance: Instance | None) -> Origin:
-    scope = scope_of(instance) if config.scope == "auto" and instance is not None else config.scope
-    relay = relay_of(instance) if config.relay == "auto" and instance is not None else config.relay
+    scope = derive_scope(instance) if config.scope == "auto" and instance is not None else config.scope
+    relay = derive_relay_name(instance) if config.relay == "auto" and instance is not None else config.relay
     return Origin(scope, relay)
 
 
@@ -185,7 +185,7 @@ def _sayer(store: Store, origin: Origin, clock: Clock) -> Callable[[str, str | N
     def say(name: str, sink: str | None, reason: str, count: int) -> None:
         at = clock.now()
         future = store.submit(
-            lambda tx: tx.say(tell_of_relay(name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+            lambda tx: tx.say(relay_event(name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
             fail_open=True,
         )
         future.add_done_callback(lambda done: done.cancelled() or done.exception())

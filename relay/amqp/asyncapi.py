@@ -8,7 +8,7 @@ from relay import __version__
 from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.topology import Exchange, Queue
 from relay.approvals.request import Body
-from relay.events.catalog import CATALOG, EventType, schema
+from relay.events.catalog import CATALOG, EventDefinition, event_schema
 from relay.events.cloudevent import CONTENT_TYPE
 from relay.sinks.rabbitmq import LONGEST_TEXT
 from relay.sinks.rabbitmq import Settings as SinkSettings
@@ -118,8 +118,8 @@ def _arguments(arguments: Any) -> dict[str, Any]:
     return {"x-arguments": dict(arguments)} if arguments else {}
 
 
-def _event(kind: EventType) -> dict[str, Any]:
-    payload = {name: value for name, value in schema(kind).items() if not name.startswith("$")}
+def _event(kind: EventDefinition) -> dict[str, Any]:
+    payload = {name: value for name, value in event_schema(kind).items() if not name.startswith("$")}
     attributes = {name: {"type": "string", "maxLength": LONGEST_TEXT} for name in payload["properties"] if name != "data"}
     return {
         "name": kind.type,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from relay.approvals.request import Approval, Rights
 from relay.approvals.rules import voters
 from relay.approvals.status import Standing, scheduled
-from relay.events.match import covers
-from relay.events.timestamps import rfc3339
+from relay.events.match import covers_all
+from relay.events.timestamps import format_rfc3339
 
 HOLD_MEANS = (
     "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"
@@ -48,7 +48,7 @@ def _too_late(approval: Approval, standing: Standing) -> Refusal | None:
         return Refusal(409, f"no hold is on this event; {HOLD_MEANS}") if not standing.holds else None
     closes = standing.closes if approval.decision == "approve" else standing.due
     if closes is not None and standing.now >= closes:
-        return Refusal(409, f"too late: it closed at {rfc3339(closes)}, it is {rfc3339(standing.now)}")
+        return Refusal(409, f"too late: it closed at {format_rfc3339(closes)}, it is {format_rfc3339(standing.now)}")
     if approval.decision == "hold":
         return Refusal(409, f"too late: the StartRequest is on its way; {HOLD_MEANS}") if standing.claimed else None
     if approval.revision != occurrence.revision:
@@ -79,8 +79,8 @@ def _not_allowed(approval: Approval, standing: Standing) -> Refusal | None:
 def _may_speak(approval: Approval, rights: Rights, standing: Standing) -> bool:
     resources = standing.occurrence.event.resources
     if approval.decision == "approve" and standing.asks is not None and standing.asks.each_resource:
-        return any(covers(rights.resources, (one,)) for one in resources)  # others speak for the rest
-    return covers(rights.resources, resources)
+        return any(covers_all(rights.resources, (one,)) for one in resources)  # others speak for the rest
+    return covers_all(rights.resources, resources)
 
 
 def _lacking(approval: Approval, rights: Rights, standing: Standing) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.status import Standing
 from relay.approvals.transitions import Allow, Discount, Effect, Expire, Fail
-from relay.events.build import Origin, tell_decision
+from relay.events.build import Origin, decision_event
 from relay.outbox import Decision, Grant, Mode
 from relay.outbox.transaction import Transaction
 
@@ -112,7 +112,7 @@ class Scribe:
 
     def say(self, tx: Transaction, name: str, event: Mapping[str, Any], told: Mapping[str, Any], cause: str | None, at: datetime) -> str:
         """Tell of an event what ``told`` says, because of ``cause``; returns the id."""
-        said = tell_decision(name, self.origin, at, event=event, added=told, cause=cause, head=str(tx.head()))
+        said = decision_event(name, self.origin, at, event=event, added=told, cause=cause, head=str(tx.head()))
         tx.say(said, at)
         return said.id
 

@@ -18,7 +18,7 @@ from relay.approvals.request import Answer, Approval
 from relay.approvals.status import Standing, rule_for, state_of
 from relay.approvals.transitions import claimable, next_moment, step
 from relay.events.build import Origin
-from relay.events.timestamps import rfc3339
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 
@@ -259,7 +259,7 @@ def shown(standing: Standing) -> dict[str, Any]:
         "state": state_of(standing),
         **count(standing),
         "missing": standing.missing if standing.open else 0,
-        "closes": rfc3339(standing.closes) if standing.closes is not None else None,
+        "closes": format_rfc3339(standing.closes) if standing.closes is not None else None,
     }
 
 

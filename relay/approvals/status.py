@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from relay.approvals.rules import Rule, Votes, person_of, voters
-from relay.events.match import covers
+from relay.events.match import covers_all
 from relay.events.model import Event
 from relay.outbox import Decision, Grant, Mode, Occurrence
 
@@ -39,7 +39,7 @@ class Standing:
     @property
     def due(self) -> datetime | None:
         """NotBefore, where it is known."""
-        return self.occurrence.event.due
+        return self.occurrence.event.not_before_time
 
     @property
     def closes(self) -> datetime | None:
@@ -59,7 +59,7 @@ class Standing:
     def open(self) -> bool:
         """Whether the event is in the document, Scheduled and not yet due: nothing else is ever started by us."""
         event = self.occurrence.event
-        return self.occurrence.live and scheduled(event) and (event.due is None or self.now < event.due)
+        return self.occurrence.live and scheduled(event) and (event.not_before_time is None or self.now < event.not_before_time)
 
     @property
     def holds(self) -> tuple[Decision, ...]:
@@ -138,7 +138,7 @@ class Standing:
         return self.asks is not None and self.asks.each_resource and (bool(self.unspoken) or not self.occurrence.event.resources)
 
     def _speaks(self, principal: str, resource: str) -> bool:
-        return not self._is_gone(principal) and covers(self.speaks.get(principal), (resource,))
+        return not self._is_gone(principal) and covers_all(self.speaks.get(principal), (resource,))
 
     def _counts(self, vote: Decision) -> bool:
         return (
@@ -154,7 +154,7 @@ class Standing:
         resources = self.occurrence.event.resources
         if self.asks is not None and self.asks.each_resource:
             return any(self._speaks(principal, one) for one in resources)
-        return not self._is_gone(principal) and covers(self.speaks.get(principal), resources)
+        return not self._is_gone(principal) and covers_all(self.speaks.get(principal), resources)
 
     def _is_gone(self, principal: str) -> bool:
         return principal.partition(":")[0] in ("client", "mtls") and principal not in self.speaks

@@ -22,8 +22,8 @@ from relay.chat.cards.rendering import card_of_one, changes_at, named, title_of
 from relay.chat.cards.timeline import line_of
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
-from relay.events.match import fits, matches
-from relay.events.timestamps import parse_moment
+from relay.events.match import matches, matches_any
+from relay.events.timestamps import parse_timestamp
 from relay.outbox import Occurrence
 from relay.outbox.chat_messages import Message
 from relay.outbox.sqlite import Store
@@ -167,7 +167,7 @@ class Board:
 
     async def next_stale(self, sink: str) -> datetime | None:
         """When time alone will change what a message of a sink should show. Raises StoreUnavailable."""
-        return parse_moment(await self._store.read(lambda tx: tx.messages.next_stale(sink)))
+        return parse_timestamp(await self._store.read(lambda tx: tx.messages.next_stale(sink)))
 
     async def refresh(self, sink: str) -> None:
         """Have every message of a sink looked at that time alone has changed, through the outbox. Raises StoreUnavailable."""
@@ -183,7 +183,7 @@ class Board:
         await self._store.transact(work, fail_open=True)
 
     def _look(self, tx: Transaction, sink: SinkSettings, event: CloudEvent, code: str, this: _Try, *, in_chat: bool) -> Notice | None:
-        at = parse_moment(event.attributes["time"])
+        at = parse_timestamp(event.attributes["time"])
         occurrence = tx.snapshot.at((event.subject or "").lower(), at) if at is not None else None
         if occurrence is None:
             return None
@@ -252,7 +252,7 @@ class Board:
             tx.send_again(end, sink.name, self._clock.now())
 
     def _wants(self, sink: SinkSettings, occurrence: Occurrence) -> bool:
-        return fits(sink.events, "event.scheduled") and matches(sink.match, occurrence.data, self._ledger.origin.scope, every=False)
+        return matches_any(sink.events, "event.scheduled") and matches(sink.match, occurrence.data, self._ledger.origin.scope, every=False)
 
     def _standing(self, tx: Transaction, occurrence: Occurrence) -> Standing:
         return self._ledger.standing(tx, occurrence, self._clock.now())
@@ -269,9 +269,9 @@ class Board:
         """What its thread does not tell yet. That an event was announced, the message itself tells."""
         by_key, news = {one.key: one for one in occurrences}, []
         for _, event in tx.journal.said_about(list(by_key), message.told):
-            at, occurrence = parse_moment(event.attributes["time"]), by_key[(event.subject or "").lower()]
+            at, occurrence = parse_timestamp(event.attributes["time"]), by_key[(event.subject or "").lower()]
             ours = at is not None and tx.snapshot.at(occurrence.key, at) == occurrence
-            if ours and event.name != "event.scheduled" and fits(sink.events, event.name):
+            if ours and event.name != "event.scheduled" and matches_any(sink.events, event.name):
                 news.append((occurrence, event))
         return news
 

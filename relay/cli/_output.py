@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from relay.events.timestamps import parse_moment
+from relay.events.timestamps import parse_timestamp
 
 _WIDEST = 500  # where no terminal sets a width, a row is one line for grep
 _LAST = 20  # what the last column needs at least
@@ -94,7 +94,7 @@ def local(moment: str | None, now: datetime | None = None, *, relative: bool = T
 
     What cannot be read as a moment is given back as it came. ``relative``: say how far away it is.
     """
-    at = parse_moment(moment)
+    at = parse_timestamp(moment)
     if at is None:
         return moment
     now = now or datetime.now(UTC)

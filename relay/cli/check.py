@@ -23,8 +23,8 @@ from relay.config import USER_EVENTS_WAIT, Config, Loaded, load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
 from relay.events.match import Match
-from relay.events.model import Document, Event, parse
-from relay.events.timestamps import rfc3339
+from relay.events.model import Document, Event, parse_document
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import Occurrence
 from relay.sinks import SinkSettings
 
@@ -79,7 +79,7 @@ def decisions(config: Config, document: Document, now: datetime) -> Iterator[dic
 
 def _document(file: Path) -> Document:
     try:
-        return parse(file.read_bytes())
+        return parse_document(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"--against: expected a file that can be read, {file}: {error.strerror}") from error
     except DocumentError as error:
@@ -111,9 +111,9 @@ def _follows(standing: Standing) -> str:
         return "nothing: no rule, no approval"
     how = _how(standing.rule)
     if standing.closes is not None and standing.asks is not None:
-        how = f"{how}; voting {'closes' if standing.now < standing.closes else 'closed'} {local(rfc3339(standing.closes))}"
+        how = f"{how}; voting {'closes' if standing.now < standing.closes else 'closed'} {local(format_rfc3339(standing.closes))}"
     if standing.rule.match.time is not None and (turns := standing.rule.match.time.turns(standing.now)) is not None:
-        how = f"{how}; the rule holds until {local(rfc3339(turns))}"
+        how = f"{how}; the rule holds until {local(format_rfc3339(turns))}"
     return how if standing.mode == "on" else f"nothing: approvals are {standing.mode} (else {how})"
 
 

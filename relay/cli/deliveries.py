@@ -10,8 +10,8 @@ import typer
 from relay.cli._client import Client, talking
 from relay.cli._output import counted, facts, local, progress, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson, Every
-from relay.events.cloudevent import name_of
-from relay.events.timestamps import parse_moment, rfc3339
+from relay.events.cloudevent import event_name
+from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.settings import parse_duration
 
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")]
@@ -34,7 +34,7 @@ async def deliveries(
         show_json(found)
         return
     named = {"id": "id", "sink": "sink", "type": "what", "eventId": "event", "state": "state", "reason": "reason"}
-    show(facts((label, name_of(found[name]) if name == "type" else found[name]) for name, label in named.items()), "")
+    show(facts((label, event_name(found[name]) if name == "type" else found[name]) for name, label in named.items()), "")
     tries = [
         (local(one["at"], relative=False), spoken(one["tookSeconds"]), one["outcome"], one["status"], one["reason"] or one["answer"])
         for one in found["log"]
@@ -96,12 +96,12 @@ def _moment(text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        return rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(text.removesuffix(" ago").strip())))
+        return format_rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(text.removesuffix(" ago").strip())))
     except ValueError:
-        moment = parse_moment(text)
+        moment = parse_timestamp(text)
     if moment is None:
         raise typer.BadParameter("expected a span such as 2h, or a moment such as 2026-04-11T22:26:58Z", param_hint="--since")
-    return rfc3339(moment)
+    return format_rfc3339(moment)
 
 
 @talking
@@ -133,7 +133,7 @@ def _list(found: dict[str, Any], empty: str, *, as_json: bool) -> None:
         (
             one["id"],
             one["sink"],
-            name_of(one["type"]),
+            event_name(one["type"]),
             one["eventId"],
             f"{one['state']}, {counted(one['attempts'], 'try')}",
             local(one["settled"] or one["nextAttempt"] or one["recorded"], relative=False),

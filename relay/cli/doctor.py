@@ -21,8 +21,8 @@ from relay.clock import Clock, SystemClock
 from relay.config import Config, Loaded, load, sink_members
 from relay.config.file_permissions import exposed
 from relay.diagnostics import Finding, ok
-from relay.imds.diagnostics import examine as examine_source
-from relay.imds.discovery import Instance, names_of, scope_of
+from relay.imds.diagnostics import diagnose as examine_source
+from relay.imds.discovery import Instance, derive_scope, resource_names
 from relay.outbox.diagnostics import examine as examine_store
 from relay.sinks import SinkSettings
 
@@ -60,7 +60,7 @@ async def _examined(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding
     at_api, runs = await examine_api(config.api)
     needed = "auto" in (config.scope, config.relay)
     at_source, instance = await examine_source(config.source, clock, needed=needed, poll=poll, running=runs, progress=tell)
-    scope = config.scope if config.scope != "auto" else scope_of(instance) if instance is not None else None
+    scope = config.scope if config.scope != "auto" else derive_scope(instance) if instance is not None else None
     vm_id = instance.vm_id if instance is not None else None
     at_store = await asyncio.to_thread(examine_store, config.store, scope=scope, vm_id=vm_id)
     at_sinks = await asyncio.gather(*(_sink(one, clock, scope or "unknown") for one in config.sinks))
@@ -84,6 +84,6 @@ async def _sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Findin
 def _names(config: Config, instance: Instance | None) -> list[Finding]:
     if instance is None:
         return []
-    scope = scope_of(instance) if config.scope == "auto" else config.scope
-    names = ", ".join(sorted(one for one in names_of(instance, socket.gethostname()) if not one.startswith("_")))
+    scope = derive_scope(instance) if config.scope == "auto" else config.scope
+    names = ", ".join(sorted(one for one in resource_names(instance, socket.gethostname()) if not one.startswith("_")))
     return [ok("names", f"scope {scope}; events mean this VM where they name {names}")]

@@ -13,7 +13,7 @@ from relay.cli._client import Client, talking
 from relay.cli._output import counted, facts, local, named, show, show_json, show_line, show_table, tell
 from relay.cli._server_sent_events import Message, Stream
 from relay.cli._signals import until_stopped
-from relay.events.cloudevent import name_of
+from relay.events.cloudevent import event_name
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Every = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
@@ -64,7 +64,7 @@ async def show_event(relay: Client, event: EventId, *, as_json: AsJson = False) 
         )
         for one in found["votes"]
     ]
-    sent = [(name_of(one["type"]), one["sink"], one["state"], one["attempts"], one["reason"]) for one in found["deliveries"]]
+    sent = [(event_name(one["type"]), one["sink"], one["state"], one["attempts"], one["reason"]) for one in found["deliveries"]]
     show("")
     show_table(("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything")
     show("")
@@ -133,7 +133,7 @@ def _standing(event: Mapping[str, Any]) -> str | None:
 def told(event: Mapping[str, Any]) -> tuple[object, object, object, str]:
     """A CloudEvent on a line: when, what, by whom, and the rest."""
     data = event["data"]
-    name = name_of(event["type"])
+    name = event_name(event["type"])
     return local(event["time"], relative=False), name, data.get("principal"), _detail(name, data)
 
 

@@ -9,7 +9,7 @@ import typer
 from relay.cli._client import Client, talking
 from relay.cli._output import counted, facts, local, named, show, show_json, show_table, spoken
 from relay.cli.events import AsJson, EventId
-from relay.events.cloudevent import name_of
+from relay.events.cloudevent import event_name
 
 _MEANT: Final = {
     "transient": "if it cannot be reached, does not answer, or answers 408, 409, 425, 429 or 5xx",
@@ -76,7 +76,7 @@ def _show_plan(found: dict[str, Any]) -> None:
         facts(
             [
                 ("event", found["eventId"]),
-                ("last said", name_of(found["type"])),
+                ("last said", event_name(found["type"])),
                 ("not before", local(found["notBefore"])),
                 ("sink", found["sink"]),
                 ("wanted", "yes" if found["whyNot"] is None else f"no: {found['whyNot']}"),

@@ -11,7 +11,7 @@ from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._output import show_json, show_table
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG
-from relay.events.catalog import schema as schema_of
+from relay.events.catalog import event_schema as schema_of
 
 
 def schema(

@@ -25,7 +25,7 @@ from relay.chat import ChatSettings, platforms
 from relay.config.document import PREFIX, filled, override, read
 from relay.config.problems import Given, sentences
 from relay.errors import ConfigError
-from relay.events.match import fits
+from relay.events.match import matches_any
 from relay.files import may_be_file
 from relay.imds import SourceSettings
 from relay.outbox import StoreSettings
@@ -134,7 +134,7 @@ USER_EVENTS_WAIT = (
 
 def _answers(sink: SinkSettings) -> bool:
     answers = ("approval.recorded", "approval.granted", "approval.refused", "approval.voided")
-    return getattr(sink, "kind", None) == "rabbitmq" and all(fits(sink.events, name) for name in answers)
+    return getattr(sink, "kind", None) == "rabbitmq" and all(matches_any(sink.events, name) for name in answers)
 
 
 @dataclass(frozen=True, slots=True)

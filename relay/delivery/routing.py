@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.match import fits, matches
+from relay.events.match import matches, matches_any
 from relay.sinks import SinkSettings
 
 
@@ -27,7 +27,7 @@ def wants(sink: SinkSettings, event: CloudEvent) -> bool:
 
 def why_not(sink: SinkSettings, event: CloudEvent) -> str | None:
     """Why a sink does not want the event; None where it does."""
-    if event.name == "relay.ping" or not fits(sink.events, event.name):
+    if event.name == "relay.ping" or not matches_any(sink.events, event.name):
         return f"its events ({', '.join(sink.events)}) do not name {event.name}"
     if event.name.startswith("relay."):
         return "what is said about a sink does not go to it" if event.subject == sink.name else None

@@ -11,7 +11,7 @@ from relay.events.catalog import dataschema
 from relay.events.cloudevent import PREFIX, VERSION, CloudEvent, digest_id
 from relay.events.delta import Change
 from relay.events.model import Event
-from relay.events.timestamps import parse_moment, rfc3339
+from relay.events.timestamps import format_rfc3339, parse_timestamp
 
 Outcome = tuple[Literal["completed", "canceled", "unknown"], Literal["observed", "rebooted", "none"]]
 
@@ -25,7 +25,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class EndFacts:
+class EndEvidence:
     """What is known of an event when it is gone from the document.
 
     ``start_sent``: a StartRequest of ours was sent for it and IMDS did not answer 400. ``gap``: polling had a longer
@@ -38,7 +38,7 @@ class EndFacts:
     rebooted: bool
 
 
-def outcome_of(event: Event, facts: EndFacts, now: datetime) -> Outcome:
+def determine_outcome(event: Event, facts: EndEvidence, now: datetime) -> Outcome:
     """How an event ended, as far as this relay saw it.
 
     See docs/guarantees.md#an-outcome-is-what-this-relay-saw.
@@ -47,7 +47,7 @@ def outcome_of(event: Event, facts: EndFacts, now: datetime) -> Outcome:
         return "completed", "observed"
     if facts.rebooted:
         return "completed", "rebooted"
-    due = event.due
+    due = event.not_before_time
     scheduled = (event.event_status or "").lower() == "scheduled"
     if scheduled and due is not None and now < due and not facts.start_sent and not facts.gap:
         return "canceled", "observed"
@@ -59,13 +59,13 @@ def event_data(event: Event, incarnation: int | None) -> dict[str, Any]:
     return {**event.fields(), "documentIncarnation": incarnation, "revision": event.revision}
 
 
-def transition_of(change: Change, origin: Origin) -> str:
-    """Names a transition: the digest of source, EventId, change and new state; the count is added by `tell_change`."""
+def transition_id(change: Change, origin: Origin) -> str:
+    """Names a transition: the digest of source, EventId, change and new state; the count is added by `change_event`."""
     state = {**change.event.fields(), "eventId": change.event.key, "resources": sorted(change.event.resources)}
     return digest_id(f"imds://{origin.scope}", change.event.key, change.kind, state)
 
 
-def tell_change(
+def change_event(
     change: Change,
     origin: Origin,
     at: datetime,
@@ -89,11 +89,11 @@ def tell_change(
         added["approvedByRelay"] = approved
     attributes = {
         "specversion": "1.0",
-        "id": digest_id(transition_of(change, origin), told),
+        "id": digest_id(transition_id(change, origin), told),
         "type": f"{PREFIX}event.{change.kind}{VERSION}",
         "source": f"imds://{origin.scope}",
         "subject": change.event.event_id,
-        "time": rfc3339(at),
+        "time": format_rfc3339(at),
         **_common(f"event.{change.kind}", origin),
         **_of_event(data),
         "outcome": outcome[0] if change.kind == "ended" and outcome else None,
@@ -102,7 +102,7 @@ def tell_change(
     return CloudEvent.build(attributes, {**data, **added})
 
 
-def tell_decision(
+def decision_event(
     name: str,
     origin: Origin,
     at: datetime,
@@ -123,7 +123,7 @@ def tell_decision(
         "type": f"{PREFIX}{name}{VERSION}",
         "source": source,
         "subject": event["eventId"],
-        "time": rfc3339(at),
+        "time": format_rfc3339(at),
         **_common(name, origin),
         **_of_event(event),
         "causationid": cause,
@@ -132,10 +132,10 @@ def tell_decision(
     return CloudEvent.build(attributes, {**event, **added})
 
 
-def tell_of_relay(name: str, origin: Origin, at: datetime, *, sink: str | None, reason: str, count: int, head: str) -> CloudEvent:
+def relay_event(name: str, origin: Origin, at: datetime, *, sink: str | None, reason: str, count: int, head: str) -> CloudEvent:
     """A ``relay.*`` CloudEvent: what the relay has to say of itself or of one of its sinks."""
     source = f"imds://{origin.scope}/relays/{origin.relay}"
-    moment = rfc3339(at)
+    moment = format_rfc3339(at)
     attributes = {
         "specversion": "1.0",
         "id": digest_id(source, sink, name, reason, moment, head),
@@ -163,5 +163,5 @@ def _of_event(data: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _not_before(data: Mapping[str, Any]) -> str | None:
-    moment = parse_moment(data["notBefore"])
-    return rfc3339(moment) if moment else None
+    moment = parse_timestamp(data["notBefore"])
+    return format_rfc3339(moment) if moment else None

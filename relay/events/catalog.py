@@ -144,7 +144,7 @@ class RelayData(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class EventType:
+class EventDefinition:
     """One row of the catalogue. ``name`` is ``<family>.<change>``."""
 
     name: str
@@ -168,30 +168,32 @@ def dataschema(name: str) -> str:
 
 
 CATALOG = (
-    EventType("event.scheduled", "an EventId is first seen, with any status but Started", EventData),
-    EventType("event.updated", "any field of a known event changed and it did not move to Started", UpdatedData),
-    EventType("event.started", "an event is first seen as Started, or moved to Started", StartedData),
-    EventType("event.ended", "an event is gone from the document", EndedData),
-    EventType("approval.recorded", "a vote, hold or release was accepted", ApprovalData),
-    EventType("approval.granted", "the rule is satisfied", ApprovalData),
-    EventType("approval.refused", "an authenticated attempt was refused", RefusedData),
-    EventType("approval.voided", "recorded votes count no more", VoidedData),
-    EventType("startrequest.accepted", "IMDS answered 200 to a StartRequest", StartRequestData),
-    EventType("startrequest.failed", "the relay gave up on a StartRequest", StartRequestData),
-    EventType("relay.source-lost", "the metadata service has given no usable answer for too long", RelayData),
-    EventType("relay.source-recovered", "the metadata service answers again", RelayData),
-    EventType("relay.sink-failing", "a sink fails repeatedly", RelayData),
-    EventType("relay.sink-recovered", "a failing sink delivers again", RelayData),
-    EventType("relay.sink-disabled", "a sink's far side asked to stop; its entries are kept until an operator resumes it", RelayData),
-    EventType("relay.dead-lettered", "an entry was given up and is listed as a dead letter", RelayData),
-    EventType("relay.store-failing", "the state file cannot be written; notices go out from memory, approvals are refused", RelayData),
-    EventType("relay.clock-skewed", "a receiver's clock and ours differ", RelayData),
-    EventType("relay.ping", "an operator asked for a test message", RelayData),
+    EventDefinition("event.scheduled", "an EventId is first seen, with any status but Started", EventData),
+    EventDefinition("event.updated", "any field of a known event changed and it did not move to Started", UpdatedData),
+    EventDefinition("event.started", "an event is first seen as Started, or moved to Started", StartedData),
+    EventDefinition("event.ended", "an event is gone from the document", EndedData),
+    EventDefinition("approval.recorded", "a vote, hold or release was accepted", ApprovalData),
+    EventDefinition("approval.granted", "the rule is satisfied", ApprovalData),
+    EventDefinition("approval.refused", "an authenticated attempt was refused", RefusedData),
+    EventDefinition("approval.voided", "recorded votes count no more", VoidedData),
+    EventDefinition("startrequest.accepted", "IMDS answered 200 to a StartRequest", StartRequestData),
+    EventDefinition("startrequest.failed", "the relay gave up on a StartRequest", StartRequestData),
+    EventDefinition("relay.source-lost", "the metadata service has given no usable answer for too long", RelayData),
+    EventDefinition("relay.source-recovered", "the metadata service answers again", RelayData),
+    EventDefinition("relay.sink-failing", "a sink fails repeatedly", RelayData),
+    EventDefinition("relay.sink-recovered", "a failing sink delivers again", RelayData),
+    EventDefinition("relay.sink-disabled", "a sink's far side asked to stop; its entries are kept until an operator resumes it", RelayData),
+    EventDefinition("relay.dead-lettered", "an entry was given up and is listed as a dead letter", RelayData),
+    EventDefinition(
+        "relay.store-failing", "the state file cannot be written; notices go out from memory, approvals are refused", RelayData
+    ),
+    EventDefinition("relay.clock-skewed", "a receiver's clock and ours differ", RelayData),
+    EventDefinition("relay.ping", "an operator asked for a test message", RelayData),
 )
 """Every type, in the order of an event's life."""
 
 
-def schema(event_type: EventType) -> dict[str, Any]:
+def event_schema(event_type: EventDefinition) -> dict[str, Any]:
     """The JSON Schema (2020-12) of a whole CloudEvent of this type, as structured JSON."""
     data = TypeAdapter(event_type.data).json_schema(ref_template="#/$defs/{model}")
     definitions = data.pop("$defs", {})

@@ -52,7 +52,7 @@ class CloudEvent:
     @property
     def name(self) -> str:
         """``<family>.<change>``: what sinks' ``events`` patterns are compared with."""
-        return name_of(self.type)
+        return event_name(self.type)
 
     @property
     def subject(self) -> str | None:
@@ -72,7 +72,7 @@ class CloudEvent:
         return self.attributes.get("eventtype", "none")
 
 
-def name_of(event_type: str) -> str:
+def event_name(event_type: str) -> str:
     """``<family>.<change>`` of a CloudEvents type; what is no type of ours stays as it is."""
     return event_type.removeprefix(PREFIX).removesuffix(VERSION)
 

@@ -39,18 +39,18 @@ class Match(Section):
     """Patterns over the scope's name."""
 
 
-def fits(patterns: Iterable[str], name: str) -> bool:
+def matches_any(patterns: Iterable[str], name: str) -> bool:
     """Whether a name fits one of the patterns (``*``, ``?``, ``[…]``), without case."""
     lowered = name.lower()
     return any(fnmatchcase(lowered, pattern.lower()) for pattern in patterns)
 
 
-def covers(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:
+def covers_all(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:
     """Whether the patterns cover every resource. No patterns cover everything; no resources are covered by none."""
     if patterns is None:
         return True
     names = tuple(resources)
-    return bool(names) and all(fits(patterns, name) for name in names)
+    return bool(names) and all(matches_any(patterns, name) for name in names)
 
 
 def matches(match: Match, data: Mapping[str, Any], scope: str, *, every: bool = True) -> bool:
@@ -63,7 +63,7 @@ def matches(match: Match, data: Mapping[str, Any], scope: str, *, every: bool = 
         _is_one_of(match.event_type, data.get("eventType"))
         and _is_one_of(match.event_source, data.get("eventSource"))
         and _is_within(match.duration, data.get("durationSeconds"))
-        and (match.scope is None or fits(match.scope, scope))
+        and (match.scope is None or matches_any(match.scope, scope))
         and _names_match(match.resources, data.get("resources") or (), every=every)
     )
 
@@ -78,6 +78,6 @@ def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:
 
 def _names_match(patterns: tuple[str, ...] | None, names: Iterable[str], *, every: bool) -> bool:
     if patterns is None or every:
-        return covers(patterns, names)
+        return covers_all(patterns, names)
     found = tuple(names)
-    return not found or any(fits(patterns, name) for name in found)
+    return not found or any(matches_any(patterns, name) for name in found)

@@ -16,9 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from relay.errors import DocumentError
 from relay.events.cloudevent import digest_id
-from relay.events.timestamps import parse_moment, rfc3339
+from relay.events.timestamps import format_rfc3339, parse_timestamp
 
-LARGEST = 4 * 1024 * 1024
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 """Bytes; an answer over this size is refused."""
 
 
@@ -51,9 +51,9 @@ class Event:
         return (self.event_status or "").lower() == "started"
 
     @property
-    def due(self) -> datetime | None:
+    def not_before_time(self) -> datetime | None:
         """NotBefore as a moment in UTC; None when Azure gave none or none that can be read."""
-        return parse_moment(self.not_before)
+        return parse_timestamp(self.not_before)
 
     @property
     def revision(self) -> str:
@@ -138,14 +138,14 @@ class _WireEvent(BaseModel):
     DurationInSeconds: Annotated[int | None, BeforeValidator(_whole_seconds)] = None
 
     def event(self) -> Event:
-        moment = parse_moment(self.NotBefore)
+        moment = parse_timestamp(self.NotBefore)
         return Event(
             self.EventId,
             self.EventType,
             self.EventStatus,
             self.ResourceType,
             tuple(dict.fromkeys(self.Resources or ())),
-            rfc3339(moment) if moment else self.NotBefore,
+            format_rfc3339(moment) if moment else self.NotBefore,
             self.Description,
             self.EventSource,
             self.DurationInSeconds,
@@ -159,7 +159,7 @@ class _WireDocument(BaseModel):
     Events: list[_WireEvent]
 
 
-def parse(body: bytes) -> Document:
+def parse_document(body: bytes) -> Document:
     """Read the document from the bytes of a 200 answer.
 
     Raises DocumentError for an empty body, what is not JSON, a document without ``Events`` or an event that is not one:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 
-def rfc3339(moment: datetime) -> str:
+def format_rfc3339(moment: datetime) -> str:
     """A moment as RFC 3339 in UTC with as many digits as it has: ``2022-04-11T22:26:58Z``.
 
     Raises ValueError for a moment without a time zone.
@@ -16,7 +16,7 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def parse_moment(text: str | None) -> datetime | None:
+def parse_timestamp(text: str | None) -> datetime | None:
     """A moment from RFC 1123 (the weekday may be wrong) or ISO 8601; None where it cannot be read. Without a zone: UTC."""
     if not text:
         return None
@@ -33,6 +33,6 @@ def parse_moment(text: str | None) -> datetime | None:
         return None
 
 
-def sortable(moment: datetime) -> str:
+def format_sortable(moment: datetime) -> str:
     """A moment as RFC 3339 in UTC with six digits always, so that the texts sort as the moments do."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

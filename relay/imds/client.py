@@ -20,10 +20,10 @@ import orjson
 from relay import __version__
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
-from relay.events.model import LARGEST
-from relay.events.timestamps import parse_moment
+from relay.events.model import MAX_DOCUMENT_BYTES
+from relay.events.timestamps import parse_timestamp
 from relay.imds import SourceSettings
-from relay.imds.rate_limit import LONGEST_REST, Budget
+from relay.imds.rate_limit import MAX_RETRY_AFTER, CallBudget
 
 _EVENTS = "/metadata/scheduledevents"
 _INSTANCE = "/metadata/instance"
@@ -48,7 +48,7 @@ class ImdsClient:
     def __init__(self, settings: SourceSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._budget = Budget()
+        self._budget = CallBudget()
         self._arrivals = asyncio.Lock()
         self._place_freed = asyncio.Event()
         self._answered = False
@@ -79,7 +79,7 @@ class ImdsClient:
     async def read(self) -> bytes:
         """The bytes of the Scheduled Events document, as a 200 gave them.
 
-        Raises DocumentError for an answer over `LARGEST` bytes (not read to its end) or an encoded one.
+        Raises DocumentError for an answer over `MAX_DOCUMENT_BYTES` bytes (not read to its end) or an encoded one.
         """
         # Azure switches the service on at the first call, and answers it up to two minutes later (docs/protocol.md#the-first-call).
         seconds = self._settings.timeout if self._answered else self._settings.first_timeout
@@ -152,7 +152,7 @@ class ImdsClient:
             # The query may hold what is not ours to log.
             target = answer.headers.get("Location", "nowhere").partition("?")[0][:200]
             return SourceUnavailable(f"expected 200, got {answer.status}: a redirect to {target}, never followed", status=answer.status)
-        asked = retry_after(answer.headers.get("Retry-After"), self._clock.now())
+        asked = parse_retry_after(answer.headers.get("Retry-After"), self._clock.now())
         got = f"{answer.status} {answer.reason or ''}".rstrip()
         return SourceUnavailable(f"expected 200, got {got}", status=answer.status, retry_after=asked)
 
@@ -162,24 +162,24 @@ def clock_ahead(date: str | None, began: datetime, ended: datetime) -> float | N
 
     A ``Date`` has lost its fraction of a second (RFC 9110, 6.6.1). None where it cannot be read.
     """
-    said = parse_moment(date)
+    said = parse_timestamp(date)
     if said is None:
         return None
     earliest, latest = (said - ended).total_seconds(), (said - began).total_seconds() + 1
     return earliest if earliest > 0 else min(latest, 0.0)
 
 
-def retry_after(text: str | None, now: datetime) -> float | None:
+def parse_retry_after(text: str | None, now: datetime) -> float | None:
     """Seconds from a Retry-After header, as a number or a date, between 0 and `MAX_RETRY_AFTER`; None where it cannot be read."""
     if text is None:
         return None
     if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip(), re.ASCII):
         seconds = float(text)
-    elif moment := parse_moment(text):
+    elif moment := parse_timestamp(text):
         seconds = (moment - now).total_seconds()
     else:
         return None
-    return min(max(seconds, 0.0), LONGEST_REST)
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
 async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -198,14 +198,14 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
     encoding = answer.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise DocumentError(f"expected an answer without Content-Encoding, got {encoding[:50]!r}", status=200)
-    too_large = DocumentError(f"expected an answer of at most {LARGEST} bytes, got a larger one", status=200)
+    too_large = DocumentError(f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes, got a larger one", status=200)
     # Leaving an answer that was not read to its end closes the connection.
-    if (answer.content_length or 0) > LARGEST:
+    if (answer.content_length or 0) > MAX_DOCUMENT_BYTES:
         raise too_large
     body = bytearray()
     async for chunk in answer.content.iter_any():
         body += chunk
-        if len(body) > LARGEST:
+        if len(body) > MAX_DOCUMENT_BYTES:
             raise too_large
     return bytes(body)
 

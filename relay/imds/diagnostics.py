@@ -7,7 +7,7 @@ from collections.abc import Callable
 from relay.clock import Clock
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import DocumentError, SourceError
-from relay.events.model import parse
+from relay.events.model import parse_document
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, parse_instance
@@ -21,7 +21,7 @@ NOT_ASKED = (
 )
 
 
-async def examine(
+async def diagnose(
     settings: SourceSettings, clock: Clock, *, needed: bool, poll: bool, running: bool, progress: Callable[[str], object]
 ) -> tuple[list[Finding], Instance | None]:
     """What the service says, and which VM this is where it knows.
@@ -74,7 +74,7 @@ async def _events(client: ImdsClient, progress: Callable[[str], object]) -> Find
     about = "scheduled events"
     progress("reading the document of events: the first time that may take two minutes")
     try:
-        document = parse(await client.read())
+        document = parse_document(await client.read())
     except DocumentError as error:
         return failure(about, error.reason, "see source.api_version; else ask Azure's support")
     except SourceError as error:

@@ -93,7 +93,7 @@ def parse_instance(body: bytes) -> Instance:
     )
 
 
-def scope_of(instance: Instance) -> str:
+def derive_scope(instance: Instance) -> str:
     """The name of the group of VMs that reads the same document (``scope: auto``, see docs/configuration.md#the-scope)."""
     if instance.scale_set:
         parts = (instance.subscription_id, instance.resource_group, instance.scale_set, instance.placement_group)
@@ -104,12 +104,12 @@ def scope_of(instance: Instance) -> str:
     return f"{name}-{hashlib.sha256(identity.lower().encode()).hexdigest()[:8]}"
 
 
-def relay_of(instance: Instance) -> str:
+def derive_relay_name(instance: Instance) -> str:
     """This relay's own name: that of the VM (``relay: auto``)."""
     return instance.name
 
 
-def names_of(instance: Instance, hostname: str) -> frozenset[str]:
+def resource_names(instance: Instance, hostname: str) -> frozenset[str]:
     """Every name, in lower case, by which ``Resources`` may mean this VM (docs/protocol.md#names-of-resources).
 
     VM name, computer name and host name; ``set_18`` where the computer is called ``set00000i`` and the other way round; and
@@ -143,7 +143,7 @@ def names_this_vm(resources: Iterable[str], names: frozenset[str]) -> bool:
     return any(resource.lower() in names for resource in resources)
 
 
-def boot_id() -> str | None:
+def read_boot_id() -> str | None:
     """Names the running boot of this machine; None where the system has no such name, and a reboot cannot be told.
 
     Linux only: the counters that Windows keeps since its start repeat from boot to boot and across hibernation.

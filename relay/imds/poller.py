@@ -13,11 +13,11 @@ from datetime import datetime
 
 from relay.clock import Clock
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
-from relay.events.model import parse
+from relay.events.model import parse_document
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.rate_limit import retry_delay
-from relay.ingest.recorder import Recorder, Sighting
+from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox.sqlite import Store
 
 LOST_BEFORE_FIRST = 150.0
@@ -120,7 +120,7 @@ class Poller:
         body = await self._client.read()
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if body != self._seen:
-            sighting = Sighting(parse(body), now, self._gap(now, monotonic))
+            sighting = PollResult(parse_document(body), now, self._gap(now, monotonic))
             try:
                 await self._store.transact(lambda tx: self._recorder.record(tx, sighting), fail_open=True)
             except StoreUnavailable as error:

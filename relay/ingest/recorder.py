@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from relay.events.build import EndFacts, Origin, Outcome, event_data, outcome_of, tell_change, transition_of
+from relay.events.build import EndEvidence, Origin, Outcome, change_event, determine_outcome, event_data, transition_id
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, Event
@@ -18,7 +18,7 @@ _REBOOTING = ("reboot", "redeploy")
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class PollResult:
     """One successful poll. ``gap``: polling had paused before it for longer than cancellations can be told for."""
 
     document: Document
@@ -46,7 +46,7 @@ class Recorder:
     boot_id: str | None
     names: frozenset[str] | None
 
-    def record(self, tx: Transaction, sighting: Sighting) -> int:
+    def record(self, tx: Transaction, sighting: PollResult) -> int:
         """Work for the store: tell every change and keep the new snapshot; returns how many changes there were."""
         live = {occurrence.key: occurrence for occurrence in tx.snapshot.live()}
         changes = diff((occurrence.event for occurrence in live.values()), sighting.document)
@@ -59,17 +59,17 @@ class Recorder:
                 tx.snapshot.booted(occurrence.id, self.boot_id)
         return len(changes)
 
-    def _tell(self, tx: Transaction, change: Change, occurrence: Occurrence | None, sighting: Sighting) -> _Told:
-        transition = transition_of(change, self.origin)
+    def _tell(self, tx: Transaction, change: Change, occurrence: Occurrence | None, sighting: PollResult) -> _Told:
+        transition = transition_id(change, self.origin)
         grants = tx.decisions.grants(occurrence.id) if occurrence is not None else []
         outcome: Outcome | None = None
         data: dict[str, Any]
         if change.kind == "ended" and occurrence is not None:
             data = occurrence.data
-            outcome = outcome_of(change.event, self._end_facts(occurrence, grants, sighting), sighting.at)
+            outcome = determine_outcome(change.event, self._end_facts(occurrence, grants, sighting), sighting.at)
         else:
             data = event_data(change.event, sighting.document.incarnation)
-        event = tell_change(
+        event = change_event(
             change,
             self.origin,
             sighting.at,
@@ -88,10 +88,10 @@ class Recorder:
         else:
             tx.snapshot.end(told.key, told.outcome[0], told.event, at)
 
-    def _end_facts(self, occurrence: Occurrence, grants: list[Grant], sighting: Sighting) -> EndFacts:
+    def _end_facts(self, occurrence: Occurrence, grants: list[Grant], sighting: PollResult) -> EndEvidence:
         event = occurrence.event
         booted = None not in (self.boot_id, occurrence.boot_id) and occurrence.boot_id != self.boot_id
-        return EndFacts(
+        return EndEvidence(
             start_sent=_start_sent(grants),
             gap=sighting.gap,
             rebooted=booted
@@ -113,7 +113,7 @@ def _start_sent(grants: list[Grant]) -> bool:
 
 
 def _due(event: Event, now: datetime) -> bool:
-    return event.due is not None and event.due <= now
+    return event.not_before_time is not None and event.not_before_time <= now
 
 
 def _reboots(event: Event) -> bool:

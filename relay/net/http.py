@@ -21,7 +21,7 @@ from yarl import URL
 
 from relay import __version__
 from relay.errors import Deferred, Failure
-from relay.events.timestamps import parse_moment
+from relay.events.timestamps import parse_timestamp
 from relay.net.egress import AddressRefused, guarded_socket
 from relay.sinks import Receipt
 from relay.tls import default_context, explain_refusal
@@ -224,14 +224,14 @@ def _rest(headers: Mapping[str, str], now: datetime) -> float | None:
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]+", text) is not None:
         return min(float(text), MAX_RETRY_AFTER)
-    date = parse_moment(text)
+    date = parse_timestamp(text)
     return None if date is None else min(max((date - now).total_seconds(), 0.0), MAX_RETRY_AFTER)
 
 
 @lru_cache(maxsize=16)
 def _date(text: str | None) -> datetime | None:
     """A ``Date``, which all answers of one second have in common."""
-    return parse_moment(text)
+    return parse_timestamp(text)
 
 
 def _skew(answer: Response, now: datetime) -> float | None:

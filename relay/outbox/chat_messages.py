@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from relay.events.timestamps import sortable
+from relay.events.timestamps import format_sortable
 
 LINKS = 100
 """Links to one decision about one event that are good at a time; each edit of a message brings new ones."""
@@ -98,13 +98,15 @@ class Messages:
         """Its thread tells everything up to that position; until that moment nothing changes by time alone."""
         self._connection.execute(
             "UPDATE message SET told = ?, stale_at = ? WHERE id = ?",
-            (position, sortable(stale_at) if stale_at is not None else None, message),
+            (position, format_sortable(stale_at) if stale_at is not None else None, message),
         )
 
     def take_stale(self, sink: str, now: datetime) -> list[int]:
         """One event of each message of which time alone has changed what it should show; each is named once, and looks like nothing."""
-        stale = self._connection.execute("SELECT id FROM message WHERE sink = ? AND stale_at <= ?", (sink, sortable(now))).fetchall()
-        self._connection.execute("UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?", (sink, sortable(now)))
+        stale = self._connection.execute("SELECT id FROM message WHERE sink = ? AND stale_at <= ?", (sink, format_sortable(now))).fetchall()
+        self._connection.execute(
+            "UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?", (sink, format_sortable(now))
+        )
         # One that has ended may have come again since, in a message of its own.
         query = "SELECT occurrence FROM message_about JOIN occurrence ON id = occurrence WHERE message = ? ORDER BY live DESC, id LIMIT 1"
         return [one for message in stale for (one,) in self._connection.execute(query, message)]
@@ -114,7 +116,7 @@ class Messages:
         self._connection.execute(
             "UPDATE message SET stale_at = ? WHERE posted AND id IN (SELECT message FROM message_about "
             "JOIN occurrence ON occurrence.id = occurrence WHERE live)",
-            (sortable(now),),
+            (format_sortable(now),),
         )
 
     def next_stale(self, sink: str) -> str | None:
@@ -126,7 +128,7 @@ class Messages:
         """A link of this message stands for this decision. The token is kept as its digest alone."""
         self._connection.execute(
             "INSERT OR IGNORE INTO invitation (token, message, occurrence, revision, decision, at) VALUES (?, ?, ?, ?, ?, ?)",
-            (digest_of(token), message, occurrence, revision, decision, sortable(at)),
+            (digest_of(token), message, occurrence, revision, decision, format_sortable(at)),
         )
 
     def invitation(self, token: str) -> Invitation | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from relay.events.timestamps import parse_moment, sortable
+from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState
 
 _DECISION = "approval_id, occurrence, decision, principal, channel, revision, reason, at, expires, dry_run, counts, told, message_id"
@@ -51,8 +51,8 @@ class Decisions:
                 decision.channel,
                 decision.revision,
                 decision.reason,
-                sortable(decision.at),
-                sortable(decision.expires) if decision.expires else None,
+                format_sortable(decision.at),
+                format_sortable(decision.expires) if decision.expires else None,
                 decision.dry_run,
                 decision.counts,
                 decision.told,
@@ -85,7 +85,7 @@ class Decisions:
         self._connection.execute(
             "INSERT INTO start_request (occurrence, revision, rule, approval_id, granted_at, state, dry_run, cause) "
             "VALUES (?, ?, ?, ?, ?, 'granted', ?, ?)",
-            (occurrence, revision, rule, approval_id, sortable(at), dry_run, cause),
+            (occurrence, revision, rule, approval_id, format_sortable(at), dry_run, cause),
         )
 
     def claim(self, grant: int) -> None:
@@ -107,12 +107,12 @@ class Decisions:
         """Keep a first answer."""
         self._connection.execute(
             "INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?)",
-            (principal, request_id, digest, status, orjson.dumps(body).decode(), sortable(at)),
+            (principal, request_id, digest, status, orjson.dumps(body).decode(), format_sortable(at)),
         )
 
     def prune_answers(self, before: datetime) -> None:
         """Forget first answers older than that."""
-        self._connection.execute("DELETE FROM answer WHERE at < ?", (sortable(before),))
+        self._connection.execute("DELETE FROM answer WHERE at < ?", (format_sortable(before),))
 
     def _grants(self, where: str, *values: object) -> list[Grant]:
         found = self._connection.execute(f"SELECT {_GRANT} FROM start_request {where}", values)  # noqa: S608  # our own text
@@ -121,9 +121,9 @@ class Decisions:
 
 def _decision(row: tuple[Any, ...]) -> Decision:
     approval_id, occurrence, kind, principal, channel, revision, reason, at, expires, dry_run, counts, told, message_id = row
-    moment = parse_moment(at)
+    moment = parse_timestamp(at)
     assert moment is not None  # noqa: S101  # we wrote it
-    until = parse_moment(expires)
+    until = parse_timestamp(expires)
     return Decision(
         approval_id,
         occurrence,
@@ -143,6 +143,6 @@ def _decision(row: tuple[Any, ...]) -> Decision:
 
 def _grant(row: tuple[Any, ...]) -> Grant:
     id_, occurrence, revision, rule, approval_id, granted_at, state, attempts, status, dry_run, cause = row
-    moment = parse_moment(granted_at)
+    moment = parse_timestamp(granted_at)
     assert moment is not None  # noqa: S101  # we wrote it
     return Grant(id_, occurrence, revision, rule, approval_id, moment, state, attempts, status, bool(dry_run), cause)

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from relay.events.cloudevent import PREFIX, VERSION
-from relay.events.timestamps import parse_moment, sortable
+from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.bulk_insert import insert
 
@@ -99,8 +99,8 @@ class Deliveries:
         rows = [
             (
                 *(one.id, one.sink, one.position, one.lane, one.type, one.event_key),
-                sortable(one.not_before) if one.not_before else None,
-                sortable(one.recorded),
+                format_sortable(one.not_before) if one.not_before else None,
+                format_sortable(one.recorded),
             )
             for one in entries
         ]
@@ -125,7 +125,7 @@ class Deliveries:
         self._connection.execute("UPDATE entry SET attempts = attempts + 1, last_status = ? WHERE id = ?", (attempt.status, entry))
         self._connection.execute(
             "INSERT INTO attempt SELECT id, attempts, ?, ?, ?, ?, ?, ? FROM entry WHERE id = ?",
-            (sortable(attempt.at), attempt.took, attempt.outcome, attempt.status, attempt.reason, attempt.answer, entry),
+            (format_sortable(attempt.at), attempt.took, attempt.outcome, attempt.status, attempt.reason, attempt.answer, entry),
         )
 
     def delivered(self, arrived: Sequence[tuple[int, Attempt]]) -> None:
@@ -133,7 +133,9 @@ class Deliveries:
 
         See docs/protocol.md#one-statement-for-each-table.
         """
-        rows = orjson.dumps([[entry, sortable(one.at), one.took, one.status, one.answer, sortable(one.ended)] for entry, one in arrived])
+        rows = orjson.dumps(
+            [[entry, format_sortable(one.at), one.took, one.status, one.answer, format_sortable(one.ended)] for entry, one in arrived]
+        )
         # json_extract rather than ->>, which SQLite knows from 3.38.
         self._connection.execute(
             "WITH arrived AS (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[3]') AS status, "
@@ -153,12 +155,12 @@ class Deliveries:
     def defer(self, entry: int, attempt: Attempt, until: datetime) -> None:
         """Not yet: log the attempt, and try again at that moment."""
         self.tried(entry, attempt)
-        self._connection.execute("UPDATE entry SET next_at = ?, reason = ? WHERE id = ?", (sortable(until), attempt.reason, entry))
+        self._connection.execute("UPDATE entry SET next_at = ?, reason = ? WHERE id = ?", (format_sortable(until), attempt.reason, entry))
 
     def settle(self, entry: int, state: EntryState, reason: str | None, at: datetime) -> None:
         """Delivered, superseded or parked."""
         self._connection.execute(
-            "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?", (state, reason, sortable(at), entry)
+            "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?", (state, reason, format_sortable(at), entry)
         )
 
     def revive(self, entry: int, at: datetime) -> Entry | None:
@@ -166,7 +168,7 @@ class Deliveries:
         changed = self._connection.execute(
             "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, revived = ? WHERE id = ? AND state = 'parked' "
             "AND sink IN (SELECT name FROM sink)",
-            (sortable(at), entry),
+            (format_sortable(at), entry),
         ).rowcount
         found = self._connection.execute(f"SELECT {_ENTRY} FROM entry WHERE id = ? AND ?", (entry, changed)).fetchone()  # noqa: S608  # our own text
         return _entry(found) if found else None
@@ -230,7 +232,7 @@ class Deliveries:
         self._connection.execute("DELETE FROM entry WHERE sink = ? AND state = 'waiting' AND type LIKE 'relay.%'", (name,))
         return self._connection.execute(
             "UPDATE entry SET state = 'parked', reason = ?, next_at = NULL, settled = ? WHERE sink = ? AND state = 'waiting'",
-            (reason, sortable(at), name),
+            (reason, format_sortable(at), name),
         ).rowcount
 
     def prune(self, before: datetime, dead_letters: int) -> int:
@@ -238,7 +240,7 @@ class Deliveries:
 
         Returns how many dead letters went because of that number.
         """
-        self._connection.execute("DELETE FROM entry WHERE settled < ?", (sortable(before),))
+        self._connection.execute("DELETE FROM entry WHERE settled < ?", (format_sortable(before),))
         return self._connection.execute(
             "DELETE FROM entry WHERE state = 'parked' AND id <= "
             "(SELECT id FROM entry WHERE state = 'parked' ORDER BY id DESC LIMIT 1 OFFSET ?)",
@@ -248,17 +250,17 @@ class Deliveries:
 
 def _meant(which: Which, after: int, until: datetime) -> tuple[str, tuple[object, ...]]:
     """The condition, and the values of its parameters, of dead letters whose sink is still there."""
-    parts: list[tuple[str, object]] = [("id > ?", after), ("settled <= ?", sortable(until))]
+    parts: list[tuple[str, object]] = [("id > ?", after), ("settled <= ?", format_sortable(until))]
     given = {"sink = ?": which.sink, "type = ?": which.type, "event_key = ?": which.event_key}
     parts += [(text, value) for text, value in given.items() if value is not None]
     if which.since is not None:
-        parts.append(("settled >= ?", sortable(which.since)))
+        parts.append(("settled >= ?", format_sortable(which.since)))
     fixed = "state = 'parked' AND sink IN (SELECT name FROM sink)"
     return " AND ".join([fixed, *(text for text, _ in parts)]), tuple(value for _, value in parts)
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     id_, sink, position, lane, type_, event_key, not_before, attempts, next_at, recorded = row
-    moment = parse_moment(recorded)
+    moment = parse_timestamp(recorded)
     assert moment is not None  # noqa: S101  # we wrote it
-    return Entry(id_, sink, position, lane, type_, event_key, parse_moment(not_before), attempts, parse_moment(next_at), moment)
+    return Entry(id_, sink, position, lane, type_, event_key, parse_timestamp(not_before), attempts, parse_timestamp(next_at), moment)

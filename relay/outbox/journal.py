@@ -13,7 +13,7 @@ import orjson
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
-from relay.events.timestamps import sortable
+from relay.events.timestamps import format_sortable
 from relay.outbox import Head
 from relay.outbox.bulk_insert import insert
 
@@ -53,7 +53,7 @@ class Journal:
 
     def append_all(self, at: datetime, facts: Iterable[tuple[str, str | None, str | None, bytes]]) -> range:
         """Add rows in that order, each of a kind, event_key, transition and body; returns their positions."""
-        before, moment = self.head(), sortable(at)
+        before, moment = self.head(), format_sortable(at)
         position, digest = before.position, before.hash
         added: list[tuple[object, ...]] = []
         for kind, event_key, transition, body in facts:
@@ -134,14 +134,14 @@ class Journal:
         first = self._connection.execute(
             "SELECT min((SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= ?), "
             "(SELECT coalesce(min(position), 9e18) FROM entry WHERE state IN ('waiting', 'parked')))",
-            (sortable(before),),
+            (format_sortable(before),),
         ).fetchone()[0]
         last = self._connection.execute("SELECT max(position) FROM journal WHERE position < ?", (first,)).fetchone()[0]
         if last is None:
             return 0
         digest = self._connection.execute("SELECT hash FROM journal WHERE position = ?", (last,)).fetchone()[0]
         self._connection.execute("DELETE FROM checkpoint")
-        self._connection.execute("INSERT INTO checkpoint VALUES (?, ?, ?)", (last, digest, sortable(now)))
+        self._connection.execute("INSERT INTO checkpoint VALUES (?, ?, ?)", (last, digest, format_sortable(now)))
         return self._connection.execute("DELETE FROM journal WHERE position <= ?", (last,)).rowcount
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.timestamps import sortable
+from relay.events.timestamps import format_sortable
 from relay.outbox import Occurrence
 
 _COLUMNS = "id, key, number, data, revision, live, boot_id, first_seen, last_changed, outcome, told"
@@ -32,7 +32,7 @@ class Snapshot:
 
     def at(self, event_key: str, moment: datetime) -> Occurrence | None:
         """The occurrence of an EventId (in lower case) that something said at that moment is about."""
-        found = self._all("WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1", event_key, sortable(moment))
+        found = self._all("WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1", event_key, format_sortable(moment))
         if not found:  # the clock was set back since it was first seen
             found = self._all("WHERE key = ? ORDER BY number LIMIT 1", event_key)
         return found[0] if found else None
@@ -68,7 +68,7 @@ class Snapshot:
                 "data": orjson.dumps(data).decode(),
                 "revision": data["revision"],
                 "boot_id": boot_id,
-                "at": sortable(at),
+                "at": format_sortable(at),
                 "told": told.id,
             },
         )
@@ -77,14 +77,14 @@ class Snapshot:
         """A live event has a new state."""
         self._connection.execute(
             "UPDATE occurrence SET data = ?, revision = ?, last_changed = ?, told = ? WHERE key = ? AND live",
-            (orjson.dumps(data).decode(), data["revision"], sortable(at), told.id, key),
+            (orjson.dumps(data).decode(), data["revision"], format_sortable(at), told.id, key),
         )
 
     def end(self, key: str, outcome: str, told: CloudEvent, at: datetime) -> None:
         """A live event has left the document."""
         self._connection.execute(
             "UPDATE occurrence SET live = 0, outcome = ?, last_changed = ?, told = ? WHERE key = ? AND live",
-            (outcome, sortable(at), told.id, key),
+            (outcome, format_sortable(at), told.id, key),
         )
 
     def booted(self, occurrence: int, boot_id: str | None) -> None:
@@ -95,8 +95,8 @@ class Snapshot:
         """Forget what ended before that moment, with its decisions and grants."""
         old = "(SELECT id FROM occurrence WHERE NOT live AND last_changed < ?)"
         for table in ("decision", "start_request"):
-            self._connection.execute(f"DELETE FROM {table} WHERE occurrence IN {old}", (sortable(before),))  # noqa: S608  # our own names
-        self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", (sortable(before),))  # noqa: S608  # our own names
+            self._connection.execute(f"DELETE FROM {table} WHERE occurrence IN {old}", (format_sortable(before),))  # noqa: S608  # our own names
+        self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", (format_sortable(before),))  # noqa: S608  # our own names
 
     def _all(self, where: str, *values: object) -> list[Occurrence]:
         found = self._connection.execute(f"SELECT {_COLUMNS} FROM occurrence {where}", values)  # noqa: S608  # our own text

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import count
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.timestamps import parse_moment, sortable
+from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Entry, Head, Mode, Recorded
 from relay.outbox.chat_messages import Messages
 from relay.outbox.decisions import Decisions
@@ -85,11 +85,11 @@ class Transaction:
 
     def set_last_read(self, moment: datetime) -> None:
         """The relay stops in an orderly way; this is when it last read the document."""
-        self.set_meta("last_read", sortable(moment))
+        self.set_meta("last_read", format_sortable(moment))
 
     def take_last_read(self) -> datetime | None:
         """When the document was last read before an orderly stop, and forget it; None after a crash."""
-        moment = parse_moment(self._meta("last_read"))
+        moment = parse_timestamp(self._meta("last_read"))
         self.set_meta("last_read", None)
         return moment
 
@@ -113,5 +113,5 @@ def _key(event: CloudEvent) -> str | None:
 def _entries(event: CloudEvent, position: int, sinks: Iterable[str], at: datetime, ids: Iterator[int]) -> tuple[Entry, ...]:
     name, key = event.name, _key(event)
     lane = key if key is not None else f"{name}/{event.subject or ''}"
-    not_before = parse_moment(event.data.get("notBefore"))
+    not_before = parse_timestamp(event.data.get("notBefore"))
     return tuple(Entry(next(ids), sink, position, lane, name, key, not_before, 0, None, at, event) for sink in sinks)

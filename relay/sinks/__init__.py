@@ -25,7 +25,7 @@ from pydantic import AfterValidator, Field
 from relay.clock import Clock
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
-from relay.events.match import Match, fits
+from relay.events.match import Match, matches_any
 from relay.settings import Section
 
 _PATTERN = re.compile(r"\*|[a-z*][a-z-*]*\.[a-z*][a-z-*]*")
@@ -34,7 +34,7 @@ _PATTERN = re.compile(r"\*|[a-z*][a-z-*]*\.[a-z*][a-z-*]*")
 def _pattern(text: str) -> str:
     if _PATTERN.fullmatch(text) is None:
         raise ValueError("expected a pattern over <family>.<change> such as event.scheduled, approval.* or *")
-    if not any(fits((text,), kind.name) for kind in CATALOG):
+    if not any(matches_any((text,), kind.name) for kind in CATALOG):
         raise ValueError("expected a pattern that some type of event fits; see docs/events.md")
     return text
 

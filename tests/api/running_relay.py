@@ -26,11 +26,11 @@ from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import wanting
 from relay.errors import Deferred, Rejected
-from relay.events.build import Origin, tell_of_relay
+from relay.events.build import Origin, relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
-from relay.events.timestamps import rfc3339
-from relay.ingest.recorder import Recorder, Sighting
+from relay.events.timestamps import format_rfc3339
+from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import Receipt, SinkSettings
@@ -237,7 +237,7 @@ class Running:
     async def see(self, *events: Event) -> None:
         """Azure's document holds these events, and the relay has read it."""
         recorder = Recorder(ORIGIN, "boot", frozenset({"westno-0"}))
-        sighting = Sighting(Document(1, events), self.clock.now(), gap=False)
+        sighting = PollResult(Document(1, events), self.clock.now(), gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, sighting))
 
     async def said(self, name: str) -> list[dict[str, Any]]:
@@ -254,7 +254,7 @@ def event(**changes: Any) -> Event:
         "event_status": "Scheduled",
         "resource_type": "VirtualMachine",
         "resources": ("WestNO_0", "WestNO_1"),
-        "not_before": rfc3339(_BEGUN + timedelta(hours=2)),
+        "not_before": format_rfc3339(_BEGUN + timedelta(hours=2)),
         "description": "Host maintenance: påvirker «WestNO»",
         "event_source": "Platform",
         "duration": 5,
@@ -292,7 +292,7 @@ async def running(
         def say(name: str, sink: str | None, reason: str, count: int) -> None:
             at = clock.now()
             store.submit(
-                lambda tx: tx.say(tell_of_relay(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+                lambda tx: tx.say(relay_event(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
                 fail_open=True,
             )
 

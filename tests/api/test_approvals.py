@@ -133,7 +133,7 @@ async def test_409_once_it_has_started_or_ended(relay: Running) -> None:
 
 async def test_409_when_it_is_too_late(relay: Running) -> None:
     """``close_before`` is 60 s: of a vote it counts, of a hold it does not."""
-    due = event().due
+    due = event().not_before_time
     assert due is not None
     left = (due - relay.clock.now()).total_seconds()  # less than two hours by what the tests before took
     relay.clock.ahead = left - 30

@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.confirmation_link import MOST_WRONG
-from relay.events.timestamps import parse_moment
+from relay.events.timestamps import parse_timestamp
 from tests.api.confirmation_links import confirm, message, proxy
 from tests.api.running_relay import EVENT_ID, Running, event, eventually, running
 
@@ -349,7 +349,7 @@ async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(page: Page,
 
 @pytest.mark.parametrize("page", [{"timezone_id": "Asia/Kathmandu", "locale": "en-GB"}], indirect=True)
 async def test_moments_are_in_the_readers_own_zone_and_count_down_by_the_relays_clock(page: Page, relay: Running) -> None:
-    due = parse_moment(event().not_before)
+    due = parse_timestamp(event().not_before)
     assert isinstance(due, datetime)
     relay.clock.ahead = (due - datetime.now(UTC)).total_seconds() - 3600  # a run of tests may have begun long ago
     sent = await message(relay)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relay.events.timestamps import parse_moment, rfc3339
+from relay.events.timestamps import format_rfc3339, parse_timestamp
 from tests.api.running_relay import EVENT_ID, Answer, Running, event, eventually, running, until
 
 DELIVERY = ("id", "sink", "eventId", "type", "state", "attempts", "nextAttempt", "reason", "lastStatus", "recorded", "settled")
@@ -16,10 +16,10 @@ DELIVERY = ("id", "sink", "eventId", "type", "state", "attempts", "nextAttempt",
 
 async def test_an_event_is_its_data_and_how_it_stands(relay: Running) -> None:
     (one,) = (await relay.call("GET", "/v1/events")).json["items"]
-    due = event().due
+    due = event().not_before_time
     assert due is not None
     moments = {name: one.pop(name) for name in ("firstSeen", "lastChanged")}
-    assert all(parse_moment(text) is not None and text.endswith("Z") for text in moments.values())
+    assert all(parse_timestamp(text) is not None and text.endswith("Z") for text in moments.values())
     assert one == {
         **event().fields(),
         "documentIncarnation": 1,
@@ -32,7 +32,7 @@ async def test_an_event_is_its_data_and_how_it_stands(relay: Running) -> None:
             "votes": 0,
             "required": 2,
             "missing": 2,
-            "closes": rfc3339(due - timedelta(seconds=60)),
+            "closes": format_rfc3339(due - timedelta(seconds=60)),
         },
     }
 
@@ -47,7 +47,7 @@ async def test_one_event_has_history_votes_and_deliveries_too(relay: Running) ->
     assert [said["type"] for said in history] == ["io.imdsrelay.event.scheduled.v1", "io.imdsrelay.approval.recorded.v1"]
     assert history[1]["data"]["reason"] == "drained"
     (told,) = votes
-    at = parse_moment(told.pop("at"))
+    at = parse_timestamp(told.pop("at"))
     assert at is not None
     assert told == {
         "approvalId": vote,

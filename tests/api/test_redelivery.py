@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relay.errors import Deferred, Rejected
-from relay.events.timestamps import rfc3339
+from relay.events.timestamps import format_rfc3339
 from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
 
 
@@ -58,7 +58,7 @@ async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: P
         done = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "one", "eventId": EVENT_ID.lower()})
         assert (done.status, done.json["redelivered"], done.json["left"], done.json["next"]) == (202, 1, 0, None)
         await eventually(lambda: len(relay.boxes["one"].got) == 1)
-        later = rfc3339(relay.clock.now() + timedelta(hours=1))
+        later = format_rfc3339(relay.clock.now() + timedelta(hours=1))
         for nothing in ({"type": "event.ended"}, {"since": later}, {"until": "2020-01-01T00:00:00Z"}):
             assert (await relay.call("POST", "/v1/dead-letters/redeliver", nothing)).json["redelivered"] == 0
         assert (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json["redelivered"] == 3

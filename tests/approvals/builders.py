@@ -15,8 +15,8 @@ from relay.approvals.status import Standing, rule_for
 from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
-from relay.events.timestamps import rfc3339
-from relay.ingest.recorder import Recorder, Sighting
+from relay.events.timestamps import format_rfc3339
+from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Decision, Grant, GrantState, Identity, Mode, Occurrence
 from relay.outbox.file import Opened, open_file
 from relay.outbox.journal import rows, verify
@@ -58,7 +58,7 @@ def event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -
         "event_status": "Scheduled",
         "resource_type": "VirtualMachine",
         "resources": ("db-1",),
-        "not_before": rfc3339(NOON + timedelta(seconds=due)) if due is not None else None,
+        "not_before": format_rfc3339(NOON + timedelta(seconds=due)) if due is not None else None,
         "description": None,
         "event_source": "Platform",
         "duration": None,
@@ -94,8 +94,8 @@ def occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
         "revision": of.revision,
         "live": True,
         "boot_id": BOOT,
-        "first_seen": rfc3339(NOON),
-        "last_changed": rfc3339(NOON),
+        "first_seen": format_rfc3339(NOON),
+        "last_changed": format_rfc3339(NOON),
         "outcome": None,
         "told": "t" * 32,
     }
@@ -217,7 +217,7 @@ class Book:
 
     def see(self, *events: Event, gap: bool = False, step: bool = True) -> None:
         """The document holds these events; what follows from that is done."""
-        self.do(lambda tx: self.recorder.record(tx, Sighting(Document(1, events), self.clock.now(), gap)))
+        self.do(lambda tx: self.recorder.record(tx, PollResult(Document(1, events), self.clock.now(), gap)))
         if step:
             self.step()
 

@@ -21,7 +21,7 @@ from relay.approvals.service import Ledger
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
-from relay.ingest.recorder import Recorder, Sighting
+from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
@@ -65,7 +65,7 @@ class Azure:
 
     async def read(self) -> None:
         """As a poll does."""
-        sighting = Sighting(Document(1, self.events), self._clock.now(), gap=False)
+        sighting = PollResult(Document(1, self.events), self._clock.now(), gap=False)
         await self.store.transact(lambda tx: self._recorder.record(tx, sighting), fail_open=True)
 
     async def start(self, event_ids: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.request import Approval, Caller
 from relay.approvals.service import Claim, shown, stricter
-from relay.events.catalog import CATALOG, schema
+from relay.events.catalog import CATALOG, event_schema
 from relay.outbox import Mode
 from relay.outbox.journal import rows
 from tests.approvals.builders import SETTINGS, Book, approval, caller, event
@@ -24,7 +24,7 @@ from tests.approvals.manual_clock import NOON
 
 REBOOT, USER, FREEZE, ONE = event(), event(event_source="User"), event(event_type="Freeze"), event(event_type="Redeploy")
 OPERATOR = caller("op", "operate")
-_SCHEMAS = {one.name: Draft202012Validator(schema(one)) for one in CATALOG}
+_SCHEMAS = {one.name: Draft202012Validator(event_schema(one)) for one in CATALOG}
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay.approvals import ApprovalsSettings
 from relay.approvals.service import Claim
 from relay.events.model import Event
-from relay.events.timestamps import rfc3339
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
 from relay.outbox.journal import rows
 from tests.approvals.builders import Book, caller, event
@@ -90,7 +90,7 @@ class Model:
 
     def may_start(self, rules: str, now: datetime) -> bool:
         """A quorum or an automatic rule, in time, under no hold, for what is Scheduled."""
-        if self.seen.event_status != "Scheduled" or (self.seen.due is not None and now >= self.seen.due):
+        if self.seen.event_status != "Scheduled" or (self.seen.not_before_time is not None and now >= self.seen.not_before_time):
             return False
         if any(until > now for until in self.holds.values()) or rules == "none":
             return False
@@ -161,7 +161,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(of=_IDS, kind=st.sampled_from([*_KINDS, "user", "voted", "voted"]), due=st.sampled_from([None, 45.0, 400.0]))
     def azure_says(self, of: str, kind: str, due: float | None) -> None:
         """Azure's document changes; nobody has read it yet."""
-        not_before = rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
+        not_before = format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
         self.azure[of] = event(of, **{"not_before": not_before} | _KINDS[kind])
 
     @rule(of=_IDS)
@@ -200,7 +200,7 @@ class Approvals(RuleBasedStateMachine):
         model, now = self.model[of], self.clock.now()
         flying = {claim.grant.revision for claim in self.flight if claim.event_id == of}
         model.holds = {who: until for who, until in model.holds.items() if until > now}
-        over = model.seen.due is not None and now >= model.seen.due
+        over = model.seen.not_before_time is not None and now >= model.seen.not_before_time
         within = asked(self.ruleset, now).sent_within if self.ruleset != "none" and model.seen.event_type == "Reboot" else None
         waiting = [grant for grant in self.book.stands(of).grants if grant.state == "granted" and not grant.dry_run]
         automatic = model.seen.event_source == "User"

@@ -157,7 +157,7 @@ def test_every_text_about_a_hold_says_what_it_does_not_stop(request_: Approval, 
 def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
     """.NET writes "none" as the year 1, from which nothing can be taken away."""
     old = event(not_before="0001-01-01T00:00:00Z")
-    assert standing(old).closes == old.due
+    assert standing(old).closes == old.not_before_time
     assert status(approval(of=old), standing(old)) == 409
 
 
@@ -531,7 +531,13 @@ def _has_quorum(how: Standing) -> bool:
 def _may_start(how: Standing) -> bool:
     of = how.occurrence.event
     held = any(one.decision == "hold" and (one.expires is None or one.expires > how.now) for one in how.decisions)
-    return how.occurrence.live and of.event_status == "Scheduled" and (of.due is None or how.now < of.due) and not held and _has_quorum(how)
+    return (
+        how.occurrence.live
+        and of.event_status == "Scheduled"
+        and (of.not_before_time is None or how.now < of.not_before_time)
+        and not held
+        and _has_quorum(how)
+    )
 
 
 @given(standings())

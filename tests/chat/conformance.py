@@ -26,11 +26,11 @@ from relay.config import sink_members
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import wanting
 from relay.errors import Deferred, DeliveryError
-from relay.events.build import tell_of_relay
+from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
-from relay.events.timestamps import rfc3339
-from relay.ingest.recorder import Recorder, Sighting
+from relay.events.timestamps import format_rfc3339
+from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt
 from relay.outbox.sqlite import Store, open_store
@@ -113,7 +113,7 @@ class Room:
     async def see(self, *events: Event) -> None:
         """The document holds these events; what follows from that is done."""
         recorder, now = Recorder(ORIGIN, BOOT, frozenset({"db-1"})), self.clock.now()
-        await self.store.transact(lambda tx: recorder.record(tx, Sighting(Document(1, events), now, gap=False)))
+        await self.store.transact(lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False)))
         await self.store.transact(lambda tx: self.ledger.step_all(tx, now))
 
     async def submit(self, decision: Choice, by: str, of: Event) -> Answer:
@@ -135,7 +135,7 @@ class Room:
 
     def reboot(self, event_id: str = "C7061BAC-AFDC-4513-B24B-AA5F13A16123", *, due: float = 900.0, **changes: Any) -> Event:
         """A reboot that Azure begins so many seconds from now."""
-        moment = rfc3339((self.clock.now() + timedelta(seconds=due)).replace(microsecond=0))
+        moment = format_rfc3339((self.clock.now() + timedelta(seconds=due)).replace(microsecond=0))
         return replace(event(event_id, **changes), not_before=moment)
 
 
@@ -334,7 +334,7 @@ async def says_that_it_is_there(far: FarSide, folder: Path, _: pytest.LogCapture
     """A ping is a message, and so is what the relay says of itself."""
     async with room(folder, far) as here:
         for name in ("relay.ping", "relay.source-lost"):
-            told = tell_of_relay(name, ORIGIN, here.clock.now(), sink=None, reason=f"said of {name}", count=1, head="0:0")
+            told = relay_event(name, ORIGIN, here.clock.now(), sink=None, reason=f"said of {name}", count=1, head="0:0")
             await here.chat.deliver(told)
         assert [words in text for words, text in zip(("ping", "source-lost"), far.messages(), strict=True)] == [True, True]
 

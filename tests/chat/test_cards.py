@@ -18,7 +18,7 @@ from relay.chat.cards.card import Card, Text, Who
 from relay.chat.cards.grouped_card import MOST_LISTED, card_of_many
 from relay.chat.cards.rendering import MOST_NAMED, card_of_one, changes_at, happens, named, sensible
 from relay.chat.cards.timeline import line_of
-from relay.events.catalog import CATALOG, EventType
+from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
 from tests.approvals.builders import Book, approval, caller, decided, event, granted, occurrence, standing
 from tests.approvals.manual_clock import NOON
@@ -267,7 +267,7 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [one for one in CATALOG if one.name.startswith("relay.")], ids=lambda one: one.name)
-def test_what_the_relay_says_of_itself_is_a_sentence_and_no_name_of_a_type(kind: EventType) -> None:
+def test_what_the_relay_says_of_itself_is_a_sentence_and_no_name_of_a_type(kind: EventDefinition) -> None:
     told = CloudEvent.build({"type": kind.type, "time": "2026-01-01T12:00:00Z"}, {"sink": "bus", "reason": "gone", "count": 1})
     text = flat(line_of(told))
     assert text.startswith("12:00: ")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import Deferred
-from relay.events.build import tell_of_relay
+from relay.events.build import relay_event
 from relay.outbox.chat_messages import digest_of
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ORIGIN, event
@@ -251,7 +251,7 @@ async def test_what_shows_nothing_new_is_not_sent_again(tmp_path: Path, *, in_ch
 
 async def test_what_the_relay_says_of_itself_is_told_by_itself(tmp_path: Path) -> None:
     async with room(tmp_path, Wall()) as here:
-        told = tell_of_relay("relay.source-lost", ORIGIN, NOON, sink=None, reason="no answer for 90 s", count=1, head="0:0")
+        told = relay_event("relay.source-lost", ORIGIN, NOON, sink=None, reason="no answer for 90 s", count=1, head="0:0")
         await here.store.transact(lambda tx: tx.say(told, NOON + timedelta(seconds=1)))
         await settled(here)
         assert here.wall.threads == {None: ["12:00: Azure's metadata service does not answer this relay: no answer for 90 s."]}

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from relay.errors import Deferred
-from relay.events.timestamps import parse_moment
+from relay.events.timestamps import parse_timestamp
 from relay.outbox.chat_messages import LINKS
 from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
@@ -55,7 +55,7 @@ async def test_what_time_has_changed_while_the_relay_was_down_is_shown_after_its
         async with stage(tmp_path, sinks, approvals=closes_soon, azure=azure) as relay:
             event = relay.reboot("vm-0")
             await eventually(lambda: len(here.tops()) == 3)
-            closes = parse_moment((await relay.event(event))["approval"]["closes"])
+            closes = parse_timestamp((await relay.event(event))["approval"]["closes"])
             assert closes is not None
         await eventually(lambda: datetime.now(UTC) > closes)
         async with stage(tmp_path, sinks, approvals=closes_soon, azure=azure) as relay:

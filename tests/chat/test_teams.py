@@ -21,7 +21,7 @@ from relay.chat.platforms.teams.workflow import build
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import Deferred
-from relay.events.build import tell_of_relay
+from relay.events.build import relay_event
 from relay.net.http import open_session
 from relay.simulator import Event
 from tests.approvals.builders import ORIGIN
@@ -30,7 +30,7 @@ from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
 from tests.chat.teams_server import PATH, QUERY, SIGNATURE, State, Workflow, workflow
 from tests.journey.relay_process import eventually
 
-PING = tell_of_relay("relay.ping", ORIGIN, NOON, sink="ops", reason="asked for by local:root", count=1, head="0:0")
+PING = relay_event("relay.ping", ORIGIN, NOON, sink="ops", reason="asked for by local:root", count=1, head="0:0")
 
 
 def settings(url: str, **more: Any) -> Settings:

@@ -21,7 +21,7 @@ from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import wanting
 from relay.errors import Deferred
 from relay.events.model import Document, Event
-from relay.ingest.recorder import Recorder, Sighting
+from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, SPEAKS, approval
@@ -90,7 +90,7 @@ class Room:
     async def see(self, *events: Event) -> None:
         """The document holds these events; what follows from that is done."""
         recorder, now = Recorder(ORIGIN, BOOT, frozenset({"db-1"})), self.clock.now()
-        await self.store.transact(lambda tx: recorder.record(tx, Sighting(Document(1, events), now, gap=False)))
+        await self.store.transact(lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False)))
         await self.step()
 
     async def step(self) -> None:

@@ -19,7 +19,7 @@ from relay.amqp import asyncapi
 from relay.cli.check import decisions
 from relay.config import USER_EVENTS_WAIT, load
 from relay.events.catalog import CATALOG
-from relay.events.model import parse
+from relay.events.model import parse_document
 from relay.simulator.event import rfc1123
 from tests.certificates import FOLDER
 from tests.cli.command import ROOT, run, typed
@@ -249,7 +249,7 @@ def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(events
     for number, one in enumerate(events):
         one |= {"EventId": f"event-{number}", "NotBefore": event()["NotBefore"]}  # a run of tests may have begun long ago
     config = load(ROOT / "config/examples/docs-sample.yaml", {}).config
-    approved = {one["eventId"]: one["approved"] for one in decisions(config, parse(azure(*events)), datetime.now(UTC))}
+    approved = {one["eventId"]: one["approved"] for one in decisions(config, parse_document(azure(*events)), datetime.now(UTC))}
     assert approved == {one["EventId"]: sample_approves(one) for one in events}
 
 

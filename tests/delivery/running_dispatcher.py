@@ -15,9 +15,9 @@ from relay.clock import Clock, SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import wanting
 from relay.errors import Deferred
-from relay.events.build import Origin, tell_of_relay
+from relay.events.build import Origin, relay_event
 from relay.events.cloudevent import CloudEvent
-from relay.events.timestamps import rfc3339
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import StoreSettings
 from relay.outbox.deliveries import Delivery
 from relay.outbox.sqlite import Store, open_store
@@ -139,7 +139,7 @@ class Going:
         """Record an event, with its NotBefore so many seconds ahead; returns its id."""
         self.made += 1
         now = self.clock.now()
-        due = rfc3339(now + timedelta(seconds=not_before)) if not_before is not None else None
+        due = format_rfc3339(now + timedelta(seconds=not_before)) if not_before is not None else None
         event = cloudevent(name, subject, {"eventId": subject, "notBefore": due, "resources": [], **data}, id=f"{self.made:032x}")
         await self.store.transact(lambda tx: tx.say(event, now), fail_open=True)
         return event.id
@@ -188,7 +188,7 @@ async def going(
         def say(name: str, sink: str | None, reason: str, count: int) -> None:
             at = clock.now()
             store.submit(
-                lambda tx: tx.say(tell_of_relay(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+                lambda tx: tx.say(relay_event(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
                 fail_open=True,
             )
 

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.events.build import (
-    EndFacts,
+    EndEvidence,
     Origin,
     Outcome,
+    change_event,
+    decision_event,
+    determine_outcome,
     event_data,
-    outcome_of,
-    tell_change,
-    tell_decision,
-    tell_of_relay,
-    transition_of,
+    relay_event,
+    transition_id,
 )
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, Kind, diff
@@ -50,7 +50,7 @@ def told(
 ) -> CloudEvent:
     """The event of that change."""
     outcome: Outcome | None = ("canceled", "observed") if said.kind == "ended" else None
-    return tell_change(said, origin, at, data=event_data(said.event, incarnation), told=times, approved=approved, outcome=outcome)
+    return change_event(said, origin, at, data=event_data(said.event, incarnation), told=times, approved=approved, outcome=outcome)
 
 
 # --- attributes of event.*
@@ -189,7 +189,7 @@ def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
     said: list[CloudEvent] = []
     for document in documents:
         for one in diff(live, document):
-            transition = transition_of(one, origin)
+            transition = transition_id(one, origin)
             said.append(told(one, times=counts[transition], origin=origin, incarnation=document.incarnation or 0))
             counts[transition] += 1
         live = document.events
@@ -243,14 +243,14 @@ CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
 def test_an_outcome_claims_no_more_than_was_seen(
     state: dict[str, Any], start_sent: bool, gap: bool, rebooted: bool, now: datetime, outcome: tuple[str, str]
 ) -> None:
-    assert outcome_of(event(**state), EndFacts(start_sent=start_sent, gap=gap, rebooted=rebooted), now) == outcome
+    assert determine_outcome(event(**state), EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted), now) == outcome
 
 
 @given(
     st.booleans(), st.booleans(), st.booleans(), st.sampled_from([BEFORE, AFTER]), st.sampled_from(["Scheduled", "Started", "Paused", None])
 )
 def test_canceled_is_claimed_only_without_any_doubt(start_sent: bool, gap: bool, rebooted: bool, now: datetime, status: str | None) -> None:
-    found, evidence = outcome_of(event(event_status=status), EndFacts(start_sent=start_sent, gap=gap, rebooted=rebooted), now)
+    found, evidence = determine_outcome(event(event_status=status), EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted), now)
     without_doubt = status == "Scheduled" and now == BEFORE and not (start_sent or gap or rebooted)
     assert (found == "canceled") == without_doubt
     assert (evidence == "none") == (found == "unknown")
@@ -261,7 +261,7 @@ def test_canceled_is_claimed_only_without_any_doubt(start_sent: bool, gap: bool,
 
 def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() -> None:
     data = event_data(event(), 2)
-    said = tell_decision("approval.granted", ORIGIN, AT, event=data, added={"decision": "approve"}, cause="cause-1", head=HEAD)
+    said = decision_event("approval.granted", ORIGIN, AT, event=data, added={"decision": "approve"}, cause="cause-1", head=HEAD)
     assert set(said.attributes) == ALWAYS | ABOUT_EVENT | {"causationid", "journalhead"}
     assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
     assert said.attributes["causationid"] == "cause-1"
@@ -272,21 +272,21 @@ def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() 
 
 def test_a_decision_about_an_unknown_event_names_it_as_sent() -> None:
     data = dict.fromkeys(event_data(event(), 2)) | {"eventId": "Nobody-Knows"}
-    said = tell_decision("approval.refused", ORIGIN, AT, event=data, added={}, cause=None, head=HEAD)
+    said = decision_event("approval.refused", ORIGIN, AT, event=data, added={}, cause=None, head=HEAD)
     assert set(said.attributes) == ALWAYS | {"subject", "correlationid", "partitionkey", "journalhead"}
     assert {said.attributes[name] for name in ("subject", "correlationid", "partitionkey")} == {"Nobody-Knows"}
 
 
 def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
     def said(head: str, name: str = "approval.recorded", relay: str = "a", **added: Any) -> str:
-        return tell_decision(name, Origin("s", relay), AT, event=event_data(event(), 2), added=added, cause=None, head=head).id
+        return decision_event(name, Origin("s", relay), AT, event=event_data(event(), 2), added=added, cause=None, head=head).id
 
     assert said("1:aa") == said("1:aa")
     assert len({said("1:aa"), said("2:aa"), said("1:aa", "approval.granted"), said("1:aa", relay="b"), said("1:aa", votes=1)}) == 5
 
 
 def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
-    said = tell_of_relay("relay.dead-lettered", ORIGIN, AT, sink="bus", reason="gone for a day", count=3, head=HEAD)
+    said = relay_event("relay.dead-lettered", ORIGIN, AT, sink="bus", reason="gone for a day", count=3, head=HEAD)
     assert set(said.attributes) == ALWAYS | {"subject", "journalhead"}
     assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
     assert (said.subject, said.detail) == ("bus", "bus")
@@ -294,7 +294,7 @@ def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
 
 
 def test_what_is_about_no_sink_has_no_subject() -> None:
-    said = tell_of_relay("relay.source-lost", ORIGIN, AT, sink=None, reason="no answer", count=1, head=HEAD)
+    said = relay_event("relay.source-lost", ORIGIN, AT, sink=None, reason="no answer", count=1, head=HEAD)
     assert set(said.attributes) == ALWAYS | {"journalhead"}
     assert (said.subject, said.detail, said.data["sink"]) == (None, "none", None)
 
@@ -302,7 +302,7 @@ def test_what_is_about_no_sink_has_no_subject() -> None:
 def test_each_telling_of_the_relay_has_an_id_of_its_own() -> None:
     def said(at: datetime = AT, **changes: Any) -> str:
         told_of: dict[str, Any] = {"sink": "bus", "reason": "r", "count": 1, "head": HEAD}
-        return tell_of_relay("relay.sink-failing", ORIGIN, at, **told_of | changes).id
+        return relay_event("relay.sink-failing", ORIGIN, at, **told_of | changes).id
 
     assert said() == said()
     assert len({said(), said(AT + timedelta(seconds=1)), said(sink="drain"), said(reason="other"), said(head="42:bb")}) == 5

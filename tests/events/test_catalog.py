@@ -16,8 +16,8 @@ from jsonschema.exceptions import ValidationError
 
 from docs import generate
 from docs.reference import MARK
-from relay.events.build import event_data, tell_change
-from relay.events.catalog import CATALOG, EventType, schema
+from relay.events.build import change_event, event_data
+from relay.events.catalog import CATALOG, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
 from relay.events.model import Document
@@ -32,9 +32,9 @@ def _is_rfc_3339(text: object) -> bool:
     return isinstance(text, str) and text.endswith("Z") and datetime.fromisoformat(text).tzinfo is not None
 
 
-def strict(kind: EventType) -> Draft202012Validator:
+def strict(kind: EventDefinition) -> Draft202012Validator:
     """The schema that is shipped, but without room for what nobody named: what we write holds nothing else."""
-    closed = copy.deepcopy(schema(kind))
+    closed = copy.deepcopy(event_schema(kind))
     closed["additionalProperties"] = False
     closed["properties"]["data"]["additionalProperties"] = False
     return Draft202012Validator(closed, format_checker=FORMATS)
@@ -62,18 +62,18 @@ def test_the_catalogue_is_that_of_the_documentation() -> None:
 
 
 @EACH_TYPE
-def test_a_schema_is_a_schema(kind: EventType) -> None:
-    Draft202012Validator.check_schema(schema(kind))
+def test_a_schema_is_a_schema(kind: EventDefinition) -> None:
+    Draft202012Validator.check_schema(event_schema(kind))
 
 
 @EACH_TYPE
-def test_each_example_meets_its_schema_and_no_other(kind: EventType) -> None:
+def test_each_example_meets_its_schema_and_no_other(kind: EventDefinition) -> None:
     event = written(EXAMPLES[kind.name])
     assert [name for name, validator in STRICT.items() if validator.is_valid(event)] == [kind.name]
 
 
 @EACH_TYPE
-def test_a_schema_misses_everything_that_is_left_out(kind: EventType) -> None:
+def test_a_schema_misses_everything_that_is_left_out(kind: EventDefinition) -> None:
     event = written(EXAMPLES[kind.name])
     optional = {"eventtype", "eventsource", "notbefore", "outcome", "causationid", "subject" if kind.name.startswith("relay.") else ""}
     for name in set(event) - optional:
@@ -85,7 +85,7 @@ def test_a_schema_misses_everything_that_is_left_out(kind: EventType) -> None:
 
 
 @EACH_TYPE
-def test_a_schema_minds_every_wrong_value(kind: EventType) -> None:
+def test_a_schema_minds_every_wrong_value(kind: EventDefinition) -> None:
     event = written(EXAMPLES[kind.name])
     for name in event:
         with pytest.raises(ValidationError):
@@ -96,15 +96,17 @@ def test_a_schema_minds_every_wrong_value(kind: EventType) -> None:
 
 
 @EACH_TYPE
-def test_what_is_shipped_leaves_room_for_fields_of_a_later_version(kind: EventType) -> None:
+def test_what_is_shipped_leaves_room_for_fields_of_a_later_version(kind: EventDefinition) -> None:
     event = written(EXAMPLES[kind.name])
-    Draft202012Validator(schema(kind)).validate(event | {"traceparent": "00-x", "novelty": "x", "data": event["data"] | {"novelty": 1}})
+    Draft202012Validator(event_schema(kind)).validate(
+        event | {"traceparent": "00-x", "novelty": "x", "data": event["data"] | {"novelty": 1}}
+    )
 
 
 @given(DOCUMENTS, DOCUMENTS)
 def test_every_event_that_is_made_meets_its_schema(old: Document, new: Document) -> None:
     for change in diff(old.events, new):
-        said = tell_change(
+        said = change_event(
             change,
             ORIGIN,
             AT,
@@ -150,27 +152,27 @@ def test_a_stale_a_missing_and_a_leftover_file_are_found_and_mended(
 
 
 @EACH_TYPE
-def test_the_package_holds_each_schema(kind: EventType) -> None:
+def test_the_package_holds_each_schema(kind: EventDefinition) -> None:
     resource = importlib.resources.files("relay.events") / "schemas" / f"{kind.name}.v1.json"
-    assert orjson.loads(resource.read_bytes()) == schema(kind)
+    assert orjson.loads(resource.read_bytes()) == event_schema(kind)
 
 
 @EACH_TYPE
-def test_the_page_names_each_type_with_every_field_and_a_true_example(kind: EventType) -> None:
+def test_the_page_names_each_type_with_every_field_and_a_true_example(kind: EventDefinition) -> None:
     page = generate.EVENTS_PAGE.read_text(encoding="utf-8")
     section = page.partition(f"\n## {kind.name}\n")[2].partition("\n## ")[0]
     assert kind.type in section
     assert kind.when in section
     (example,) = re.findall(r"```json\n(.*?)\n```", section, re.DOTALL)
     STRICT[kind.name].validate(orjson.loads(example))
-    shared = set(schema(CATALOG[0])["properties"]["data"]["properties"]) if kind is not CATALOG[0] else set()
-    for name in set(schema(kind)["properties"]["data"]["properties"]) - shared:
+    shared = set(event_schema(CATALOG[0])["properties"]["data"]["properties"]) if kind is not CATALOG[0] else set()
+    for name in set(event_schema(kind)["properties"]["data"]["properties"]) - shared:
         assert f"| `{name}` |" in section
 
 
 def test_the_page_names_every_attribute() -> None:
     page = generate.EVENTS_PAGE.read_text(encoding="utf-8").partition("## Attributes")[2].partition(MARK)[0]
-    attributes = {name for kind in CATALOG for name in schema(kind)["properties"]} - {"data", "specversion"}
+    attributes = {name for kind in CATALOG for name in event_schema(kind)["properties"]} - {"data", "specversion"}
     assert {
         name for row in page.splitlines() for name in re.findall(r"`([a-z]+)`", row.partition("| ")[2].partition(" |")[0])
     } == attributes

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.generate import examples
-from relay.events.build import Origin, event_data, tell_change
+from relay.events.build import Origin, change_event, event_data
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent, digest_id
 from relay.events.delta import diff
 from relay.events.model import Document
-from relay.events.timestamps import parse_moment
+from relay.events.timestamps import parse_timestamp
 from tests.events.strategies import DOCUMENTS, event
 
 EXAMPLES = examples()
@@ -27,7 +27,7 @@ def assert_the_sdk_reads(said: CloudEvent) -> None:
     """Attribute by attribute and field by field, as the SDK sees it."""
     read = JSONFormat().read(None, said.body)
     attributes = read.get_attributes()
-    assert attributes["time"] == parse_moment(said.attributes["time"])
+    assert attributes["time"] == parse_timestamp(said.attributes["time"])
     assert {name: value for name, value in attributes.items() if name != "time"} == {
         name: value for name, value in said.attributes.items() if name != "time"
     }
@@ -42,7 +42,7 @@ def test_the_sdk_reads_what_is_written(said: CloudEvent) -> None:
 @given(DOCUMENTS)
 def test_the_sdk_reads_whatever_azure_sends(document: Document) -> None:
     for change in diff((), document):
-        assert_the_sdk_reads(tell_change(change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False))
+        assert_the_sdk_reads(change_event(change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False))
 
 
 @pytest.mark.parametrize("said", EXAMPLES, ids=lambda said: said.name)
@@ -102,5 +102,5 @@ def test_a_digest_knows_parts_from_each_other_and_keys_without_order() -> None:
 
 def test_bytes_are_utf_8_as_they_are_told() -> None:
     (change,) = diff((), Document(1, (event(description="påvirker «WestNO» 🛠"),)))
-    said = tell_change(change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False)
+    said = change_event(change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False)
     assert "påvirker «WestNO» 🛠".encode() in said.body

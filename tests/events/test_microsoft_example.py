@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from relay.events.build import EndFacts, Origin, event_data, outcome_of, tell_change
+from relay.events.build import EndEvidence, Origin, change_event, determine_outcome, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
-from relay.events.model import Event, parse
+from relay.events.model import Event, parse_document
 
 EVENT = """{
     "EventId":  "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
@@ -43,14 +43,14 @@ def told() -> list[list[CloudEvent]]:
     last: dict[str, Any] = {}
     said: list[list[CloudEvent]] = []
     for body in DOCUMENTS:
-        document = parse(body.encode())
+        document = parse_document(body.encode())
         said.append([])
         for change in diff(live, document):
             ended = change.kind == "ended"
             last = last if ended else event_data(change.event, document.incarnation)
-            facts = EndFacts(start_sent=False, gap=False, rebooted=False)
-            outcome = outcome_of(change.event, facts, at) if ended else None
-            said[-1].append(tell_change(change, origin, at, data=last, told=0, approved=False, outcome=outcome))
+            facts = EndEvidence(start_sent=False, gap=False, rebooted=False)
+            outcome = determine_outcome(change.event, facts, at) if ended else None
+            said[-1].append(change_event(change, origin, at, data=last, told=0, approved=False, outcome=outcome))
         live = document.events
         at += timedelta(minutes=5)
     return said

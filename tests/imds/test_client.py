@@ -17,9 +17,9 @@ import pytest
 from relay import __version__
 from relay.clock import SystemClock
 from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
-from relay.events.model import LARGEST
+from relay.events.model import MAX_DOCUMENT_BYTES
 from relay.imds import SourceSettings
-from relay.imds.client import ImdsClient, retry_after
+from relay.imds.client import ImdsClient, parse_retry_after
 from tests.approvals.manual_clock import HandClock
 from tests.imds.scripted_server import EMPTY, Answer, Asked, FarSide, Script, far_side, one_after_the_other
 
@@ -201,7 +201,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     ],
 )
 def test_retry_after_is_read_as_seconds_or_date_and_capped_at_a_minute(header: str | None, seconds: float | None) -> None:
-    assert retry_after(header, NOW) == seconds
+    assert parse_retry_after(header, NOW) == seconds
 
 
 # --- broken answers
@@ -249,9 +249,9 @@ async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> Non
 
 
 async def test_an_answer_declared_too_large_is_refused_before_it_is_read() -> None:
-    failure = await failure_of(Answer(b"{", headers={"Content-Length": str(LARGEST + 1)}, then="hang"))
+    failure = await failure_of(Answer(b"{", headers={"Content-Length": str(MAX_DOCUMENT_BYTES + 1)}, then="hang"))
     assert isinstance(failure, DocumentError)
-    assert str(LARGEST) in failure.reason
+    assert str(MAX_DOCUMENT_BYTES) in failure.reason
 
 
 async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
@@ -278,11 +278,11 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
         with pytest.raises(DocumentError):
             await client.read()
         await asyncio.wait_for(ended.wait(), 60)
-    assert LARGEST <= sent < 6 * LARGEST, "what is over the limit is what lay in the buffers of two sockets"
+    assert MAX_DOCUMENT_BYTES <= sent < 6 * MAX_DOCUMENT_BYTES, "what is over the limit is what lay in the buffers of two sockets"
 
 
 async def test_an_answer_of_exactly_the_limit_is_read() -> None:
-    body = b" " * LARGEST
+    body = b" " * MAX_DOCUMENT_BYTES
     async with far_side(Answer(body)) as side, client_of(side.url) as client:
         assert await client.read() == body
 

@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from relay.errors import DocumentError
 from relay.imds import SourceSettings, discovery
 from relay.imds.client import ImdsClient
-from relay.imds.discovery import Instance, boot_id, discover, names_of, names_this_vm, parse_instance, relay_of, scope_of
+from relay.imds.discovery import (
+    Instance,
+    derive_relay_name,
+    derive_scope,
+    discover,
+    names_this_vm,
+    parse_instance,
+    read_boot_id,
+    resource_names,
+)
 from tests.approvals.manual_clock import HandClock
 from tests.imds.scripted_server import Answer, FarSide, far_side, one_after_the_other
 
@@ -63,7 +72,7 @@ def test_a_member_of_a_scale_set_is_told() -> None:
 )
 def test_only_the_vm_id_is_needed(compute: dict[str, Any], name: str) -> None:
     instance = parse_instance(orjson.dumps({"compute": compute}))
-    assert (instance.vm_id, instance.name, relay_of(instance)) == ("ID", name, name)
+    assert (instance.vm_id, instance.name, derive_relay_name(instance)) == ("ID", name, name)
 
 
 @pytest.mark.parametrize(
@@ -97,37 +106,37 @@ def test_reading_raises_nothing_but_a_document_error(anything: bytes) -> None:
 
 def test_the_scope_of_a_single_vm_is_its_name_and_a_digest_of_its_vm_id() -> None:
     digest = hashlib.sha256(b"02aab8a4-74ef-476e-8182-f6d2ba4166a6").hexdigest()[:8]
-    assert scope_of(VM) == f"web-server-01-{digest}"
+    assert derive_scope(VM) == f"web-server-01-{digest}"
 
 
 def test_the_scope_of_a_scale_set_is_its_name_and_a_digest_of_what_tells_it_from_others() -> None:
     digest = hashlib.sha256(b"sub-1/group/prod_vmss/pg-1").hexdigest()[:8]
-    assert scope_of(IN_SET) == f"prod-vmss-{digest}"
+    assert derive_scope(IN_SET) == f"prod-vmss-{digest}"
 
 
 def test_all_vms_of_a_placement_group_have_one_scope_and_no_other_group_has_it() -> None:
-    assert scope_of(dataclasses.replace(IN_SET, vm_id="OTHER", name="Prod_VMSS_19", computer_name="x")) == scope_of(IN_SET)
+    assert derive_scope(dataclasses.replace(IN_SET, vm_id="OTHER", name="Prod_VMSS_19", computer_name="x")) == derive_scope(IN_SET)
     for field in ("subscription_id", "resource_group", "scale_set", "placement_group"):
-        assert scope_of(dataclasses.replace(IN_SET, **{field: "else"})) != scope_of(IN_SET)
+        assert derive_scope(dataclasses.replace(IN_SET, **{field: "else"})) != derive_scope(IN_SET)
 
 
 @given(st.builds(Instance, *[st.text()] * 7))
 def test_a_scope_is_always_what_is_documented_and_knows_no_case(instance: Instance) -> None:
-    scope = scope_of(instance)
+    scope = derive_scope(instance)
     assert re.fullmatch(r"[a-z0-9-]{1,80}", scope)
     ascii_only = all(value.isascii() for value in dataclasses.astuple(instance))
     upper = Instance(*(value.upper() for value in dataclasses.astuple(instance)))
-    assert not ascii_only or scope_of(upper) == scope
+    assert not ascii_only or derive_scope(upper) == scope
 
 
 def test_a_long_name_is_cut_so_that_the_digest_fits() -> None:
-    scope = scope_of(dataclasses.replace(VM, name="v" * 200))
+    scope = derive_scope(dataclasses.replace(VM, name="v" * 200))
     assert re.fullmatch(r"v{71}-[0-9a-f]{8}", scope)
 
 
 @pytest.mark.parametrize("resource", ["Web.Server_01", "WEB.SERVER_01", "webserver01", "_Web.Server_01", "web-host", "web-host.internal"])
 def test_resources_mean_this_vm_by_any_of_its_names(resource: str) -> None:
-    names = names_of(VM, "Web-Host.internal")
+    names = resource_names(VM, "Web-Host.internal")
     assert names_this_vm([resource], names)
     assert names_this_vm(["other", resource], names)
 
@@ -138,18 +147,18 @@ def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(reso
 
     See docs/protocol.md#names-of-resources.
     """
-    assert names_this_vm([resource], names_of(IN_SET, "prodvmss00000i"))
+    assert names_this_vm([resource], resource_names(IN_SET, "prodvmss00000i"))
 
 
 @pytest.mark.parametrize("resource", ["Prod_VMSS_1", "Prod_VMSS_180", "prodvmss00000j", "prodvmss000018", "", "_", "Prod_VMSS", "18"])
 def test_a_neighbour_is_not_meant(resource: str) -> None:
-    assert not names_this_vm([resource], names_of(IN_SET, "prodvmss00000i"))
+    assert not names_this_vm([resource], resource_names(IN_SET, "prodvmss00000i"))
 
 
 def test_the_host_name_alone_tells_a_member_of_a_scale_set() -> None:
     """Where instance metadata gives neither the VM's own name nor its computer name."""
     nameless = dataclasses.replace(IN_SET, name="VMID", computer_name="")
-    assert names_this_vm(["Prod_VMSS_18"], names_of(nameless, "prodvmss00000i"))
+    assert names_this_vm(["Prod_VMSS_18"], resource_names(nameless, "prodvmss00000i"))
 
 
 @given(st.integers(0, 36**6 - 1))
@@ -161,16 +170,16 @@ def test_both_ways_of_counting_mean_the_same_vm(number: int) -> None:
     by_vm_name = dataclasses.replace(IN_SET, name=f"Prod_VMSS_{number}", computer_name="")
     by_computer_name = dataclasses.replace(IN_SET, name="VMID", computer_name=f"prod_vmss{digits}")
     if number < 10**9:
-        assert names_this_vm([f"Prod_VMSS{digits}"], names_of(by_vm_name, ""))
-    assert names_this_vm([f"prod_vmss_{number}"], names_of(by_computer_name, ""))
+        assert names_this_vm([f"Prod_VMSS{digits}"], resource_names(by_vm_name, ""))
+    assert names_this_vm([f"prod_vmss_{number}"], resource_names(by_computer_name, ""))
 
 
 def test_a_name_outside_a_scale_set_is_not_taken_for_a_number() -> None:
-    assert names_of(dataclasses.replace(VM, name="db_18", computer_name=""), "") == {"db_18", "_db_18"}
+    assert resource_names(dataclasses.replace(VM, name="db_18", computer_name=""), "") == {"db_18", "_db_18"}
 
 
 def test_an_event_without_resources_names_nobody() -> None:
-    assert not names_this_vm([], names_of(VM, "host"))
+    assert not names_this_vm([], resource_names(VM, "host"))
 
 
 # --- boot
@@ -178,10 +187,10 @@ def test_an_event_without_resources_names_nobody() -> None:
 
 @pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="this system has no boot id")
 def test_the_boot_id_stays_the_same_while_the_machine_runs() -> None:
-    first = boot_id()
+    first = read_boot_id()
     assert first is not None
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", first)
-    assert boot_id() == first
+    assert read_boot_id() == first
 
 
 @pytest.mark.parametrize("text", [None, b"", b"\n", b"\xff\xfe"])
@@ -190,7 +199,7 @@ def test_a_system_without_a_boot_id_has_none(text: bytes | None, tmp_path: Path,
     if text is not None:
         path.write_bytes(text)
     monkeypatch.setattr(discovery, "_BOOT_ID", path)
-    assert boot_id() is None
+    assert read_boot_id() is None
 
 
 # --- waiting for it

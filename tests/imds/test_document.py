@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.errors import DocumentError
-from relay.events.model import Document, Event, parse
+from relay.events.model import Document, Event, parse_document
 from tests.events.strategies import EVENTS, body, event, settled, wire
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
@@ -35,7 +35,7 @@ ENTRIES = st.fixed_dictionaries(
 
 def one(**changes: Any) -> Event:
     """The one event of a document whose entry differs so."""
-    (found,) = parse(body(wire(**changes))).events
+    (found,) = parse_document(body(wire(**changes))).events
     return found
 
 
@@ -45,21 +45,21 @@ def one(**changes: Any) -> Event:
 @given(st.binary())
 def test_bytes_are_a_document_or_a_document_error(anything: bytes) -> None:
     with pytest.raises(DocumentError):
-        parse(anything)
+        parse_document(anything)
 
 
 @given(ANYTHING | st.fixed_dictionaries({"Events": st.lists(ENTRIES, max_size=4) | ANYTHING}, optional={"DocumentIncarnation": ANYTHING}))
 def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: object) -> None:
     """Nothing that was parsed may fail later: its revision, its JSON and its way through the store all work."""
     try:
-        document = parse(json.dumps(anything).encode())
+        document = parse_document(json.dumps(anything).encode())
     except DocumentError:
         return
     assert document.incarnation is None or -(2**63) <= document.incarnation < 2**63
     for found in document.events:
         assert len(found.revision) == 16
         assert Event.from_fields(orjson.loads(orjson.dumps(found.fields()))) == found
-        assert found.due is None or found.due.tzinfo is not None
+        assert found.not_before_time is None or found.not_before_time.tzinfo is not None
     assert len({found.key for found in document.events}) == len(document.events)
 
 
@@ -67,13 +67,13 @@ def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: objec
 def test_an_empty_body_is_an_error(empty: bytes) -> None:
     """It would end every event (docs/protocol.md#an-empty-answer)."""
     with pytest.raises(DocumentError, match="empty body"):
-        parse(empty)
+        parse_document(empty)
 
 
 @pytest.mark.parametrize("broken", [b"{", b"<html></html>", b'{"DocumentIncarnation":1,"Events":[', b"\xff", b'{"Events":[]} x', b"NaN"])
 def test_what_is_no_json_is_an_error(broken: bytes) -> None:
     with pytest.raises(DocumentError, match="not JSON"):
-        parse(broken)
+        parse_document(broken)
 
 
 @pytest.mark.parametrize(
@@ -102,18 +102,18 @@ def test_what_is_no_json_is_an_error(broken: bytes) -> None:
 )
 def test_a_broken_document_is_an_error_that_names_the_place(broken: bytes, place: str) -> None:
     with pytest.raises(DocumentError, match=rf"expected a Scheduled Events document, {place}: "):
-        parse(broken)
+        parse_document(broken)
 
 
 def test_no_events_is_a_document() -> None:
-    assert parse(b'{"DocumentIncarnation":  1, "Events":  [ ]}') == Document(1, ())
+    assert parse_document(b'{"DocumentIncarnation":  1, "Events":  [ ]}') == Document(1, ())
 
 
 # --- field by field
 
 
 def test_every_field_is_read() -> None:
-    assert parse(body(wire())) == Document(2, (event(),))
+    assert parse_document(body(wire())) == Document(2, (event(),))
 
 
 def test_the_case_of_an_event_id_is_kept_and_compared_without() -> None:
@@ -213,7 +213,7 @@ def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None)
 def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(wrote: Any, kept: str | None) -> None:
     found = one(NotBefore=wrote)
     assert found.not_before == kept
-    assert (found.due is not None) == (kept is not None and kept.startswith("2022"))
+    assert (found.not_before_time is not None) == (kept is not None and kept.startswith("2022"))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(wrote: Any,
     ],
 )
 def test_the_incarnation_is_a_hint_that_is_never_an_error(wrote: Any, kept: int | None) -> None:
-    document = parse(body(wire(), incarnation=wrote))
+    document = parse_document(body(wire(), incarnation=wrote))
     assert document.incarnation == kept
     assert document.events == (event(),)
 
@@ -247,13 +247,13 @@ def test_the_incarnation_is_a_hint_that_is_never_an_error(wrote: Any, kept: int 
     )
 )
 def test_an_event_id_twice_becomes_one_event_whatever_the_order(both: tuple[list[Event], list[Event]]) -> None:
-    first, second = ({found.key: settled(found) for found in parse(body(*map(_as_wire, events))).events} for events in both)
+    first, second = ({found.key: settled(found) for found in parse_document(body(*map(_as_wire, events))).events} for events in both)
     assert first == second
 
 
 def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> None:
     entries = [wire(Resources=["b"]), wire(EventId=wire()["EventId"].lower(), EventStatus="Started", NotBefore="", Resources=["c", "a"])]
-    (found,) = parse(body(*entries)).events
+    (found,) = parse_document(body(*entries)).events
     assert (found.event_status, found.not_before, found.resources) == ("Started", None, ("a", "b", "c"))
     assert found.event_id == wire()["EventId"].lower()
 
@@ -273,21 +273,21 @@ def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> No
 def test_two_entries_of_different_types_count_as_the_graver(types: list[str | None], gravest: str) -> None:
     """A rule for a Freeze must not approve what is a Reboot for another machine."""
     for order in (types, types[::-1]):
-        (found,) = parse(body(*(wire(EventType=event_type) for event_type in order))).events
+        (found,) = parse_document(body(*(wire(EventType=event_type) for event_type in order))).events
         assert found.event_type == gravest
 
 
 @pytest.mark.parametrize(("durations", "longest"), [([5, 9], 9), ([0, 5], 5), ([5, -1], None), ([-1, -1], None)])
 def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_all(durations: list[int], longest: int | None) -> None:
     for order in (durations, durations[::-1]):
-        (found,) = parse(body(*(wire(DurationInSeconds=duration, Description=str(duration)) for duration in order))).events
+        (found,) = parse_document(body(*(wire(DurationInSeconds=duration, Description=str(duration)) for duration in order))).events
         assert found.duration == longest
 
 
 def test_two_entries_of_different_source_do_not_count_as_the_users() -> None:
     """What users start is approved most readily."""
     for order in (["User", "Platform"], ["Platform", "User"]):
-        (found,) = parse(body(*(wire(EventSource=source) for source in order))).events
+        (found,) = parse_document(body(*(wire(EventSource=source) for source in order))).events
         assert found.event_source == "Platform"
 
 

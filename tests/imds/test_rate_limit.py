@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.imds.rate_limit import CALLS, LONGEST_BACKOFF, LONGEST_REST, WINDOW, Budget, retry_delay
+from relay.imds.rate_limit import CALL_WINDOW, MAX_BACKOFF, MAX_CALLS, MAX_RETRY_AFTER, CallBudget, retry_delay
 
 INTERVALS = st.floats(0.5, 600)
 JITTERS = st.floats(0, 1)
@@ -16,7 +16,7 @@ RESTS = st.none() | st.floats(0, 10_000)
 @given(st.lists(st.tuples(st.floats(0, 0.5), st.sampled_from(["take", "send", "give back"])), max_size=200))
 def test_no_window_holds_more_than_two_calls_however_they_come(steps: list[tuple[float, str]]) -> None:
     """Whatever is taken, sent late or never sent: any window has at most two sent calls."""
-    budget, now, unsent = Budget(), 0.0, 0
+    budget, now, unsent = CallBudget(), 0.0, 0
     sent: list[float] = []
     for pause, step in steps:
         now += pause
@@ -30,19 +30,19 @@ def test_no_window_holds_more_than_two_calls_however_they_come(steps: list[tuple
         elif step == "give back" and unsent:
             budget.give_back()
             unsent -= 1
-    assert all(later >= earlier + WINDOW for earlier, later in zip(sent, sent[CALLS:], strict=False))
+    assert all(later >= earlier + CALL_WINDOW for earlier, later in zip(sent, sent[MAX_CALLS:], strict=False))
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=50))
 def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(pauses: list[float]) -> None:
-    budget, now = Budget(), 0.0
+    budget, now = CallBudget(), 0.0
     sent: list[float] = []
     for pause in pauses:
         now += pause
         delay = budget.delay(now)
         assert delay is not None
-        assert (delay == 0) == (len([moment for moment in sent if now < moment + WINDOW]) < CALLS)
-        assert delay == pytest.approx(max(0.0, sent[-CALLS] + WINDOW - now) if len(sent) >= CALLS else 0.0, abs=1e-9)
+        assert (delay == 0) == (len([moment for moment in sent if now < moment + CALL_WINDOW]) < MAX_CALLS)
+        assert delay == pytest.approx(max(0.0, sent[-MAX_CALLS] + CALL_WINDOW - now) if len(sent) >= MAX_CALLS else 0.0, abs=1e-9)
         while delay:  # rounding may ask for one more tiny wait
             now += max(delay, 1e-9)
             delay = budget.delay(now)
@@ -52,13 +52,13 @@ def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(pau
 
 
 def test_a_call_that_was_not_sent_holds_its_place_however_long_it_takes() -> None:
-    budget = Budget()
-    for _ in range(CALLS):
+    budget = CallBudget()
+    for _ in range(MAX_CALLS):
         assert budget.delay(0.0) == 0
         budget.take()
     assert budget.delay(1_000_000.0) is None
     budget.sent(1_000_000.0)
-    assert budget.delay(1_000_000.5) == pytest.approx(WINDOW - 0.5)
+    assert budget.delay(1_000_000.5) == pytest.approx(CALL_WINDOW - 0.5)
     budget.give_back()
     assert budget.delay(1_000_000.5) == 0
 
@@ -66,7 +66,7 @@ def test_a_call_that_was_not_sent_holds_its_place_however_long_it_takes() -> Non
 @given(st.integers(0, 100_000), RESTS, INTERVALS, JITTERS)
 def test_a_retry_waits_at_least_the_interval_and_never_long(failures: int, rest: float | None, interval: float, jitter: float) -> None:
     delay = retry_delay(failures, rest, interval, jitter)
-    assert interval <= delay <= max(LONGEST_REST, interval, LONGEST_BACKOFF) + max(interval, LONGEST_BACKOFF) / 4
+    assert interval <= delay <= max(MAX_RETRY_AFTER, interval, MAX_BACKOFF) + max(interval, MAX_BACKOFF) / 4
 
 
 @given(st.integers(1, 100), RESTS, INTERVALS, JITTERS)
@@ -80,8 +80,8 @@ def test_jitter_only_adds_and_at_most_a_quarter(failures: int, rest: float | Non
 def test_retry_after_only_lengthens_and_is_capped(failures: int, rest: float, interval: float, jitter: float) -> None:
     without, with_it = retry_delay(failures, None, interval, jitter), retry_delay(failures, rest, interval, jitter)
     assert with_it >= without
-    assert with_it >= min(rest, LONGEST_REST)
-    assert with_it <= max(without, LONGEST_REST + without / 4)
+    assert with_it >= min(rest, MAX_RETRY_AFTER)
+    assert with_it <= max(without, MAX_RETRY_AFTER + without / 4)
 
 
 @given(st.integers(1, 100), RESTS, INTERVALS)

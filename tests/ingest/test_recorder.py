@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from relay.events.model import Document, Event
-from relay.events.timestamps import rfc3339
-from relay.ingest.recorder import Recorder, Sighting
+from relay.events.timestamps import format_rfc3339
+from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import GrantState
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import BOOT, ORIGIN, Book, event
@@ -32,7 +32,7 @@ def book(tmp_path: Path) -> Iterator[Book]:
 
 def record(book: Book, *events: Event, gap: bool = False, incarnation: int = 7) -> int:
     """One poll; how many changes it told."""
-    return book.do(lambda tx: book.recorder.record(tx, Sighting(Document(incarnation, events), book.clock.now(), gap)))
+    return book.do(lambda tx: book.recorder.record(tx, PollResult(Document(incarnation, events), book.clock.now(), gap)))
 
 
 def names(book: Book) -> list[str]:
@@ -104,7 +104,7 @@ def test_a_document_that_cannot_be_recorded_whole_changes_nothing(book: Book) ->
     record(book, REBOOT)
 
     def work(tx: Transaction) -> None:
-        book.recorder.record(tx, Sighting(Document(8, ()), book.clock.now(), gap=False))
+        book.recorder.record(tx, PollResult(Document(8, ()), book.clock.now(), gap=False))
         raise RuntimeError("the disk is full")
 
     with pytest.raises(RuntimeError):
@@ -269,7 +269,7 @@ def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_fo
 
 
 def test_another_event_s_boot_is_remembered_for_each_event_by_itself(book: Book) -> None:
-    later = event("E-2", not_before=rfc3339(NOON + timedelta(hours=2)))
+    later = event("E-2", not_before=format_rfc3339(NOON + timedelta(hours=2)))
     record(book, REBOOT, later)
     book.clock.turn(901)
     boot(book, "boot-2")

@@ -30,7 +30,7 @@ from relay.approvals.request import Answer, Approval, Choice, Invited, Malformed
 from relay.chat.cards.card import Text
 from relay.chat.cards.confirmation_view import changes, hindrance, outcome
 from relay.chat.cards.rendering import LABELS, card_of_one, question_of
-from relay.events.timestamps import rfc3339
+from relay.events.timestamps import format_rfc3339
 from relay.outbox.chat_messages import Invitation, digest_of
 from relay.outbox.transaction import Transaction
 
@@ -255,13 +255,14 @@ def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:
         "notes": [_pieces(one) for one in card.notes],
         "machines": list(occurrence.event.resources),
         "footer": card.footer,
-        "now": rfc3339(now),
+        "now": format_rfc3339(now),
     }
 
 
 def _pieces(text: Text) -> list[str | dict[str, str]]:
     return [
-        one if isinstance(one, str) else {"moment": rfc3339(one)} if isinstance(one, datetime) else {"who": one.principal} for one in text
+        one if isinstance(one, str) else {"moment": format_rfc3339(one)} if isinstance(one, datetime) else {"who": one.principal}
+        for one in text
     ]
 
 

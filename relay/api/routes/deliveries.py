@@ -18,8 +18,8 @@ from relay.api.schema.responses import answer
 from relay.api.schema.route import Call, Route
 from relay.approvals.request import MalformedError, WrongFieldError
 from relay.delivery.dispatcher import redeliver, redeliver_some
-from relay.events.cloudevent import name_of
-from relay.events.timestamps import parse_moment, rfc3339
+from relay.events.cloudevent import event_name
+from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import EntryState
 from relay.outbox.deliveries import Delivery, Which
 
@@ -185,14 +185,14 @@ def _which(_request: web.Request, raw: bytes) -> _Wanted:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise WrongFieldError(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
     event_key = body.eventId.lower() if body.eventId is not None else None
-    which = Which(body.sink, body.type and name_of(body.type), event_key, _moment("since", body.since))
+    which = Which(body.sink, body.type and event_name(body.type), event_key, _moment("since", body.since))
     return _Wanted(which, _moment("until", body.until), body.after)
 
 
 def _moment(name: str, text: str | None) -> datetime | None:
     if text is None:
         return None
-    moment = parse_moment(text)
+    moment = parse_timestamp(text)
     if moment is None:
         raise WrongFieldError(name, "expected a moment such as 2026-04-11T22:26:58Z")
     return moment
@@ -205,7 +205,7 @@ async def _redeliver_some(call: Call) -> web.StreamResponse:
         raise Problem(404, f"no sink {wanted.which.sink!r} in the configuration; there are: {', '.join(known) or 'none'}")
     until = wanted.until or now
     ids, left = await call.relay.store.transact(redeliver_some(wanted.which, now, after=wanted.after, until=until, limit=PAGE))
-    return answer(202, {"redelivered": len(ids), "left": left, "until": rfc3339(until), "next": ids[-1] if left else None})
+    return answer(202, {"redelivered": len(ids), "left": left, "until": format_rfc3339(until), "next": ids[-1] if left else None})
 
 
 async def _redeliver(call: Call) -> web.StreamResponse:

@@ -17,7 +17,7 @@ from relay.api.schema.route import Call, Route
 from relay.approvals.service import Ledger, shown
 from relay.approvals.status import State
 from relay.events.catalog import EventData
-from relay.events.timestamps import rfc3339
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Occurrence
 from relay.outbox.transaction import Transaction
 
@@ -115,7 +115,7 @@ def _vote(decision: Decision) -> dict[str, Any]:
         "principal": decision.principal,
         "channel": decision.channel,
         "revision": decision.revision,
-        "at": rfc3339(decision.at),
+        "at": format_rfc3339(decision.at),
         "counts": decision.counts,
     }
 

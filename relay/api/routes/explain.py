@@ -14,7 +14,7 @@ from relay.api.schema.route import Call, Route
 from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.explain import Weighed, weigh
 from relay.approvals.status import State
-from relay.events.timestamps import rfc3339
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
 from relay.outbox.transaction import Transaction
 
@@ -108,7 +108,7 @@ def _counting(those: tuple[tuple[str, datetime | None], ...]) -> list[dict[str, 
 
 
 def _moment(moment: datetime | None) -> str | None:
-    return rfc3339(moment) if moment is not None else None
+    return format_rfc3339(moment) if moment is not None else None
 
 
 async def _show(call: Call) -> web.StreamResponse:

@@ -16,7 +16,7 @@ from relay.delivery.retry import Park
 from relay.delivery.routing import why_not
 from relay.errors import Failure
 from relay.events.cloudevent import CloudEvent
-from relay.events.timestamps import parse_moment, rfc3339
+from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox.transaction import Transaction
 
 EVENT = Parameter("event", "query", "the EventId; upper and lower case are the same", required=True)
@@ -89,14 +89,14 @@ async def show(call: Call) -> web.StreamResponse:
     if facts is None:
         raise Problem(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`")
     worker = call.relay.dispatcher.worker(sink)
-    not_before = parse_moment(facts.said.data.get("notBefore"))
+    not_before = parse_timestamp(facts.said.data.get("notBefore"))
     courses: list[dict[str, Any]] = []
     for failure in _FAILURES:
         tries, end = worker.prospects.outline(
             failure, tries=facts.attempts + 1, recorded=facts.waiting_since or call.relay.clock.now(), not_before=not_before
         )
         shown = [
-            {"first": rfc3339(one.first), "last": rfc3339(one.last), "tries": one.tries, "pauseSeconds": round(one.pause, 3)}
+            {"first": format_rfc3339(one.first), "last": format_rfc3339(one.last), "tries": one.tries, "pauseSeconds": round(one.pause, 3)}
             for one in tries
         ]
         courses.append({"failure": failure, "tries": shown, "ends": end.reason if isinstance(end, Park) else None})

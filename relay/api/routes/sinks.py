@@ -14,7 +14,7 @@ from relay.api.schema.problems import Problem
 from relay.api.schema.responses import answer
 from relay.api.schema.route import Call, Route
 from relay.delivery.dispatcher import SinkStatus
-from relay.events.build import tell_of_relay
+from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import SinkState
 from relay.outbox.transaction import Transaction
@@ -59,7 +59,7 @@ async def _ping(call: Call) -> web.StreamResponse:
     at = relay.clock.now()
 
     def work(tx: Transaction) -> CloudEvent:
-        event = tell_of_relay("relay.ping", relay.origin, at, sink=sink, reason=reason, count=1, head=str(tx.head()))
+        event = relay_event("relay.ping", relay.origin, at, sink=sink, reason=reason, count=1, head=str(tx.head()))
         tx.say(event, at, to=[sink])
         return event
 

@@ -12,7 +12,7 @@ from relay.approvals.status import Standing
 from relay.chat.cards.card import Text
 from relay.chat.cards.rendering import ENDED, named
 from relay.events.cloudevent import CloudEvent
-from relay.events.timestamps import parse_moment
+from relay.events.timestamps import parse_timestamp
 
 _ANYBODY = Caller("anybody", "page", Rights(frozenset({"read", "approve", "hold", "operate"})))
 _NAMES = {
@@ -62,7 +62,7 @@ def changes(said: Sequence[CloudEvent], revision: str) -> list[Text]:
 
 
 def _changed(event: CloudEvent) -> Iterator[Text]:
-    at = parse_moment(event.attributes.get("time"))
+    at = parse_timestamp(event.attributes.get("time"))
     for name, before in event.data["changed"].items():
         if name in _NAMES:
             when: Text = (at, ": ") if at is not None else ()
@@ -72,7 +72,7 @@ def _changed(event: CloudEvent) -> Iterator[Text]:
 def _value(name: str, value: Any) -> Text:
     if isinstance(value, list):
         return (named(value) or "none",)
-    moment = parse_moment(value) if name == "notBefore" else None
+    moment = parse_timestamp(value) if name == "notBefore" else None
     return (moment,) if moment is not None else ("not known" if value is None else str(value),)
 
 

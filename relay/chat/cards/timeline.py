@@ -8,7 +8,7 @@ from typing import Any
 from relay.chat.cards.card import Text, Who
 from relay.chat.cards.rendering import ENDED, named
 from relay.events.cloudevent import CloudEvent
-from relay.events.timestamps import parse_moment
+from relay.events.timestamps import parse_timestamp
 
 _WHY = {"changed": "the event has changed", "expired": "they have expired", "ended": "the event has ended"}
 _VERBS = {"approve": "voted to approve", "hold": "put it on hold", "release": "released the hold"}
@@ -28,7 +28,7 @@ _OF_RELAY = {
 
 def line_of(event: CloudEvent) -> Text:
     """One thing that happened, for the history of a message; also what a ``relay.*`` event is told as."""
-    at, data = parse_moment(event.attributes.get("time")), event.data
+    at, data = parse_timestamp(event.attributes.get("time")), event.data
     return (*((at, ": ") if at is not None else ()), *_said(event.name, data))
 
 
