@@ -36,7 +36,7 @@ class Relayed:
     def record(self, events: Sequence[CloudEvent]) -> asyncio.Future[None]:
         """As the recorder does with what one poll has brought: one transaction."""
         now = datetime.now(UTC)
-        return self.store.submit(lambda tx: tx.say_all([(event, None) for event in events], now))
+        return self.store.submit(lambda tx: tx.record_all([(event, None) for event in events], now))
 
     async def carry(self, events: Sequence[CloudEvent]) -> None:
         """Record every event, and return once every delivery has been written down."""

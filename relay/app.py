@@ -28,7 +28,7 @@ from relay.imds.discovery import Instance, derive_relay_name, derive_scope, disc
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
 from relay.outbox import Identity
-from relay.outbox.retention import keep
+from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
 
@@ -124,7 +124,7 @@ async def _tasks(
     async with asyncio.TaskGroup() as group:
         source = [
             group.create_task(poller.run(), name="source"),
-            group.create_task(keep(store, clock), name="retention"),
+            group.create_task(prune_forever(store, clock), name="retention"),
             *(group.create_task(door.run(), name="approvals over AMQP") for door in doors),
         ]
         approvals = group.create_task(gate.run(), name="approvals")
@@ -185,7 +185,7 @@ def _sayer(store: Store, origin: Origin, clock: Clock) -> Callable[[str, str | N
     def say(name: str, sink: str | None, reason: str, count: int) -> None:
         at = clock.now()
         future = store.submit(
-            lambda tx: tx.say(relay_event(name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+            lambda tx: tx.record(relay_event(name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
             fail_open=True,
         )
         future.add_done_callback(lambda done: done.cancelled() or done.exception())

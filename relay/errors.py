@@ -69,7 +69,7 @@ class DeliveryError(RelayError):
         super().__init__(reason)
         self.reason = reason
         self.status = status
-        self.answer = answer
+        self.response = answer
         self.skew = skew
 
 

@@ -12,7 +12,7 @@ from relay.config import load
 from relay.errors import ConfigError, StoreError
 from relay.files import may_be_file, may_be_folder, may_exist, user
 from relay.outbox import StoreSettings
-from relay.outbox.diagnostics import examine
+from relay.outbox.diagnostics import diagnose
 from relay.outbox.file import open_for_reading
 from tests.cli.command import typed
 
@@ -59,7 +59,7 @@ def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed:
 
 def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
     path = closed / "relay.db"
-    findings = {one.subject: one for one in examine(StoreSettings(path=path), scope=None, vm_id=None)}
+    findings = {one.subject: one for one in diagnose(StoreSettings(path=path), scope=None, vm_id=None)}
     assert findings["state file"].state == "failed"
     assert findings["state file"].message == f"{path} cannot be read: Permission denied (this runs as {user()})"
     assert findings["state folder"].message == f"{closed} cannot be written by {user()}"

@@ -19,11 +19,11 @@ def not_invited(tx: Transaction, approval: Approval, invited: Invited, occurrenc
     To be asked last, of what nothing else refuses: who may not decide learns nothing of a code, and uses no link up.
     Only approving asks for the code: whoever sees the message has it, and a machine that follows links has not.
     """
-    invitation = tx.messages.invitation(invited.token)
+    invitation = tx.messages.find_link(invited.token)
     meant = (invitation.occurrence, invitation.revision, invitation.decision) if invitation is not None else None
     if invitation is None or meant != (occurrence.id, approval.revision, approval.decision):
         return Refusal(409, "the link stands for another decision, or for an event that has ended; a newer message has its own links")
-    if invitation.wrong >= MOST_WRONG:
+    if invitation.wrong_codes >= MOST_WRONG:
         return Refusal(403, f"{MOST_WRONG} wrong codes were given with this link: it is void; {_ANOTHER}")
     if invitation.decision != "approve":
         return None
@@ -32,8 +32,8 @@ def not_invited(tx: Transaction, approval: Approval, invited: Invited, occurrenc
         return Refusal(403, "approving asks for the code that the message shows", "code")
     if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), invitation.code.encode()):
         return None
-    tx.messages.wrong_code(invitation)
-    left = MOST_WRONG - invitation.wrong - 1
+    tx.messages.count_wrong_code(invitation)
+    left = MOST_WRONG - invitation.wrong_codes - 1
     if not left:
         return Refusal(403, f"this is not the code that the message shows, and {MOST_WRONG} wrong ones void a link; {_ANOTHER}")
     tries = f"{left} more tries" if left > 1 else "one more try"

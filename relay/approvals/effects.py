@@ -30,16 +30,16 @@ class Scribe:
         match effect:
             case Discount(decisions, why):
                 for decision in decisions:
-                    tx.decisions.discount(decision.approval_id)
+                    tx.decisions.stop_counting(decision.approval_id)
                 if why is not None:
-                    cause = decisions[-1].told if why == "expired" else standing.occurrence.told
+                    cause = decisions[-1].recorded_event_id if why == "expired" else standing.occurrence.last_event_id
                     told = {"why": why} | ({"dryRun": True} if all(one.dry_run for one in decisions) else {})
                     self.say(tx, "approval.voided", standing.occurrence.data, told, cause, now)
             case Expire(hold):
-                tx.decisions.discount(hold.approval_id)
+                tx.decisions.stop_counting(hold.approval_id)
                 self._tell_expired(tx, hold, standing, now)
             case Fail(grant, reason):
-                tx.decisions.answered(grant.id, "failed", None)
+                tx.decisions.record_answer(grant.id, "failed", None)
                 if not grant.dry_run:
                     self.tell_start(tx, "startrequest.failed", grant, reason, now)
             case Allow(rule):
@@ -49,7 +49,7 @@ class Scribe:
         """Grant: on the word of the newest decision where there is one, else of the rule."""
         votes = standing.voted if standing.required else ()
         completing = votes[-1] if votes else None
-        last = next(reversed(tx.decisions.of(standing.occurrence.id)), None)
+        last = next(reversed(tx.decisions.for_occurrence(standing.occurrence.id)), None)
         told = {
             "approvalId": completing.approval_id if completing is not None else new_id(),
             "decision": "approve",
@@ -63,9 +63,9 @@ class Scribe:
         # The cause is the vote, or the release, that completed it; of an automatic grant, the event itself.
         completed = last is not None and (completing is not None or (last.decision == "release" and last.at == now))
         by = last if completed else None
-        cause = (by.message_id or by.told) if by is not None else standing.occurrence.told
+        cause = (by.message_id or by.recorded_event_id) if by is not None else standing.occurrence.last_event_id
         granted = self.say(tx, "approval.granted", standing.occurrence.data, with_mode(standing.mode, told), cause, now)
-        tx.decisions.grant(
+        tx.decisions.add_grant(
             standing.occurrence.id,
             standing.occurrence.revision,
             rule,
@@ -85,8 +85,8 @@ class Scribe:
             "reason": f"the hold of {hold.principal} expired; {HOLD_MEANS}",
             **count(standing),
         }
-        said = self.say(tx, "approval.recorded", standing.occurrence.data, with_mode(standing.mode, told), hold.told, now)
-        tx.decisions.add(
+        said = self.say(tx, "approval.recorded", standing.occurrence.data, with_mode(standing.mode, told), hold.recorded_event_id, now)
+        tx.decisions.add_decision(
             Decision(
                 approval_id,
                 standing.occurrence.id,
@@ -99,7 +99,7 @@ class Scribe:
                 expires=None,
                 dry_run=standing.mode == "dry-run",
                 counts=False,
-                told=said,
+                recorded_event_id=said,
                 message_id=None,
             )
         )
@@ -113,7 +113,7 @@ class Scribe:
     def say(self, tx: Transaction, name: str, event: Mapping[str, Any], told: Mapping[str, Any], cause: str | None, at: datetime) -> str:
         """Tell of an event what ``told`` says, because of ``cause``; returns the id."""
         said = decision_event(name, self.origin, at, event=event, added=told, cause=cause, head=str(tx.head()))
-        tx.say(said, at)
+        tx.record(said, at)
         return said.id
 
 

@@ -136,7 +136,7 @@ class Gate:
         return (
             self._clock.monotonic() - self._first_seen[grant.id] >= self.ledger.settings.tell_first
             or not self._names_us(occurrence.event.resources)
-            or not tx.deliveries.waits_about(occurrence.key)
+            or not tx.deliveries.has_waiting(occurrence.key)
         )
 
     async def _start(self, grants: Sequence[Grant]) -> None:

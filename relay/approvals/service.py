@@ -62,7 +62,7 @@ class Ledger:
         return Standing(
             occurrence,
             # A hold belongs to the EventId: one that left the document and is back is held as before.
-            (*tx.decisions.holds_before(occurrence.key, occurrence.id), *tx.decisions.of(occurrence.id, counting=True)),
+            (*tx.decisions.holds_before(occurrence.key, occurrence.id), *tx.decisions.for_occurrence(occurrence.id, counting=True)),
             tuple(tx.decisions.grants(occurrence.id)),
             rule_for(self.settings.rules, occurrence, self.origin.scope, now),
             self.settings.groups,
@@ -133,7 +133,7 @@ class Ledger:
             if not claimable(grant, self.standing(tx, occurrence, now)):
                 continue
             event_id = occurrence.event.event_id
-            tx.decisions.claim(grant.id)
+            tx.decisions.claim_grant(grant.id)
             facts = {
                 "eventId": event_id,
                 "revision": grant.revision,
@@ -141,26 +141,26 @@ class Ledger:
                 "approvalId": grant.approval_id,
                 "grant": grant.id,
             }
-            tx.journal.note(now, "claim", {**facts, "attempt": grant.attempts + 1}, event_key=occurrence.key)
+            tx.journal.append_note(now, "claim", {**facts, "attempt": grant.attempts + 1}, event_key=occurrence.key)
             claims.append(Claim(grant, event_id))
         return claims
 
     def accepted(self, tx: Transaction, claims: Sequence[Claim], now: datetime) -> None:
         """IMDS answered 200."""
         for claim in claims:
-            tx.decisions.answered(claim.grant.id, "accepted", 200)
+            tx.decisions.record_answer(claim.grant.id, "accepted", 200)
             self._scribe.tell_start(tx, "startrequest.accepted", claim.grant, None, now)
 
     def failed(self, tx: Transaction, claims: Sequence[Claim], status: int | None, reason: str, now: datetime) -> None:
         """IMDS answered 400: another try would fare no better."""
         for claim in claims:
-            tx.decisions.answered(claim.grant.id, "refused", status)
+            tx.decisions.record_answer(claim.grant.id, "refused", status)
             self._scribe.tell_start(tx, "startrequest.failed", claim.grant, reason, now)
 
     def unanswered(self, tx: Transaction, claims: Sequence[Claim], status: int | None) -> None:
         """No 200, and no 400 for one event alone: the claims stand, and are tried again after another fresh read."""
         for claim in claims:
-            tx.decisions.answered(claim.grant.id, "sent", status)
+            tx.decisions.record_answer(claim.grant.id, "sent", status)
 
     # --- a request
 
@@ -168,7 +168,7 @@ class Ledger:
         if refusal.status != 503:  # HTTP
             event = standing.occurrence.data if standing is not None else _unknown(approval.event_id)
             told = _told(new_id(), approval, standing) | {"refusal": refusal.reason}
-            cause = approval.message_id or (standing.occurrence.told if standing is not None else None)
+            cause = approval.message_id or (standing.occurrence.last_event_id if standing is not None else None)
             self._scribe.say(tx, "approval.refused", event, with_mode(self.mode(tx), told), cause, approval.at)
         body: dict[str, Any] = {"detail": refusal.reason}
         if refusal.status == 409 and standing is not None:  # HTTP
@@ -207,7 +207,7 @@ class Ledger:
             own = (one for one in same if one.decision == "hold" or one.revision == approval.revision)
         for one in own:
             if one.dry_run or not dry_run:  # what was said in a dry run replaces and releases nothing that was meant
-                tx.decisions.discount(one.approval_id)
+                tx.decisions.stop_counting(one.approval_id)
         decision = Decision(
             new_id(),
             standing.occurrence.id,
@@ -220,14 +220,14 @@ class Ledger:
             self._expires(approval, standing),
             dry_run=dry_run,
             counts=approval.decision != "release",
-            told="",
+            recorded_event_id="",
             message_id=approval.message_id,
         )
         counted = replace(standing, decisions=(*standing.decisions, decision))
         told = with_mode(standing.mode, _told(decision.approval_id, approval, counted))
-        cause = approval.message_id or standing.occurrence.told
+        cause = approval.message_id or standing.occurrence.last_event_id
         said = self._scribe.say(tx, "approval.recorded", standing.occurrence.data, told, cause, approval.at)
-        tx.decisions.add(replace(decision, told=said))
+        tx.decisions.add_decision(replace(decision, recorded_event_id=said))
         return decision.approval_id
 
     def _expires(self, approval: Approval, standing: Standing) -> datetime | None:

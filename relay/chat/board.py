@@ -25,7 +25,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any
 from relay.events.timestamps import parse_timestamp
 from relay.outbox import Occurrence
-from relay.outbox.chat_messages import Message
+from relay.outbox.chat_messages import ChatMessage
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
@@ -127,7 +127,7 @@ class Board:
             occurrence = tx.snapshot.find(event_id.lower())
             if occurrence is None or not occurrence.live:
                 return None
-            message = tx.messages.about(sink.name, occurrence.id)
+            message = tx.messages.showing(sink.name, occurrence.id)
             link = self._link(tx, message, token, in_chat=in_chat)
             return self._card([self._standing(tx, occurrence)], message.code if message is not None else "", link)
 
@@ -157,28 +157,28 @@ class Board:
 
         def work(tx: Transaction) -> None:
             self._tries.pop(notice.message, None)  # here, as the store's thread alone touches them
-            tx.messages.shown(notice.message, ref, notice.looks)
+            tx.messages.mark_shown(notice.message, ref, notice.looks)
 
         await self._store.transact(work, fail_open=True)
 
     async def told(self, notice: Notice) -> None:
         """The thread tells the notice's news. Raises StoreUnavailable."""
-        await self._store.transact(lambda tx: tx.messages.told(notice.message, notice.told, notice.stale_at), fail_open=True)
+        await self._store.transact(lambda tx: tx.messages.mark_history_told(notice.message, notice.told, notice.stale_at), fail_open=True)
 
     async def next_stale(self, sink: str) -> datetime | None:
         """When time alone will change what a message of a sink should show. Raises StoreUnavailable."""
-        return parse_timestamp(await self._store.read(lambda tx: tx.messages.next_stale(sink)))
+        return parse_timestamp(await self._store.read(lambda tx: tx.messages.next_refresh(sink)))
 
     async def refresh(self, sink: str) -> None:
         """Have every message of a sink looked at that time alone has changed, through the outbox. Raises StoreUnavailable."""
         now = self._clock.now()
 
         def work(tx: Transaction) -> None:
-            for one in tx.messages.take_stale(sink, now):
+            for one in tx.messages.take_due_refreshes(sink, now):
                 occurrence = tx.snapshot.by_id(one)
-                position = tx.journal.last_told(occurrence.key)
+                position = tx.journal.last_change_position(occurrence.key)
                 if position is not None:
-                    tx.send_again(position, sink, now)
+                    tx.redeliver(position, sink, now)
 
         await self._store.transact(work, fail_open=True)
 
@@ -187,8 +187,8 @@ class Board:
         occurrence = tx.snapshot.at((event.subject or "").lower(), at) if at is not None else None
         if occurrence is None:
             return None
-        message = tx.messages.about(sink.name, occurrence.id) or self._begin(tx, sink, occurrence, code)
-        if message.looks is not None and tx.journal.newest_about(occurrence.key) <= message.told:
+        message = tx.messages.showing(sink.name, occurrence.id) or self._begin(tx, sink, occurrence, code)
+        if message.content_hash is not None and tx.journal.newest_position(occurrence.key) <= message.history_position:
             return None  # what is delivered now, an earlier delivery has told already
         standings = [self._standing(tx, tx.snapshot.by_id(one)) for one in tx.messages.occurrences(message.id)]
 
@@ -201,7 +201,7 @@ class Board:
             message.ref,
             message.posted,
             self._card(standings, message.code, self._link(tx, message, this.tokens(message.id, looks), in_chat=in_chat))
-            if looks != message.looks
+            if looks != message.content_hash
             else None,
             looks,
             changes_at(standings),
@@ -210,7 +210,7 @@ class Board:
             tx.head().position,
         )
 
-    def _link(self, tx: Transaction, message: Message | None, token: Token, *, in_chat: bool) -> Link | None:
+    def _link(self, tx: Transaction, message: ChatMessage | None, token: Token, *, in_chat: bool) -> Link | None:
         """Where the buttons of a message lead; None: nothing can be decided from it."""
         if in_chat:
             return lambda _, __: None
@@ -219,37 +219,37 @@ class Board:
 
         def link(standing: Standing, choice: Choice) -> str:
             made = token(standing.occurrence.id, choice)
-            tx.messages.invite(message.id, made, standing.occurrence.id, standing.occurrence.revision, choice, standing.now)
+            tx.messages.add_link(message.id, made, standing.occurrence.id, standing.occurrence.revision, choice, standing.now)
             return f"{self._public_url}/approve#{made}"
 
         return link
 
-    def _begin(self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence, code: str) -> Message:
+    def _begin(self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence, code: str) -> ChatMessage:
         """A message for an event that has none: with the others of its document, where they are many."""
         together = [
             one
             for one in tx.snapshot.seen_together(occurrence)
-            if one.id == occurrence.id or (tx.messages.about(sink.name, one.id) is None and self._wants(sink, one))
+            if one.id == occurrence.id or (tx.messages.showing(sink.name, one.id) is None and self._wants(sink, one))
         ]
         chosen = together if len(together) > BURST else [occurrence]
-        began = min(tx.journal.began(one.key, one.first_seen) for one in chosen)
+        began = min(tx.journal.first_position(one.key, one.first_seen) for one in chosen)
         for one in chosen:
             self._finish(tx, sink, one)
         tx.messages.begin(sink.name, [one.id for one in chosen], code, began - 1)
-        message = tx.messages.about(sink.name, occurrence.id)
+        message = tx.messages.showing(sink.name, occurrence.id)
         assert message is not None  # noqa: S101  # it was just begun
         return message
 
     def _finish(self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence) -> None:
         """Have the message about an earlier event of this name show its end: what is told now may have taken the place of that."""
-        found = tx.messages.before(sink.name, occurrence.key, occurrence.number)
-        shown = tx.messages.about(sink.name, found) if found is not None else None
+        found = tx.messages.previous_occurrence(sink.name, occurrence.key, occurrence.number)
+        shown = tx.messages.showing(sink.name, found) if found is not None else None
         if found is None or shown is None or not shown.posted:
             return
         again = tx.snapshot.after(tx.snapshot.by_id(found)) or occurrence
-        end = tx.journal.last_told(occurrence.key, again.first_seen)
-        if end is not None and end > shown.told:
-            tx.send_again(end, sink.name, self._clock.now())
+        end = tx.journal.last_change_position(occurrence.key, again.first_seen)
+        if end is not None and end > shown.history_position:
+            tx.redeliver(end, sink.name, self._clock.now())
 
     def _wants(self, sink: SinkSettings, occurrence: Occurrence) -> bool:
         return matches_any(sink.events, "event.scheduled") and matches(sink.match, occurrence.data, self._ledger.origin.scope, every=False)
@@ -264,11 +264,11 @@ class Board:
         return card_of_many(standings, scope, link=link, code=code)
 
     def _news(
-        self, tx: Transaction, sink: SinkSettings, message: Message, occurrences: Sequence[Occurrence]
+        self, tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[Occurrence]
     ) -> list[tuple[Occurrence, CloudEvent]]:
         """What its thread does not tell yet. That an event was announced, the message itself tells."""
         by_key, news = {one.key: one for one in occurrences}, []
-        for _, event in tx.journal.said_about(list(by_key), message.told):
+        for _, event in tx.journal.events_about(list(by_key), message.history_position):
             at, occurrence = parse_timestamp(event.attributes["time"]), by_key[(event.subject or "").lower()]
             ours = at is not None and tx.snapshot.at(occurrence.key, at) == occurrence
             if ours and event.name != "event.scheduled" and matches_any(sink.events, event.name):

@@ -61,7 +61,7 @@ class Current:
         try:
             notice = await self._board.look(self._settings, event, in_chat=self._in_chat)
             if notice is None:
-                return Receipt(answer="its message shows all there is")
+                return Receipt(response="its message shows all there is")
             return await self._bring(notice)
         except StoreUnavailable as error:
             raise Deferred(f"what the message should show cannot be read: {error}") from None
@@ -103,7 +103,7 @@ class Current:
                 await self._platform.tell(ref, notice.news if ref is not None else ((notice.about,), *notice.news))
                 did.append("told")
         await self._board.told(notice)
-        return Receipt(answer=", ".join(did) or "its message shows all there is")
+        return Receipt(response=", ".join(did) or "its message shows all there is")
 
     async def _watch(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from relay.errors import ConfigError
 from relay.files import may_exist
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import Row, beginning_of, rows, verify
+from relay.outbox.journal import Row, read_checkpoint, rows, verify
 
 verbs = typer.Typer(invoke_without_command=True, help="Prove and show what was decided, from the journal of the state file.")
 
@@ -92,7 +92,7 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     the program that verifies them.
     """
     with _journal(store, config) as (connection, _):
-        head = beginning_of(connection)
+        head = read_checkpoint(connection)
         show_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
         for row in rows(connection):
             show_line(_exported(row))

@@ -98,7 +98,7 @@ def _seen(event: Event, incarnation: int | None) -> Occurrence:
         first_seen="",
         last_changed="",
         outcome=None,
-        told="",
+        last_event_id="",
     )
 
 

@@ -23,7 +23,7 @@ from relay.config.file_permissions import exposed
 from relay.diagnostics import Finding, ok
 from relay.imds.diagnostics import diagnose as examine_source
 from relay.imds.discovery import Instance, derive_scope, resource_names
-from relay.outbox.diagnostics import examine as examine_store
+from relay.outbox.diagnostics import diagnose as examine_store
 from relay.sinks import SinkSettings
 
 Poll = Annotated[

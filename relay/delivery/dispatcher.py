@@ -13,8 +13,8 @@ from relay.delivery.routing import wants
 from relay.delivery.settlement import Books
 from relay.delivery.sink_reports import Say
 from relay.delivery.worker import Worker
-from relay.outbox import Entry, Outcome, Recorded, SinkState
-from relay.outbox.deliveries import Which
+from relay.outbox import Entry, Outcome, RecordedEvent, SinkState
+from relay.outbox.deliveries import DeadLetterFilter
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
@@ -53,7 +53,7 @@ class Dispatcher:
         now = self._clock.now()
         # Sinks are connected already, and a chat has messages looked at again by itself.
         self._store.listeners.recorded.append(self._on_recorded)
-        self._store.listeners.revived.append(self._on_revived)
+        self._store.listeners.redelivered.append(self._on_revived)
         states = await self._store.transact(lambda tx: _reconcile(tx, settings, now), fail_open=True)
         for name, (state, reason) in states.items():
             self._workers[name].set_state(state, reason)
@@ -93,7 +93,7 @@ class Dispatcher:
         await self._store.transact(lambda tx: tx.deliveries.set_sink(name, state, reason))
         worker.set_state(state, reason)
 
-    def _on_recorded(self, recorded: Sequence[Recorded]) -> None:
+    def _on_recorded(self, recorded: Sequence[RecordedEvent]) -> None:
         entries = [entry for one in recorded for entry in one.entries]
         if self._early is not None:
             self._early += entries
@@ -122,24 +122,24 @@ def redeliver(entry: int, at: datetime) -> Callable[[Transaction], bool]:
     """Work for the store: a dead letter goes out again. False where there is none for a sink that is still there."""
 
     def work(tx: Transaction) -> bool:
-        revived = tx.deliveries.revive(entry, at)
+        revived = tx.deliveries.redeliver(entry, at)
         if revived is not None:
-            tx.revived.append(revived)
+            tx.redelivered.append(revived)
         return revived is not None
 
     return work
 
 
 def redeliver_some(
-    which: Which, at: datetime, *, after: int, until: datetime, limit: int
+    which: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int
 ) -> Callable[[Transaction], tuple[list[int], int]]:
     """Work for the store: so many dead letters go out again, the oldest first; returns their ids, and how many are left."""
 
     def work(tx: Transaction) -> tuple[list[int], int]:
-        revived = tx.deliveries.revive_some(which, at, after=after, until=until, limit=limit)
-        tx.revived.extend(revived)
+        revived = tx.deliveries.redeliver_matching(which, at, after=after, until=until, limit=limit)
+        tx.redelivered.extend(revived)
         ids = [entry.id for entry in revived]
-        return ids, tx.deliveries.parked(which, after=max(ids, default=after), until=until)
+        return ids, tx.deliveries.count_dead_letters(which, after=max(ids, default=after), until=until)
 
     return work
 
@@ -155,9 +155,9 @@ def _reconcile(tx: Transaction, settings: Sequence[SinkSettings], now: datetime)
             continue
         tx.deliveries.set_sink(sink.name, "on")
         for occurrence in tx.snapshot.live():
-            position = tx.journal.last_told(occurrence.key)
+            position = tx.journal.last_change_position(occurrence.key)
             if position is not None and wants(sink, tx.journal.event(position)):
-                tx.resend(position, sink.name, now)
+                tx.add_entry(position, sink.name, now)
     return {sink.name: known.get(sink.name, ("on", None)) for sink in settings}
 
 

@@ -50,17 +50,17 @@ class Lanes:
         if self._count >= AT_HAND:
             entry = replace(entry, event=None)
         self._count += 1
-        lane = self._lanes.setdefault(entry.lane, _Lane())
+        lane = self._lanes.setdefault(entry.ordering_key, _Lane())
         lane.waiting.append(entry)
         if len(lane.waiting) == 1:
-            self._set_free(entry.lane, lane)
+            self._set_free(entry.ordering_key, lane)
 
     def supersede(self, entry: Entry) -> list[Entry]:
         """Take out what waits in the entry's lane with the same family, is no newer and is not being sent: it replaces them.
 
         What is sent once more can be older than what waits already, and replaces nothing newer.
         """
-        lane = self._lanes.get(entry.lane)
+        lane = self._lanes.get(entry.ordering_key)
         if lane is None:
             return []
         head = lane.waiting[0]
@@ -69,14 +69,14 @@ class Lanes:
         lane.waiting = deque(old for old in lane.waiting if old.id not in gone)
         self._count -= len(stale)
         if not lane.waiting:
-            del self._lanes[entry.lane]
+            del self._lanes[entry.ordering_key]
         elif lane.waiting[0] is not head:
-            self._set_free(entry.lane, lane)
+            self._set_free(entry.ordering_key, lane)
         return stale
 
     def outdated(self, entry: Entry) -> bool:
         """Whether a newer one of the same family waits behind the head of a lane."""
-        waiting = iter(self._lanes[entry.lane].waiting)
+        waiting = iter(self._lanes[entry.ordering_key].waiting)
         next(waiting)
         return any(_takes_the_place_of(newer, entry) for newer in waiting)
 
@@ -91,7 +91,7 @@ class Lanes:
             heads = (self._lanes[name].waiting[0] for _, name in self._free)
             head = min(heads, key=lambda one: (one.attempts, one.id), default=None)
             if head is not None:
-                self._lanes[head.lane].state = "busy"
+                self._lanes[head.ordering_key].state = "busy"
             return head
         while self._free:
             id_, name = heapq.heappop(self._free)
@@ -103,23 +103,23 @@ class Lanes:
 
     def done(self, entry: Entry) -> None:
         """The head of a busy lane is settled: the next one is free."""
-        lane = self._lanes[entry.lane]
+        lane = self._lanes[entry.ordering_key]
         lane.waiting.popleft()
         self._count -= 1
         if lane.waiting:
-            self._set_free(entry.lane, lane)
+            self._set_free(entry.ordering_key, lane)
         else:
-            del self._lanes[entry.lane]
+            del self._lanes[entry.ordering_key]
 
     def rest(self, entry: Entry, until: float, *, alone: bool = False) -> None:
         """The head of a busy lane failed: it is free again at that moment (monotonic seconds).
 
         ``alone``: it failed for a reason of its own, and rests however the others fare.
         """
-        lane = self._lanes[entry.lane]
+        lane = self._lanes[entry.ordering_key]
         lane.waiting[0] = entry
         lane.state, lane.until, lane.alone = "resting", until, alone
-        heapq.heappush(self._resting, (until, entry.lane))
+        heapq.heappush(self._resting, (until, entry.ordering_key))
 
     def wake(self, now: float) -> None:
         """Free the lanes whose rest is over."""

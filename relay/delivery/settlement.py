@@ -47,7 +47,7 @@ class Books:
 
         def work(tx: Transaction) -> None:
             if attempt is not None:
-                tx.deliveries.tried(entry, attempt)
+                tx.deliveries.log_attempt(entry, attempt)
             tx.deliveries.settle(entry, state, reason, at)
 
         self._remember(work)
@@ -79,7 +79,7 @@ class Books:
             for written in waiting:
                 written()
 
-        future = self._submit(lambda tx: tx.deliveries.delivered(arrived))
+        future = self._submit(lambda tx: tx.deliveries.mark_delivered(arrived))
         future.add_done_callback(done)
         return future
 

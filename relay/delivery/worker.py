@@ -214,16 +214,16 @@ class Worker:
         try:
             receipt = await self._sink.deliver(event)
             self._news.compare_clocks(receipt.skew)
-            arrived = attempt("delivered", receipt.status, None, receipt.answer)
+            arrived = attempt("delivered", receipt.status, None, receipt.response)
         except Rejected as error:
             self._news.compare_clocks(error.skew)
             self._trouble = error.reason
             if self._circuit.refused(self._clock.monotonic()):
                 self._news.failing(error.reason, len(self._lanes))
-            self._parked(entry, error.reason, attempt("parked", error.status, error.reason, error.answer))
+            self._parked(entry, error.reason, attempt("parked", error.status, error.reason, error.response))
         except Deferred as error:
             self._news.compare_clocks(error.skew)
-            self._failed(entry, error, attempt("deferred", error.status, error.reason, error.answer), began)
+            self._failed(entry, error, attempt("deferred", error.status, error.reason, error.response), began)
         except asyncio.CancelledError:
             if self._ending:
                 raise

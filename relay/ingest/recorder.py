@@ -51,7 +51,7 @@ class Recorder:
         live = {occurrence.key: occurrence for occurrence in tx.snapshot.live()}
         changes = diff((occurrence.event for occurrence in live.values()), sighting.document)
         told = [self._tell(tx, change, live.get(change.event.key), sighting) for change in changes]
-        tx.say_all([(one.event, one.transition) for one in told], sighting.at)
+        tx.record_all([(one.event, one.transition) for one in told], sighting.at)
         for one in told:
             self._keep(tx, one, sighting.at)
         for occurrence in live.values():
@@ -74,7 +74,7 @@ class Recorder:
             self.origin,
             sighting.at,
             data=data,
-            told=tx.journal.times_told(transition),
+            told=tx.journal.count_transition(transition),
             approved=any(grant.state == "accepted" for grant in grants),
             outcome=outcome,
         )

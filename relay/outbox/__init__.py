@@ -74,7 +74,7 @@ class Occurrence:
     first_seen: str
     last_changed: str
     outcome: str | None
-    told: str
+    last_event_id: str
 
     @property
     def event(self) -> Event:
@@ -97,7 +97,7 @@ class Decision:
     expires: datetime | None
     dry_run: bool
     counts: bool
-    told: str
+    recorded_event_id: str
     message_id: str | None
 
 
@@ -128,7 +128,7 @@ class Entry:
     id: int
     sink: str
     position: int
-    lane: str
+    ordering_key: str
     type: str
     event_key: str | None
     not_before: datetime | None
@@ -143,16 +143,16 @@ class Attempt:
     """How one try to deliver went. ``took`` is in seconds."""
 
     at: datetime
-    took: float
+    elapsed: float
     outcome: Outcome
     status: int | None = None
     reason: str | None = None
-    answer: str | None = None
+    response: str | None = None
 
     @property
-    def ended(self) -> datetime:
+    def ended_at(self) -> datetime:
         """When it was over."""
-        return self.at + timedelta(seconds=self.took)
+        return self.at + timedelta(seconds=self.elapsed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class FirstAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedEvent:
     """One event as it was journalled, with the entries made for it: what listeners of the store are handed."""
 
     position: int

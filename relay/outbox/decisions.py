@@ -21,7 +21,7 @@ class Decisions:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def of(self, occurrence: int, *, counting: bool = False) -> list[Decision]:
+    def for_occurrence(self, occurrence: int, *, counting: bool = False) -> list[Decision]:
         """All accepted decisions about an occurrence, or those that still count, oldest first."""
         only = " AND counts" if counting else ""
         found = self._connection.execute(
@@ -39,7 +39,7 @@ class Decisions:
         )
         return [_decision(row) for row in found]
 
-    def add(self, decision: Decision) -> None:
+    def add_decision(self, decision: Decision) -> None:
         """Record an accepted decision."""
         self._connection.execute(
             f"INSERT INTO decision ({_DECISION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608  # our own text
@@ -55,12 +55,12 @@ class Decisions:
                 format_sortable(decision.expires) if decision.expires else None,
                 decision.dry_run,
                 decision.counts,
-                decision.told,
+                decision.recorded_event_id,
                 decision.message_id,
             ),
         )
 
-    def discount(self, approval_id: str) -> None:
+    def stop_counting(self, approval_id: str) -> None:
         """A vote counts no more, or a hold holds no more."""
         self._connection.execute("UPDATE decision SET counts = 0 WHERE approval_id = ?", (approval_id,))
 
@@ -80,7 +80,7 @@ class Decisions:
         )
         return [occurrence for (occurrence,) in found]
 
-    def grant(self, occurrence: int, revision: str, rule: str, approval_id: str, at: datetime, *, dry_run: bool, cause: str) -> None:
+    def add_grant(self, occurrence: int, revision: str, rule: str, approval_id: str, at: datetime, *, dry_run: bool, cause: str) -> None:
         """Record that a rule is satisfied."""
         self._connection.execute(
             "INSERT INTO start_request (occurrence, revision, rule, approval_id, granted_at, state, dry_run, cause) "
@@ -88,11 +88,11 @@ class Decisions:
             (occurrence, revision, rule, approval_id, format_sortable(at), dry_run, cause),
         )
 
-    def claim(self, grant: int) -> None:
+    def claim_grant(self, grant: int) -> None:
         """The StartRequest is about to be sent, once more."""
         self._connection.execute("UPDATE start_request SET state = 'sent', attempts = attempts + 1, status = NULL WHERE id = ?", (grant,))
 
-    def answered(self, grant: int, state: GrantState, status: int | None) -> None:
+    def record_answer(self, grant: int, state: GrantState, status: int | None) -> None:
         """What came of it."""
         self._connection.execute("UPDATE start_request SET state = ?, status = coalesce(?, status) WHERE id = ?", (state, status, grant))
 

@@ -13,7 +13,7 @@ import orjson
 from relay.events.cloudevent import PREFIX, VERSION
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Attempt, Entry, EntryState, SinkState
-from relay.outbox.bulk_insert import insert
+from relay.outbox.bulk_insert import bulk_insert
 
 _ENTRY = "id, sink, position, lane, type, event_key, not_before, attempts, next_at, coalesce(revived, recorded)"
 _SUBJECT = "CASE WHEN json_valid(CAST(j.body AS TEXT)) THEN json_extract(CAST(j.body AS TEXT), '$.subject') END"
@@ -62,15 +62,15 @@ class LoggedAttempt:
 
     number: int
     at: str
-    took: float
+    elapsed: float
     outcome: str
     status: int | None
     reason: str | None
-    answer: str | None
+    response: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class DeadLetterFilter:
     """Which dead letters are meant: those that meet every condition given. ``event_key`` is an EventId in lower case."""
 
     sink: str | None = None
@@ -98,14 +98,14 @@ class Deliveries:
         """Sinks want events; the entries have the ids from `next_id` on."""
         rows = [
             (
-                *(one.id, one.sink, one.position, one.lane, one.type, one.event_key),
+                *(one.id, one.sink, one.position, one.ordering_key, one.type, one.event_key),
                 format_sortable(one.not_before) if one.not_before else None,
                 format_sortable(one.recorded),
             )
             for one in entries
         ]
         self._next = self.next_id() + len(rows)
-        insert(self._connection, "entry (id, sink, position, lane, type, event_key, not_before, recorded)", rows)
+        bulk_insert(self._connection, "entry (id, sink, position, lane, type, event_key, not_before, recorded)", rows)
 
     def waiting(self, sink: str | None = None) -> list[Entry]:
         """What waits, of one sink or of all, in the order in which it was recorded."""
@@ -115,26 +115,29 @@ class Deliveries:
         )
         return [_entry(row) for row in found]
 
-    def waits_about(self, event_key: str) -> bool:
+    def has_waiting(self, event_key: str) -> bool:
         """Whether any sink has yet to get something about an event."""
         found = self._connection.execute("SELECT 1 FROM entry WHERE event_key = ? AND state = 'waiting' LIMIT 1", (event_key,))
         return found.fetchone() is not None
 
-    def tried(self, entry: int, attempt: Attempt) -> None:
+    def log_attempt(self, entry: int, attempt: Attempt) -> None:
         """Log an attempt."""
         self._connection.execute("UPDATE entry SET attempts = attempts + 1, last_status = ? WHERE id = ?", (attempt.status, entry))
         self._connection.execute(
             "INSERT INTO attempt SELECT id, attempts, ?, ?, ?, ?, ?, ? FROM entry WHERE id = ?",
-            (format_sortable(attempt.at), attempt.took, attempt.outcome, attempt.status, attempt.reason, attempt.answer, entry),
+            (format_sortable(attempt.at), attempt.elapsed, attempt.outcome, attempt.status, attempt.reason, attempt.response, entry),
         )
 
-    def delivered(self, arrived: Sequence[tuple[int, Attempt]]) -> None:
+    def mark_delivered(self, arrived: Sequence[tuple[int, Attempt]]) -> None:
         """Log the attempts that got through, and settle their entries: one statement for each table.
 
         See docs/protocol.md#one-statement-for-each-table.
         """
         rows = orjson.dumps(
-            [[entry, format_sortable(one.at), one.took, one.status, one.answer, format_sortable(one.ended)] for entry, one in arrived]
+            [
+                [entry, format_sortable(one.at), one.elapsed, one.status, one.response, format_sortable(one.ended_at)]
+                for entry, one in arrived
+            ]
         )
         # json_extract rather than ->>, which SQLite knows from 3.38.
         self._connection.execute(
@@ -154,7 +157,7 @@ class Deliveries:
 
     def defer(self, entry: int, attempt: Attempt, until: datetime) -> None:
         """Not yet: log the attempt, and try again at that moment."""
-        self.tried(entry, attempt)
+        self.log_attempt(entry, attempt)
         self._connection.execute("UPDATE entry SET next_at = ?, reason = ? WHERE id = ?", (format_sortable(until), attempt.reason, entry))
 
     def settle(self, entry: int, state: EntryState, reason: str | None, at: datetime) -> None:
@@ -163,7 +166,7 @@ class Deliveries:
             "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?", (state, reason, format_sortable(at), entry)
         )
 
-    def revive(self, entry: int, at: datetime) -> Entry | None:
+    def redeliver(self, entry: int, at: datetime) -> Entry | None:
         """Make a parked entry wait again, as old as if it were new; None where there is none for a sink that is still there."""
         changed = self._connection.execute(
             "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, revived = ? WHERE id = ? AND state = 'parked' "
@@ -173,13 +176,13 @@ class Deliveries:
         found = self._connection.execute(f"SELECT {_ENTRY} FROM entry WHERE id = ? AND ?", (entry, changed)).fetchone()  # noqa: S608  # our own text
         return _entry(found) if found else None
 
-    def revive_some(self, which: Which, at: datetime, *, after: int, until: datetime, limit: int) -> list[Entry]:
+    def redeliver_matching(self, which: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int) -> list[Entry]:
         """As `revive`, of the oldest that are meant, behind that id and given up by ``until``."""
         condition, values = _meant(which, after, until)
         ids = [row[0] for row in self._connection.execute(f"SELECT id FROM entry WHERE {condition} ORDER BY id LIMIT ?", (*values, limit))]  # noqa: S608  # our own text
-        return [entry for one in ids if (entry := self.revive(one, at)) is not None]
+        return [entry for one in ids if (entry := self.redeliver(one, at)) is not None]
 
-    def parked(self, which: Which, *, after: int, until: datetime) -> int:
+    def count_dead_letters(self, which: DeadLetterFilter, *, after: int, until: datetime) -> int:
         """How many dead letters are meant that `revive_some` would take up."""
         condition, values = _meant(which, after, until)
         found = self._connection.execute(f"SELECT count(*) FROM entry WHERE {condition}", values)  # noqa: S608  # our own text
@@ -190,7 +193,7 @@ class Deliveries:
         found = self._connection.execute(f"SELECT {_SHOWN} WHERE e.id = ?", (entry,)).fetchone()
         return Delivery(*found) if found else None
 
-    def log(self, entry: int) -> list[LoggedAttempt]:
+    def attempts(self, entry: int) -> list[LoggedAttempt]:
         """The attempts to deliver an entry, the oldest first."""
         found = self._connection.execute(
             "SELECT number, at, took, outcome, status, reason, answer FROM attempt WHERE entry = ? ORDER BY number", (entry,)
@@ -248,7 +251,7 @@ class Deliveries:
         ).rowcount
 
 
-def _meant(which: Which, after: int, until: datetime) -> tuple[str, tuple[object, ...]]:
+def _meant(which: DeadLetterFilter, after: int, until: datetime) -> tuple[str, tuple[object, ...]]:
     """The condition, and the values of its parameters, of dead letters whose sink is still there."""
     parts: list[tuple[str, object]] = [("id > ?", after), ("settled <= ?", format_sortable(until))]
     given = {"sink = ?": which.sink, "type = ?": which.type, "event_key = ?": which.event_key}

@@ -23,7 +23,7 @@ _LOST_WITH_THE_VM = "DATALOSS_WARNING_README.txt"
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
-def examine(settings: StoreSettings, *, scope: str | None, vm_id: str | None) -> list[Finding]:
+def diagnose(settings: StoreSettings, *, scope: str | None, vm_id: str | None) -> list[Finding]:
     """Everything that can be seen of the state file; blocking. None: which scope or VM this is is not known."""
     path = settings.path.absolute()
     return [*_folder(path), *(_file(path, scope, vm_id) if may_exist(path) else [ok("state file", f"{path}: none yet, it will be made")])]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from relay.outbox import Entry, Recorded
+from relay.outbox import Entry, RecordedEvent
 from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
@@ -40,8 +40,8 @@ class Job:
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: Exception | None = None
-    said: Sequence[Recorded] = ()
-    revived: Sequence[Entry] = ()
+    recorded: Sequence[RecordedEvent] = ()
+    redelivered: Sequence[Entry] = ()
 
     def run(self, connection: sqlite3.Connection, route: Route) -> None:
         """Do the work in a savepoint: an error of its own undoes it alone. Trouble with the file is raised."""
@@ -60,5 +60,5 @@ class Job:
             self.error = error
             return False
         self.error = None
-        self.said, self.revived = transaction.take()
+        self.recorded, self.redelivered = transaction.take_results()
         return True

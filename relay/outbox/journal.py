@@ -15,7 +15,7 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.outbox import Head
-from relay.outbox.bulk_insert import insert
+from relay.outbox.bulk_insert import bulk_insert
 
 GENESIS = Head(0, "0" * 64)
 """The head of a journal that has no rows yet."""
@@ -44,7 +44,7 @@ class Journal:
     def head(self) -> Head:
         """Where it ends now."""
         if self._head is None:
-            self._head = head_of(self._connection)
+            self._head = read_head(self._connection)
         return self._head
 
     def append(self, at: datetime, kind: str, body: bytes, *, event_key: str | None = None, transition: str | None = None) -> int:
@@ -58,17 +58,17 @@ class Journal:
         added: list[tuple[object, ...]] = []
         for kind, event_key, transition, body in facts:
             position += 1
-            digest = chain(digest, position, moment, kind, event_key, transition, body)
+            digest = row_hash(digest, position, moment, kind, event_key, transition, body)
             added.append((position, moment, kind, event_key, transition, body, digest))
-        insert(self._connection, "journal", added)
+        bulk_insert(self._connection, "journal", added)
         self._head = Head(position, digest)
         return range(before.position + 1, position + 1)
 
-    def note(self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None) -> int:
+    def append_note(self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None) -> int:
         """Add a row that is no CloudEvent: a claim, a switch of the mode."""
         return self.append(at, kind, orjson.dumps(facts), event_key=event_key)
 
-    def times_told(self, transition: str) -> int:
+    def count_transition(self, transition: str) -> int:
         """How often this transition was told before."""
         found = self._connection.execute("SELECT count(*) FROM journal WHERE transition = ?", (transition,))
         return int(found.fetchone()[0])
@@ -80,7 +80,7 @@ class Journal:
             raise KeyError(position)
         return CloudEvent.parse(found[0])
 
-    def last_told(self, event_key: str, before: str | None = None) -> int | None:
+    def last_change_position(self, event_key: str, before: str | None = None) -> int | None:
         """The position of the newest ``event.*`` about an event; ``before``: of those that were said before that moment."""
         found = self._connection.execute(
             "SELECT position FROM journal WHERE event_key = :key AND kind LIKE 'event.%' AND (:before IS NULL OR at < :before) "
@@ -96,7 +96,7 @@ class Journal:
         )
         return [CloudEvent.parse(body) for (body,) in found]
 
-    def said_about(self, event_keys: Sequence[str], after: int) -> list[tuple[int, CloudEvent]]:
+    def events_about(self, event_keys: Sequence[str], after: int) -> list[tuple[int, CloudEvent]]:
         """The CloudEvents about any of these events behind a position, oldest first, with theirs."""
         found = self._connection.execute(
             "SELECT position, body FROM journal WHERE event_key IN (SELECT value FROM json_each(?)) AND position > ? AND kind != 'claim' "
@@ -105,19 +105,19 @@ class Journal:
         )
         return [(at, CloudEvent.parse(body)) for at, body in found]
 
-    def newest_about(self, event_key: str) -> int:
+    def newest_position(self, event_key: str) -> int:
         """The position of the newest row about an event; 0 where there is none."""
         found = self._connection.execute("SELECT max(position) FROM journal WHERE event_key = ?", (event_key,)).fetchone()[0]
         return int(found or 0)
 
-    def began(self, event_key: str, since: str) -> int:
+    def first_position(self, event_key: str, since: str) -> int:
         """The position of the first row about an event from that moment on; that of the head where it was pruned."""
         found = self._connection.execute(
             "SELECT min(position) FROM journal WHERE event_key = ? AND at >= ?", (event_key, since)
         ).fetchone()[0]
         return int(found) if found is not None else self.head().position
 
-    def after(self, position: int, limit: int) -> list[tuple[int, CloudEvent]]:
+    def events_after(self, position: int, limit: int) -> list[tuple[int, CloudEvent]]:
         """CloudEvents behind a position, oldest first, with theirs."""
         found = self._connection.execute(
             "SELECT position, body FROM journal WHERE position > ? AND kind NOT IN ('claim', 'mode') ORDER BY position LIMIT ?",
@@ -145,19 +145,19 @@ class Journal:
         return self._connection.execute("DELETE FROM journal WHERE position <= ?", (last,)).rowcount
 
 
-def chain(before: str, position: int, at: str, kind: str, event_key: str | None, transition: str | None, body: bytes) -> str:
+def row_hash(before: str, position: int, at: str, kind: str, event_key: str | None, transition: str | None, body: bytes) -> str:
     """The hash of a row: SHA-256 over the hash before it, its columns as a JSON list, a line feed, and its body."""
     columns = orjson.dumps([before, position, at, kind, event_key, transition])
     return hashlib.sha256(columns + b"\n" + body).hexdigest()
 
 
-def head_of(connection: sqlite3.Connection) -> Head:
+def read_head(connection: sqlite3.Connection) -> Head:
     """Where a journal ends."""
     found = connection.execute("SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1").fetchone()
-    return Head(*found) if found else beginning_of(connection)
+    return Head(*found) if found else read_checkpoint(connection)
 
 
-def beginning_of(connection: sqlite3.Connection) -> Head:
+def read_checkpoint(connection: sqlite3.Connection) -> Head:
     """What the first row's hash goes on from: the last row that was pruned, or nothing."""
     found = connection.execute("SELECT position, hash FROM checkpoint").fetchone()
     return Head(*found) if found else GENESIS
@@ -185,12 +185,12 @@ def verify(connection: sqlite3.Connection, expected: Head | None = None) -> tupl
 
 
 def _walk(connection: sqlite3.Connection, expected: Head | None) -> tuple[Head, int]:
-    head, count = beginning_of(connection), 0
+    head, count = read_checkpoint(connection), 0
     _compare(head, expected)
     for row in rows(connection):
         if row.position != head.position + 1:
             raise StoreError(f"journal: expected position {head.position + 1}, found {row.position}: rows were removed or inserted")
-        if row.hash != chain(head.hash, row.position, row.at, row.kind, row.event_key, row.transition, row.body):
+        if row.hash != row_hash(head.hash, row.position, row.at, row.kind, row.event_key, row.transition, row.body):
             raise StoreError(f"journal: the row at position {row.position} is not the one that was written")
         head, count = Head(row.position, row.hash), count + 1
         _compare(head, expected)

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
-from relay.outbox import Entry, Identity, Recorded, StoreSettings
+from relay.outbox import Entry, Identity, RecordedEvent, StoreSettings
 from relay.outbox.file import Opened, open_file
 from relay.outbox.job import Job, Work
 from relay.outbox.transaction import Route, Transaction
@@ -42,8 +42,8 @@ def _probe(transaction: Transaction) -> None:
 class Listeners:
     """Who is told, on the event loop, of what was recorded: the dispatcher, and streams of the API."""
 
-    recorded: list[Callable[[Sequence[Recorded]], None]] = field(default_factory=list)
-    revived: list[Callable[[Sequence[Entry]], None]] = field(default_factory=list)
+    recorded: list[Callable[[Sequence[RecordedEvent]], None]] = field(default_factory=list)
+    redelivered: list[Callable[[Sequence[Entry]], None]] = field(default_factory=list)
     failing: list[Callable[[str | None], None]] = field(default_factory=list)
     """Called with the reason when the file cannot be written, with None when it can again."""
 
@@ -238,12 +238,12 @@ class Store:
                 job.future.set_result(job.result)
 
     def _hand_out(self, job: Job) -> None:
-        if job.said:
+        if job.recorded:
             for listener in self.listeners.recorded:
-                listener(job.said)
-        if job.revived:
-            for revival in self.listeners.revived:
-                revival(job.revived)
+                listener(job.recorded)
+        if job.redelivered:
+            for revival in self.listeners.redelivered:
+                revival(job.redelivered)
 
 
 @contextlib.asynccontextmanager

@@ -9,8 +9,8 @@ from itertools import count
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable, parse_timestamp
-from relay.outbox import Entry, Head, Mode, Recorded
-from relay.outbox.chat_messages import Messages
+from relay.outbox import Entry, Head, Mode, RecordedEvent
+from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
 from relay.outbox.journal import Journal
@@ -33,45 +33,45 @@ class Transaction:
         self.snapshot = Snapshot(connection)
         self.decisions = Decisions(connection)
         self.deliveries = Deliveries(connection)
-        self.messages = Messages(connection)
-        self.said: list[Recorded] = []
-        self.revived: list[Entry] = []
+        self.messages = ChatMessages(connection)
+        self.recorded: list[RecordedEvent] = []
+        self.redelivered: list[Entry] = []
 
-    def take(self) -> tuple[list[Recorded], list[Entry]]:
+    def take_results(self) -> tuple[list[RecordedEvent], list[Entry]]:
         """A piece of work is done: what it has said and revived. The next one begins with nothing."""
-        done = self.said, self.revived
-        self.said, self.revived = [], []
+        done = self.recorded, self.redelivered
+        self.recorded, self.redelivered = [], []
         return done
 
     def head(self) -> Head:
         """Where the journal ends: the ``journalhead`` of what is said next."""
         return self.journal.head()
 
-    def say(self, event: CloudEvent, at: datetime, *, transition: str | None = None, to: Iterable[str] | None = None) -> None:
+    def record(self, event: CloudEvent, at: datetime, *, transition: str | None = None, to: Iterable[str] | None = None) -> None:
         """Journal an event and make an entry for each sink that wants it, or for those named."""
-        self.say_all([(event, transition)], at, to=to)
+        self.record_all([(event, transition)], at, to=to)
 
-    def say_all(self, events: Sequence[tuple[CloudEvent, str | None]], at: datetime, *, to: Iterable[str] | None = None) -> None:
+    def record_all(self, events: Sequence[tuple[CloudEvent, str | None]], at: datetime, *, to: Iterable[str] | None = None) -> None:
         """As `say`, in that order; each event with its transition."""
         positions = self.journal.append_all(at, [(event.name, _key(event), transition, event.body) for event, transition in events])
         told = [(event, position, self._route(event) if to is None else to) for (event, _), position in zip(events, positions, strict=True)]
-        self.said += self._send(told, at)
+        self.recorded += self._send(told, at)
 
-    def _send(self, told: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime) -> list[Recorded]:
+    def _send(self, told: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime) -> list[RecordedEvent]:
         """Make an entry for each sink that an event, at its position of the journal, is for."""
         ids = count(self.deliveries.next_id())
-        recorded = [Recorded(position, event, _entries(event, position, sinks, at, ids)) for event, position, sinks in told]
+        recorded = [RecordedEvent(position, event, _entries(event, position, sinks, at, ids)) for event, position, sinks in told]
         self.deliveries.add(entry for one in recorded for entry in one.entries)
         return recorded
 
-    def resend(self, position: int, sink: str, at: datetime) -> None:
+    def add_entry(self, position: int, sink: str, at: datetime) -> None:
         """Make an entry for an event that was said earlier, for a sink that was not there then."""
-        self.said += self._send([(self.journal.event(position), position, [sink])], at)
+        self.recorded += self._send([(self.journal.event(position), position, [sink])], at)
 
-    def send_again(self, position: int, sink: str, at: datetime) -> None:
+    def redeliver(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for an event that a sink was sent: what it makes of it has changed."""
         for one in self._send([(self.journal.event(position), position, [sink])], at):
-            self.revived += one.entries
+            self.redelivered += one.entries
 
     def mode(self) -> Mode:
         """The remembered switch of the approvals."""
@@ -80,8 +80,8 @@ class Transaction:
     def set_mode(self, mode: Mode, principal: str, at: datetime) -> None:
         """Remember the switch, and who turned it."""
         self.set_meta("mode", mode)
-        self.journal.note(at, "mode", {"mode": mode, "principal": principal})
-        self.messages.all_stale(at)
+        self.journal.append_note(at, "mode", {"mode": mode, "principal": principal})
+        self.messages.refresh_all(at)
 
     def set_last_read(self, moment: datetime) -> None:
         """The relay stops in an orderly way; this is when it last read the document."""

@@ -62,7 +62,7 @@ class Receipt:
     """
 
     status: int | None = None
-    answer: str | None = None
+    response: str | None = None
     skew: float | None = None
 
 

@@ -102,7 +102,7 @@ def judge(answer: Answer, key: str, size: int, *, made_by_us: bool) -> Receipt:
         case Basic.Ack():
             return Receipt()
         case amqp.PublishError(frame=Basic.Return() as returned):
-            return Receipt(status=returned.reply_code, answer=f"{returned.reply_text}: no queue is bound for {key}")
+            return Receipt(status=returned.reply_code, response=f"{returned.reply_text}: no queue is bound for {key}")
         case amqp.DeliveryError():
             raise Deferred("the broker answered with a nack: a queue is full and rejects, or the message could not be stored")
         case amqp.ChannelNotFoundEntity() if not made_by_us:

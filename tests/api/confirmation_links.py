@@ -31,7 +31,7 @@ async def message(relay: Running, sink: str = "ops", *, event_id: str = EVENT_ID
     board = Board(relay.store, relay.gate.ledger, relay.clock, f"http://127.0.0.1:{relay.server.port}")
 
     def last(tx: Transaction) -> Any:
-        position = tx.journal.last_told(event_id.lower())
+        position = tx.journal.last_change_position(event_id.lower())
         assert position is not None
         return tx.journal.event(position)
 

@@ -242,7 +242,7 @@ class Running:
 
     async def said(self, name: str) -> list[dict[str, Any]]:
         """What was journalled under this name, oldest first."""
-        found = await self.store.read(lambda tx: tx.journal.after(0, 10_000))
+        found = await self.store.read(lambda tx: tx.journal.events_after(0, 10_000))
         return [orjson.loads(said.body) for _, said in found if said.name == name]
 
 
@@ -292,7 +292,7 @@ async def running(
         def say(name: str, sink: str | None, reason: str, count: int) -> None:
             at = clock.now()
             store.submit(
-                lambda tx: tx.say(relay_event(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+                lambda tx: tx.record(relay_event(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
                 fail_open=True,
             )
 

@@ -16,7 +16,7 @@ import pytest
 
 from relay.approvals.authorize import HOLD_MEANS
 from relay.approvals.confirmation_link import MOST_WRONG
-from relay.outbox.chat_messages import digest_of
+from relay.outbox.chat_messages import token_digest
 from relay.outbox.transaction import Transaction
 from tests.api.confirmation_links import confirm, look, message
 from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
@@ -31,9 +31,9 @@ async def _votes(relay: Running) -> list[dict[str, Any]]:
 
 async def _wrong(relay: Running, token: str) -> int:
     def work(tx: Transaction) -> int:
-        found = tx.messages.invitation(token)
+        found = tx.messages.find_link(token)
         assert found is not None
-        return found.wrong
+        return found.wrong_codes
 
     return await relay.store.read(work)
 
@@ -85,7 +85,9 @@ async def test_every_link_that_is_none_gets_the_same_answer(relay: Running) -> N
         await confirm(relay, sent.tokens["approve"], sent.wrong_code)
     await relay.see()
     await relay.store.transact(lambda tx: tx.messages.prune())
-    answers = [await look(relay, one) for one in (VOID, sent.tokens["approve"], sent.tokens["hold"], "%00", digest_of(sent.tokens["hold"]))]
+    answers = [
+        await look(relay, one) for one in (VOID, sent.tokens["approve"], sent.tokens["hold"], "%00", token_digest(sent.tokens["hold"]))
+    ]
     assert {(one.status, one.body) for one in answers} == {(404, answers[0].body)}
 
 
@@ -375,12 +377,12 @@ async def test_no_token_is_on_disk_and_no_secret_in_a_log_or_an_event(
     await confirm(relay, token, sent.wrong_code)
     await confirm(relay, token, sent.code)
     kept = b"".join(one.read_bytes() for one in (tmp_path / "relay.db", tmp_path / "relay.db-wal"))
-    journal = await relay.store.read(lambda tx: b"".join(said.body for _, said in tx.journal.after(0, 1000)))
+    journal = await relay.store.read(lambda tx: b"".join(said.body for _, said in tx.journal.events_after(0, 1000)))
     logged = "\n".join(str(one.__dict__) for one in caplog.records)
-    assert digest_of(token).encode() in kept
+    assert token_digest(token).encode() in kept
     for secret in (token, VOID, "key-of-alice", "key-of-nobody"):
         assert secret.encode() not in kept
-    for secret in (token, digest_of(token), VOID, sent.code, "key-of-alice", "key-of-nobody"):
+    for secret in (token, token_digest(token), VOID, sent.code, "key-of-alice", "key-of-nobody"):
         assert secret.encode() not in journal
         assert secret not in logged
 

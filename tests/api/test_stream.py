@@ -68,7 +68,7 @@ async def test_what_is_recorded_comes_at_once_as_it_was_journalled(relay: Runnin
     async with following(relay) as messages:
         await relay.decide()
         (message,) = await _take(messages, 1)
-    ((position, said),) = await relay.store.read(lambda tx: tx.journal.after(tx.head().position - 1, 10))
+    ((position, said),) = await relay.store.read(lambda tx: tx.journal.events_after(tx.head().position - 1, 10))
     assert message.fields == {"id": str(position), "event": "io.imdsrelay.approval.recorded.v1", "data": said.body.decode()}
 
 

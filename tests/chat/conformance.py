@@ -171,9 +171,9 @@ async def posts_once(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) ->
         (text,) = far.messages()
         for words in ("Reboot of db-1, web_01", "Host maintenance", "databases", "0 of 2", "Azure proceeds at NotBefore regardless"):
             assert words in text
-        position = await here.store.read(lambda tx: tx.journal.last_told("c7061bac-afdc-4513-b24b-aa5f13a16123"))
+        position = await here.store.read(lambda tx: tx.journal.last_change_position("c7061bac-afdc-4513-b24b-aa5f13a16123"))
         assert position is not None
-        await here.store.transact(lambda tx: tx.send_again(position, "chat", here.clock.now()))
+        await here.store.transact(lambda tx: tx.redeliver(position, "chat", here.clock.now()))
         await here.settled()
         assert far.messages() == [text]
 
@@ -219,7 +219,7 @@ async def shows_that_the_time_has_come(far: FarSide, folder: Path, _: pytest.Log
         assert len(far.messages()) == 1
 
         async def passed() -> bool:
-            return await here.store.read(lambda tx: tx.messages.next_stale("chat") is None)
+            return await here.store.read(lambda tx: tx.messages.next_refresh("chat") is None)
 
         await eventually(passed, within=PATIENCE)
         await here.settled()
@@ -322,7 +322,7 @@ async def posts_anew_what_another_kind_had_posted(far: FarSide, folder: Path, _:
         reboot = here.reboot()
         await here.see(reboot)
         await here.settled()
-        await here.store.transact(lambda tx: tx.messages.shown(1, "another/kind's:name", "looked otherwise"))
+        await here.store.transact(lambda tx: tx.messages.mark_shown(1, "another/kind's:name", "looked otherwise"))
         await here.submit("approve", "alice", reboot)
         await here.settled()
         # Where nothing has a thread, the vote is told beside it.
@@ -369,7 +369,7 @@ async def shows_no_secret_in_any_error(far: FarSide, folder: Path, caplog: pytes
         await far.come()
         await here.settled()
         kept = [
-            f"{one.reason} {attempt.reason} {attempt.answer}" for one in await here.deliveries() for attempt in await _attempts(here, one)
+            f"{one.reason} {attempt.reason} {attempt.response}" for one in await here.deliveries() for attempt in await _attempts(here, one)
         ]
     errors = here.watched.errors
     assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
@@ -417,7 +417,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
 
 
 async def _attempts(here: Room, delivery: Delivery) -> list[LoggedAttempt]:
-    return await here.store.read(lambda tx: tx.deliveries.log(delivery.id))
+    return await here.store.read(lambda tx: tx.deliveries.attempts(delivery.id))
 
 
 def _far_tasks() -> set[asyncio.Task[Any]]:

@@ -246,7 +246,7 @@ async def test_nothing_of_a_url_is_said_anywhere(caplog: pytest.LogCaptureFixtur
         there.status = 500
         error = await refusal(Services(settings(there.url)))
     gone = await refusal(Services(settings(there.url)))
-    said = f"{error} {error.answer} {gone} {gone.answer} {logged(caplog)} {capfd.readouterr()}"
+    said = f"{error} {error.response} {gone} {gone.response} {logged(caplog)} {capfd.readouterr()}"
     assert PASSWORD not in said
     assert TOKEN not in said
 

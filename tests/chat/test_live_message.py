@@ -10,7 +10,7 @@ import pytest
 
 from relay.errors import Deferred
 from relay.events.build import relay_event
-from relay.outbox.chat_messages import digest_of
+from relay.outbox.chat_messages import token_digest
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ORIGIN, event
 from tests.approvals.manual_clock import NOON, HandClock
@@ -209,7 +209,7 @@ async def test_links_hold_tokens_of_which_the_file_has_digests_alone(tmp_path: P
             assert (found.decision, found.revision, found.code) == (button.decision, event().revision, here.wall.cards["m1"].code)
     data = b"".join(file.read_bytes() for file in tmp_path.iterdir())  # noqa: ASYNC240  # a few kilobytes
     assert not any(token.encode() in data for token in tokens)
-    assert all(digest_of(token).encode() in data for token in tokens)
+    assert all(token_digest(token).encode() in data for token in tokens)
 
 
 async def test_links_to_an_event_that_has_ended_are_forgotten(tmp_path: Path) -> None:
@@ -238,11 +238,11 @@ async def test_what_shows_nothing_new_is_not_sent_again(tmp_path: Path, *, in_ch
     async with room(tmp_path, Wall(), in_chat=in_chat) as here:
         await here.see(event())
         await settled(here)
-        position = await here.store.read(lambda tx: tx.journal.last_told("e-1"))
+        position = await here.store.read(lambda tx: tx.journal.last_change_position("e-1"))
         assert position is not None
 
         def again(tx: Transaction) -> None:
-            tx.send_again(position, "wall", NOON)
+            tx.redeliver(position, "wall", NOON)
 
         await here.store.transact(again)
         await settled(here)
@@ -252,6 +252,6 @@ async def test_what_shows_nothing_new_is_not_sent_again(tmp_path: Path, *, in_ch
 async def test_what_the_relay_says_of_itself_is_told_by_itself(tmp_path: Path) -> None:
     async with room(tmp_path, Wall()) as here:
         told = relay_event("relay.source-lost", ORIGIN, NOON, sink=None, reason="no answer for 90 s", count=1, head="0:0")
-        await here.store.transact(lambda tx: tx.say(told, NOON + timedelta(seconds=1)))
+        await here.store.transact(lambda tx: tx.record(told, NOON + timedelta(seconds=1)))
         await settled(here)
         assert here.wall.threads == {None: ["12:00: Azure's metadata service does not answer this relay: no answer for 90 s."]}

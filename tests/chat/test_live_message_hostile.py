@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from relay.errors import Deferred
 from relay.events.timestamps import parse_timestamp
-from relay.outbox.chat_messages import LINKS
+from relay.outbox.chat_messages import MAX_LINKS
 from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
 from tests.approvals.builders import event
@@ -87,15 +87,15 @@ async def test_links_do_not_pile_up_while_an_event_is_edited_for_days(tmp_path: 
     clock = HandClock()
     async with room(tmp_path, Wall(), clock=clock) as here:
         urls = []
-        for number in range(LINKS + 20):
+        for number in range(MAX_LINKS + 20):
             clock.turn(1)
             await here.see(event(description=str(number), due=86400))
             await settled(here)
             urls.append(str(here.wall.cards["m1"].buttons[0].url))
         await here.store.transact(lambda tx: tx.messages.prune())
         tokens = [one.partition("#")[2] for one in urls]
-        found = await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in tokens])
-        assert found == [False] * 20 + [True] * LINKS
+        found = await here.store.read(lambda tx: [tx.messages.find_link(one) is not None for one in tokens])
+        assert found == [False] * 20 + [True] * MAX_LINKS
 
 
 async def test_messages_change_with_time_again_after_an_error_that_nobody_foresaw(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +174,7 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
             store = relay.running.relay.store
 
             def logged(tx: Transaction) -> dict[str, str]:
-                return {one.sink: tried.answer or "" for one in tx.deliveries.page() for tried in tx.deliveries.log(one.id)}
+                return {one.sink: tried.response or "" for one in tx.deliveries.page() for tried in tx.deliveries.attempts(one.id)}
 
             async def tried() -> bool:
                 return len(await store.read(logged)) == 3
@@ -193,14 +193,14 @@ async def test_links_that_people_see_stay_good_while_edits_fail_for_hours(tmp_pa
         shown = [str(one.url).partition("#")[2] for one in here.wall.cards["m1"].buttons]
         here.wall.trouble = Deferred("down")
         await here.submit("hold", "bob")
-        await clock.turn_until(lambda: here.dispatcher.status()[0].tries[("deferred", None)] > LINKS + 5, step=10, within=10**6)
+        await clock.turn_until(lambda: here.dispatcher.status()[0].tries[("deferred", None)] > MAX_LINKS + 5, step=10, within=10**6)
         await here.store.transact(lambda tx: tx.messages.prune())
-        found = await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in shown])
+        found = await here.store.read(lambda tx: [tx.messages.find_link(one) is not None for one in shown])
         assert found == [True, True]
         here.wall.trouble = None
         await clock.turn_until(lambda: here.wall.did[-2:] == ["edit", "tell"], step=10, within=10**6)
         fresh = [str(one.url).partition("#")[2] for one in here.wall.cards["m1"].buttons]
-        assert await here.store.read(lambda tx: [tx.messages.invitation(one) is not None for one in fresh]) == [True, True]
+        assert await here.store.read(lambda tx: [tx.messages.find_link(one) is not None for one in fresh]) == [True, True]
 
 
 async def test_a_message_ends_though_its_event_came_again_before_the_platform_heard_of_the_end(tmp_path: Path) -> None:

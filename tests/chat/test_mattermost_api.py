@@ -179,7 +179,7 @@ async def test_a_token_that_cannot_be_read_any_more_is_said(server: Mattermost) 
 async def test_a_refusal_that_repeats_the_token_is_logged_without_it(server: Mattermost, channel: Channel) -> None:
     server.mistrusts = True
     error = await refused(channel)
-    assert TOKEN not in f"{error.reason}{error.answer}"
+    assert TOKEN not in f"{error.reason}{error.response}"
 
 
 async def test_names_that_cannot_be_looked_up_keep_no_post_back(server: Mattermost, api: Api) -> None:

@@ -74,7 +74,7 @@ async def test_a_refusal_says_what_to_do(state: State, failure: str, status: int
         assert (error.failure, error.status) == (failure, status)
         assert remedy in error.reason
         assert there.refused == 1  # a redirect is not followed
-        for said in (error.reason, error.answer or ""):
+        for said in (error.reason, error.response or ""):
             assert SIGNATURE not in said
             assert PATH not in said
 

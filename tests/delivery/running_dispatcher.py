@@ -141,7 +141,7 @@ class Going:
         now = self.clock.now()
         due = format_rfc3339(now + timedelta(seconds=not_before)) if not_before is not None else None
         event = cloudevent(name, subject, {"eventId": subject, "notBefore": due, "resources": [], **data}, id=f"{self.made:032x}")
-        await self.store.transact(lambda tx: tx.say(event, now), fail_open=True)
+        await self.store.transact(lambda tx: tx.record(event, now), fail_open=True)
         return event.id
 
     async def deliveries(self, sink: str, state: str | None = None) -> list[Delivery]:
@@ -188,7 +188,7 @@ async def going(
         def say(name: str, sink: str | None, reason: str, count: int) -> None:
             at = clock.now()
             store.submit(
-                lambda tx: tx.say(relay_event(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+                lambda tx: tx.record(relay_event(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
                 fail_open=True,
             )
 

@@ -82,7 +82,7 @@ class LanesLaw(RuleBasedStateMachine):
         expected = min((lane.waiting[0] for lane in free.values()), key=lambda one: one.id, default=None)
         assert self.lanes.take() == expected
         if expected is not None:
-            self.model[expected.lane].state = "busy"
+            self.model[expected.ordering_key].state = "busy"
 
     @rule()
     def take_the_least_tried(self) -> None:
@@ -91,7 +91,7 @@ class LanesLaw(RuleBasedStateMachine):
         expected = min((lane.waiting[0] for lane in free.values()), key=lambda one: (one.attempts, one.id), default=None)
         assert self.lanes.take(least_tried=True) == expected
         if expected is not None:
-            self.model[expected.lane].state = "busy"
+            self.model[expected.ordering_key].state = "busy"
 
     @precondition(lambda self: self.of("busy"))
     @rule(data=st.data())
@@ -137,7 +137,7 @@ class LanesLaw(RuleBasedStateMachine):
         """Nothing is lost, doubled or reordered."""
         assert len(self.lanes) == sum(len(lane.waiting) for lane in self.model.values())
         for name, lane in self.model.items():
-            assert [one for one in self.lanes if one.lane == name] == lane.waiting
+            assert [one for one in self.lanes if one.ordering_key == name] == lane.waiting
         assert self.lanes.any_free == bool(self.of("free"))
 
     @invariant()

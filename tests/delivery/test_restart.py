@@ -90,7 +90,7 @@ async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: P
             for number in range(first, first + 500):
                 event = cloudevent("event.scheduled", f"E-{number}", {**DATA, "description": padding}, id=f"{number:032x}")
                 body = bytes(bytearray(event.body))  # orjson's own reserves eight times as much, of which the system gives none
-                tx.say(replace(event, body=body), NOW)
+                tx.record(replace(event, body=body), NOW)
 
         tracemalloc.start()
         for first in range(0, count, 500):
@@ -165,7 +165,7 @@ async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_
     """Else it would wait for ever, and hold up StartRequests and pruning."""
     chat = Far()
     async with going(tmp_path, {"chat": chat}) as relay:
-        await relay.store.transact(lambda tx: tx.say(cloudevent(), NOW, to=["nobody"]))
+        await relay.store.transact(lambda tx: tx.record(cloudevent(), NOW, to=["nobody"]))
         await relay.settled()
         assert not relay.task.done()
     async with going(tmp_path, {"chat": chat}) as relay:
@@ -223,7 +223,7 @@ async def test_a_ping_goes_to_the_pinged_sink_alone(tmp_path: Path) -> None:
     bus, chat = Far(), Far()
     async with going(tmp_path, {"bus": bus, "chat": chat}, bus={"events": ["event.*"]}) as relay:
         ping = cloudevent("relay.ping", "bus", {"sink": "bus", "reason": "asked for", "count": 1})
-        await relay.store.transact(lambda tx: tx.say(ping, NOW, to=["bus"]))
+        await relay.store.transact(lambda tx: tx.record(ping, NOW, to=["bus"]))
         await until(lambda: len(bus.got) == 1)
         await relay.settled()
         assert not chat.got
@@ -286,7 +286,7 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(tmp_pat
     async with going(tmp_path, {"bus": far}) as relay:
         await until(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.settled()
-        everything = await relay.store.read(lambda tx: tx.journal.after(0, 10_000))
+        everything = await relay.store.read(lambda tx: tx.journal.events_after(0, 10_000))
         assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
     assert everything
     for subject in {str(event.subject) for _, event in everything}:

@@ -46,7 +46,7 @@ class Rig:
 
     async def told(self) -> list[CloudEvent]:
         """The journal's events."""
-        return await self.store.read(lambda tx: [one for _, one in tx.journal.after(0, 10_000)])
+        return await self.store.read(lambda tx: [one for _, one in tx.journal.events_after(0, 10_000)])
 
     async def names(self) -> list[str]:
         """By name."""

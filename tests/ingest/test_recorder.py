@@ -48,7 +48,7 @@ def test_a_change_is_told_and_the_snapshot_moves_on_together(book: Book) -> None
     (said,) = book.said()
     assert (said.name, said.data["documentIncarnation"], said.data["revision"]) == ("event.scheduled", 7, REBOOT.revision)
     stands = book.stands().occurrence
-    assert (stands.event, stands.told, stands.boot_id, stands.first_seen) == (REBOOT, said.id, BOOT, "2026-04-11T12:00:00.000000Z")
+    assert (stands.event, stands.last_event_id, stands.boot_id, stands.first_seen) == (REBOOT, said.id, BOOT, "2026-04-11T12:00:00.000000Z")
 
 
 def test_the_same_document_tells_nothing(book: Book) -> None:
@@ -122,11 +122,11 @@ def sent(book: Book, state: GrantState, *, attempts: int = 1, status: int | None
     def work(tx: Transaction) -> None:
         found = tx.snapshot.find("e-1")
         assert found is not None
-        tx.decisions.grant(found.id, found.revision, "r", "a", NOON, dry_run=dry_run, cause="c")
+        tx.decisions.add_grant(found.id, found.revision, "r", "a", NOON, dry_run=dry_run, cause="c")
         grant = tx.decisions.grants(found.id)[-1].id
         for _ in range(attempts):
-            tx.decisions.claim(grant)
-        tx.decisions.answered(grant, state, status)
+            tx.decisions.claim_grant(grant)
+        tx.decisions.record_answer(grant, state, status)
 
     book.do(work)
 

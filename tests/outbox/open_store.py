@@ -36,8 +36,8 @@ def say(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
     """Work for the store: one event; returns where in the journal it is."""
 
     def work(tx: Transaction) -> int:
-        tx.say(said(number, **given), at)
-        return tx.said[-1].position
+        tx.record(said(number, **given), at)
+        return tx.recorded[-1].position
 
     return work
 

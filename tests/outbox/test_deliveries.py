@@ -11,9 +11,9 @@ from typing import Any, get_args
 import pytest
 
 from relay.outbox import Attempt, Entry, EntryState, StoreSettings
-from relay.outbox.deliveries import Which
+from relay.outbox.deliveries import DeadLetterFilter
 from relay.outbox.journal import verify
-from relay.outbox.retention import Gone, prune
+from relay.outbox.retention import PruneResult, prune
 from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import NOW, connection_of, opened, said
 
@@ -32,8 +32,8 @@ def tx(tmp_path: Path) -> Iterator[Transaction]:
 
 def tell(tx: Transaction, number: int, name: str = "event.scheduled", subject: str | None = None, **data: object) -> list[Entry]:
     """Say an event; returns its entries as the file has them."""
-    tx.say(said(number, name, subject, **data), NOW)
-    return [replace(entry, event=None) for entry in tx.said[-1].entries]
+    tx.record(said(number, name, subject, **data), NOW)
+    return [replace(entry, event=None) for entry in tx.recorded[-1].entries]
 
 
 def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
@@ -45,7 +45,7 @@ def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
     ]
     assert tx.deliveries.waiting() == entries
     assert tx.deliveries.waiting("chat") == [entry for entry in entries if entry.sink == "chat"]
-    assert [(entry.lane, entry.event_key, entry.not_before is not None) for entry in entries if entry.sink == "bus"] == [
+    assert [(entry.ordering_key, entry.event_key, entry.not_before is not None) for entry in entries if entry.sink == "bus"] == [
         ("e-1", "e-1", True),
         ("e-1", "e-1", False),
         ("relay.sink-failing/drain", None, False),
@@ -57,11 +57,11 @@ def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transacti
     """Promise 4: `waits_about` is what the gate asks."""
     bus, chat = tell(tx, 1, subject="E")
     tell(tx, 2, "relay.ping", "E")
-    assert tx.deliveries.waits_about("e")
+    assert tx.deliveries.has_waiting("e")
     tx.deliveries.settle(bus.id, "delivered", None, NOW)
-    assert tx.deliveries.waits_about("e")
+    assert tx.deliveries.has_waiting("e")
     tx.deliveries.settle(chat.id, "parked", "no", NOW)
-    assert not tx.deliveries.waits_about("e")
+    assert not tx.deliveries.has_waiting("e")
 
 
 def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
@@ -69,7 +69,7 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
     tx.deliveries.defer(bus.id, Attempt(NOW, 0.25, "deferred", 503, "it answered 503", "try later"), LATER)
     (waiting,) = tx.deliveries.waiting("bus")
     assert (waiting.attempts, waiting.next_at) == (1, LATER)
-    tx.deliveries.tried(bus.id, Attempt(LATER, 0.5, "delivered", 204))
+    tx.deliveries.log_attempt(bus.id, Attempt(LATER, 0.5, "delivered", 204))
     tx.deliveries.settle(bus.id, "delivered", None, LATER)
     assert tx.deliveries.waiting("bus") == []
     rows = (
@@ -95,7 +95,7 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
 def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
     entries = [tell(tx, number)[0] for number in range(3)]
     tx.deliveries.defer(entries[1].id, Attempt(NOW, 0.25, "deferred", 503, "no", None), LATER)
-    tx.deliveries.delivered([(entry.id, Attempt(LATER, 0.5, "delivered", 204, None, "ok")) for entry in entries[1:]])
+    tx.deliveries.mark_delivered([(entry.id, Attempt(LATER, 0.5, "delivered", 204, None, "ok")) for entry in entries[1:]])
     assert [entry.id for entry in tx.deliveries.waiting("bus")] == [entries[0].id]
     shown = tx.deliveries.page(states=["delivered"])
     assert [(one.id, one.attempts, one.last_status, one.reason, one.next_at, one.settled) for one in shown] == [
@@ -152,7 +152,7 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
     bus, _ = tell(tx, 1)
     tx.deliveries.defer(bus.id, Attempt(NOW, 0.1, "deferred", 500, "no", None), LATER)
     tx.deliveries.settle(bus.id, "parked", "given up", LATER)
-    assert tx.deliveries.revive(bus.id, LATER) == replace(bus, attempts=1, recorded=LATER)
+    assert tx.deliveries.redeliver(bus.id, LATER) == replace(bus, attempts=1, recorded=LATER)
     assert tx.deliveries.waiting("bus") == [replace(bus, attempts=1, recorded=LATER)]
     (shown,) = tx.deliveries.page(sink="bus")
     assert (shown.state, shown.recorded, shown.settled, shown.next_at) == ("waiting", "2026-04-11T22:26:58.000000Z", None, None)
@@ -163,8 +163,8 @@ def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) ->
     bus, _ = tell(tx, 1)
     if state != "waiting":
         tx.deliveries.settle(bus.id, state, None, NOW)
-    assert tx.deliveries.revive(bus.id, LATER) is None
-    assert tx.deliveries.revive(bus.id + 99, LATER) is None
+    assert tx.deliveries.redeliver(bus.id, LATER) is None
+    assert tx.deliveries.redeliver(bus.id + 99, LATER) is None
     assert tx.deliveries.page(sink="bus")[0].state == state
 
 
@@ -173,7 +173,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     delivered, _ = tell(tx, 2)
     tx.deliveries.settle(delivered.id, "delivered", None, NOW)
     news, other_news = tell(tx, 3, "relay.sink-failing", "drain")
-    tx.deliveries.tried(news.id, Attempt(NOW, 0.1, "deferred"))
+    tx.deliveries.log_attempt(news.id, Attempt(NOW, 0.1, "deferred"))
     assert tx.deliveries.forget_sink("bus", "it is gone", LATER) == 1
     assert [(one.id, one.state, one.reason) for one in tx.deliveries.page(sink="bus")] == [
         (delivered.id, "delivered", None),
@@ -182,7 +182,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     assert [one.id for one in tx.deliveries.waiting()] == [chat.id, chat.id + 2, other_news.id]
     assert tx.deliveries.sinks() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
-    assert tx.deliveries.revive(bus.id, LATER) is None, "nobody would send it, and it would wait for ever"
+    assert tx.deliveries.redeliver(bus.id, LATER) is None, "nobody would send it, and it would wait for ever"
 
 
 def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> None:
@@ -194,24 +194,24 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     """Deliveries after ``retain``, the journal after ``audit_retain``; what waits, however old, is kept with its event."""
     settings = StoreSettings(retain=86400.0, audit_retain=10 * 86400.0)
     waits, delivered = tell(tx, 1), tell(tx, 2)
-    tx.deliveries.tried(delivered[0].id, Attempt(NOW, 0.1, "delivered"))
+    tx.deliveries.log_attempt(delivered[0].id, Attempt(NOW, 0.1, "delivered"))
     for entry in (*waits[1:], *delivered):
         tx.deliveries.settle(entry.id, "delivered", None, NOW)
     tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
 
-    assert prune(tx, settings, NOW + timedelta(hours=23)) == Gone()
+    assert prune(tx, settings, NOW + timedelta(hours=23)) == PruneResult()
     assert len(tx.deliveries.page()) == 4
     assert tx.decisions.first_answer("client:a", "1") is not None
 
-    assert prune(tx, settings, NOW + timedelta(days=2)) == Gone()
+    assert prune(tx, settings, NOW + timedelta(days=2)) == PruneResult()
     assert [one.id for one in tx.deliveries.page()] == [waits[0].id]
     assert tx.decisions.first_answer("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
-    assert prune(tx, settings, NOW + timedelta(days=11)) == Gone(), "the oldest row is still to be sent"
+    assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(), "the oldest row is still to be sent"
     assert tx.journal.event(1).id == said(1).id
     tx.deliveries.settle(waits[0].id, "delivered", None, NOW)
-    assert prune(tx, settings, NOW + timedelta(days=11)) == Gone(rows=2)
+    assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(rows=2)
     assert verify(connection_of(tx)) == (tx.head(), 0)
     assert tx.head().position == 2
     assert tell(tx, 3)[0].position == 3
@@ -224,8 +224,8 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(tx:
         tx.deliveries.settle(entry.id, "parked", "no", NOW)
     tx.deliveries.settle(others[0].id, "delivered", None, NOW)
     settings = StoreSettings(dead_letters=3)
-    assert prune(tx, settings, LATER) == Gone(dead_letters=2)
-    assert prune(tx, settings, LATER) == Gone()
+    assert prune(tx, settings, LATER) == PruneResult(dead_letters=2)
+    assert prune(tx, settings, LATER) == PruneResult()
     kept = {one.id for one in tx.deliveries.page()}
     assert kept == {entry.id for entry in (*dead[2:], *others)}
 
@@ -237,11 +237,11 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
     until = NOW + timedelta(hours=1)
 
     def meant(**given: Any) -> list[int]:
-        which = Which(**given)
+        which = DeadLetterFilter(**given)
         tx.deliveries._connection.execute("SAVEPOINT look")  # noqa: SLF001  # a look that changes nothing
-        found = [entry.id for entry in tx.deliveries.revive_some(which, LATER, after=0, until=until, limit=100)]
+        found = [entry.id for entry in tx.deliveries.redeliver_matching(which, LATER, after=0, until=until, limit=100)]
         tx.deliveries._connection.execute("ROLLBACK TO look")  # noqa: SLF001  # the same
-        assert tx.deliveries.parked(which, after=0, until=until) == len(found)
+        assert tx.deliveries.count_dead_letters(which, after=0, until=until) == len(found)
         return found
 
     assert meant() == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -250,9 +250,9 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
     assert meant(event_key="e-2") == [3, 4]
     assert meant(since=NOW + timedelta(minutes=3)) == [5, 6, 7, 8]
     assert meant(sink="bus", since=NOW + timedelta(minutes=3), type="event.scheduled") == [5]
-    first = tx.deliveries.revive_some(Which(), LATER, after=0, until=until, limit=3)
+    first = tx.deliveries.redeliver_matching(DeadLetterFilter(), LATER, after=0, until=until, limit=3)
     assert [entry.id for entry in first] == [1, 2, 3]
     tx.deliveries.settle(1, "parked", "no, again", until + timedelta(seconds=1))
-    assert [entry.id for entry in tx.deliveries.revive_some(Which(), LATER, after=0, until=until, limit=2)] == [4, 5]
+    assert [entry.id for entry in tx.deliveries.redeliver_matching(DeadLetterFilter(), LATER, after=0, until=until, limit=2)] == [4, 5]
     tx.deliveries.forget_sink("chat", "gone", LATER)
-    assert [entry.id for entry in tx.deliveries.revive_some(Which(), LATER, after=5, until=until, limit=9)] == [7]
+    assert [entry.id for entry in tx.deliveries.redeliver_matching(DeadLetterFilter(), LATER, after=5, until=until, limit=9)] == [7]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from relay.errors import StoreError
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import GENESIS, Journal, chain, head_of, rows, verify
+from relay.outbox.journal import GENESIS, Journal, read_head, row_hash, rows, verify
 from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import BUS, NOW, column, opened, said
 
@@ -29,7 +29,7 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
     for number in range(count):
         at = NOW + timedelta(minutes=number)
         if number % 3 == 2:
-            journal.note(at, "claim", {"eventId": f"E-{number}"}, event_key=f"e-{number}")
+            journal.append_note(at, "claim", {"eventId": f"E-{number}"}, event_key=f"e-{number}")
         else:
             journal.append(at, "event.scheduled", said(number).body, event_key=f"e-{number}", transition=f"t{number}")
         heads.append(journal.head())
@@ -100,7 +100,7 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(tmp_p
     """Each hash covers all that came before: whoever changes one row has to change every later one, and the head."""
     with filled(tmp_path / "relay.db") as (connection, heads):
         row = list(rows(connection))[position - 1]
-        fitting = chain(heads[position - 1].hash, position, row.at, row.kind, row.event_key, row.transition, b"{}")
+        fitting = row_hash(heads[position - 1].hash, position, row.at, row.kind, row.event_key, row.transition, b"{}")
         connection.execute("UPDATE journal SET body = ?, hash = ? WHERE position = ?", (b"{}", fitting, position))
         with pytest.raises(StoreError, match=f"the row at position {position + 1} is not the one that was written"):
             verify(connection)
@@ -115,7 +115,7 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(journal
     """
     journal.execute("SAVEPOINT before")
     try:
-        seen = head_of(journal)
+        seen = read_head(journal)
         for position in gone:
             journal.execute("DELETE FROM journal WHERE position = ?", (position,))
         with pytest.raises(StoreError, match=r"^journal: "):
@@ -223,8 +223,8 @@ def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> No
     with opened(tmp_path / "relay.db") as file:
         tx = Transaction(file.connection, BUS)
         for number in range(4):
-            tx.say(said(number), NOW)
-        settled = [entry.id for one in tx.said for entry in one.entries]
+            tx.record(said(number), NOW)
+        settled = [entry.id for one in tx.recorded for entry in one.entries]
         for entry in settled:
             tx.deliveries.settle(entry, "delivered", None, NOW)
         tx.deliveries.settle(settled[2], state, None, NOW)  # type: ignore[arg-type]  # the cases are states
@@ -263,15 +263,15 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
     with opened(tmp_path / "relay.db") as file:
         journal = Journal(file.connection)
         journal.append(NOW, "event.scheduled", said(1, subject="E").body, event_key="e")
-        journal.note(NOW, "mode", {"mode": "off"})
-        journal.note(NOW, "claim", {"eventId": "E"}, event_key="e")
+        journal.append_note(NOW, "mode", {"mode": "off"})
+        journal.append_note(NOW, "claim", {"eventId": "E"}, event_key="e")
         journal.append(NOW + timedelta(hours=1), "event.ended", said(2, subject="E").body, event_key="e")
         journal.append(NOW + timedelta(hours=1), "approval.refused", said(3, subject="E").body, event_key="e")
         ids: Callable[[int], str] = lambda number: said(number).id  # noqa: E731  # shorter here than a function
         assert [one.id for one in journal.history("e", "")] == [ids(1), ids(2), ids(3)]
         assert [one.id for one in journal.history("e", "2026-04-11T23")] == [ids(2), ids(3)]
-        assert [(at, one.id) for at, one in journal.after(0, 2)] == [(1, ids(1)), (4, ids(2))]
-        assert journal.last_told("e") == 4
-        assert journal.last_told("f") is None
+        assert [(at, one.id) for at, one in journal.events_after(0, 2)] == [(1, ids(1)), (4, ids(2))]
+        assert journal.last_change_position("e") == 4
+        assert journal.last_change_position("f") is None
         with pytest.raises(KeyError):
             journal.event(9)

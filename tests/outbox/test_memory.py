@@ -46,7 +46,7 @@ def vote(occurrence: int, number: int = 1, **changes: Any) -> Decision:
         LATER,
         dry_run=False,
         counts=True,
-        told="t",
+        recorded_event_id="t",
         message_id=None,
     )
     return replace(made, **changes)
@@ -56,12 +56,12 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
     tx.snapshot.begin("e", data(), "boot-1", said(1), NOW)
     (live,) = tx.snapshot.live()
     assert (live.key, live.number, live.data, live.revision, live.live) == ("e", 1, data(), data()["revision"], True)
-    assert (live.boot_id, live.outcome, live.told) == ("boot-1", None, said(1).id)
+    assert (live.boot_id, live.outcome, live.last_event_id) == ("boot-1", None, said(1).id)
     assert live.event == Event.from_fields(data())
     tx.snapshot.update("e", data(revision="2", eventStatus="Started"), said(2), LATER)
     tx.snapshot.booted(live.id, "boot-2")
     changed = tx.snapshot.by_id(live.id)
-    assert (changed.revision, changed.event.started, changed.boot_id, changed.told) == ("2", True, "boot-2", said(2).id)
+    assert (changed.revision, changed.event.started, changed.boot_id, changed.last_event_id) == ("2", True, "boot-2", said(2).id)
     assert (changed.first_seen, changed.last_changed) == ("2026-04-11T22:26:58.000000Z", "2026-04-11T22:27:58.000000Z")
     tx.snapshot.end("e", "completed", said(3), LATER)
     assert tx.snapshot.live() == []
@@ -91,30 +91,30 @@ def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) ->
     first = vote(1)
     second = vote(1, 2, decision="hold", reason=None, expires=None, dry_run=True, message_id="m", principal="slack:T/U")
     for one in (first, second):
-        tx.decisions.add(one)
-    assert tx.decisions.of(1) == [first, second]
-    tx.decisions.discount(first.approval_id)
-    assert tx.decisions.of(1, counting=True) == [second]
-    assert tx.decisions.of(1)[0] == replace(first, counts=False)
-    assert tx.decisions.of(2) == []
+        tx.decisions.add_decision(one)
+    assert tx.decisions.for_occurrence(1) == [first, second]
+    tx.decisions.stop_counting(first.approval_id)
+    assert tx.decisions.for_occurrence(1, counting=True) == [second]
+    assert tx.decisions.for_occurrence(1)[0] == replace(first, counts=False)
+    assert tx.decisions.for_occurrence(2) == []
     with pytest.raises(sqlite3.IntegrityError):
-        tx.decisions.add(first)
+        tx.decisions.add_decision(first)
     with pytest.raises(sqlite3.IntegrityError):
-        tx.decisions.add(vote(99, 3))
+        tx.decisions.add_decision(vote(99, 3))
 
 
 def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
     tx.snapshot.begin("e", data(), None, said(1), NOW)
     for dry_run in (False, True):
-        tx.decisions.grant(1, "0123", "rule", "a" * 32, NOW, dry_run=dry_run, cause="c")
+        tx.decisions.add_grant(1, "0123", "rule", "a" * 32, NOW, dry_run=dry_run, cause="c")
     (grant,) = tx.decisions.open_grants()
     assert (grant.state, grant.attempts, grant.status, grant.granted_at) == ("granted", 0, None, NOW)
-    tx.decisions.claim(grant.id)
-    tx.decisions.answered(grant.id, "sent", 503)
-    tx.decisions.claim(grant.id)
+    tx.decisions.claim_grant(grant.id)
+    tx.decisions.record_answer(grant.id, "sent", 503)
+    tx.decisions.claim_grant(grant.id)
     assert [(one.state, one.attempts, one.status) for one in tx.decisions.open_grants()] == [("sent", 2, None)]
-    tx.decisions.answered(grant.id, "sent", 503)
-    tx.decisions.answered(grant.id, "failed", None)
+    tx.decisions.record_answer(grant.id, "sent", 503)
+    tx.decisions.record_answer(grant.id, "failed", None)
     assert tx.decisions.open_grants() == []
     assert [(one.state, one.status, one.dry_run) for one in tx.decisions.grants(1)] == [("failed", 503, False), ("granted", None, True)]
 
@@ -124,8 +124,8 @@ def test_what_a_step_could_still_move(tx: Transaction) -> None:
         tx.snapshot.begin(key, data(), None, said(number), NOW)
         if key != "live":
             tx.snapshot.end(key, "unknown", said(number + 10), NOW)
-    tx.decisions.add(vote(2))
-    tx.decisions.grant(3, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
+    tx.decisions.add_decision(vote(2))
+    tx.decisions.add_grant(3, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
     assert tx.decisions.unsettled() == [1, 2, 3]
 
 
@@ -140,12 +140,12 @@ def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> No
 def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction) -> None:
     for number, key in enumerate(("ended", "live", "late"), start=1):
         tx.snapshot.begin(key, data(), None, said(number), NOW)
-        tx.decisions.add(vote(number, number))
-        tx.decisions.grant(number, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
+        tx.decisions.add_decision(vote(number, number))
+        tx.decisions.add_grant(number, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
     tx.snapshot.end("ended", "completed", said(8), NOW)
     tx.snapshot.end("late", "completed", said(9), LATER)
     tx.snapshot.prune(LATER)
     assert [one.key for one in tx.snapshot.page(None, 10)] == ["late", "live"]
-    assert [len(tx.decisions.of(number)) for number in (1, 2, 3)] == [0, 1, 1]
+    assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert [len(tx.decisions.grants(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import StoreUnavailable
-from relay.outbox import Recorded
+from relay.outbox import RecordedEvent
 from relay.outbox.journal import verify
 from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import NOW, column, connection_of, names, said, say, store
@@ -30,7 +30,7 @@ async def test_what_was_recorded_is_on_disk_before_it_is_answered_and_told(tmp_p
 
 async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sink(tmp_path: Path) -> None:
     async with store(tmp_path, lambda event: ("bus", "chat") if event.name == "event.scheduled" else ()) as kept:
-        heard: list[Recorded] = []
+        heard: list[RecordedEvent] = []
         kept.listeners.recorded.append(heard.extend)
         await kept.transact(say(1, notBefore="2026-04-11T22:40:00Z"))
         await kept.transact(say(2, name="event.ended"))
@@ -62,18 +62,18 @@ async def test_many_submissions_share_few_commits_and_are_answered_in_order(tmp_
 
 async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
     def fails(tx: Transaction) -> None:
-        tx.say(said(2), NOW)
+        tx.record(said(2), NOW)
         raise LookupError("a mistake")
 
     def breaks_a_rule(tx: Transaction) -> None:
-        tx.say(said(3), NOW)
-        tx.say(said(3), NOW)
+        tx.record(said(3), NOW)
+        tx.record(said(3), NOW)
         tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
         tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
 
     async with store(tmp_path) as kept:
         held = threading.Event()
-        heard: list[Recorded] = []
+        heard: list[RecordedEvent] = []
         kept.listeners.recorded.append(heard.extend)
         kept.submit(lambda _: held.wait(10))
         works = [say(1), fails, breaks_a_rule, say(4)]
@@ -110,7 +110,7 @@ async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(tmp_path: Path,
 
 
 async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_vain(tmp_path: Path) -> None:
-    def broken(_: Sequence[Recorded]) -> None:
+    def broken(_: Sequence[RecordedEvent]) -> None:
         raise LookupError("a mistake of ours")
 
     async with store(tmp_path) as kept:

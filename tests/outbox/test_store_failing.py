@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import StoreError, StoreUnavailable
-from relay.outbox import Attempt, Recorded
+from relay.outbox import Attempt, RecordedEvent
 from relay.outbox.file import open_file, open_for_reading
 from relay.outbox.journal import verify
 from relay.outbox.sqlite import Store
@@ -29,7 +29,7 @@ from tests.outbox.open_store import IDENTITY, NOW, column, connection_of, names,
 class Heard:
     """What the listeners of a store were told."""
 
-    recorded: list[Recorded] = field(default_factory=list)
+    recorded: list[RecordedEvent] = field(default_factory=list)
     failing: list[str | None] = field(default_factory=list)
 
 
@@ -70,7 +70,7 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
         first = heard.recorded[0].entries[0]
         await kept.transact(lambda tx: tx.deliveries.settle(first.id, "delivered", None, NOW), fail_open=True)
 
-        assert [said_.id for _, said_ in await kept.read(lambda tx: tx.journal.after(0, 9))] == [said(n).id for n in (1, 3, 4)]
+        assert [said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))] == [said(n).id for n in (1, 3, 4)]
         assert [entry.position for entry in await kept.read(lambda tx: tx.deliveries.waiting())] == [2, 3]
         assert column(path, "SELECT position FROM journal") == [1]
         told = [(one.position, one.event.id, [entry.id for entry in one.entries]) for one in heard.recorded]
@@ -79,7 +79,7 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
         disk.free()
         await until(lambda: kept.failing is None)
         assert entries(path) == [(1, "bus", 1, "delivered"), (2, "bus", 2, "waiting"), (3, "bus", 3, "waiting")]
-        assert [said_.id for _, said_ in await kept.read(lambda tx: tx.journal.after(0, 9))] == [said(n).id for n in (1, 3, 4)]
+        assert [said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))] == [said(n).id for n in (1, 3, 4)]
         assert await kept.transact(say(6)) == 4
         assert len(heard.recorded) == 4
         assert [reason is None for reason in heard.failing] == [False, True]
@@ -139,7 +139,7 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(disk: D
         await kept.transact(say(1))
         disk.fill()
         await kept.transact(say(2), fail_open=True)
-        await kept.transact(lambda tx: tx.deliveries.tried(1, Attempt(NOW, 0.1, "delivered")), fail_open=True)
+        await kept.transact(lambda tx: tx.deliveries.log_attempt(1, Attempt(NOW, 0.1, "delivered")), fail_open=True)
     disk.free()
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "could still not be written" in error

@@ -106,7 +106,7 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
         other = await bus.deliver(cloudevent(eventtype="Reboot"))
         large = await bus.deliver(cloudevent(data={"description": "x" * 2 * LARGEST}))  # comes back in several frames
     assert [receipt.status for receipt in (first, second, other, large)] == [312, 312, 312, 312]
-    assert first.answer == f"NO_ROUTE: no queue is bound for {KEY}"
+    assert first.response == f"NO_ROUTE: no queue is bound for {KEY}"
     warned = [record.getMessage() for record in caplog.records if "no queue is bound" in record.getMessage()]
     assert len(warned) == 2
     assert KEY in warned[0]

@@ -192,7 +192,7 @@ def test_a_confirm_is_delivered() -> None:
 
 def test_a_return_is_delivered_and_told() -> None:
     receipt = judge(_returned(), KEY, 10, made_by_us=True)
-    assert (receipt.status, receipt.answer) == (312, f"NO_ROUTE: no queue is bound for {KEY}")
+    assert (receipt.status, receipt.response) == (312, f"NO_ROUTE: no queue is bound for {KEY}")
 
 
 @pytest.mark.parametrize(

@@ -219,4 +219,4 @@ async def test_a_secret_at_the_cut_of_an_answer_shows_no_half_of_itself() -> Non
     async with listening(long) as receiver, sink(url=receiver.url, bearer="t0ken-that-is-long") as webhook:
         (outcome,) = await asyncio.gather(webhook.deliver(cloudevent()), return_exceptions=True)
     assert isinstance(outcome, Deferred)
-    assert outcome.answer == "x" * 1015 + "…"
+    assert outcome.response == "x" * 1015 + "…"

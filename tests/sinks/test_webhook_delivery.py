@@ -35,7 +35,7 @@ async def test_at_most_one_kibibyte_of_an_answer_is_kept() -> None:
         await connection.answer(500, {}, b"x" + "é".encode() * 5000)
 
     async with listening(talkative) as receiver:
-        answer = (await failure(receiver.url)).answer
+        answer = (await failure(receiver.url)).response
     assert answer is not None
     assert answer.startswith("xéé")
     assert 1000 < len(answer.encode()) <= 1024
@@ -51,7 +51,7 @@ async def test_an_answer_that_repeats_the_url_is_kept_without_it(page: str) -> N
         await connection.answer(404, {}, " ".join(page.format(part) for part in (target, path, query)).encode())
 
     async with listening(echo) as receiver:
-        answer = (await failure(receiver.url)).answer
+        answer = (await failure(receiver.url)).response
     assert answer == " ".join(page.format("…") for _ in range(3))
 
 

@@ -287,7 +287,7 @@ async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(behaviour: Behavi
     async with listening(behaviour) as receiver, within(SOON):
         receipt = await deliver(receiver.url, timeout=limit)
     assert receipt.status == 200
-    assert receipt.answer is None or receipt.answer.startswith((".", "start"))
+    assert receipt.response is None or receipt.response.startswith((".", "start"))
 
 
 @pytest.mark.parametrize("chunks", [b"5\r\nstart\r\nnonsense\r\n", b"-1\r\n", b"f" * 100 + b"\r\n", b"5;" + b"x" * 100_000, b"5\r\nst"])
@@ -328,7 +328,7 @@ async def test_of_a_gigabyte_64_kibibytes_are_read_and_the_connection_is_dropped
     async with listening(floods) as receiver, sink(url=receiver.url) as webhook, within(SOON):
         receipt = await webhook.deliver(cloudevent())
         await dropped.wait()  # while the session is still open
-    assert (receipt.status, receipt.answer) == (200, "x" * 1024)
+    assert (receipt.status, receipt.response) == (200, "x" * 1024)
     assert sum(taken) < 16 * MIB  # what the kernel's buffers on both sides hold
 
 
@@ -343,7 +343,7 @@ async def test_a_bomb_is_not_unpacked() -> None:
 
     async with listening(bombs) as receiver, within(SOON):
         refused = await failure(receiver.url)
-    assert (refused.status, refused.answer) == (500, None)
+    assert (refused.status, refused.response) == (500, None)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "t0ken"])

@@ -37,7 +37,7 @@ def test_every_status_has_its_meaning(status: int) -> None:
         assert outcome == Receipt(status, "text")
         return
     assert isinstance(outcome, Deferred)
-    assert (outcome.status, outcome.answer, outcome.after) == (status, "text", None)
+    assert (outcome.status, outcome.response, outcome.after) == (status, "text", None)
     assert outcome.reason.startswith(f"expected 2xx, got {status}")
     assert outcome.failure == ("disabled" if status == 410 else "transient" if status in TRANSIENT else "slow")
 
@@ -149,4 +149,4 @@ async def test_retry_after_comes_through_from_the_wire(more: Callable[[str], str
     async with listening(busy) as receiver, sink(url=receiver.url) as webhook:
         with pytest.raises(Deferred) as caught:
             await webhook.deliver(cloudevent())
-    assert (caught.value.after, caught.value.failure, caught.value.answer) == (12.0, "transient", "slow down")
+    assert (caught.value.after, caught.value.failure, caught.value.response) == (12.0, "transient", "slow down")

@@ -64,7 +64,7 @@ async def failure(url: str, resolver: AbstractResolver | None = None, tls: ssl.S
     """The Deferred of one delivery, after a look that no text of it shows a secret or the URL."""
     with pytest.raises(Deferred) as caught:
         await deliver(url, resolver, tls, **given)
-    shown = "".join(traceback.format_exception(caught.value)) + str(caught.value.answer)
+    shown = "".join(traceback.format_exception(caught.value)) + str(caught.value.response)
     assert not [telltale for telltale in TELLTALES if telltale in shown]
     assert caught.value.reason.startswith(("expected ", "the url, secrets or credentials"))
     return caught.value

@@ -31,7 +31,7 @@ from relay.chat.cards.card import Text
 from relay.chat.cards.confirmation_view import changes, hindrance, outcome
 from relay.chat.cards.rendering import LABELS, card_of_one, question_of
 from relay.events.timestamps import format_rfc3339
-from relay.outbox.chat_messages import Invitation, digest_of
+from relay.outbox.chat_messages import ConfirmationLink, token_digest
 from relay.outbox.transaction import Transaction
 
 _PAGE = resources.files("relay.api").joinpath("approve.html").read_bytes()
@@ -150,7 +150,7 @@ def routes(desk: Desk) -> tuple[Route, ...]:
 
     async def look(call: Call) -> web.StreamResponse:
         peer, now = peer_of(call.request), desk.clock.monotonic()
-        digest = digest_of(call.content.token)
+        digest = token_digest(call.content.token)
         shown = await call.relay.store.read(lambda tx: _look(tx, call, desk.clock.now()))
         if shown is None:
             desk.strangers.came(peer, "a link that is none was looked at", now)
@@ -196,11 +196,11 @@ def routes(desk: Desk) -> tuple[Route, ...]:
     )
 
 
-async def _find(call: Call) -> tuple[Invitation, str]:
+async def _find(call: Call) -> tuple[ConfirmationLink, str]:
     """What the link stands for, and its EventId. Raises Problem 404."""
 
-    def work(tx: Transaction) -> tuple[Invitation, str] | None:
-        found = tx.messages.invitation(call.content.token)
+    def work(tx: Transaction) -> tuple[ConfirmationLink, str] | None:
+        found = tx.messages.find_link(call.content.token)
         return (found, tx.snapshot.by_id(found.occurrence).event.event_id) if found is not None else None
 
     found = await call.relay.store.read(work)
@@ -234,8 +234,8 @@ async def _confirm(call: Call) -> web.StreamResponse:
 
 def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:
     """What the page shows; None: the link is void."""
-    invitation = tx.messages.invitation(call.content.token)
-    if invitation is None or invitation.wrong >= MOST_WRONG:
+    invitation = tx.messages.find_link(call.content.token)
+    if invitation is None or invitation.wrong_codes >= MOST_WRONG:
         return None
     ledger = call.relay.gate.ledger
     occurrence = tx.snapshot.by_id(invitation.occurrence)

@@ -21,7 +21,7 @@ from relay.delivery.dispatcher import redeliver, redeliver_some
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import EntryState
-from relay.outbox.deliveries import Delivery, Which
+from relay.outbox.deliveries import DeadLetterFilter, Delivery
 
 _ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -148,16 +148,16 @@ async def _find_dead(call: Call) -> Delivery:
 
 
 async def _one(call: Call) -> web.StreamResponse:
-    log = await call.relay.store.read(lambda tx: tx.deliveries.log(call.found.id))
+    log = await call.relay.store.read(lambda tx: tx.deliveries.attempts(call.found.id))
     tries = [
         {
             "number": one.number,
             "at": one.at,
-            "tookSeconds": round(one.took, 6),
+            "tookSeconds": round(one.elapsed, 6),
             "outcome": one.outcome,
             "status": one.status,
             "reason": one.reason,
-            "answer": one.answer,
+            "answer": one.response,
         }
         for one in log
     ]
@@ -166,7 +166,7 @@ async def _one(call: Call) -> web.StreamResponse:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    which: Which
+    which: DeadLetterFilter
     until: datetime | None
     after: int
 
@@ -185,7 +185,7 @@ def _which(_request: web.Request, raw: bytes) -> _Wanted:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise WrongFieldError(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
     event_key = body.eventId.lower() if body.eventId is not None else None
-    which = Which(body.sink, body.type and event_name(body.type), event_key, _moment("since", body.since))
+    which = DeadLetterFilter(body.sink, body.type and event_name(body.type), event_key, _moment("since", body.since))
     return _Wanted(which, _moment("until", body.until), body.after)
 
 

@@ -103,7 +103,7 @@ def _in_full(tx: Transaction, ledger: Ledger, call: Call, occurrence: Occurrence
     return {
         **_shown(tx, ledger, call, occurrence),
         "history": [orjson.Fragment(said.body) for said in tx.journal.history(occurrence.key, occurrence.first_seen)],
-        "votes": [_vote(one) for one in tx.decisions.of(occurrence.id)],
+        "votes": [_vote(one) for one in tx.decisions.for_occurrence(occurrence.id)],
         "deliveries": [shown_delivery(one) for one in deliveries if one.recorded >= occurrence.first_seen],
     }
 

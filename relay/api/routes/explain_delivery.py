@@ -78,7 +78,7 @@ async def show(call: Call) -> web.StreamResponse:
     key, sink = call.content.lower(), call.found.name
 
     def work(tx: Transaction) -> _Facts | None:
-        position = tx.journal.last_told(key)
+        position = tx.journal.last_change_position(key)
         if position is None:
             return None
         entry = next((one for one in tx.deliveries.waiting(sink) if one.event_key == key), None)

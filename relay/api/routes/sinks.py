@@ -60,7 +60,7 @@ async def _ping(call: Call) -> web.StreamResponse:
 
     def work(tx: Transaction) -> CloudEvent:
         event = relay_event("relay.ping", relay.origin, at, sink=sink, reason=reason, count=1, head=str(tx.head()))
-        tx.say(event, at, to=[sink])
+        tx.record(event, at, to=[sink])
         return event
 
     event = await relay.store.transact(work)

@@ -19,7 +19,7 @@ from relay.api.schema.responses import COMMON
 from relay.api.schema.route import Call, Parameter, Route
 from relay.api.server.connection import wake_of
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import Recorded
+from relay.outbox import RecordedEvent
 from relay.outbox.transaction import Transaction
 
 MEDIA = "text/event-stream"
@@ -70,7 +70,7 @@ class Streams:
             ),
         )
 
-    def _on_recorded(self, _recorded: Sequence[Recorded]) -> None:
+    def _on_recorded(self, _recorded: Sequence[RecordedEvent]) -> None:
         self._wake_all()
 
     def _wake_all(self) -> None:

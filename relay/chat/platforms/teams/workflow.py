@@ -83,7 +83,7 @@ def _in_words(refused: Deferred, answer: Response) -> Deferred:
         after=refused.after,
         failure=refused.failure,
         status=refused.status,
-        answer=refused.answer,
+        answer=refused.response,
     )
 
 
