@@ -21,7 +21,7 @@ from relay.chat.board import Board
 from relay.clock import Clock, SystemClock
 from relay.config import USER_EVENTS_WAIT, Config, sink_members
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import wanting
+from relay.delivery.routing import matching_sinks
 from relay.events.build import Origin, relay_event
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, derive_relay_name, derive_scope, discover, names_this_vm, read_boot_id, resource_names
@@ -88,7 +88,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         origin = _origin(config, instance)
         identity = Identity(origin.scope, instance.vm_id if instance is not None else None)
         store = await stack.enter_async_context(
-            open_store(config.store, identity, clock, lambda event: tuple(wanting(event, config.sinks)))
+            open_store(config.store, identity, clock, lambda event: tuple(matching_sinks(event, config.sinks)))
         )
         if not store.trusted:
             _log.warning("the state file is bound to a VM, and which VM this is is not known: approvals are off")

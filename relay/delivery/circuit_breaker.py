@@ -6,13 +6,13 @@ the entry that was tried least: a receiver that answers 500 to one event, and to
 
 from __future__ import annotations
 
-FAILING = 3
+FAILURE_THRESHOLD = 3
 """So many failed tries in a row, and a sink is failing. Those that were under way together count as one."""
 FRUITLESS = 60.0
 """Seconds in which no try succeeded though there was something to deliver: the sink is failing then, however few tries there were."""
 
 
-class Circuit:
+class CircuitBreaker:
     """How one sink fares. ``failures`` counts failed tries in a row."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Circuit:
         return self._probe_at is not None
 
     @property
-    def opens(self) -> float:
+    def allowed_at(self) -> float:
         """Before that moment nothing may be tried."""
         return self._rest_until if self._probe_at is None or self._extra else max(self._rest_until, self._probe_at)
 
@@ -43,7 +43,7 @@ class Circuit:
         """Whether the entry that was tried least has the turn, rather than the oldest."""
         return self.probing and (self._turn or self._extra)
 
-    def begun(self, now: float) -> None:
+    def record_start(self, now: float) -> None:
         """A try begins."""
         self._tried_since = now if self._tried_since is None else self._tried_since
         self._busy_since = now if self._busy_since is None else self._busy_since
@@ -67,11 +67,11 @@ class Circuit:
         self.failing = True
         return True
 
-    def failed(self, began: float, now: float) -> bool:
+    def record_failure(self, began: float, now: float) -> bool:
         """A try that began then has failed; returns whether that has just made the sink a failing one."""
         if began > self._failed_at:
             self.failures, self._failed_at = self.failures + 1, now
-        return self._has_failed(now, enough=self.failures >= FAILING)
+        return self._has_failed(now, enough=self.failures >= FAILURE_THRESHOLD)
 
     def refused(self, now: float) -> bool:
         """The far side has refused an entry for good; returns whether that has just made the sink a failing one.
@@ -87,24 +87,24 @@ class Circuit:
         self.failing = True
         return True
 
-    def delivered(self) -> bool:
+    def record_success(self) -> bool:
         """A try succeeded: everything may go; returns whether the sink was a failing one."""
         was, self.failing = self.failing, False
         self.failures, self._probe_at, self._extra = 0, None, False
         self._tried_since = self._busy_since = None
         return was
 
-    def probe(self, at: float | None) -> None:
+    def schedule_probe(self, at: float | None) -> None:
         """From now on only probes, the next one at that moment; None: the far side answers, so each entry fares for itself."""
         if at is not None and self._probe_at is not None and self._extra_under_way:
             at = min(at, self._probe_at)  # however much comes, the oldest keeps its time
         self._probe_at = at
 
-    def hasten(self) -> None:
+    def probe_now(self) -> None:
         """Something new waits: it is tried at once, by a probe more. Those that were foreseen were fitted to what waited before."""
         self._extra = self.probing
 
-    def rest(self, until: float) -> None:
+    def pause_until(self, until: float) -> None:
         """The far side asked that nothing be sent until then."""
         self._rest_until = max(self._rest_until, until)
 

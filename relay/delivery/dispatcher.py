@@ -10,8 +10,8 @@ from datetime import datetime
 
 from relay.clock import Clock
 from relay.delivery.routing import wants
-from relay.delivery.settlement import Books
-from relay.delivery.sink_reports import Say
+from relay.delivery.settlement import SettlementBatcher
+from relay.delivery.sink_reports import ReportRelayEvent
 from relay.delivery.worker import Worker
 from relay.outbox import Entry, Outcome, RecordedEvent, SinkState
 from relay.outbox.deliveries import DeadLetterFilter
@@ -37,10 +37,10 @@ class SinkStatus:
 class Dispatcher:
     """The workers. What is written to the store while ``start`` looks into it is handed over once, too."""
 
-    def __init__(self, sinks: Mapping[str, tuple[SinkSettings, Sink]], store: Store, clock: Clock, say: Say) -> None:
+    def __init__(self, sinks: Mapping[str, tuple[SinkSettings, Sink]], store: Store, clock: Clock, say: ReportRelayEvent) -> None:
         self._store = store
         self._clock = clock
-        self._books = Books(store)
+        self._books = SettlementBatcher(store)
         self._workers = {name: Worker(settings, sink, store, self._books, clock, say) for name, (settings, sink) in sinks.items()}
         self._early: list[Entry] | None = []  # recorded before it is known what waited
 
@@ -73,7 +73,7 @@ class Dispatcher:
 
     async def drain(self) -> None:
         """Return when everything that can be sent now was sent."""
-        while not all(worker.quiet for worker in self._workers.values()):
+        while not all(worker.is_idle for worker in self._workers.values()):
             await self._clock.sleep(0.02)
 
     def status(self) -> list[SinkStatus]:
@@ -130,7 +130,7 @@ def redeliver(entry: int, at: datetime) -> Callable[[Transaction], bool]:
     return work
 
 
-def redeliver_some(
+def redeliver_matching(
     which: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int
 ) -> Callable[[Transaction], tuple[list[int], int]]:
     """Work for the store: so many dead letters go out again, the oldest first; returns their ids, and how many are left."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from relay.outbox import Entry
 
-AT_HAND = 500
+MAX_EVENTS_IN_MEMORY = 500
 """So many waiting entries keep their event in memory; the rest read it from the journal when they are sent."""
 
 
@@ -24,7 +24,7 @@ class _Lane:
     alone: bool = False
 
 
-class Lanes:
+class OrderedQueue:
     """Entries by lane. The state of a lane is the truth; the heaps may hold lines that are out of date."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Lanes:
 
     def push(self, entry: Entry) -> None:
         """Put an entry behind the others of its lane."""
-        if self._count >= AT_HAND:
+        if self._count >= MAX_EVENTS_IN_MEMORY:
             entry = replace(entry, event=None)
         self._count += 1
         lane = self._lanes.setdefault(entry.ordering_key, _Lane())

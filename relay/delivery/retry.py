@@ -22,14 +22,14 @@ LAST_CALL = 2.0
 LONGEST_REST = 3600.0
 """Seconds: a Retry-After over this is cut."""
 DAY = 86400.0
-OWN_ERRORS = 5
+MAX_INTERNAL_ERRORS = 5
 """An unexpected error in a sink's own code: parked after that many tries."""
 OUTLINED = 5000
 """So many tries ahead an outline looks: three days of one a minute."""
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryAfter:
     """Try again after so many seconds. ``rest``: the far side asked that nothing at all be sent for so long; 0 if not."""
 
     after: float
@@ -37,21 +37,21 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
+class DeadLetter:
     """Give up, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Disable:
+class DisableSink:
     """The far side asked us to stop: keep the entry, and disable the sink."""
 
 
-Verdict = Again | Park | Disable
+Verdict = RetryAfter | DeadLetter | DisableSink
 
 
-def plan(
+def plan_retry(
     failure: Failure,
     *,
     tries: int,
@@ -70,21 +70,21 @@ def plan(
     degraded hardware comes days before. Who sets a shorter one wants to hear of the failure first.
     """
     if failure == "disabled":
-        return Disable()
+        return DisableSink()
     left = (not_before - now).total_seconds() if not_before is not None else 0.0
     if failure == "slow" and left <= 0:
-        return Park("refused, and no NotBefore ahead to keep trying for")
+        return DeadLetter("refused, and no NotBefore ahead to keep trying for")
     if (left <= 0 or give_up_after < DAY) and (now - recorded).total_seconds() >= give_up_after:
-        return Park(f"given up after {give_up_after:g} s")
+        return DeadLetter(f"given up after {give_up_after:g} s")
     stretch = 1 + JITTER * chance
-    pause = min(SLOW if failure == "slow" else pause_of(tries, left), longest_pause) * stretch
+    pause = min(SLOW if failure == "slow" else backoff(tries, left), longest_pause) * stretch
     if left > LAST_CALL:
         pause = min(pause, left - LAST_CALL * (1 - chance / 2))
     rest = min(max(asked or 0.0, 0.0), LONGEST_REST) * stretch
-    return Again(max(pause, rest), rest)
+    return RetryAfter(max(pause, rest), rest)
 
 
-def pause_of(tries: int, left: float) -> float:
+def backoff(tries: int, left: float) -> float:
     """Seconds until the next try after so many failures in a row, with ``left`` seconds to NotBefore (none ahead: <= 0)."""
     grown = FIRST * 2.0 ** min(tries - 1, 16)
     if left <= 0:
@@ -95,7 +95,7 @@ def pause_of(tries: int, left: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ForecastSegment:
     """Tries in a row with the same pause, in seconds, before each."""
 
     first: datetime
@@ -104,7 +104,7 @@ class Stretch:
     pause: float
 
 
-def outline(
+def forecast(
     failure: Failure,
     *,
     tries: int,
@@ -113,14 +113,14 @@ def outline(
     not_before: datetime | None,
     give_up_after: float,
     longest_pause: float = LATEST,
-) -> tuple[tuple[Stretch, ...], Park | Disable | None]:
+) -> tuple[tuple[ForecastSegment, ...], DeadLetter | DisableSink | None]:
     """The plan as it unfolds if a try fails now and every later one fails at once, without jitter; and how it ends.
 
-    ``tries``: as for `plan`. None at the end: it goes on like that, beyond what is looked at.
+    ``tries``: as for `plan_retry`. None at the end: it goes on like that, beyond what is looked at.
     """
-    stretches: list[Stretch] = []
+    stretches: list[ForecastSegment] = []
     for number in range(tries, tries + OUTLINED):
-        verdict = plan(
+        verdict = plan_retry(
             failure,
             tries=number,
             now=now,
@@ -129,16 +129,16 @@ def outline(
             give_up_after=give_up_after,
             longest_pause=longest_pause,
         )
-        if not isinstance(verdict, Again):
+        if not isinstance(verdict, RetryAfter):
             return tuple(stretches), verdict
-        now = moment_of(verdict, now)
+        now = retry_time(verdict, now)
         if stretches and stretches[-1].pause == verdict.after:
             stretches[-1] = replace(stretches[-1], last=now, tries=stretches[-1].tries + 1)
         else:
-            stretches.append(Stretch(now, now, 1, verdict.after))
+            stretches.append(ForecastSegment(now, now, 1, verdict.after))
     return tuple(stretches), None
 
 
-def moment_of(again: Again, now: datetime) -> datetime:
+def retry_time(again: RetryAfter, now: datetime) -> datetime:
     """When that is."""
     return now + timedelta(seconds=again.after)

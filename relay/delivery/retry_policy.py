@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from relay.clock import Clock
-from relay.delivery.retry import Again, Disable, Park, Stretch, Verdict, outline, plan
+from relay.delivery.retry import DeadLetter, DisableSink, ForecastSegment, RetryAfter, Verdict, forecast, plan_retry
 from relay.errors import Deferred, Failure
 from relay.outbox import Entry
 from relay.sinks import Sink
 
 
-class Prospects:
+class RetryPolicy:
     """What becomes of entries that a sink could not deliver."""
 
     def __init__(self, sink: Sink, clock: Clock) -> None:
@@ -22,9 +22,9 @@ class Prospects:
 
     def outline(
         self, failure: Failure, *, tries: int, recorded: datetime, not_before: datetime | None
-    ) -> tuple[tuple[Stretch, ...], Park | Disable | None]:
-        """What becomes of an entry if a try fails now, and every later one: see `relay.delivery.retry.outline`."""
-        return outline(
+    ) -> tuple[tuple[ForecastSegment, ...], DeadLetter | DisableSink | None]:
+        """What becomes of an entry if a try fails now, and every later one: see `relay.delivery.retry.forecast`."""
+        return forecast(
             failure,
             tries=tries,
             now=self._clock.now(),
@@ -36,7 +36,7 @@ class Prospects:
 
     def of(self, entry: Entry, error: Deferred, now: datetime) -> Verdict:
         """What becomes of an entry after a try that has just failed."""
-        return plan(
+        return plan_retry(
             error.failure,
             tries=entry.attempts + 1,
             now=now,
@@ -55,7 +55,7 @@ class Prospects:
         """
         ahead = [one.not_before for one in waiting if one.not_before is not None and one.not_before > now]
         pressing = entry.not_before is not None and entry.not_before > now
-        verdict = plan(
+        verdict = plan_retry(
             "transient",
             tries=min(failures, entry.attempts + 1) if pressing else failures,
             now=now,
@@ -65,4 +65,4 @@ class Prospects:
             longest_pause=self._sink.longest_pause,
             chance=random.random(),  # noqa: S311  # jitter
         )
-        return verdict.after if isinstance(verdict, Again) else 0.0
+        return verdict.after if isinstance(verdict, RetryAfter) else 0.0

@@ -9,7 +9,7 @@ from relay.events.match import matches, matches_any
 from relay.sinks import SinkSettings
 
 
-def wanting(event: CloudEvent, sinks: Iterable[SinkSettings]) -> Iterator[str]:
+def matching_sinks(event: CloudEvent, sinks: Iterable[SinkSettings]) -> Iterator[str]:
     """The names of the sinks that want the event.
 
     ``relay.*`` goes to every sink whose ``events`` name it, but never to the sink it is about; ``match`` does not apply
@@ -22,10 +22,10 @@ def wanting(event: CloudEvent, sinks: Iterable[SinkSettings]) -> Iterator[str]:
 
 def wants(sink: SinkSettings, event: CloudEvent) -> bool:
     """Whether one sink wants the event."""
-    return why_not(sink, event) is None
+    return exclusion_reason(sink, event) is None
 
 
-def why_not(sink: SinkSettings, event: CloudEvent) -> str | None:
+def exclusion_reason(sink: SinkSettings, event: CloudEvent) -> str | None:
     """Why a sink does not want the event; None where it does."""
     if event.name == "relay.ping" or not matches_any(sink.events, event.name):
         return f"its events ({', '.join(sink.events)}) do not name {event.name}"

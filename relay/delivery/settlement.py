@@ -21,7 +21,7 @@ from relay.outbox.transaction import Transaction
 _log = logging.getLogger(__name__)
 
 
-class Books:
+class SettlementBatcher:
     """What the workers have to say to the store."""
 
     def __init__(self, store: Store) -> None:

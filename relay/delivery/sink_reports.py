@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 from relay.outbox import Entry
 
-SKEWED = 30.0
+MAX_CLOCK_SKEW = 30.0
 """Seconds that a receiver's clock may differ from ours before it is told of: signatures bear the time, and are refused for it."""
 
 _log = logging.getLogger(__name__)
 
-Say = Callable[[str, str | None, str, int], None]
+ReportRelayEvent = Callable[[str, str | None, str, int], None]
 """Tells a ``relay.*`` event: its name, the sink it is about, the reason, how many it stands for."""
 
 
-class News:
+class SinkHealthReporter:
     """Of one sink."""
 
-    def __init__(self, sink: str, say: Say) -> None:
+    def __init__(self, sink: str, say: ReportRelayEvent) -> None:
         self._sink = sink
         self._say = say
         self._dead = 0
@@ -50,7 +50,7 @@ class News:
 
     def compare_clocks(self, skew: float | None) -> None:
         """The far side's clock is so many seconds ahead of ours, if that is known."""
-        if skew is None or (abs(skew) > SKEWED) is self._skewed:
+        if skew is None or (abs(skew) > MAX_CLOCK_SKEW) is self._skewed:
             return
         self._skewed = not self._skewed
         if not self._skewed:

@@ -12,45 +12,47 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from relay.clock import Clock
-from relay.delivery.circuit_breaker import Circuit
-from relay.delivery.ordered_queue import Lanes
-from relay.delivery.retry import OWN_ERRORS, Again, Disable, Park, moment_of
-from relay.delivery.retry_policy import Prospects
-from relay.delivery.settlement import Books
-from relay.delivery.sink_reports import News, Say
+from relay.delivery.circuit_breaker import CircuitBreaker
+from relay.delivery.ordered_queue import OrderedQueue
+from relay.delivery.retry import MAX_INTERNAL_ERRORS, DeadLetter, DisableSink, RetryAfter, retry_time
+from relay.delivery.retry_policy import RetryPolicy
+from relay.delivery.settlement import SettlementBatcher
+from relay.delivery.sink_reports import ReportRelayEvent, SinkHealthReporter
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, Entry, EntryState, Outcome, SinkState
 from relay.outbox.sqlite import Store
 from relay.sinks import Sink, SinkSettings
 
-UNREAD = 1.0
+READ_RETRY_DELAY = 1.0
 """Seconds until another try where the store could not be read."""
 
-IN_A_ROW = 8
+MAX_BATCH = 8
 """Entries that a task delivers before another goes on: a sink that never waits for anything leaves others their turn."""
-MOST_OPEN = 64
+MAX_OPEN_DELIVERIES = 64
 """Entries that are under way, or have got through and are not written down as such: a crash repeats no more than these."""
 
 
 class Worker:
     """Carries entries to one sink. ``state``, ``failing`` and ``reason`` are for whoever asks how the sink is."""
 
-    def __init__(self, settings: SinkSettings, sink: Sink, store: Store, books: Books, clock: Clock, say: Say) -> None:
+    def __init__(
+        self, settings: SinkSettings, sink: Sink, store: Store, books: SettlementBatcher, clock: Clock, say: ReportRelayEvent
+    ) -> None:
         self.settings = settings
         self.state: SinkState = "on"
         self.tries: Counter[tuple[Outcome, int | None]] = Counter()
         """How often a try came to which outcome, with which status of the far side, since the start."""
-        self.prospects = Prospects(sink, clock)
+        self.prospects = RetryPolicy(sink, clock)
         self._sink = sink
         self._store = store
         self._books = books
         self._clock = clock
-        self._news = News(settings.name, say)
-        self._lanes = Lanes()
+        self._news = SinkHealthReporter(settings.name, say)
+        self._lanes = OrderedQueue()
         self._under_way = 0
         self._unwritten = 0
-        self._circuit = Circuit()
+        self._circuit = CircuitBreaker()
         self._stopped: str | None = None
         self._trouble: str | None = None
         self._slot = float("-inf")  # before that moment nothing more is begun, of a sink with a rate
@@ -73,15 +75,15 @@ class Worker:
         return len(self._lanes)
 
     @property
-    def quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing is being sent and nothing could be sent now: a good moment to stop."""
-        stopped = self.state != "on" or self._clock.monotonic() < self._circuit.opens
+        stopped = self.state != "on" or self._clock.monotonic() < self._circuit.allowed_at
         return self._under_way == 0 and (stopped or not self._lanes.any_free)
 
     @property
     def _opens(self) -> float:
         """Before that moment nothing may be begun (monotonic seconds)."""
-        return max(self._circuit.opens, self._slot)
+        return max(self._circuit.allowed_at, self._slot)
 
     def push(self, entries: Iterable[Entry]) -> None:
         """Take in entries, in the order in which they were recorded."""
@@ -90,14 +92,14 @@ class Worker:
                 for old in self._lanes.supersede(entry):
                     self._settle(old, "superseded", f"replaced by a newer {entry.type}")
             self._lanes.push(entry)
-        self._circuit.hasten()
+        self._circuit.probe_now()
         self._wake.set()
 
     def push_again(self, entries: Iterable[Entry]) -> None:
         """Take in entries that an operator wants sent once more, whatever came after them."""
         for entry in entries:
             self._lanes.push(entry)
-        self._circuit.hasten()
+        self._circuit.probe_now()
         self._wake.set()
 
     def set_state(self, state: SinkState, reason: str | None) -> None:
@@ -153,7 +155,7 @@ class Worker:
         self._lanes.wake(now)
         entry = self._lanes.take(least_tried=self._circuit.least_tried)
         if entry is not None:
-            self._circuit.begun(now)
+            self._circuit.record_start(now)
             self._under_way += 1
             if self.settings.rate is not None:
                 self._slot = now + 1 / self.settings.rate
@@ -162,7 +164,7 @@ class Worker:
     @property
     def _is_full(self) -> bool:
         most = 1 if self._circuit.probing else self._sink.concurrency
-        return self._under_way >= most or self._under_way + self._unwritten >= MOST_OPEN
+        return self._under_way >= most or self._under_way + self._unwritten >= MAX_OPEN_DELIVERIES
 
     def _pause(self) -> float | None:
         """Seconds until something may be begun, or the sink counts as failing; None: only when something happens."""
@@ -177,7 +179,7 @@ class Worker:
 
     async def _carry(self, entry: Entry | None) -> None:
         """Deliver an entry, and then the next ones in the same task, for as long as they get through."""
-        left = IN_A_ROW
+        left = MAX_BATCH
         try:
             while entry is not None:
                 left -= 1
@@ -197,7 +199,7 @@ class Worker:
                 event = await self._store.read(lambda tx: tx.journal.event(entry.position))
         except StoreUnavailable:
             self._circuit.idle()  # the sink has no part in it
-            self._lanes.rest(entry, self._clock.monotonic() + UNREAD, alone=True)
+            self._lanes.rest(entry, self._clock.monotonic() + READ_RETRY_DELAY, alone=True)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with this row, the next ones can be sent
             self._parked(entry, f"its event could not be read from the journal: {_named(error)}", None)
         else:
@@ -244,7 +246,7 @@ class Worker:
         self._news.delivered()
         self._lanes.done(entry)
         self._trouble = None
-        if self.state != "disabled" and self._circuit.delivered():
+        if self.state != "disabled" and self._circuit.record_success():
             self._news.recovered(len(self._lanes))
             self._lanes.wake_all(alone=True)
             self._wake.set()
@@ -265,32 +267,32 @@ class Worker:
     def _failed_by_itself(self, entry: Entry, error: Exception, attempt: Attempt, began: float) -> None:
         count = self._news.failed_by_itself(entry, error)
         failure = Deferred(f"the sink's own code failed: {_named(error)}")
-        spent = Park(f"the sink's own code failed {count} times") if count >= OWN_ERRORS else None
+        spent = DeadLetter(f"the sink's own code failed {count} times") if count >= MAX_INTERNAL_ERRORS else None
         self._failed(entry, failure, attempt, began, spent)
 
-    def _failed(self, entry: Entry, error: Deferred, attempt: Attempt, began: float, spent: Park | None = None) -> None:
+    def _failed(self, entry: Entry, error: Deferred, attempt: Attempt, began: float, spent: DeadLetter | None = None) -> None:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self._trouble = error.reason
-        if self._circuit.failed(began, monotonic):
+        if self._circuit.record_failure(began, monotonic):
             self._news.failing(error.reason, len(self._lanes))
         verdict = spent or self.prospects.of(entry, error, now)
-        if isinstance(verdict, Disable):
+        if isinstance(verdict, DisableSink):
             self._disable(error.reason)
-            verdict = Again(0.0)
-        if isinstance(verdict, Again):
-            self._circuit.rest(monotonic + verdict.rest)
+            verdict = RetryAfter(0.0)
+        if isinstance(verdict, RetryAfter):
+            self._circuit.pause_until(monotonic + verdict.rest)
         if self.failing:
             # Who refuses one event (slow) answers, and may take the others.
             transient = error.failure == "transient"
             probe = self.prospects.next_probe(entry, self._lanes, self._circuit.failures, now) if transient else 0.0
-            self._circuit.probe(monotonic + probe if transient else None)
-        if isinstance(verdict, Park):
+            self._circuit.schedule_probe(monotonic + probe if transient else None)
+        if isinstance(verdict, DeadLetter):
             self._parked(entry, f"{verdict.reason}; last: {error.reason}", attempt)
         elif self._replaces(entry) and self._lanes.outdated(entry):
             self._lanes.done(entry)
             self._settle(entry, "superseded", "replaced by a newer one while it was being sent", attempt)
         else:
-            until = moment_of(verdict, now)
+            until = retry_time(verdict, now)
             tried = replace(entry, attempts=entry.attempts + 1, next_at=until)
             self._lanes.rest(tried, monotonic + verdict.after, alone=error.failure == "slow")
             self._books.deferred(entry.id, attempt, until)

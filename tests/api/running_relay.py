@@ -24,7 +24,7 @@ from relay.approvals.gate import Gate
 from relay.approvals.service import Ledger
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import wanting
+from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred, Rejected
 from relay.events.build import Origin, relay_event
 from relay.events.cloudevent import CloudEvent
@@ -286,7 +286,9 @@ async def running(
         server = await stack.enter_async_context(Server(settings, clock))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         store = await stack.enter_async_context(
-            open_store(StoreSettings(path=folder / "relay.db"), Identity(SCOPE, "vm"), clock, lambda said: tuple(wanting(said, kinds)))
+            open_store(
+                StoreSettings(path=folder / "relay.db"), Identity(SCOPE, "vm"), clock, lambda said: tuple(matching_sinks(said, kinds))
+            )
         )
 
         def say(name: str, sink: str | None, reason: str, count: int) -> None:

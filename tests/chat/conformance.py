@@ -24,7 +24,7 @@ from relay.chat.board import Board
 from relay.clock import SystemClock
 from relay.config import sink_members
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import wanting
+from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
@@ -145,7 +145,7 @@ async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
     clock, member = SystemClock(), sink_members()[far.kind]
     given: ChatSettings = member.Settings.model_validate({"kind": far.kind, "name": "chat", **far.settings()})
     async with open_store(
-        StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(wanting(event, [given]))
+        StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(matching_sinks(event, [given]))
     ) as store:
         ledger = Ledger(SETTINGS, ORIGIN, speaks=dict.fromkeys(("client:alice", "client:bob", "client:drain")))
         async with member.connect(given, clock, Board(store, ledger, clock, "https://relay.example.com")) as chat:

@@ -18,7 +18,7 @@ from relay.chat.cards.card import Card, Text, Who
 from relay.chat.live_message import Current
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import wanting
+from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
 from relay.events.model import Document, Event
 from relay.ingest.recorder import PollResult, Recorder
@@ -122,7 +122,7 @@ async def room(
     clock = clock or HandClock()
     given = WallSettings.model_validate({"name": "wall", **settings})
     async with open_store(
-        StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(wanting(event, [given]))
+        StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(matching_sinks(event, [given]))
     ) as store:
         ledger = Ledger(SETTINGS, ORIGIN, speaks=SPEAKS)
         board = Board(store, ledger, clock, public_url)

@@ -13,7 +13,7 @@ from typing import Any
 
 from relay.clock import Clock, SystemClock
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import wanting
+from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
 from relay.events.build import Origin, relay_event
 from relay.events.cloudevent import CloudEvent
@@ -182,7 +182,7 @@ async def going(
     clock = clock or SystemClock()
     settings = {name: SinkSettings.model_validate({"name": name, **sections.get(name, {})}) for name in sinks}
     async with open_store(
-        StoreSettings(path=folder / "relay.db"), IDENTITY, clock, lambda event: tuple(wanting(event, settings.values()))
+        StoreSettings(path=folder / "relay.db"), IDENTITY, clock, lambda event: tuple(matching_sinks(event, settings.values()))
     ) as store:
 
         def say(name: str, sink: str | None, reason: str, count: int) -> None:

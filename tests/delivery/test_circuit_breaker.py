@@ -4,142 +4,142 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.circuit_breaker import FAILING, FRUITLESS, Circuit
+from relay.delivery.circuit_breaker import FAILURE_THRESHOLD, FRUITLESS, CircuitBreaker
 
 
-def failing() -> Circuit:
+def failing() -> CircuitBreaker:
     """A circuit after three failed tries, at 0, 1 and 2 s."""
-    circuit = Circuit()
-    assert [circuit.failed(moment, moment) for moment in (0.0, 1.0, 2.0)] == [False, False, True]
+    circuit = CircuitBreaker()
+    assert [circuit.record_failure(moment, moment) for moment in (0.0, 1.0, 2.0)] == [False, False, True]
     return circuit
 
 
 def test_so_many_failures_in_a_row_and_it_is_failing_and_that_is_new_once() -> None:
     circuit = failing()
-    assert (circuit.failing, circuit.failures) == (True, FAILING)
-    assert not circuit.failed(3.0, 3.0)
+    assert (circuit.failing, circuit.failures) == (True, FAILURE_THRESHOLD)
+    assert not circuit.record_failure(3.0, 3.0)
 
 
 def test_failures_that_were_under_way_together_count_as_one() -> None:
     """A connection that breaks takes sixteen deliveries along; that is one failure, and the next pause is a short one."""
-    circuit = Circuit()
+    circuit = CircuitBreaker()
     for _ in range(16):
-        circuit.failed(began=0.0, now=15.0)
+        circuit.record_failure(began=0.0, now=15.0)
     assert (circuit.failing, circuit.failures) == (False, 1)
 
 
 def test_tries_that_always_overlap_count_in_the_end() -> None:
-    circuit = Circuit()
+    circuit = CircuitBreaker()
     for began in range(20):
-        circuit.failed(began=float(began), now=began + 2.5)
+        circuit.record_failure(began=float(began), now=began + 2.5)
     assert circuit.failing
     assert circuit.failures < 10
 
 
 def test_a_success_between_failures_starts_the_count_again() -> None:
-    circuit = Circuit()
+    circuit = CircuitBreaker()
     for moment in range(30):
-        circuit.failed(float(moment), float(moment))
+        circuit.record_failure(float(moment), float(moment))
         if moment % 2:
-            assert not circuit.delivered()
+            assert not circuit.record_success()
     assert not circuit.failing
 
 
 def test_the_first_success_opens_it_and_says_that_it_was_failing() -> None:
     circuit = failing()
-    circuit.probe(10.0)
-    assert (circuit.probing, circuit.opens) == (True, 10.0)
-    assert circuit.delivered()
-    assert (circuit.failing, circuit.probing, circuit.opens, circuit.failures) == (False, False, float("-inf"), 0)
-    assert not circuit.delivered()
+    circuit.schedule_probe(10.0)
+    assert (circuit.probing, circuit.allowed_at) == (True, 10.0)
+    assert circuit.record_success()
+    assert (circuit.failing, circuit.probing, circuit.allowed_at, circuit.failures) == (False, False, float("-inf"), 0)
+    assert not circuit.record_success()
 
 
 def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
     circuit = failing()
     turns = []
     for moment in range(4):
-        circuit.probe(float(moment))
+        circuit.schedule_probe(float(moment))
         turns.append(circuit.least_tried)
-        circuit.begun(float(moment))
+        circuit.record_start(float(moment))
     assert turns == [False, True, False, True]
 
 
 def test_while_it_delivers_the_oldest_goes_first() -> None:
-    circuit = Circuit()
+    circuit = CircuitBreaker()
     for _ in range(3):
         assert not circuit.least_tried
-        circuit.begun(0.0)
+        circuit.record_start(0.0)
 
 
 def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> None:
     circuit = failing()
-    circuit.probe(300.0)
+    circuit.schedule_probe(300.0)
     for moment in (5.0, 65.0, 125.0):
-        circuit.hasten()
-        assert (circuit.opens, circuit.least_tried) == (float("-inf"), True)
-        circuit.begun(moment)
-        assert (circuit.opens, circuit.least_tried) == (300.0, False)
-        circuit.failed(moment, moment)
-        circuit.probe(moment + 300.0)
-        assert circuit.opens == 300.0
+        circuit.probe_now()
+        assert (circuit.allowed_at, circuit.least_tried) == (float("-inf"), True)
+        circuit.record_start(moment)
+        assert (circuit.allowed_at, circuit.least_tried) == (300.0, False)
+        circuit.record_failure(moment, moment)
+        circuit.schedule_probe(moment + 300.0)
+        assert circuit.allowed_at == 300.0
 
 
 def test_a_pressing_one_that_failed_brings_the_next_probe_forward() -> None:
     circuit = failing()
-    circuit.probe(300.0)
-    circuit.hasten()
-    circuit.begun(5.0)
-    circuit.probe(5.5)
-    assert circuit.opens == 5.5
+    circuit.schedule_probe(300.0)
+    circuit.probe_now()
+    circuit.record_start(5.0)
+    circuit.schedule_probe(5.5)
+    assert circuit.allowed_at == 5.5
 
 
 def test_nothing_hastens_what_the_far_side_asked_for() -> None:
     circuit = failing()
-    circuit.probe(10.0)
-    circuit.rest(60.0)
-    circuit.rest(30.0)
-    circuit.hasten()
-    assert circuit.opens == 60.0
-    assert circuit.delivered()
-    assert circuit.opens == 60.0
+    circuit.schedule_probe(10.0)
+    circuit.pause_until(60.0)
+    circuit.pause_until(30.0)
+    circuit.probe_now()
+    assert circuit.allowed_at == 60.0
+    assert circuit.record_success()
+    assert circuit.allowed_at == 60.0
 
 
 def test_what_delivers_needs_no_hastening() -> None:
-    circuit = Circuit()
-    circuit.hasten()
+    circuit = CircuitBreaker()
+    circuit.probe_now()
     assert not circuit.least_tried
 
 
 @pytest.mark.parametrize("is_failing", [True, False])
 def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed_first(is_failing: bool) -> None:
-    circuit = failing() if is_failing else Circuit()
-    circuit.probe(300.0 if is_failing else None)
-    circuit.rest(600.0)
+    circuit = failing() if is_failing else CircuitBreaker()
+    circuit.schedule_probe(300.0 if is_failing else None)
+    circuit.pause_until(600.0)
     circuit.resume(7.0)
     assert circuit.probing == is_failing
-    assert circuit.opens <= 7.0
+    assert circuit.allowed_at <= 7.0
 
 
 def test_a_minute_without_a_success_makes_it_failing_however_few_tries_there_were() -> None:
-    circuit = Circuit()
-    circuit.begun(5.0)
+    circuit = CircuitBreaker()
+    circuit.record_start(5.0)
     assert not circuit.wait(5.0 + FRUITLESS - 0.1)
     assert circuit.wait(5.0 + FRUITLESS)
     assert circuit.failing
     assert circuit.fruitless_at is None
     assert not circuit.wait(500.0), "that is new once"
-    assert circuit.delivered()
-    circuit.begun(600.0)
+    assert circuit.record_success()
+    circuit.record_start(600.0)
     assert not circuit.wait(659.0)
 
 
 def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
-    circuit = Circuit()
-    circuit.begun(0.0)
+    circuit = CircuitBreaker()
+    circuit.record_start(0.0)
     circuit.idle()
     assert circuit.fruitless_at is None
     assert not circuit.wait(1000.0)
-    circuit.begun(1000.0)
+    circuit.record_start(1000.0)
     assert circuit.fruitless_at == 1000.0 + FRUITLESS
 
 
@@ -147,23 +147,23 @@ def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
 def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(how: str) -> None:
     """An entry that is refused for good leaves nothing that waits, and the next comes much later."""
 
-    def goes_wrong(circuit: Circuit, now: float) -> bool:
-        circuit.begun(now)
-        wrong = circuit.failed(now, now) if how == "failed" else circuit.refused(now)
+    def goes_wrong(circuit: CircuitBreaker, now: float) -> bool:
+        circuit.record_start(now)
+        wrong = circuit.record_failure(now, now) if how == "failed" else circuit.refused(now)
         circuit.idle()
         return wrong
 
-    circuit = Circuit()
+    circuit = CircuitBreaker()
     assert [goes_wrong(circuit, moment) for moment in (0.0, FRUITLESS - 1, FRUITLESS)] == [False, False, True]
-    circuit = Circuit()
+    circuit = CircuitBreaker()
     assert not goes_wrong(circuit, 0.0)
-    circuit.delivered()
+    circuit.record_success()
     assert not goes_wrong(circuit, FRUITLESS)
 
 
 def test_what_is_refused_for_good_is_no_failed_try() -> None:
     """A receiver that finds fault with some events answers, and takes others."""
-    circuit = Circuit()
-    circuit.begun(0.0)
+    circuit = CircuitBreaker()
+    circuit.record_start(0.0)
     assert not any(circuit.refused(1.0) for _ in range(10))
     assert circuit.failures == 0

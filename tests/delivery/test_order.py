@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.delivery.worker import IN_A_ROW, MOST_OPEN
+from relay.delivery.worker import MAX_BATCH, MAX_OPEN_DELIVERIES
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
@@ -195,7 +195,7 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
         for name in sinks:
             relay.dispatcher.worker(name).set_state("on", None)
         await until(lambda: len(turns) == 200)
-    assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * IN_A_ROW
+    assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * MAX_BATCH
 
 
 async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(tm
         far.answer = takes
         blocked = relay.store.submit(lambda _: free.wait())
         relay.dispatcher.worker("bus").set_state("on", None)
-        await until(lambda: len(far.got) == MOST_OPEN)
+        await until(lambda: len(far.got) == MAX_OPEN_DELIVERIES)
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert len(far.got) == MOST_OPEN
+        assert len(far.got) == MAX_OPEN_DELIVERIES
         free.set()
         await blocked
         await until(lambda: len(far.got) == 200)

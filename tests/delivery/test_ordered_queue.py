@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from relay.delivery.ordered_queue import AT_HAND, Lanes
+from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY, OrderedQueue
 from relay.outbox import Entry
 from tests.outbox.open_store import NOW, said
 
@@ -34,11 +34,11 @@ class Modelled:
 
 
 class LanesLaw(RuleBasedStateMachine):
-    """Anything in any order; what `Lanes` says is what the model says."""
+    """Anything in any order; what `OrderedQueue` says is what the model says."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes = Lanes()
+        self.lanes = OrderedQueue()
         self.model: dict[str, Modelled] = {}
         self.next_id = 1
         self.now = 0.0
@@ -153,7 +153,7 @@ TestLanes.settings = settings(max_examples=150, stateful_step_count=60)
 
 
 def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:
-    lanes = Lanes()
+    lanes = OrderedQueue()
     for id_, lane in enumerate("abacb", start=1):
         lanes.push(entry(id_, lane))
     taken = [lanes.take() for _ in range(4)]
@@ -166,15 +166,15 @@ def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:
 
 def test_only_so_many_events_are_kept_at_hand() -> None:
     """Ten thousand that wait cost their entries, not their bodies."""
-    lanes = Lanes()
+    lanes = OrderedQueue()
     for id_ in range(10_000):
         lanes.push(entry(id_, f"lane-{id_}"))
-    assert sum(one.event is not None for one in lanes) == AT_HAND
-    assert [one.id for one in lanes if one.event is not None] == list(range(AT_HAND))
+    assert sum(one.event is not None for one in lanes) == MAX_EVENTS_IN_MEMORY
+    assert [one.id for one in lanes if one.event is not None] == list(range(MAX_EVENTS_IN_MEMORY))
 
 
 def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
-    lanes = Lanes()
+    lanes = OrderedQueue()
     for id_ in range(5000):
         lanes.push(entry(id_, f"lane-{id_}"))
         taken = lanes.take(least_tried=id_ % 2 == 0)

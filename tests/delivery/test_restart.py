@@ -14,7 +14,7 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher, redeliver
-from relay.delivery.ordered_queue import AT_HAND
+from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import StoreSettings
@@ -104,7 +104,7 @@ async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: P
         restarted, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         far.answer = takes
-    assert recorded < 2 * AT_HAND * len(padding) + count * 2000 < count * len(padding)
+    assert recorded < 2 * MAX_EVENTS_IN_MEMORY * len(padding) + count * 2000 < count * len(padding)
     assert restarted < count * 2000
     far.concurrency = 16
     async with going(tmp_path, {"bus": far}) as relay:

@@ -12,7 +12,20 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from relay.delivery.retry import JITTER, LONGEST_REST, OUTLINED, WINDOW, Again, Disable, Park, Stretch, Verdict, moment_of, outline, plan
+from relay.delivery.retry import (
+    JITTER,
+    LONGEST_REST,
+    OUTLINED,
+    WINDOW,
+    DeadLetter,
+    DisableSink,
+    ForecastSegment,
+    RetryAfter,
+    Verdict,
+    forecast,
+    plan_retry,
+    retry_time,
+)
 from relay.errors import Failure
 
 NOW = datetime(2026, 4, 11, 22, 0, tzinfo=UTC)
@@ -30,7 +43,7 @@ ASKED = st.none() | st.floats(0, 1e9) | st.just(math.inf)
 
 def after(failure: Failure = "transient", *, left: float | None = None, age: float = 0.0, tries: int = 1, **given_: Any) -> Verdict:
     """What the plan says with so many seconds to NotBefore, of an event that is so old."""
-    return plan(
+    return plan_retry(
         failure,
         tries=tries,
         now=NOW,
@@ -43,7 +56,7 @@ def after(failure: Failure = "transient", *, left: float | None = None, age: flo
 def pause(*given_: Any, **named: Any) -> float:
     """Seconds until the next try, of which there must be one."""
     verdict = after(*given_, **named)
-    assert isinstance(verdict, Again)
+    assert isinstance(verdict, RetryAfter)
     return verdict.after
 
 
@@ -51,14 +64,14 @@ def pause(*given_: Any, **named: Any) -> float:
 def test_a_far_side_that_asks_us_to_stop_is_disabled_whatever_else_holds(
     left: float | None, age: float, tries: int, asked: float | None, chance: float
 ) -> None:
-    assert after("disabled", left=left, age=age, tries=tries, asked=asked, chance=chance) == Disable()
+    assert after("disabled", left=left, age=age, tries=tries, asked=asked, chance=chance) == DisableSink()
 
 
 @given(left=st.none() | st.floats(-DAY, 0), age=AGES, tries=TRIES, asked=ASKED)
 def test_what_was_refused_is_parked_at_once_with_no_notbefore_ahead(
     left: float | None, age: float, tries: int, asked: float | None
 ) -> None:
-    assert isinstance(after("slow", left=left, age=age, tries=tries, asked=asked), Park)
+    assert isinstance(after("slow", left=left, age=age, tries=tries, asked=asked), DeadLetter)
 
 
 @given(left=AHEAD, age=AGES, tries=TRIES, chance=CHANCES)
@@ -75,25 +88,25 @@ def test_what_was_refused_is_tried_slowly_while_notbefore_is_ahead(left: float, 
 @given(left=st.none() | st.floats(-DAY, 0), age=st.floats(DAY, 10 * DAY), tries=TRIES, asked=ASKED)
 def test_what_is_too_old_is_parked(left: float | None, age: float, tries: int, asked: float | None) -> None:
     verdict = after(left=left, age=age, tries=tries, asked=asked)
-    assert verdict == Park("given up after 86400 s")
+    assert verdict == DeadLetter("given up after 86400 s")
 
 
 @given(left=AHEAD, age=AGES, tries=TRIES)
 def test_nothing_is_given_up_for_its_age_before_its_notbefore(left: float, age: float, tries: int) -> None:
     """Notice of degraded hardware comes days ahead."""
-    assert isinstance(after(left=left, age=age, tries=tries), Again)
+    assert isinstance(after(left=left, age=age, tries=tries), RetryAfter)
 
 
 @given(left=AHEAD, age=st.floats(60, DAY), tries=TRIES)
 def test_a_limit_under_a_day_holds_before_notbefore_too(left: float, age: float, tries: int) -> None:
     """Who sets it wants to hear of the failure."""
-    assert after(left=left, age=age, tries=tries, give_up_after=60.0) == Park("given up after 60 s")
+    assert after(left=left, age=age, tries=tries, give_up_after=60.0) == DeadLetter("given up after 60 s")
 
 
 @given(left=st.none() | st.floats(-DAY, 0), age=st.floats(0, DAY - 1), tries=TRIES)
 def test_what_is_young_is_tried_again(left: float | None, age: float, tries: int) -> None:
-    assert isinstance(after(left=left, age=age, tries=tries), Again)
-    assert isinstance(after(left=left, age=age * 1000, tries=tries, give_up_after=math.inf), Again)
+    assert isinstance(after(left=left, age=age, tries=tries), RetryAfter)
+    assert isinstance(after(left=left, age=age * 1000, tries=tries, give_up_after=math.inf), RetryAfter)
 
 
 @given(left=LEFT, tries=TRIES, asked=ASKED, chance=CHANCES)
@@ -108,7 +121,7 @@ def test_jitter_only_adds_and_little(left: float | None, tries: int, asked: floa
 def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(left: float | None, tries: int, asked: float, chance: float) -> None:
     """Also where the entry itself would have waited longer: its neighbours would not."""
     verdict = after(left=left, tries=tries, asked=asked, chance=chance)
-    assert isinstance(verdict, Again)
+    assert isinstance(verdict, RetryAfter)
     wanted = min(asked, LONGEST_REST)
     assert wanted <= verdict.rest <= wanted * MOST
     assert verdict.after == max(verdict.rest, pause(left=left, tries=tries, chance=chance))
@@ -116,7 +129,7 @@ def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(left: float 
 
 @given(left=LEFT, tries=TRIES, asked=st.none() | st.floats(-1e9, 0), chance=CHANCES)
 def test_without_a_retry_after_nobody_else_rests(left: float | None, tries: int, asked: float | None, chance: float) -> None:
-    assert after(left=left, tries=tries, asked=asked, chance=chance) == Again(pause(left=left, tries=tries, chance=chance), rest=0.0)
+    assert after(left=left, tries=tries, asked=asked, chance=chance) == RetryAfter(pause(left=left, tries=tries, chance=chance), rest=0.0)
 
 
 @given(left=LEFT, chance=CHANCES)
@@ -146,8 +159,8 @@ def test_with_no_notbefore_ahead_the_pauses_double_up_to_five_minutes(left: floa
 @given(failure=st.sampled_from(["transient", "slow"]), left=LEFT, tries=TRIES, longest=st.floats(0.1, 1000), chance=CHANCES)
 def test_no_pause_is_longer_than_the_sinks_longest(failure: Failure, left: float | None, tries: int, longest: float, chance: float) -> None:
     verdict = after(failure, left=left, tries=tries, longest_pause=longest, chance=chance)
-    assume(isinstance(verdict, Again))
-    assert isinstance(verdict, Again)
+    assume(isinstance(verdict, RetryAfter))
+    assert isinstance(verdict, RetryAfter)
     assert verdict.after <= longest * MOST
 
 
@@ -189,15 +202,15 @@ def test_what_was_refused_gets_a_last_call_too(left: float, data: st.DataObject)
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 3600.0])
 def test_the_moment_is_the_pause_from_now(seconds: float) -> None:
-    assert moment_of(Again(seconds), NOW) == NOW + timedelta(seconds=seconds)
+    assert retry_time(RetryAfter(seconds), NOW) == NOW + timedelta(seconds=seconds)
 
 
 def outlined(
     failure: Failure = "transient", *, left: float | None = None, tries: int = 1
-) -> tuple[tuple[Stretch, ...], Park | Disable | None]:
+) -> tuple[tuple[ForecastSegment, ...], DeadLetter | DisableSink | None]:
     """The outline of an event that was just recorded."""
     not_before = None if left is None else NOW + timedelta(seconds=left)
-    return outline(failure, tries=tries, now=NOW, recorded=NOW, not_before=not_before, give_up_after=DAY)
+    return forecast(failure, tries=tries, now=NOW, recorded=NOW, not_before=not_before, give_up_after=DAY)
 
 
 @given(failure=st.sampled_from(["transient", "slow"]), left=LEFT, tries=st.integers(1, 20))
@@ -208,13 +221,13 @@ def test_an_outline_is_the_plan_followed_try_by_try(failure: Failure, left: floa
     at, number = NOW, tries
     for stretch in stretches:
         for place in range(stretch.tries):
-            verdict = plan(failure, tries=number, now=at, recorded=NOW, not_before=not_before, give_up_after=DAY)
-            assert verdict == Again(stretch.pause)
-            at, number = moment_of(verdict, at), number + 1
+            verdict = plan_retry(failure, tries=number, now=at, recorded=NOW, not_before=not_before, give_up_after=DAY)
+            assert verdict == RetryAfter(stretch.pause)
+            at, number = retry_time(verdict, at), number + 1
             assert place or at == stretch.first
         assert at == stretch.last
     if end is not None:
-        assert plan(failure, tries=number, now=at, recorded=NOW, not_before=not_before, give_up_after=DAY) == end
+        assert plan_retry(failure, tries=number, now=at, recorded=NOW, not_before=not_before, give_up_after=DAY) == end
     else:
         assert number - tries == OUTLINED
 
@@ -224,6 +237,6 @@ def test_an_outline_of_ten_minutes_notice_reads_as_the_promise_does() -> None:
     ahead = [one for one in stretches if one.last < NOW + timedelta(seconds=600)]
     assert [one.pause for one in ahead[:5]] == [0.5, 1.0, 2.0, 4.0, 7.0]
     assert (NOW + timedelta(seconds=600) - ahead[-1].last).total_seconds() == pytest.approx(2.0)
-    assert end == Park("given up after 86400 s")
-    assert outlined("slow") == ((), Park("refused, and no NotBefore ahead to keep trying for"))
-    assert outlined("disabled") == ((), Disable())
+    assert end == DeadLetter("given up after 86400 s")
+    assert outlined("slow") == ((), DeadLetter("refused, and no NotBefore ahead to keep trying for"))
+    assert outlined("disabled") == ((), DisableSink())

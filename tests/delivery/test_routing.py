@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.routing import wanting
+from relay.delivery.routing import matching_sinks
 from relay.sinks import SinkSettings
 from tests.builders import DATA, cloudevent
 
@@ -31,23 +31,23 @@ def test_events_are_chosen_by_patterns_over_family_and_change(name: str, expecte
     configured = sinks(
         all={}, events={"events": ["event.*"]}, some={"events": ["event.scheduled", "event.started"]}, approvals={"events": ["*.granted"]}
     )
-    assert list(wanting(cloudevent(name), configured)) == expected
+    assert list(matching_sinks(cloudevent(name), configured)) == expected
 
 
 def test_match_narrows_events_and_not_what_the_relay_says_of_itself() -> None:
     configured = sinks(reboots={"match": {"event_type": ["reboot"]}}, freezes={"match": {"event_type": ["FREEZE"]}})
-    assert list(wanting(cloudevent("event.scheduled"), configured)) == ["freezes"]
-    assert list(wanting(cloudevent("approval.granted"), configured)) == ["freezes"]
+    assert list(matching_sinks(cloudevent("event.scheduled"), configured)) == ["freezes"]
+    assert list(matching_sinks(cloudevent("approval.granted"), configured)) == ["freezes"]
     news = cloudevent("relay.source-lost", None, {"sink": None, "reason": "x", "count": 1})
-    assert list(wanting(news, configured)) == ["reboots", "freezes"]
+    assert list(matching_sinks(news, configured)) == ["reboots", "freezes"]
 
 
 def test_for_a_sink_one_resource_is_enough_and_an_event_without_any_matches() -> None:
     configured = sinks(one={"match": {"resources": ["westno_1"]}}, other={"match": {"resources": ["eastno_*"]}})
-    assert list(wanting(cloudevent(), configured)) == ["one"]
-    assert list(wanting(cloudevent(data={**DATA, "resources": []}), configured)) == ["one", "other"]
+    assert list(matching_sinks(cloudevent(), configured)) == ["one"]
+    assert list(matching_sinks(cloudevent(data={**DATA, "resources": []}), configured)) == ["one", "other"]
 
 
 def test_what_the_relay_says_of_a_sink_never_goes_to_that_sink() -> None:
     about = cloudevent("relay.sink-failing", "drain", {"sink": "drain", "reason": "x", "count": 1})
-    assert list(wanting(about, sinks(drain={}, bus={}, chat={"events": ["event.*"]}))) == ["bus"]
+    assert list(matching_sinks(about, sinks(drain={}, bus={}, chat={"events": ["event.*"]}))) == ["bus"]

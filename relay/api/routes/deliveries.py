@@ -17,7 +17,7 @@ from relay.api.schema.problems import Problem
 from relay.api.schema.responses import answer
 from relay.api.schema.route import Call, Route
 from relay.approvals.request import MalformedError, WrongFieldError
-from relay.delivery.dispatcher import redeliver, redeliver_some
+from relay.delivery.dispatcher import redeliver, redeliver_matching
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import EntryState
@@ -204,7 +204,7 @@ async def _redeliver_some(call: Call) -> web.StreamResponse:
     if wanted.which.sink is not None and wanted.which.sink not in known:
         raise Problem(404, f"no sink {wanted.which.sink!r} in the configuration; there are: {', '.join(known) or 'none'}")
     until = wanted.until or now
-    ids, left = await call.relay.store.transact(redeliver_some(wanted.which, now, after=wanted.after, until=until, limit=PAGE))
+    ids, left = await call.relay.store.transact(redeliver_matching(wanted.which, now, after=wanted.after, until=until, limit=PAGE))
     return answer(202, {"redelivered": len(ids), "left": left, "until": format_rfc3339(until), "next": ids[-1] if left else None})
 
 

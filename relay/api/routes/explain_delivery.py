@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from relay.api.schema.problems import Problem
 from relay.api.schema.responses import answer
 from relay.api.schema.route import Call, Parameter
-from relay.delivery.retry import Park
-from relay.delivery.routing import why_not
+from relay.delivery.retry import DeadLetter
+from relay.delivery.routing import exclusion_reason
 from relay.errors import Failure
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -99,7 +99,7 @@ async def show(call: Call) -> web.StreamResponse:
             {"first": format_rfc3339(one.first), "last": format_rfc3339(one.last), "tries": one.tries, "pauseSeconds": round(one.pause, 3)}
             for one in tries
         ]
-        courses.append({"failure": failure, "tries": shown, "ends": end.reason if isinstance(end, Park) else None})
+        courses.append({"failure": failure, "tries": shown, "ends": end.reason if isinstance(end, DeadLetter) else None})
     return answer(
         200,
         {
@@ -107,7 +107,7 @@ async def show(call: Call) -> web.StreamResponse:
             "eventId": facts.said.data["eventId"],
             "type": facts.said.type,
             "notBefore": facts.said.data.get("notBefore"),
-            "whyNot": why_not(worker.settings, facts.said),
+            "whyNot": exclusion_reason(worker.settings, facts.said),
             "attempts": facts.attempts,
             "waiting": facts.waiting_since is not None,
             "plan": courses,
