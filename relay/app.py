@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Any
 
-from relay.amqp.approval_consumer import Approvals
+from relay.amqp.approval_consumer import ApprovalConsumer
 from relay.api import Relay
 from relay.api.server.http_server import Server
 from relay.approvals.gate import Gate
@@ -106,7 +106,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         relay = Relay(store, gate, dispatcher, poller, origin, clock, chats)
         _log.info("relay %s of scope %s runs; the API listens on %s", origin.relay, origin.scope, server.address)
         doors = (
-            [Approvals(config.approvals.amqp, config.answers_on, config.api.clients, relay, server.strangers)]
+            [ApprovalConsumer(config.approvals.amqp, config.answers_on, config.api.clients, relay, server.strangers)]
             if config.approvals.amqp
             else []
         )
@@ -118,7 +118,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
 
 @asynccontextmanager
 async def _tasks(
-    poller: Poller, gate: Gate, dispatcher: Dispatcher, store: Store, clock: Clock, doors: Sequence[Approvals]
+    poller: Poller, gate: Gate, dispatcher: Dispatcher, store: Store, clock: Clock, doors: Sequence[ApprovalConsumer]
 ) -> AsyncIterator[None]:
     """Everything that runs at the side. None of it lives without the others; at the end sinks have a moment to send."""
     async with asyncio.TaskGroup() as group:

@@ -15,11 +15,11 @@ from aio_pika import exceptions as amqp
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused
 
-from relay.amqp.approval_message import UnusableError, open_letter
-from relay.amqp.broker_url import place
-from relay.amqp.cancellation import heed_stop
-from relay.amqp.connection import CLOSING, HEARTBEAT, SETTING_UP, Connection, keep_connected
-from relay.amqp.failures import Trouble, explain, said
+from relay.amqp.approval_message import UnusableMessage, parse_message
+from relay.amqp.broker_url import host_port
+from relay.amqp.cancellation import raise_if_cancelled
+from relay.amqp.connection import CLOSE_TIMEOUT, HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.topology import Exchange, Queue, establish, not_seen
 from relay.api import Client, Relay
 from relay.api.auth.rejection_log import Strangers
@@ -60,7 +60,7 @@ def topology(exchange: str, scope: str) -> tuple[Exchange | Queue, ...]:
     )
 
 
-class Approvals:
+class ApprovalConsumer:
     """Consumes this scope's queue for as long as approvals may be taken."""
 
     def __init__(self, settings: AmqpSettings, exchange: str, clients: Sequence[Client], relay: Relay, strangers: Strangers) -> None:
@@ -80,15 +80,15 @@ class Approvals:
         await keep_connected(self._settings.targets, name, self._relay.clock, self._serve, self._tell, heartbeat=heartbeat)
 
     async def _serve(self, connection: Connection) -> NoReturn:
-        async with asyncio.timeout(SETTING_UP):
+        async with asyncio.timeout(SETUP_TIMEOUT):
             self._unseen = not_seen(await establish(connection, self._parts, self._settings.declare))
         rest = LOOK
         while True:
             while (why := await self._closed()) is not None:
-                self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages wait: {why}{self._unseen}")
+                self._log_once(logging.INFO, f"connected to {host_port(connection.url)}; messages wait: {why}{self._unseen}")
                 await self._relay.clock.sleep(LOOK)
                 if connection.lost:
-                    raise Deferred(f"the connection to {place(connection.url)} was lost")
+                    raise Deferred(f"the connection to {host_port(connection.url)} was lost")
             rest = LOOK if await self._consume(connection) else min(rest * 2, LONGEST_REST)
             await self._relay.clock.sleep(rest)
 
@@ -109,7 +109,7 @@ class Approvals:
         channel = await connection.channel(publisher_confirms=False)
         came: asyncio.Queue[DeliveredMessage | str] = asyncio.Queue()
         channel.close_callbacks.add(
-            lambda _, error: came.put_nowait(f"the channel was closed: {explain(error or amqp.ChannelClosed()).reason}")
+            lambda _, error: came.put_nowait(f"the channel was closed: {describe_failure(error or amqp.ChannelClosed()).reason}")
         )
         line = await channel.get_underlay_channel()
         line.on_consumer_cancel_callbacks.add(lambda _: came.put_nowait(f"the queue {self._queue} is there no more"))
@@ -117,11 +117,11 @@ class Approvals:
         try:
             await line.basic_consume(self._queue, came.put, consumer_tag=f"imds-relay {self._relay.origin.relay}")
         except amqp.ChannelNotFoundEntity as error:
-            raise Deferred(f"the broker has no such queue ({said(error)}): make it, or set declare: true") from None
+            raise Deferred(f"the broker has no such queue ({broker_message(error)}): make it, or set declare: true") from None
         except ChannelAccessRefused as error:
-            raise Deferred(f"the broker refused the queue ({said(error)}): grant the user read on it") from None
-        heed_stop()
-        self._log_once(logging.INFO, f"connected to {place(connection.url)}; messages are taken from {self._queue}{self._unseen}")
+            raise Deferred(f"the broker refused the queue ({broker_message(error)}): grant the user read on it") from None
+        raise_if_cancelled()
+        self._log_once(logging.INFO, f"connected to {host_port(connection.url)}; messages are taken from {self._queue}{self._unseen}")
         recorded = True
         while recorded and await self._closed() is None:
             try:
@@ -132,8 +132,8 @@ class Approvals:
             if isinstance(message, str):
                 raise Deferred(message)
             recorded = await self._decide(message)
-            heed_stop()
-        with connection.cut_after(CLOSING):
+            raise_if_cancelled()
+        with connection.cut_after(CLOSE_TIMEOUT):
             await channel.close()
         return recorded
 
@@ -141,8 +141,8 @@ class Approvals:
         """Decide one message; False where the decision cannot be put on disk now, and the message must wait."""
         tag = message.delivery_tag or 0
         try:
-            caller, identity, body = open_letter(message, self._exchange, self._key, self._clients)
-        except UnusableError as error:
+            caller, identity, body = parse_message(message, self._exchange, self._key, self._clients)
+        except UnusableMessage as error:
             self._strangers.sent(message.header.properties.user_id, str(error), self._relay.clock.monotonic())
             await message.channel.basic_reject(tag, requeue=False)
             return True
@@ -159,7 +159,7 @@ class Approvals:
         await message.channel.basic_ack(tag)
         return True
 
-    def _tell(self, trouble: Trouble) -> None:
+    def _tell(self, trouble: ConnectionFailure) -> None:
         self._log_once(logging.WARNING, trouble.reason)
 
     def _log_once(self, level: int, text: str) -> None:

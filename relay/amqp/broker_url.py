@@ -47,7 +47,7 @@ def _check_options(url: URL) -> None:
         raise ValueError("expected certfile with keyfile")
 
 
-def place(url: URL) -> str:
+def host_port(url: URL) -> str:
     """The broker as logs and errors name it: host and port, no user, no password."""
     host = f"[{url.host}]" if ":" in (url.host or "") else url.host
     return f"{host}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"

@@ -19,10 +19,10 @@ import aio_pika
 import aiohappyeyeballs
 from yarl import URL
 
-from relay.amqp.broker_url import FILES, place
-from relay.amqp.cancellation import asked_to_stop, heed_stop
-from relay.amqp.failures import Trouble, explain, together
-from relay.amqp.frames import Frames, Gathered
+from relay.amqp.broker_url import FILES, host_port
+from relay.amqp.cancellation import is_cancelled, raise_if_cancelled
+from relay.amqp.failures import ConnectionFailure, combine, describe_failure
+from relay.amqp.frames import CoalescingWriter, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.egress import guarded_socket
@@ -30,11 +30,11 @@ from relay.tls import client_context, load_certificate
 
 HEARTBEAT = 10
 """Seconds, as both sides agree on it. A peer that is silent for three times that and a bit is given up."""
-SETTING_UP = 10.0
+SETUP_TIMEOUT = 10.0
 """Seconds within which the broker is dialled and greeted, and again within which exchanges and channel are there."""
-CLOSING = 3.0
+CLOSE_TIMEOUT = 3.0
 """Seconds that leaving a connection may take at most."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+MIN_RECONNECT_DELAY, MAX_RECONNECT_DELAY = 0.1, 2.0
 """Seconds before the next attempt to connect; doubled from one to the other, and up to a quarter more by chance."""
 
 
@@ -59,21 +59,21 @@ class Connection(aio_pika.Connection):
         context = await asyncio.to_thread(_context, url) if url.scheme == "amqps" else None
         addresses = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         dialled = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=0.25, socket_factory=guarded_socket)
-        reader = Frames()
+        reader = SanitizingReader()
         transport, protocol = await loop.create_connection(
             lambda: asyncio.StreamReaderProtocol(reader),
             sock=dialled,
             ssl=context,
             server_hostname=url.host if context else None,
-            ssl_shutdown_timeout=CLOSING if context else None,
+            ssl_shutdown_timeout=CLOSE_TIMEOUT if context else None,
         )
-        self._writer = Gathered(transport, protocol, reader)
+        self._writer = CoalescingWriter(transport, protocol, reader)
         return reader, self._writer
 
     async def leave(self) -> None:
-        """Close in order, or without a farewell after `CLOSING` seconds. Raises nothing but a cancellation."""
+        """Close in order, or without a farewell after `CLOSE_TIMEOUT` seconds. Raises nothing but a cancellation."""
         try:
-            with contextlib.suppress(Exception), self.cut_after(CLOSING):  # it is over either way
+            with contextlib.suppress(Exception), self.cut_after(CLOSE_TIMEOUT):  # it is over either way
                 await self.close()
         finally:
             self._cut()
@@ -111,7 +111,7 @@ async def keep_connected(
     name: str,
     clock: Clock,
     serve: Callable[[Connection], Awaitable[NoReturn]],
-    tell: Callable[[Trouble], None],
+    tell: Callable[[ConnectionFailure], None],
     *,
     heartbeat: int = HEARTBEAT,
     chance: Callable[[], float] = random.random,
@@ -122,8 +122,8 @@ async def keep_connected(
     broker's list of connections. ``serve`` uses the connection and raises when it is of no more use; ``tell`` hears why.
     ``chance`` gives numbers in [0, 1).
     """
-    pause, tried, hosts = FIRST_PAUSE, 0, 1
-    troubles: deque[Trouble] = deque()
+    pause, tried, hosts = MIN_RECONNECT_DELAY, 0, 1
+    troubles: deque[ConnectionFailure] = deque()
     while True:
         began = clock.monotonic()
         try:
@@ -132,21 +132,21 @@ async def keep_connected(
             async with connected(found[tried % hosts], name, heartbeat) as connection:
                 await serve(connection)
         except asyncio.CancelledError as error:
-            if asked_to_stop():
+            if is_cancelled():
                 raise
-            trouble = explain(error)
+            trouble = describe_failure(error)
         except Exception as error:  # noqa: BLE001 - whatever it is: told as a sentence, and tried again
-            trouble = explain(error)
-        heed_stop()
-        if clock.monotonic() - began > 2 * SETTING_UP:  # it had been well
-            pause = FIRST_PAUSE
+            trouble = describe_failure(error)
+        raise_if_cancelled()
+        if clock.monotonic() - began > 2 * SETUP_TIMEOUT:  # it had been well
+            pause = MIN_RECONNECT_DELAY
             troubles.clear()
         troubles = deque((*troubles, trouble), maxlen=hosts)
-        tell(together(troubles))
+        tell(combine(troubles))
         tried += 1
         if tried % hosts == 0:
             await clock.sleep(pause * (1 + chance() / 4))
-            pause = min(pause * 2, LONGEST_PAUSE)
+            pause = min(pause * 2, MAX_RECONNECT_DELAY)
 
 
 @contextlib.asynccontextmanager
@@ -155,15 +155,15 @@ async def connected(url: URL, name: str, heartbeat: int = HEARTBEAT) -> AsyncIte
     connection = Connection(url.update_query(heartbeat=heartbeat), name)
     try:
         try:
-            with connection.cut_after(SETTING_UP + 1):
-                async with asyncio.timeout(SETTING_UP):
+            with connection.cut_after(SETUP_TIMEOUT + 1):
+                async with asyncio.timeout(SETUP_TIMEOUT):
                     await connection.connect()
         except (Exception, asyncio.CancelledError) as error:
-            if asked_to_stop():
+            if is_cancelled():
                 raise
-            trouble = explain(error)
-            raise Deferred(f"no connection to {place(url)}: {trouble.reason}", status=trouble.status) from None
-        heed_stop()
+            trouble = describe_failure(error)
+            raise Deferred(f"no connection to {host_port(url)}: {trouble.reason}", status=trouble.status) from None
+        raise_if_cancelled()
         yield connection
     finally:
         await connection.leave()

@@ -12,10 +12,10 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.amqp.broker_url import place
-from relay.amqp.cancellation import asked_to_stop
-from relay.amqp.connection import SETTING_UP, Connection, connected
-from relay.amqp.failures import explain, said
+from relay.amqp.broker_url import host_port
+from relay.amqp.cancellation import is_cancelled
+from relay.amqp.connection import SETUP_TIMEOUT, Connection, connected
+from relay.amqp.failures import broker_message, describe_failure
 from relay.amqp.topology import Declare, Exchange, Queue
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import Deferred
@@ -24,7 +24,7 @@ _NEVER = "never"
 """An expiration that is none: a broker that lets us write refuses the message for it, and keeps it from every queue."""
 
 
-async def examine(
+async def diagnose(
     about: str,
     urls: Sequence[URL],
     parts: Sequence[Exchange | Queue],
@@ -42,8 +42,8 @@ async def examine(
     looked = False
     for url in urls:
         try:
-            async with connected(url, "imds-relay doctor") as connection, asyncio.timeout(SETTING_UP):
-                findings.append(ok(about, f"connected to {place(url)}{' with TLS' if url.scheme == 'amqps' else ''}"))
+            async with connected(url, "imds-relay doctor") as connection, asyncio.timeout(SETUP_TIMEOUT):
+                findings.append(ok(about, f"connected to {host_port(url)}{' with TLS' if url.scheme == 'amqps' else ''}"))
                 if not looked:
                     findings.extend([await _exists(about, connection, part, declare, reads) for part in parts])
                     findings.extend([await _may_write(about, connection, *writes)] if writes is not None else [])
@@ -51,9 +51,9 @@ async def examine(
         except Deferred as error:
             findings.append(failure(about, error.reason, "correct the url, or see that the broker runs and lets this VM through"))
         except (Exception, asyncio.CancelledError) as error:  # aiormq cancels whom nobody cancelled
-            if asked_to_stop():
+            if is_cancelled():
                 raise
-            findings.append(failure(about, f"{place(url)}: {explain(error).reason}", "see the broker's log"))
+            findings.append(failure(about, f"{host_port(url)}: {describe_failure(error).reason}", "see the broker's log"))
     return findings
 
 
@@ -67,8 +67,10 @@ async def _exists(about: str, connection: Connection, part: Exchange | Queue, de
             return failure(about, f"the broker has no {part.title}", "make it, or set declare: true")
         except ChannelAccessRefused as error:
             if declare is True:
-                return failure(about, f"the user has no right on {part.title} ({said(error)})", "grant it configure, write and read on it")
-            unknown = f"whether {part.title} is there is unknown: the user has no right to look ({said(error)})"
+                return failure(
+                    about, f"the user has no right on {part.title} ({broker_message(error)})", "grant it configure, write and read on it"
+                )
+            unknown = f"whether {part.title} is there is unknown: the user has no right to look ({broker_message(error)})"
             # Of the parts the relay itself uses the exchange, for which `_may_write` asks, and this queue.
             is_read = isinstance(part, Queue) and part.name == reads
             return warning(about, unknown, "grant the user read on it") if is_read else ok(about, unknown)
@@ -81,7 +83,7 @@ async def _may_write(about: str, connection: Connection, exchange: str, key: str
         try:
             await wire.basic_publish(b"", exchange=exchange, routing_key=key, properties=Basic.Properties(expiration=_NEVER))
         except ChannelAccessRefused as error:
-            return failure(about, f"the user may not publish ({said(error)})", "grant it write on the exchange, and on the topic")
+            return failure(about, f"the user may not publish ({broker_message(error)})", "grant it write on the exchange, and on the topic")
         except amqp.ChannelPreconditionFailed:
             return ok(about, f"the user may publish to {exchange}")
         except amqp.ChannelNotFoundEntity:

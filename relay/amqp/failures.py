@@ -16,7 +16,7 @@ from relay.tls import explain_refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ConnectionFailure:
     """Why there is no connection, as a sentence without secrets, and what kind of failure that is to the retry plan."""
 
     reason: str
@@ -28,39 +28,41 @@ class Trouble:
         return Deferred(self.reason, failure=self.failure, status=self.status)
 
 
-def together(troubles: Sequence[Trouble]) -> Trouble:
+def combine(troubles: Sequence[ConnectionFailure]) -> ConnectionFailure:
     """The same troubles as one, whatever their order: those of several hosts."""
     reasons, failures = {trouble.reason for trouble in troubles}, {trouble.failure for trouble in troubles}
     failure = troubles[-1].failure if len(failures) == 1 else "transient"
-    return Trouble("; ".join(sorted(reasons)), failure, troubles[-1].status)
+    return ConnectionFailure("; ".join(sorted(reasons)), failure, troubles[-1].status)
 
 
-def said(error: BaseException) -> str:
+def broker_message(error: BaseException) -> str:
     """What the broker said, or the library, without the words that the library puts around it."""
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
-def explain(error: BaseException) -> Trouble:
+def describe_failure(error: BaseException) -> ConnectionFailure:
     """Say why a connection or channel could not be had, or ended."""
     match error:
         case Deferred():
-            return Trouble(error.reason, error.failure, error.status)
+            return ConnectionFailure(error.reason, error.failure, error.status)
         case asyncio.CancelledError():
-            return Trouble("nothing was heard from the broker for three heartbeats")
+            return ConnectionFailure("nothing was heard from the broker for three heartbeats")
         case TimeoutError():
-            return Trouble("the broker did not answer in time")
+            return ConnectionFailure("the broker did not answer in time")
         case amqp.ProbableAuthenticationError():
-            return Trouble(f"the broker refused user, password or certificate ({said(error)}): correct the url", status=403)
+            return ConnectionFailure(
+                f"the broker refused user, password or certificate ({broker_message(error)}): correct the url", status=403
+            )
         case amqp.AuthenticationError(args=(offered, _)):
             remedy = "correct auth in the url, or for auth=external enable rabbitmq_auth_mechanism_ssl"
-            return Trouble(f"the broker takes {offered} alone: {remedy}", status=403)
-        case amqp.InvalidFrameError() if "Connection.Close" in said(error):  # aiormq keeps the broker's own words to itself
+            return ConnectionFailure(f"the broker takes {offered} alone: {remedy}", status=403)
+        case amqp.InvalidFrameError() if "Connection.Close" in broker_message(error):  # aiormq keeps the broker's own words to itself
             remedy = "see that it exists, that the user has rights in it, and that no limit of connections is reached"
-            return Trouble(f"the broker did not open the virtual host: {remedy}", status=530)
+            return ConnectionFailure(f"the broker did not open the virtual host: {remedy}", status=530)
         case OSError() if not isinstance(error, amqp.AMQPError):
-            return Trouble(_of_system(error))
+            return ConnectionFailure(_of_system(error))
         case _:
-            return Trouble(said(error))
+            return ConnectionFailure(broker_message(error))
 
 
 def _of_system(error: OSError) -> str:
@@ -71,9 +73,9 @@ def _of_system(error: OSError) -> str:
             why, remedy = explain_refusal(error, "cafile in the url, or install it on this machine")
             return f"the broker's certificate is not one that we trust ({why}): {remedy}"
         case ssl.SSLError():
-            return f"no TLS with the broker: {error.reason or said(error)}"
-        case OSError(errno=int(number)) if "Connect call failed" in said(error):  # asyncio's words, which hide the system's
+            return f"no TLS with the broker: {error.reason or broker_message(error)}"
+        case OSError(errno=int(number)) if "Connect call failed" in broker_message(error):  # asyncio's words, which hide the system's
             return os.strerror(number)
         case OSError(filename=str(file)):
             return f"{file}: {error.strerror}"
-    return said(error)
+    return broker_message(error)

@@ -13,7 +13,7 @@ import struct
 import pamqp.frame
 from typing_extensions import override  # in typing from Python 3.12
 
-LARGEST = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024
 """Bytes of a message's body that are read. Of a larger one nothing is: it arrives without a body."""
 _HEAD = struct.Struct(">BHI")  # type, channel, bytes of the payload
 _CONTENT = struct.Struct(">HHQ")  # class, weight, bytes of the body; flags and properties follow
@@ -21,7 +21,7 @@ _HEADER, _BODY = 2, 3
 _END = b"\xce"
 
 
-class Frames(asyncio.StreamReader):
+class SanitizingReader(asyncio.StreamReader):
     """A stream from the broker, read frame by frame. A header that cannot be decoded arrives without properties."""
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class Frames(asyncio.StreamReader):
                 self._left_out[channel] -= size
                 continue
             if kind == _HEADER:
-                payload, self._left_out[channel] = harmless(payload)
+                payload, self._left_out[channel] = strip_properties(payload)
             return _HEAD.pack(kind, channel, len(payload)) + payload + _END
 
 
-class Gathered(asyncio.StreamWriter):
+class CoalescingWriter(asyncio.StreamWriter):
     """A stream to the broker. What is written in one turn of the loop goes out in one piece, as aiormq writes each message alone."""
 
     def __init__(self, transport: asyncio.WriteTransport, protocol: asyncio.StreamReaderProtocol, reader: asyncio.StreamReader) -> None:
@@ -91,7 +91,7 @@ class Gathered(asyncio.StreamWriter):
             super().write(b"".join(written))
 
 
-def harmless(header: bytes) -> tuple[bytes, int]:
+def strip_properties(header: bytes) -> tuple[bytes, int]:
     """The payload of a header frame as it may be handed on, and how many bytes of the body behind it are to be left out."""
     class_id, weight, size = _CONTENT.unpack_from(header)
     properties = header[_CONTENT.size :]
@@ -99,5 +99,5 @@ def harmless(header: bytes) -> tuple[bytes, int]:
         pamqp.frame.unmarshal(_HEAD.pack(_HEADER, 1, len(header)) + header + _END)
     except Exception:  # noqa: BLE001  # whatever a crafted property makes the decoder raise
         properties = bytes(2)
-    left_out = size if size > LARGEST else 0
+    left_out = size if size > MAX_BODY_BYTES else 0
     return _CONTENT.pack(class_id, weight, size - left_out) + properties, left_out

@@ -10,8 +10,8 @@ import aio_pika
 from aio_pika import exceptions as amqp
 from aiormq.exceptions import ChannelAccessRefused
 
-from relay.amqp.cancellation import heed_stop
-from relay.amqp.failures import said
+from relay.amqp.cancellation import raise_if_cancelled
+from relay.amqp.failures import broker_message
 from relay.errors import Deferred
 
 Declare = Literal[True, False, "passive"]
@@ -78,13 +78,15 @@ async def establish(
             except ChannelAccessRefused as error:
                 if declare is True:
                     remedy = "grant the user configure, read and write on it, or have it made by somebody else and set declare: passive"
-                    reason = f"the broker refused to make {part.title} ({said(error)}): {remedy}"
+                    reason = f"the broker refused to make {part.title} ({broker_message(error)}): {remedy}"
                     raise Deferred(reason, failure="slow", status=403) from None
                 unseen.append(part)
             except amqp.ChannelPreconditionFailed as error:
                 remedy = "delete it so that it is made anew, or set declare: passive to use it as it is"
-                raise Deferred(f"{part.title} exists and is another than this relay makes ({said(error)}): {remedy}", status=406) from None
-        heed_stop()
+                raise Deferred(
+                    f"{part.title} exists and is another than this relay makes ({broker_message(error)}): {remedy}", status=406
+                ) from None
+        raise_if_cancelled()
     if missing:
         remedy = "make what is missing, or set declare: true, or declare: false to go without"
         raise Deferred(f"the broker has no {', no '.join(missing)}: {remedy}", failure="slow", status=404)

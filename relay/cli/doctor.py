@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.amqp import approval_consumer as approvals_over_amqp
-from relay.amqp.diagnostics import examine as examine_broker
+from relay.amqp.diagnostics import diagnose as examine_broker
 from relay.api.diagnostics import examine as examine_api
 from relay.cli._exit_codes import DONE, FAILED
 from relay.cli._output import counted, show, show_json, show_table, tell

@@ -19,11 +19,11 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from pydantic import Field
 
-from relay.amqp.broker_url import place
-from relay.amqp.cancellation import heed_stop
-from relay.amqp.connection import HEARTBEAT, SETTING_UP, Connection, keep_connected
-from relay.amqp.diagnostics import examine as examine_broker
-from relay.amqp.failures import Trouble, explain, said
+from relay.amqp.broker_url import host_port
+from relay.amqp.cancellation import raise_if_cancelled
+from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.diagnostics import diagnose as examine_broker
+from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.settings import BrokerSection
 from relay.amqp.topology import Declare, Exchange, Queue, establish, not_seen
 from relay.clock import Clock
@@ -87,11 +87,11 @@ def topology(exchange: str) -> tuple[Exchange | Queue, ...]:
     )
 
 
-Answer = aiormq.abc.ConfirmationFrameType | BaseException | None
+PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 """What came of a publish: what aiormq returned, or raised."""
 
 
-def judge(answer: Answer, key: str, size: int, *, made_by_us: bool) -> Receipt:
+def interpret_publish_result(answer: PublishResult, key: str, size: int, *, made_by_us: bool) -> Receipt:
     """Say what the answer to a publish means for the message with this routing key and size in bytes. Pure.
 
     A message that the broker takes offence at closes the channel, and every neighbour in flight gets the same error: only
@@ -106,29 +106,29 @@ def judge(answer: Answer, key: str, size: int, *, made_by_us: bool) -> Receipt:
         case amqp.DeliveryError():
             raise Deferred("the broker answered with a nack: a queue is full and rejects, or the message could not be stored")
         case amqp.ChannelNotFoundEntity() if not made_by_us:
-            reason = f"the broker has no such exchange ({said(answer)}): make it, or set declare: true"
+            reason = f"the broker has no such exchange ({broker_message(answer)}): make it, or set declare: true"
             raise Deferred(reason, failure="slow", status=404)
-        case ChannelAccessRefused() if "topic '" not in said(answer) or f"topic '{key}'" in said(answer):
-            reason = f"the broker refused the message ({said(answer)}): grant the user write on the exchange, and on the topic"
+        case ChannelAccessRefused() if "topic '" not in broker_message(answer) or f"topic '{key}'" in broker_message(answer):
+            reason = f"the broker refused the message ({broker_message(answer)}): grant the user write on the exchange, and on the topic"
             raise Deferred(reason, failure="slow", status=403)
-        case amqp.ChannelPreconditionFailed() if f"message size {size} " in said(answer):
-            raise Rejected(f"the broker takes no message of this size ({said(answer)})", status=406)
+        case amqp.ChannelPreconditionFailed() if f"message size {size} " in broker_message(answer):
+            raise Rejected(f"the broker takes no message of this size ({broker_message(answer)})", status=406)
         case TypeError() | ValueError():
             raise answer
         case amqp.ChannelInvalidStateError():
             raise Deferred("the channel to the broker closed before the message was sent")
         case BaseException():
-            reason = f"the channel closed before the broker confirmed: {explain(answer).reason}"
+            reason = f"the channel closed before the broker confirmed: {describe_failure(answer).reason}"
             raise Deferred(f"{reason}. The message may be stored, and is sent again with the same id")
         case _:
             raise Deferred(f"expected the broker to confirm, got {type(answer).__name__}")
 
 
-class Line:
+class PublishChannel:
     """An open channel, and what lives and dies with it."""
 
     def __init__(self, connection: Connection, channel: AbstractChannel, wire: aiormq.Channel, exchange: str) -> None:
-        self.unconfirmed: dict[str, asyncio.Task[Answer]] = {}
+        self.unconfirmed: dict[str, asyncio.Task[PublishResult]] = {}
         """Publishes under way, by message id. One outlives the delivery that stopped waiting: see `RabbitMQ.deliver`."""
         self.why: BaseException | None = None
         """What closed the channel."""
@@ -151,7 +151,7 @@ class Line:
         if self._connection.transport is not None:
             await self._connection.transport.ready()
 
-    async def publish(self, event: CloudEvent, key: str) -> Answer:
+    async def publish(self, event: CloudEvent, key: str) -> PublishResult:
         """Send, and wait until the broker has answered or the channel is closed. Returns what would be raised.
 
         Ends as cancelled when aiormq's watchdog gives the connection up, though nobody cancelled it.
@@ -161,7 +161,7 @@ class Line:
             return await self._wire.basic_publish(
                 event.body, exchange=self._exchange, routing_key=key, properties=build(event), mandatory=True, wait=False
             )
-        except Exception as error:  # noqa: BLE001 - aiormq hands on whatever closed the connection; `judge` looks at it
+        except Exception as error:  # noqa: BLE001 - aiormq hands on whatever closed the connection; `interpret_publish_result` looks at it
             return error
 
     async def closed(self) -> None:
@@ -184,9 +184,9 @@ class RabbitMQ:
     def __init__(self, settings: Settings, publishes: asyncio.TaskGroup) -> None:
         self._settings = settings
         self._publishes = publishes
-        self._line: Line | None = None
+        self._line: PublishChannel | None = None
         self._there = asyncio.Event()
-        self._trouble = Trouble("the connection to the broker is being made")
+        self._trouble = ConnectionFailure("the connection to the broker is being made")
         self._logged = ""
         self._unrouted: set[str] = set()
 
@@ -213,18 +213,18 @@ class RabbitMQ:
                 raise Deferred(f"{late} confirm. The message may be stored, and is sent again with the same id") from None
             raise Deferred(f"{late} let anybody publish: see its memory and disk alarms. Nothing was sent") from None
         answer = line.why or asyncio.CancelledError() if publish.cancelled() else publish.result()
-        receipt = judge(answer, key, len(event.body), made_by_us=self._settings.declare is True)
+        receipt = interpret_publish_result(answer, key, len(event.body), made_by_us=self._settings.declare is True)
         if receipt.status is not None and key not in self._unrouted:
             self._unrouted.add(key)
             _log.warning("%s: no queue is bound for %s: the message went nowhere", self._settings.name, key)
         return receipt
 
-    def _publish(self, line: Line, event: CloudEvent, key: str) -> asyncio.Task[Answer]:
+    def _publish(self, line: PublishChannel, event: CloudEvent, key: str) -> asyncio.Task[PublishResult]:
         publish = line.unconfirmed[event.id] = self._publishes.create_task(line.publish(event, key))
         publish.add_done_callback(lambda _: line.unconfirmed.pop(event.id))
         return publish
 
-    async def _open_line(self) -> Line:
+    async def _open_line(self) -> PublishChannel:
         if self._line is not None and self._line.gone:
             self._hang_up()
         if self._line is None and self._trouble.failure == "transient":
@@ -238,19 +238,19 @@ class RabbitMQ:
     def _hang_up(self) -> None:
         self._line = None
         self._there.clear()
-        self._trouble = Trouble("the channel to the broker is being opened again")
+        self._trouble = ConnectionFailure("the channel to the broker is being opened again")
 
     async def serve(self, connection: Connection) -> NoReturn:
         """Keep a publishing channel open on the connection. Raises when the connection is of no more use."""
-        where = place(connection.url)
+        where = host_port(connection.url)
         while True:
-            async with asyncio.timeout(SETTING_UP):
+            async with asyncio.timeout(SETUP_TIMEOUT):
                 unseen = await establish(connection, topology(self._settings.exchange), self._settings.declare)
                 channel = connection.channel(on_return_raises=True)
                 await channel.initialize()
                 wire = cast("aiormq.Channel", await channel.get_underlay_channel())
-            heed_stop()
-            line = self._line = Line(connection, channel, wire, self._settings.exchange)
+            raise_if_cancelled()
+            line = self._line = PublishChannel(connection, channel, wire, self._settings.exchange)
             self._there.set()
             self._log_once(logging.INFO, f"connected to {where}{not_seen(unseen)}")
             try:
@@ -259,9 +259,9 @@ class RabbitMQ:
                 self._hang_up()
                 asyncio.get_running_loop().call_soon(line.end)  # once those have run that got an answer
             if not isinstance(line.why, amqp.ChannelClosed) and line.why is not None:
-                raise Deferred(f"the connection to {where} was lost: {explain(line.why).reason}")
+                raise Deferred(f"the connection to {where} was lost: {describe_failure(line.why).reason}")
 
-    def tell(self, trouble: Trouble) -> None:
+    def tell(self, trouble: ConnectionFailure) -> None:
         """Hear why there is no connection."""
         self._trouble = trouble
         self._log_once(logging.WARNING, trouble.reason)
@@ -288,7 +288,7 @@ async def connect(
             keeper.cancel()
 
 
-async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
+async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether the broker is reached, has what is needed, and lets us publish. No message gets anywhere."""
     parts = topology(settings.exchange)[0 if settings.declare else -1 :]
     writes = (settings.exchange, f"event.scheduled.none.{scope}")

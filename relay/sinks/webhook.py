@@ -260,7 +260,7 @@ async def connect(settings: Settings, clock: Clock) -> AsyncIterator[Webhook]:
         yield Webhook(settings, clock, session)
 
 
-async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
+async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether the receiver, or the proxy before it, is reached. Nothing is posted."""
     about, way = f"sink {settings.name}", settings.way()
     tls = make_context(settings.tls) if settings.tls is not None else None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.amqp.approval_message import UnusableError, open_letter
-from relay.amqp.frames import LARGEST
+from relay.amqp.approval_message import UnusableMessage, parse_message
+from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
@@ -33,13 +33,13 @@ def letter(body: bytes | None = None, exchange: str = EXCHANGE, key: str = KEY, 
 
 def why(message: DeliveredMessage) -> str:
     """Why it cannot be used."""
-    with pytest.raises(UnusableError) as refused:
-        open_letter(message, EXCHANGE, KEY, CLIENTS)
+    with pytest.raises(UnusableMessage) as refused:
+        parse_message(message, EXCHANGE, KEY, CLIENTS)
     return str(refused.value)
 
 
 def test_a_good_letter_is_its_clients_decision() -> None:
-    caller, identity, body = open_letter(letter(), EXCHANGE, KEY, CLIENTS)
+    caller, identity, body = parse_message(letter(), EXCHANGE, KEY, CLIENTS)
     assert (caller.principal, caller.channel, identity) == ("client:db-drain", "amqp", "m")
     assert (body.eventId, body.decision, body.revision) == ("C7061BAC", "approve", "9f2c")
 
@@ -115,7 +115,7 @@ _WRONG = [
 )
 def test_a_body_that_is_no_decision_is_unusable(body: bytes) -> None:
     """Of wrong types nothing is made right: "1" is no 1, and one more field may be a misspelt one."""
-    assert why(letter(body)).startswith(("its body is no decision: ", f"it has no body, or one of more than {LARGEST} bytes"))
+    assert why(letter(body)).startswith(("its body is no decision: ", f"it has no body, or one of more than {MAX_BODY_BYTES} bytes"))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_body_that_is_no_decision_is_unusable(body: bytes) -> None:
 )
 def test_nothing_else_of_a_letter_counts(properties: dict[str, Any]) -> None:
     """The body says what it is by being one; what anybody can write beside it is not asked for, nor believed."""
-    caller, identity, body = open_letter(letter(**properties), EXCHANGE, KEY, CLIENTS)
+    caller, identity, body = parse_message(letter(**properties), EXCHANGE, KEY, CLIENTS)
     assert (caller.principal, identity, body.eventId) == ("client:db-drain", "m", "C7061BAC")
 
 
@@ -146,8 +146,8 @@ _FIELDS = st.dictionaries(st.sampled_from([*WISH, "reason", "scope", "specversio
 def test_any_letter_is_a_decision_or_unusable(body: bytes, message_id: str | None, user_id: str | None) -> None:
     """Nothing else is raised: an error of our own would bury it as one of ours."""
     message = letter(body, message_id=message_id, user_id=user_id)
-    with contextlib.suppress(UnusableError):
-        caller, identity, decision = open_letter(message, EXCHANGE, KEY, CLIENTS)
+    with contextlib.suppress(UnusableMessage):
+        caller, identity, decision = parse_message(message, EXCHANGE, KEY, CLIENTS)
         assert (caller.principal, identity, user_id) == ("client:db-drain", message_id, "drain")
         assert decision.decision in {"approve", "hold", "release"}
 

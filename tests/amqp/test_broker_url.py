@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from yarl import URL
 
-from relay.amqp.broker_url import parse_urls, place
+from relay.amqp.broker_url import host_port, parse_urls
 from relay.amqp.settings import BrokerSection
 
 EXTERNAL = "?auth=external&cafile=/ca.pem&certfile=/relay.pem&keyfile=/key.pem"
@@ -30,7 +30,7 @@ EXTERNAL = "?auth=external&cafile=/ca.pem&certfile=/relay.pem&keyfile=/key.pem"
 def test_a_url_names_one_broker_or_several(text: str, places: list[str]) -> None:
     """Of several hosts, each has the same user, virtual host and files."""
     urls = parse_urls(text)
-    assert [place(url) for url in urls] == places
+    assert [host_port(url) for url in urls] == places
     assert len({(url.scheme, url.user, url.password, url.path, url.query_string) for url in urls}) == 1
 
 
@@ -104,7 +104,7 @@ def test_any_text_is_a_url_or_refused(text: str) -> None:
     ],
 )
 def test_a_broker_is_named_by_host_and_port_alone(url: str, name: str) -> None:
-    assert place(URL(url)) == name
+    assert host_port(URL(url)) == name
 
 
 def test_a_url_in_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:

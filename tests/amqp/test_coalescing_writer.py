@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.amqp.frames import Frames, Gathered
+from relay.amqp.frames import CoalescingWriter, SanitizingReader
 
 
 class Wire(asyncio.WriteTransport):
@@ -47,15 +47,15 @@ async def wire() -> Wire:
 
 
 @pytest.fixture
-async def stream(wire: Wire) -> AsyncIterator[Gathered]:
+async def stream(wire: Wire) -> AsyncIterator[CoalescingWriter]:
     """What writes there."""
-    reader = Frames()
-    stream = Gathered(wire, asyncio.StreamReaderProtocol(reader), reader)
+    reader = SanitizingReader()
+    stream = CoalescingWriter(wire, asyncio.StreamReaderProtocol(reader), reader)
     yield stream
     stream.close()
 
 
-async def test_what_is_written_in_one_turn_of_the_loop_goes_out_in_one_piece(stream: Gathered, wire: Wire) -> None:
+async def test_what_is_written_in_one_turn_of_the_loop_goes_out_in_one_piece(stream: CoalescingWriter, wire: Wire) -> None:
     for turn in range(2):
         stream.write(b"a%d" % turn)
         stream.write(bytearray(b"b"))
@@ -64,14 +64,14 @@ async def test_what_is_written_in_one_turn_of_the_loop_goes_out_in_one_piece(str
     assert wire.pieces == [b"a0b", b"a1b"]
 
 
-async def test_who_waits_for_the_stream_to_take_it_has_it_written_before(stream: Gathered, wire: Wire) -> None:
+async def test_who_waits_for_the_stream_to_take_it_has_it_written_before(stream: CoalescingWriter, wire: Wire) -> None:
     stream.write(b"greeting")
     await stream.drain()
     assert wire.pieces == [b"greeting"]
 
 
-@pytest.mark.parametrize("end", [Gathered.close, Gathered.write_eof])
-async def test_a_farewell_goes_out_before_the_stream_ends(stream: Gathered, wire: Wire, end: object) -> None:
+@pytest.mark.parametrize("end", [CoalescingWriter.close, CoalescingWriter.write_eof])
+async def test_a_farewell_goes_out_before_the_stream_ends(stream: CoalescingWriter, wire: Wire, end: object) -> None:
     stream.write(b"farewell")
     assert callable(end)
     end(stream)

@@ -15,10 +15,10 @@ from typing_extensions import override
 from yarl import URL
 
 from relay.amqp import connection
-from relay.amqp.broker_url import parse_urls, place
-from relay.amqp.cancellation import heed_stop
+from relay.amqp.broker_url import host_port, parse_urls
+from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import Connection, keep_connected
-from relay.amqp.failures import Trouble, explain
+from relay.amqp.failures import ConnectionFailure, describe_failure
 from relay.amqp.topology import Exchange, establish
 from relay.clock import SystemClock
 from relay.errors import Deferred
@@ -49,12 +49,12 @@ async def _unused(_: Connection) -> NoReturn:
 
 
 async def _arrived(there: Connection) -> NoReturn:
-    raise Deferred(f"arrived at {place(there.url)}")
+    raise Deferred(f"arrived at {host_port(there.url)}")
 
 
 async def told(urls: Sequence[URL], attempts: int = 1) -> list[str]:
     """What is told of so many pauses between attempts to connect."""
-    troubles: list[Trouble] = []
+    troubles: list[ConnectionFailure] = []
     with pytest.raises(Stop):
         await keep_connected(lambda: urls, "test", CountingClock(attempts), _arrived, troubles.append)
     return [trouble.reason for trouble in troubles]
@@ -105,7 +105,7 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(
 
     See docs/protocol.md#a-library-cancels-publishers.
     """
-    troubles: list[Trouble] = []
+    troubles: list[ConnectionFailure] = []
 
     async def struck(_: Connection) -> NoReturn:
         raise asyncio.CancelledError
@@ -118,7 +118,7 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(
 
 async def test_a_url_that_becomes_unusable_is_told_and_read_again(broker: Reachable) -> None:
     found = iter((ValueError("expected a URL"), broker.amqp_url()))
-    troubles: list[Trouble] = []
+    troubles: list[ConnectionFailure] = []
 
     def urls() -> Sequence[URL]:
         one = next(found)
@@ -137,7 +137,7 @@ async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
 
     async def serve(there: Connection) -> NoReturn:
         await establish(there, (Exchange("amq.topic", "topic"),) * 4, "passive")
-        heed_stop()
+        raise_if_cancelled()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -188,7 +188,7 @@ async def test_a_host_that_goes_is_left_for_the_next_within_seconds(own_broker: 
     used: asyncio.Queue[str] = asyncio.Queue()
 
     async def serve(there: Connection) -> NoReturn:
-        used.put_nowait(place(there.url))
+        used.put_nowait(host_port(there.url))
         while not there.lost:  # noqa: ASYNC110  # there is no event
             await asyncio.sleep(0.01)
         raise Deferred("it was lost")
@@ -197,7 +197,7 @@ async def test_a_host_that_goes_is_left_for_the_next_within_seconds(own_broker: 
     assert await used.get() == f"127.0.0.1:{own_broker.port}"
     await asyncio.to_thread(own_broker.kill)
     async with asyncio.timeout(20):
-        assert await used.get() == place(other)
+        assert await used.get() == host_port(other)
     keeping.cancel()
     await asyncio.wait({keeping})
 
@@ -253,8 +253,8 @@ async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> Non
     with pytest.raises(Exception, match="PLAIN") as refused:
         await there.connect()
     await there.leave()
-    assert "the broker takes PLAIN" in explain(refused.value).reason
-    assert "rabbitmq_auth_mechanism_ssl" in explain(refused.value).reason
+    assert "the broker takes PLAIN" in describe_failure(refused.value).reason
+    assert "rabbitmq_auth_mechanism_ssl" in describe_failure(refused.value).reason
 
 
 async def test_tls_with_a_listener_that_has_none_is_told_as_that(own_broker: Broker) -> None:

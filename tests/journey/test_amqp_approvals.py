@@ -14,7 +14,7 @@ import pytest_asyncio
 from pamqp.common import Arguments
 
 from relay.amqp.approval_consumer import PREFETCH
-from relay.amqp.frames import LARGEST
+from relay.amqp.frames import MAX_BODY_BYTES
 from relay.simulator import Event
 from tests.journey.bus import SCOPE, Stage, define_users, stage
 from tests.journey.relay_process import eventually, name_of
@@ -94,7 +94,7 @@ _NESTED: bytes = functools.reduce(lambda inner, _: b"\x01nF" + table(inner), ran
         (b'{"eventId": "x", "decision": "approve"}', {}),
         (b'{"specversion": "1.0", "id": "1", "type": "t", "source": "s"}', {}),
         (b'{"eventId": "x", "decision": "deny", "revision": "r"}', {}),
-        (b" " * (LARGEST + 1), {}),
+        (b" " * (MAX_BODY_BYTES + 1), {}),
         (b"\x1f\x8b\x08\x00", {"content_encoding": "gzip"}),
     ],
     ids=[

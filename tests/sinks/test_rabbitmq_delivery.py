@@ -8,7 +8,7 @@ import aio_pika
 import pytest
 from cloudevents.core.bindings import rabbitmq as oracle
 
-from relay.amqp.frames import LARGEST
+from relay.amqp.frames import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
 from relay.sinks import rabbitmq
 from tests.builders import EVENT_ID, cloudevent
@@ -104,7 +104,7 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
         first = await delivered(bus, cloudevent())
         second = await bus.deliver(cloudevent(data={"n": 2}))
         other = await bus.deliver(cloudevent(eventtype="Reboot"))
-        large = await bus.deliver(cloudevent(data={"description": "x" * 2 * LARGEST}))  # comes back in several frames
+        large = await bus.deliver(cloudevent(data={"description": "x" * 2 * MAX_BODY_BYTES}))  # comes back in several frames
     assert [receipt.status for receipt in (first, second, other, large)] == [312, 312, 312, 312]
     assert first.response == f"NO_ROUTE: no queue is bound for {KEY}"
     warned = [record.getMessage() for record in caplog.records if "no queue is bound" in record.getMessage()]

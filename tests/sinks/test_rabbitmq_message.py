@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
 from relay.events.cloudevent import CloudEvent
-from relay.sinks.rabbitmq import LONGEST_TEXT, Answer, build, judge, routing_key
+from relay.sinks.rabbitmq import LONGEST_TEXT, PublishResult, build, interpret_publish_result, routing_key
 from tests.builders import EVENT_ID, cloudevent
 from tests.sinks.rabbitmq_consumer import settings
 
@@ -187,11 +187,11 @@ TOPIC = f"ACCESS_REFUSED - access to topic '{KEY}' in exchange 'x' in vhost '/' 
 
 
 def test_a_confirm_is_delivered() -> None:
-    assert judge(Basic.Ack(), KEY, 10, made_by_us=True).status is None
+    assert interpret_publish_result(Basic.Ack(), KEY, 10, made_by_us=True).status is None
 
 
 def test_a_return_is_delivered_and_told() -> None:
-    receipt = judge(_returned(), KEY, 10, made_by_us=True)
+    receipt = interpret_publish_result(_returned(), KEY, 10, made_by_us=True)
     assert (receipt.status, receipt.response) == (312, f"NO_ROUTE: no queue is bound for {KEY}")
 
 
@@ -221,11 +221,11 @@ def test_a_return_is_delivered_and_told() -> None:
     ],
 )
 def test_an_answer_that_is_no_confirm_says_what_to_do_next(
-    answer: Answer, made_by_us: bool, kind: type[DeliveryError], failure: Failure | None, status: int | None, word: str
+    answer: PublishResult, made_by_us: bool, kind: type[DeliveryError], failure: Failure | None, status: int | None, word: str
 ) -> None:
     """A neighbour of the message that closed the channel (another topic, another size) is only tried again."""
     with pytest.raises(kind) as raised:
-        judge(answer, KEY, 10, made_by_us=made_by_us)
+        interpret_publish_result(answer, KEY, 10, made_by_us=made_by_us)
     assert word in raised.value.reason
     assert raised.value.status == status
     assert getattr(raised.value, "failure", None) == failure
@@ -233,4 +233,4 @@ def test_an_answer_that_is_no_confirm_says_what_to_do_next(
 
 def test_an_error_in_our_own_code_is_not_taken_for_the_brokers() -> None:
     with pytest.raises(TypeError, match="ours"):
-        judge(TypeError("ours"), KEY, 10, made_by_us=True)
+        interpret_publish_result(TypeError("ours"), KEY, 10, made_by_us=True)
