@@ -15,7 +15,7 @@ from relay.amqp.approval_consumer import ApprovalConsumer
 from relay.api import Relay
 from relay.api.server.http_server import Server
 from relay.approvals.gate import Gate
-from relay.approvals.service import Ledger
+from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings
 from relay.chat.board import Board
 from relay.clock import Clock, SystemClock
@@ -94,7 +94,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
             _log.warning("the state file is bound to a VM, and which VM this is is not known: approvals are off")
         say = _sayer(store, origin, clock)
         store.listeners.failing.append(lambda reason: _on_store(reason, say))
-        ledger = Ledger(config.approvals, origin, store.trusted, speaks=config.api.speaks)
+        ledger = ApprovalService(config.approvals, origin, store.trusted, client_resources=config.api.speaks)
         board = Board(store, ledger, clock, config.api.public_url)
         sinks = {settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board))) for settings in config.sinks}
         dispatcher = Dispatcher(sinks, store, clock, say)
@@ -134,7 +134,7 @@ async def _tasks(
         finally:
             for task in source:
                 task.cancel()
-            await gate.quiet(DRAIN / 2)
+            await gate.wait_until_idle(DRAIN / 2)
             approvals.cancel()
             if poller.last_read is not None:
                 moment = poller.last_read
@@ -151,7 +151,7 @@ async def _source_and_gate(
     config: Config,
     client: ImdsClient,
     store: Store,
-    ledger: Ledger,
+    ledger: ApprovalService,
     clock: Clock,
     *,
     names: frozenset[str] | None,

@@ -10,7 +10,7 @@ from aiormq.abc import DeliveredMessage
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
 from relay.api.auth.authentication import caller_of
-from relay.approvals.request import Body, Caller, MalformedError, WrongFieldError, body_of, read_json
+from relay.approvals.request import Caller, DecisionBody, InvalidField, MalformedBody, read_json, validate_body
 
 _TOLD = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # what CloudEvents allow in the causationid
 
@@ -19,7 +19,7 @@ class UnusableMessage(Exception):
     """A message that no client's decision can be made of. The text says why, and may quote what was sent."""
 
 
-def parse_message(message: DeliveredMessage, exchange: str, key: str, clients: Sequence[Client]) -> tuple[Caller, str, Body]:
+def parse_message(message: DeliveredMessage, exchange: str, key: str, clients: Sequence[Client]) -> tuple[Caller, str, DecisionBody]:
     """Whose decision a message is, the id that makes a repeat known, and the decision. Raises UnusableError.
 
     ``exchange`` and ``key`` are where it must have been published to. RabbitMQ 3.10 checks no topic permission for the
@@ -57,7 +57,7 @@ def parse_message_id(message_id: str | None) -> str:
     return message_id
 
 
-def parse_body(raw: bytes) -> Body:
+def parse_body(raw: bytes) -> DecisionBody:
     """The decision in a message, bare or as the ``data`` of a CloudEvent. Raises UnusableError."""
     if not raw:
         raise UnusableMessage(f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
@@ -65,6 +65,6 @@ def parse_body(raw: bytes) -> Body:
         fields = read_json(raw)
         if isinstance(fields, dict) and "specversion" in fields and "data" in fields:
             fields = fields["data"]
-        return body_of(fields)
-    except (MalformedError, WrongFieldError) as error:
+        return validate_body(fields)
+    except (MalformedBody, InvalidField) as error:
         raise UnusableMessage(f"its body is no decision: {error}") from None

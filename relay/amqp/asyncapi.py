@@ -7,7 +7,7 @@ from typing import Any
 from relay import __version__
 from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.topology import Exchange, Queue
-from relay.approvals.request import Body
+from relay.approvals.request import DecisionBody
 from relay.events.catalog import CATALOG, EventDefinition, event_schema
 from relay.events.cloudevent import CONTENT_TYPE
 from relay.sinks.rabbitmq import LONGEST_TEXT
@@ -157,4 +157,8 @@ def _decisions() -> dict[str, Any]:
 
 
 def _decision() -> dict[str, Any]:
-    return {**Body.model_json_schema(), "title": "Decision", "description": "What is wanted of which event, in which of its states."}
+    return {
+        **DecisionBody.model_json_schema(),
+        "title": "Decision",
+        "description": "What is wanted of which event, in which of its states.",
+    }

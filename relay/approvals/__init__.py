@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 
 from relay.amqp.settings import BrokerSection
 from relay.amqp.topology import Declare
-from relay.approvals.rules import Conditions, Lifetime, Member, Principal, Rule, Span, Votes, person_of, voters
+from relay.approvals.rules import Lifetime, Member, Principal, Quorum, Rule, RuleConditions, Span, eligible_voters, person_for
 from relay.settings import Section
 
-__all__ = ["AmqpSettings", "ApprovalsSettings", "Rule", "StartRequestPort", "Votes", "voters"]
+__all__ = ["AmqpSettings", "ApprovalsSettings", "Quorum", "Rule", "StartRequestPort", "eligible_voters"]
 
 
 class AmqpSettings(BrokerSection):
@@ -64,20 +64,20 @@ class ApprovalsSettings(Section):
         for number, rule in enumerate(self.rules):
             if names.count(rule.name) > 1:
                 raise ValueError(f"rules: expected names that differ, {rule.name} comes twice")
-            if any(earlier.match == Conditions() for earlier in self.rules[:number]):
+            if any(earlier.match == RuleConditions() for earlier in self.rules[:number]):
                 raise ValueError(f"rules.{rule.name}: it can never decide, since a rule before it matches every event; put that one last")
-            if isinstance(rule.approve, Votes):
+            if isinstance(rule.approve, Quorum):
                 self._can_be_met(rule.name, rule.approve)
         return self
 
-    def _can_be_met(self, name: str, approve: Votes) -> None:
+    def _can_be_met(self, name: str, approve: Quorum) -> None:
         for one in approve.from_:
             kind, _, named = one.partition(":")
             if kind == "group" and named not in self.groups:
                 raise ValueError(f"rules.{name}.approve.from: expected a group of approvals.groups, {one} is none")
             if kind == "person" and named not in self.people:
                 raise ValueError(f"rules.{name}.approve.from: expected a person of approvals.people, {one} is none")
-        able = {person_of(one, self.people) for one in voters(approve, self.groups, self.people)}
+        able = {person_for(one, self.people) for one in eligible_voters(approve, self.groups, self.people)}
         if len(able) < approve.votes:
             once = ", of whom each person counts once" if self.people else ""
             raise ValueError(f"rules.{name}.approve: {approve.votes} votes can never come from {len(able)} principals{once}")
@@ -86,7 +86,7 @@ class ApprovalsSettings(Section):
 class StartRequestPort(Protocol):
     """The way to IMDS. The gate is its only holder."""
 
-    async def fresh(self) -> None:
+    async def read_fresh(self) -> None:
         """Read the document with a call begun from now on, and have what it holds recorded; return once it is. Raises SourceError."""
 
     async def start(self, event_ids: Sequence[str]) -> None:

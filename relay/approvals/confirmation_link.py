@@ -5,15 +5,15 @@ from __future__ import annotations
 import hmac
 
 from relay.approvals.authorize import Refusal
-from relay.approvals.request import Approval, Invited
+from relay.approvals.request import DecisionRequest, LinkUse
 from relay.outbox import Occurrence
 from relay.outbox.transaction import Transaction
 
-MOST_WRONG = 5
+MAX_WRONG_CODES = 5
 """Wrong codes that a link survives, less one."""
 
 
-def not_invited(tx: Transaction, approval: Approval, invited: Invited, occurrence: Occurrence) -> Refusal | None:
+def check_confirmation_link(tx: Transaction, approval: DecisionRequest, invited: LinkUse, occurrence: Occurrence) -> Refusal | None:
     """Why a link does not carry a decision about an event. A wrong code is counted; None: it carries it.
 
     To be asked last, of what nothing else refuses: who may not decide learns nothing of a code, and uses no link up.
@@ -23,8 +23,8 @@ def not_invited(tx: Transaction, approval: Approval, invited: Invited, occurrenc
     meant = (invitation.occurrence, invitation.revision, invitation.decision) if invitation is not None else None
     if invitation is None or meant != (occurrence.id, approval.revision, approval.decision):
         return Refusal(409, "the link stands for another decision, or for an event that has ended; a newer message has its own links")
-    if invitation.wrong_codes >= MOST_WRONG:
-        return Refusal(403, f"{MOST_WRONG} wrong codes were given with this link: it is void; {_ANOTHER}")
+    if invitation.wrong_codes >= MAX_WRONG_CODES:
+        return Refusal(403, f"{MAX_WRONG_CODES} wrong codes were given with this link: it is void; {_ANOTHER}")
     if invitation.decision != "approve":
         return None
     given = "".join((invited.code or "").split())
@@ -33,9 +33,9 @@ def not_invited(tx: Transaction, approval: Approval, invited: Invited, occurrenc
     if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), invitation.code.encode()):
         return None
     tx.messages.count_wrong_code(invitation)
-    left = MOST_WRONG - invitation.wrong_codes - 1
+    left = MAX_WRONG_CODES - invitation.wrong_codes - 1
     if not left:
-        return Refusal(403, f"this is not the code that the message shows, and {MOST_WRONG} wrong ones void a link; {_ANOTHER}")
+        return Refusal(403, f"this is not the code that the message shows, and {MAX_WRONG_CODES} wrong ones void a link; {_ANOTHER}")
     tries = f"{left} more tries" if left > 1 else "one more try"
     return Refusal(403, f"this is not the code that the message shows; the link takes {tries}", "code")
 

@@ -11,43 +11,43 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from relay.approvals.authorize import HOLD_MEANS
-from relay.approvals.status import Standing
-from relay.approvals.transitions import Allow, Discount, Effect, Expire, Fail
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.status import ApprovalStatus
+from relay.approvals.transitions import CreateGrant, ExpireHold, FailGrant, Transition, VoidVotes
 from relay.events.build import Origin, decision_event
 from relay.outbox import Decision, Grant, Mode
 from relay.outbox.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)
-class Scribe:
+class ApprovalJournal:
     """Writes down and tells, in the name of one relay."""
 
     origin: Origin
 
-    def apply(self, tx: Transaction, effect: Effect, standing: Standing, now: datetime) -> None:
+    def apply(self, tx: Transaction, effect: Transition, standing: ApprovalStatus, now: datetime) -> None:
         """Write down one thing that follows from how an event stands, and tell it."""
         match effect:
-            case Discount(decisions, why):
+            case VoidVotes(decisions, why):
                 for decision in decisions:
                     tx.decisions.stop_counting(decision.approval_id)
                 if why is not None:
                     cause = decisions[-1].recorded_event_id if why == "expired" else standing.occurrence.last_event_id
                     told = {"why": why} | ({"dryRun": True} if all(one.dry_run for one in decisions) else {})
                     self.say(tx, "approval.voided", standing.occurrence.data, told, cause, now)
-            case Expire(hold):
+            case ExpireHold(hold):
                 tx.decisions.stop_counting(hold.approval_id)
                 self._tell_expired(tx, hold, standing, now)
-            case Fail(grant, reason):
+            case FailGrant(grant, reason):
                 tx.decisions.record_answer(grant.id, "failed", None)
                 if not grant.dry_run:
                     self.tell_start(tx, "startrequest.failed", grant, reason, now)
-            case Allow(rule):
+            case CreateGrant(rule):
                 self._allow(tx, rule.name, standing, now)
 
-    def _allow(self, tx: Transaction, rule: str, standing: Standing, now: datetime) -> None:
+    def _allow(self, tx: Transaction, rule: str, standing: ApprovalStatus, now: datetime) -> None:
         """Grant: on the word of the newest decision where there is one, else of the rule."""
-        votes = standing.voted if standing.required else ()
+        votes = standing.counted_votes if standing.votes_required else ()
         completing = votes[-1] if votes else None
         last = next(reversed(tx.decisions.for_occurrence(standing.occurrence.id)), None)
         told = {
@@ -56,8 +56,8 @@ class Scribe:
             "principal": completing.principal if completing is not None else f"rule:{rule}",
             "channel": completing.channel if completing is not None else "rule",
             "reason": completing.reason if completing is not None else None,
-            "votes": standing.votes,
-            "required": standing.required,
+            "votes": standing.vote_count,
+            "required": standing.votes_required,
             "rule": rule,
         }
         # The cause is the vote, or the release, that completed it; of an automatic grant, the event itself.
@@ -75,14 +75,14 @@ class Scribe:
             cause=(by.message_id if by is not None else None) or granted,
         )
 
-    def _tell_expired(self, tx: Transaction, hold: Decision, standing: Standing, now: datetime) -> None:
+    def _tell_expired(self, tx: Transaction, hold: Decision, standing: ApprovalStatus, now: datetime) -> None:
         approval_id = new_id()
         told = {
             "approvalId": approval_id,
             "decision": "release",
             "principal": "relay",
             "channel": "relay",
-            "reason": f"the hold of {hold.principal} expired; {HOLD_MEANS}",
+            "reason": f"the hold of {hold.principal} expired; {HOLD_NOTICE}",
             **count(standing),
         }
         said = self.say(tx, "approval.recorded", standing.occurrence.data, with_mode(standing.mode, told), hold.recorded_event_id, now)
@@ -127,7 +127,7 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-def count(standing: Standing) -> dict[str, Any]:
+def count(standing: ApprovalStatus) -> dict[str, Any]:
     """How many of how many votes there are, and the rule that asks for them."""
     rule = standing.rule.name if standing.rule is not None else None
-    return {"votes": standing.votes, "required": standing.required, "rule": rule}
+    return {"votes": standing.vote_count, "required": standing.votes_required, "rule": rule}

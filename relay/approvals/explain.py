@@ -6,72 +6,72 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.approvals.rules import Conditions, Rule, voters
-from relay.approvals.status import Standing, state_of
-from relay.approvals.transitions import lapses
+from relay.approvals.rules import Rule, RuleConditions, eligible_voters
+from relay.approvals.status import ApprovalStatus, approval_state
+from relay.approvals.transitions import grant_expires_at
 
 
 @dataclass(frozen=True, slots=True)
-class RuleWeighed:
+class RuleExplanation:
     """One rule. ``unmet`` are the keys of its ``match`` that the event does not meet; ``turns``: when its hours begin or end."""
 
     name: str
-    unmet: tuple[str, ...]
+    unmet_conditions: tuple[str, ...]
     decides: bool
-    turns: datetime | None
+    hours_change_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class ApprovalExplanation:
     """``missing`` votes can come from ``may_vote``; ``unspoken`` machines need somebody to speak for them."""
 
     state: str
     mode: str
-    rules: tuple[RuleWeighed, ...]
+    rules: tuple[RuleExplanation, ...]
     votes: int
     required: int
     missing: int
     may_vote: tuple[str, ...]
-    unspoken: tuple[str, ...]
-    closes: datetime | None
-    voted: tuple[tuple[str, datetime | None], ...]
+    uncovered_resources: tuple[str, ...]
+    voting_closes_at: datetime | None
+    counted_votes: tuple[tuple[str, datetime | None], ...]
     """Whose votes count, and until when; None: until NotBefore."""
     holds: tuple[tuple[str, datetime | None], ...]
-    lapses: datetime | None
+    grant_expires_at: datetime | None
     """When what was granted expires unless it is sent."""
 
 
-def weigh(standing: Standing, rules: Sequence[Rule], scope: str) -> Weighed:
+def explain(standing: ApprovalStatus, rules: Sequence[Rule], scope: str) -> ApprovalExplanation:
     """Everything that a person would ask about an event's approval."""
-    have = {standing.person(one.principal) for one in standing.voted}
-    asks = standing.asks
-    may = voters(asks, standing.groups, standing.people) if asks is not None and standing.open else frozenset()
-    return Weighed(
-        state=state_of(standing),
+    have = {standing.person(one.principal) for one in standing.counted_votes}
+    asks = standing.quorum
+    may = eligible_voters(asks, standing.groups, standing.people) if asks is not None and standing.is_open else frozenset()
+    return ApprovalExplanation(
+        state=approval_state(standing),
         mode=standing.mode,
         rules=tuple(_weighed(rule, standing, scope) for rule in rules),
-        votes=standing.votes,
-        required=standing.required,
-        missing=standing.missing if standing.open else 0,
+        votes=standing.vote_count,
+        required=standing.votes_required,
+        missing=standing.votes_missing if standing.is_open else 0,
         may_vote=tuple(sorted(one for one in may if standing.person(one) not in have)),
-        unspoken=standing.unspoken if standing.open else (),
-        closes=standing.closes,
-        voted=tuple((one.principal, standing.until(one)) for one in standing.voted) if asks is not None else (),
-        holds=tuple((one.principal, one.expires) for one in standing.holds),
-        lapses=lapses(standing.grant, standing) if standing.grant is not None else None,
+        uncovered_resources=standing.uncovered_resources if standing.is_open else (),
+        voting_closes_at=standing.voting_closes_at,
+        counted_votes=tuple((one.principal, standing.expires_at(one)) for one in standing.counted_votes) if asks is not None else (),
+        holds=tuple((one.principal, one.expires) for one in standing.active_holds),
+        grant_expires_at=grant_expires_at(standing.active_grant, standing) if standing.active_grant is not None else None,
     )
 
 
-def _weighed(rule: Rule, standing: Standing, scope: str) -> RuleWeighed:
+def _weighed(rule: Rule, standing: ApprovalStatus, scope: str) -> RuleExplanation:
     hours = rule.match.time
-    return RuleWeighed(
+    return RuleExplanation(
         rule.name,
-        tuple(key for key in Conditions.model_fields if not _meets(rule, key, standing, scope)),
+        tuple(key for key in RuleConditions.model_fields if not _meets(rule, key, standing, scope)),
         standing.rule is not None and rule.name == standing.rule.name,
-        hours.turns(standing.now) if hours is not None else None,
+        hours.next_change(standing.now) if hours is not None else None,
     )
 
 
-def _meets(rule: Rule, key: str, standing: Standing, scope: str) -> bool:
-    alone = rule.model_copy(update={"match": Conditions().model_copy(update={key: getattr(rule.match, key)})})
+def _meets(rule: Rule, key: str, standing: ApprovalStatus, scope: str) -> bool:
+    alone = rule.model_copy(update={"match": RuleConditions().model_copy(update={key: getattr(rule.match, key)})})
     return alone.matches(standing.occurrence.data, scope, standing.now)

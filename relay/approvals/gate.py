@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from relay.approvals import StartRequestPort
-from relay.approvals.request import Answer, Approval
-from relay.approvals.service import Claim, Ledger
+from relay.approvals.request import DecisionAnswer, DecisionRequest
+from relay.approvals.service import ApprovalService, Claim
 from relay.clock import Clock
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.outbox import Grant, Mode
@@ -36,9 +36,9 @@ class Gate:
     """Approvals in, StartRequests out. ``names_us`` tells whether an event's resources name this VM."""
 
     def __init__(
-        self, ledger: Ledger, store: Store, port: StartRequestPort, clock: Clock, names_us: Callable[[Sequence[str]], bool]
+        self, ledger: ApprovalService, store: Store, port: StartRequestPort, clock: Clock, names_us: Callable[[Sequence[str]], bool]
     ) -> None:
-        self.ledger = ledger
+        self.service = ledger
         self._store = store
         self._port = port
         self._clock = clock
@@ -50,16 +50,16 @@ class Gate:
         self._failures = 0
         store.listeners.recorded.append(lambda _: self.changed())
 
-    async def submit(self, approval: Approval) -> Answer:
+    async def submit(self, approval: DecisionRequest) -> DecisionAnswer:
         """Decide one request. The answer is given after the decision is on disk; 503 where it cannot be put there."""
         try:
-            return await self._store.transact(lambda tx: self.ledger.submit(tx, approval))
+            return await self._store.transact(lambda tx: self.service.submit(tx, approval))
         except StoreUnavailable:
-            return Answer(503, {"detail": "the decision cannot be recorded now; nothing was decided, try again"})
+            return DecisionAnswer(503, {"detail": "the decision cannot be recorded now; nothing was decided, try again"})
 
     async def mode(self) -> Mode:
         """The switch as it holds."""
-        return await self._store.read(self.ledger.mode)
+        return await self._store.read(self.service.mode)
 
     async def set_mode(self, mode: Mode, principal: str) -> Mode:
         """Turn the switch, remembered; returns how it holds now: of file and switch the stricter. Raises StoreUnavailable."""
@@ -67,7 +67,7 @@ class Gate:
 
         def work(tx: Transaction) -> Mode:
             tx.set_mode(mode, principal, now)
-            return self.ledger.mode(tx)
+            return self.service.mode(tx)
 
         effective = await self._store.transact(work)
         _log.warning("approvals were set to %s by %s; they are %s", mode, principal, effective)
@@ -79,10 +79,10 @@ class Gate:
         self._stepped.set()
         self._granted.set()
 
-    async def quiet(self, within: float) -> None:
+    async def wait_until_idle(self, within: float) -> None:
         """Return when no StartRequest is being sent, or after so many seconds."""
         until = self._clock.monotonic() + within
-        while self.ledger.in_flight and self._clock.monotonic() < until:
+        while self.service.in_flight and self._clock.monotonic() < until:
             await self._clock.sleep(_LOOK)
 
     async def run(self) -> None:
@@ -96,7 +96,7 @@ class Gate:
         while True:
             self._stepped.clear()
             try:
-                moment = await self._store.transact(lambda tx: self.ledger.step_all(tx, self._clock.now()))
+                moment = await self._store.transact(lambda tx: self.service.apply_transitions(tx, self._clock.now()))
             except StoreUnavailable:
                 await self._wait(self._stepped, _AGAIN)
                 continue
@@ -120,9 +120,9 @@ class Gate:
         """The grants that may go now, and whether others wait for nothing but their notices to get out."""
         grants, monotonic = tx.decisions.open_grants(), self._clock.monotonic()
         self._first_seen = {grant.id: self._first_seen.get(grant.id, monotonic) for grant in grants}
-        if self.ledger.mode(tx) != "on":
+        if self.service.mode(tx) != "on":
             return [], False
-        free = [grant for grant in grants if not self.ledger.held(tx, grant, now)]
+        free = [grant for grant in grants if not self.service.is_held(tx, grant, now)]
         ready = [grant for grant in free if self._is_told(tx, grant)]
         alone = [grant for grant in ready if grant.id in self._alone]
         return alone[:1] or ready[:_MOST], len(ready) < len(free)
@@ -134,7 +134,7 @@ class Gate:
         """
         occurrence = tx.snapshot.by_id(grant.occurrence)
         return (
-            self._clock.monotonic() - self._first_seen[grant.id] >= self.ledger.settings.tell_first
+            self._clock.monotonic() - self._first_seen[grant.id] >= self.service.settings.tell_first
             or not self._names_us(occurrence.event.resources)
             or not tx.deliveries.has_waiting(occurrence.key)
         )
@@ -142,7 +142,7 @@ class Gate:
     async def _start(self, grants: Sequence[Grant]) -> None:
         """One fresh read and one POST for these grants, as far as they still hold then."""
         try:
-            await self._port.fresh()
+            await self._port.read_fresh()
         except SourceError:
             await self._clock.sleep(_AGAIN)  # whoever reads says why, and keeps the pace
             return
@@ -159,19 +159,19 @@ class Gate:
     async def _claim_and_post(self, grants: Sequence[Grant]) -> bool:
         """Whether any could be claimed. Raises StoreUnavailable, with nothing sent, and what `_post` raises."""
         # Set before the claim is on disk: from then on a step must leave these grants to their answer.
-        self.ledger.in_flight = frozenset(grant.id for grant in grants)
+        self.service.in_flight = frozenset(grant.id for grant in grants)
         try:
             claims = await self._store.transact(lambda tx: self._claim(tx, grants, self._clock.now()))
             if claims:
                 await self._post(claims)
         finally:
-            self.ledger.in_flight = frozenset()
+            self.service.in_flight = frozenset()
             self._stepped.set()
         return bool(claims)
 
     def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
         # The fresh read may have brought news, and those come first too.
-        return self.ledger.claim(tx, [grant for grant in grants if self._is_told(tx, grant)], now)
+        return self.service.claim(tx, [grant for grant in grants if self._is_told(tx, grant)], now)
 
     async def _post(self, claims: Sequence[Claim]) -> None:
         """Send, and write the answer down. Raises SourceUnavailable when there was none that says yes or no."""
@@ -182,17 +182,17 @@ class Gate:
             status, reason = error.status, error.reason
             if len(claims) > 1:
                 self._alone |= {claim.grant.id for claim in claims}
-                await self._note(lambda tx, _: self.ledger.unanswered(tx, claims, status))
+                await self._note(lambda tx, _: self.service.unanswered(tx, claims, status))
                 return
             _log.error("IMDS refused the StartRequest for %s: %s", named, reason)
-            await self._note(lambda tx, now: self.ledger.failed(tx, claims, status, reason, now))
+            await self._note(lambda tx, now: self.service.failed(tx, claims, status, reason, now))
         except SourceError as error:
             status = error.status
-            await self._note(lambda tx, _: self.ledger.unanswered(tx, claims, status))
+            await self._note(lambda tx, _: self.service.unanswered(tx, claims, status))
             raise
         else:
             _log.info("StartRequest accepted for %s", named)
-            await self._note(lambda tx, now: self.ledger.accepted(tx, claims, now))
+            await self._note(lambda tx, now: self.service.accepted(tx, claims, now))
         self._failures = 0
 
     async def _note(self, work: Callable[[Transaction, datetime], None]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-Choice = Literal["approve", "hold", "release"]
+DecisionKind = Literal["approve", "hold", "release"]
 Right = Literal["read", "approve", "hold", "operate"]
 
 
@@ -34,7 +34,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Invited:
+class LinkUse:
     """By which link of a message a request came. ``code``: the one that is said to be in the message; None: none is said."""
 
     token: str = field(repr=False)
@@ -42,7 +42,7 @@ class Invited:
 
 
 @dataclass(frozen=True, slots=True)
-class Approval:
+class DecisionRequest:
     """One request. ``request_id`` makes repeats known and comes with the ``digest`` of the body; ``message_id``: of AMQP.
 
     ``invited``: of the page behind a link.
@@ -50,7 +50,7 @@ class Approval:
 
     caller: Caller
     event_id: str
-    decision: Choice
+    decision: DecisionKind
     revision: str
     at: datetime
     reason: str | None = None
@@ -58,11 +58,11 @@ class Approval:
     request_id: str | None = None
     digest: str = ""
     message_id: str | None = None
-    invited: Invited | None = None
+    link: LinkUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DecisionAnswer:
     """What the caller is told. ``status`` is that of HTTP; ``body`` the answer's JSON, for a refusal a problem's.
 
     ``repeat``: it is the first answer to the same request, given again.
@@ -78,11 +78,11 @@ class Answer:
         return self.status == 202  # HTTP
 
 
-class MalformedError(ValueError):
+class MalformedBody(ValueError):
     """The body is not a JSON object."""
 
 
-class WrongFieldError(ValueError):
+class InvalidField(ValueError):
     """A field is missing or wrong. ``field`` names it."""
 
     def __init__(self, name: str, problem: str) -> None:
@@ -91,7 +91,7 @@ class WrongFieldError(ValueError):
         self.problem = problem
 
 
-class Body(BaseModel):
+class DecisionBody(BaseModel):
     """The body of ``POST /v1/approvals``, of a signed callback, and of a message."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
@@ -99,7 +99,7 @@ class Body(BaseModel):
     # It is told as it was sent, as `subject`, where CloudEvents allow no control characters.
     eventId: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")  # noqa: N815  # the documented name
     """The EventId; compared without case."""
-    decision: Choice
+    decision: DecisionKind
     revision: str = Field(min_length=1, max_length=128)
     """The revision of the state that the approver saw."""
     reason: str | None = Field(default=None, max_length=1000)
@@ -109,9 +109,9 @@ class Body(BaseModel):
 
     def approval(
         self, caller: Caller, at: datetime, raw: bytes, *, request_id: str | None = None, message_id: str | None = None
-    ) -> Approval:
+    ) -> DecisionRequest:
         """The request that this body makes when it comes from this caller; ``raw`` are its bytes."""
-        return Approval(
+        return DecisionRequest(
             caller,
             self.eventId,
             self.decision,
@@ -125,9 +125,9 @@ class Body(BaseModel):
         )
 
 
-def parse_body(raw: bytes) -> Body:
+def parse_body(raw: bytes) -> DecisionBody:
     """Read the body. Raises MalformedError for what is no JSON object, WrongFieldError for the first wrong field."""
-    return body_of(read_json(raw))
+    return validate_body(read_json(raw))
 
 
 def read_json(raw: bytes) -> object:
@@ -140,7 +140,7 @@ def read_json(raw: bytes) -> object:
         said: object = orjson.loads(raw)
         json.loads(raw, object_pairs_hook=_once)
     except (orjson.JSONDecodeError, RecursionError) as error:
-        raise MalformedError(f"expected a JSON object: {error}") from error
+        raise MalformedBody(f"expected a JSON object: {error}") from error
     return said
 
 
@@ -148,16 +148,16 @@ def _once(pairs: list[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise MalformedError(f"expected a JSON object with every key once, {key!r:.80} comes again")
+            raise MalformedBody(f"expected a JSON object with every key once, {key!r:.80} comes again")
         seen.add(key)
 
 
-def body_of(fields: object) -> Body:
+def validate_body(fields: object) -> DecisionBody:
     """As `parse_body`, of what was JSON already."""
     if not isinstance(fields, dict):
-        raise MalformedError("expected a JSON object")
+        raise MalformedBody("expected a JSON object")
     try:
-        return Body.model_validate(fields)
+        return DecisionBody.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise WrongFieldError(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
+        raise InvalidField(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error

@@ -87,7 +87,7 @@ class Hours(Section):
             raise ValueError(f"expected from and to that differ, got {self.to} for both")
         return self
 
-    def hold(self, now: datetime) -> bool:
+    def are_active(self, now: datetime) -> bool:
         """Whether it is one of these hours now."""
         local = now.astimezone(ZoneInfo(self.zone))
         minute, first, last = local.hour * 60 + local.minute, _minutes(self.from_), _minutes(self.to)
@@ -96,24 +96,24 @@ class Hours(Section):
             return today and first <= minute < last
         return (today and minute >= first) or (yesterday and minute < last)
 
-    def turns(self, now: datetime) -> datetime | None:
+    def next_change(self, now: datetime) -> datetime | None:
         """When they begin or end next, to the minute; None: they always hold. Costs milliseconds: for people alone."""
-        before, moment = self.hold(now), now.replace(second=0, microsecond=0)
+        before, moment = self.are_active(now), now.replace(second=0, microsecond=0)
         for _ in range(8 * 24 * 60):
             moment += _MINUTE
-            if self.hold(moment) != before:
+            if self.are_active(moment) != before:
                 return moment
         return None
 
 
-class Conditions(Match):
+class RuleConditions(Match):
     """The conditions of the one matching language, and the hours: a sink and a client have none, since they know no now."""
 
     time: Hours | None = None
     """Days and hours in which the rule holds."""
 
 
-class Votes(Section):
+class Quorum(Section):
     """A quorum: how many people of whom must approve."""
 
     votes: int = Field(default=1, ge=1)
@@ -130,7 +130,7 @@ class Votes(Section):
     """How long a granted approval may wait to be sent; then its votes count no more."""
 
     @model_validator(mode="after")
-    def _asks_for_something(self) -> Votes:
+    def _asks_for_something(self) -> Quorum:
         if "votes" not in self.model_fields_set and not self.each_resource:
             raise ValueError("expected votes, each_resource: true, or both")
         return self
@@ -140,17 +140,17 @@ class Rule(Section):
     """Which events may be approved, and how. The first rule that matches decides."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-    match: Conditions = Conditions()
+    match: RuleConditions = RuleConditions()
     """Conditions; every resource of the event must match."""
-    approve: Literal["automatic"] | Votes
+    approve: Literal["automatic"] | Quorum
 
     def matches(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
         """Whether an event (its CloudEvents ``data``) meets the conditions at this moment."""
-        return matches(self.match, data, scope) and (self.match.time is None or self.match.time.hold(now))
+        return matches(self.match, data, scope) and (self.match.time is None or self.match.time.are_active(now))
 
 
-def voters(
-    approve: Votes, groups: Mapping[str, Sequence[str]], people: Mapping[str, Sequence[str]] = MappingProxyType({})
+def eligible_voters(
+    approve: Quorum, groups: Mapping[str, Sequence[str]], people: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> frozenset[str]:
     """The principals who may vote under a rule, groups and people taken apart. Raises KeyError for one that is not there."""
     members = [member for one in approve.from_ for member in (groups[one.removeprefix("group:")] if one.startswith("group:") else (one,))]
@@ -159,7 +159,7 @@ def voters(
     )
 
 
-def person_of(principal: str, people: Mapping[str, Sequence[str]]) -> str:
+def person_for(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     """Whose principal it is: ``person:<name>``, or the principal itself where no person is named for it."""
     return next((f"person:{name}" for name, principals in people.items() if principal in principals), principal)
 

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.authorize import Refusal, judge
-from relay.approvals.confirmation_link import not_invited
-from relay.approvals.effects import Scribe, count, new_id, with_mode
-from relay.approvals.request import Answer, Approval
-from relay.approvals.status import Standing, rule_for, state_of
-from relay.approvals.transitions import claimable, next_moment, step
+from relay.approvals.authorize import Refusal, authorize
+from relay.approvals.confirmation_link import check_confirmation_link
+from relay.approvals.effects import ApprovalJournal, count, new_id, with_mode
+from relay.approvals.request import DecisionAnswer, DecisionRequest
+from relay.approvals.status import ApprovalStatus, approval_state, rule_for
+from relay.approvals.transitions import can_claim, next_change_at, next_transitions
 from relay.events.build import Origin
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, Occurrence
@@ -35,7 +35,7 @@ class Claim:
 
 
 @dataclass(slots=True)
-class Ledger:
+class ApprovalService:
     """The rules of this relay, and who it is.
 
     ``trusted`` is False where the store could not be compared with this VM. ``in_flight`` are the grants whose
@@ -47,19 +47,19 @@ class Ledger:
     origin: Origin
     trusted: bool = True
     in_flight: frozenset[int] = frozenset()
-    speaks: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    client_resources: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
 
     @property
-    def _scribe(self) -> Scribe:
-        return Scribe(self.origin)
+    def _scribe(self) -> ApprovalJournal:
+        return ApprovalJournal(self.origin)
 
     def mode(self, tx: Transaction) -> Mode:
         """The switch as it holds: of file and remembered, the stricter."""
         return stricter(self.settings, tx.mode(), trusted=self.trusted)
 
-    def standing(self, tx: Transaction, occurrence: Occurrence, now: datetime) -> Standing:
+    def status(self, tx: Transaction, occurrence: Occurrence, now: datetime) -> ApprovalStatus:
         """Everything that a decision about an event rests on."""
-        return Standing(
+        return ApprovalStatus(
             occurrence,
             # A hold belongs to the EventId: one that left the document and is back is held as before.
             (*tx.decisions.holds_before(occurrence.key, occurrence.id), *tx.decisions.for_occurrence(occurrence.id, counting=True)),
@@ -69,15 +69,15 @@ class Ledger:
             self.mode(tx),
             now,
             self.settings.people,
-            self.speaks,
+            self.client_resources,
         )
 
-    def submit(self, tx: Transaction, approval: Approval) -> Answer:
+    def submit(self, tx: Transaction, approval: DecisionRequest) -> DecisionAnswer:
         """Judge a request and record what it comes to; a repeat gets its first answer and does nothing."""
         principal, request_id = approval.caller.principal, approval.request_id
         first = tx.decisions.first_answer(principal, request_id) if request_id is not None else None
         if first is not None and first.digest == approval.digest:
-            return Answer(first.status, first.body, repeat=True)
+            return DecisionAnswer(first.status, first.body, repeat=True)
         occurrence = tx.snapshot.find(approval.event_id.lower())
         if approval.scope is not None and approval.scope != self.origin.scope:
             occurrence = None
@@ -86,9 +86,9 @@ class Ledger:
         if first is not None:
             refusal: Refusal | None = Refusal(409, "this id came before with another body; give each request an id of its own")
         else:
-            refusal = judge(approval, standing)
-            if refusal is None and standing is not None and approval.invited is not None:
-                refusal = not_invited(tx, approval, approval.invited, standing.occurrence)
+            refusal = authorize(approval, standing)
+            if refusal is None and standing is not None and approval.link is not None:
+                refusal = check_confirmation_link(tx, approval, approval.link, standing.occurrence)
         if refusal is not None:
             answer = self._refuse(tx, approval, standing, refusal)
         else:
@@ -96,20 +96,20 @@ class Ledger:
             answer = self._accept(tx, approval, standing)
         # A 404 may be asked again over HTTP; a message that comes again is to get no second event.
         # A link is used up by the decision that counts: a wrong code, or a right that was lacking, can be mended.
-        final = (202,) if approval.invited else (202, 403, 409) if approval.message_id is None else (202, 403, 404, 409)
+        final = (202,) if approval.link else (202, 403, 409) if approval.message_id is None else (202, 403, 404, 409)
         if request_id is not None and first is None and answer.status in final:
             tx.decisions.remember_answer(principal, request_id, approval.digest, answer.status, dict(answer.body), approval.at)
         return answer
 
-    def step_all(self, tx: Transaction, now: datetime) -> datetime | None:
+    def apply_transitions(self, tx: Transaction, now: datetime) -> datetime | None:
         """Do whatever time, the document or the switch have made necessary; returns when to look again at the latest."""
         moments = []
         for occurrence in tx.decisions.unsettled():
             standing = self._step(tx, tx.snapshot.by_id(occurrence), now)
-            moment = next_moment(standing)
+            moment = next_change_at(standing)
             if moment is not None:
                 moments.append(moment)
-            if standing.open and self._hours:
+            if standing.is_open and self._hours:
                 # Hours turn at whole minutes, and so does every zone: no need to know which is the next.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         return min(moments, default=None)
@@ -118,9 +118,9 @@ class Ledger:
     def _hours(self) -> bool:
         return any(rule.match.time is not None for rule in self.settings.rules)
 
-    def held(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
+    def is_held(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
         """Whether somebody's hold keeps a grant back."""
-        return bool(self.standing(tx, tx.snapshot.by_id(grant.occurrence), now).holds)
+        return bool(self.status(tx, tx.snapshot.by_id(grant.occurrence), now).active_holds)
 
     def claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
         """The last step before the POST: check everything again, and write the claim down."""
@@ -130,7 +130,7 @@ class Ledger:
             if grant.id not in wanted:
                 continue
             occurrence = tx.snapshot.by_id(grant.occurrence)
-            if not claimable(grant, self.standing(tx, occurrence, now)):
+            if not can_claim(grant, self.status(tx, occurrence, now)):
                 continue
             event_id = occurrence.event.event_id
             tx.decisions.claim_grant(grant.id)
@@ -164,7 +164,7 @@ class Ledger:
 
     # --- a request
 
-    def _refuse(self, tx: Transaction, approval: Approval, standing: Standing | None, refusal: Refusal) -> Answer:
+    def _refuse(self, tx: Transaction, approval: DecisionRequest, standing: ApprovalStatus | None, refusal: Refusal) -> DecisionAnswer:
         if refusal.status != 503:  # HTTP
             event = standing.occurrence.data if standing is not None else _unknown(approval.event_id)
             told = _told(new_id(), approval, standing) | {"refusal": refusal.reason}
@@ -175,32 +175,32 @@ class Ledger:
             body["revision"] = standing.occurrence.revision
         if refusal.field is not None:
             body["field"] = refusal.field
-        return Answer(refusal.status, body)
+        return DecisionAnswer(refusal.status, body)
 
-    def _accept(self, tx: Transaction, approval: Approval, standing: Standing) -> Answer:
+    def _accept(self, tx: Transaction, approval: DecisionRequest, standing: ApprovalStatus) -> DecisionAnswer:
         # A request with an id of its own is told anew: over AMQP that is its answer. It replaces the vote that it repeats.
         live = _live(approval, standing) if approval.request_id is None else None
         approval_id = live.approval_id if live is not None else self._record(tx, approval, standing)
         after = self._step(tx, standing.occurrence, approval.at)
-        return Answer(
+        return DecisionAnswer(
             202,
             {
                 "approvalId": approval_id,
                 "eventId": standing.occurrence.event.event_id,
                 "decision": approval.decision,
                 "state": _answer_state(approval, after),
-                "votes": after.votes,
-                "required": after.required,
+                "votes": after.vote_count,
+                "required": after.votes_required,
                 "rule": after.rule.name if after.rule is not None else None,
             },
         )
 
-    def _record(self, tx: Transaction, approval: Approval, standing: Standing) -> str:
+    def _record(self, tx: Transaction, approval: DecisionRequest, standing: ApprovalStatus) -> str:
         """Write the decision down and tell it."""
         principal = approval.caller.principal
         dry_run = standing.mode == "dry-run"
         if approval.decision == "release":
-            own = (hold for hold in standing.holds if _may_release(approval, hold, standing))
+            own = (hold for hold in standing.active_holds if _may_release(approval, hold, standing))
         else:
             # A principal has one vote and one hold: the newest.
             same = (one for one in standing.decisions if (one.decision, one.principal) == (approval.decision, principal))
@@ -230,18 +230,18 @@ class Ledger:
         tx.decisions.add_decision(replace(decision, recorded_event_id=said))
         return decision.approval_id
 
-    def _expires(self, approval: Approval, standing: Standing) -> datetime | None:
+    def _expires(self, approval: DecisionRequest, standing: ApprovalStatus) -> datetime | None:
         if approval.decision == "hold":
             return approval.at + timedelta(seconds=self.settings.hold_expires)
-        if approval.decision == "approve" and standing.asks is not None and standing.asks.expires is not None:
-            return approval.at + timedelta(seconds=standing.asks.expires)
+        if approval.decision == "approve" and standing.quorum is not None and standing.quorum.expires is not None:
+            return approval.at + timedelta(seconds=standing.quorum.expires)
         return None
 
     # --- what follows
 
-    def _step(self, tx: Transaction, occurrence: Occurrence, now: datetime) -> Standing:
+    def _step(self, tx: Transaction, occurrence: Occurrence, now: datetime) -> ApprovalStatus:
         """Step until nothing is left to be done; returns how it stands then."""
-        while effects := step(standing := self.standing(tx, occurrence, now), self.in_flight):
+        while effects := next_transitions(standing := self.status(tx, occurrence, now), self.in_flight):
             for effect in effects:
                 self._scribe.apply(tx, effect, standing, now)
         return standing
@@ -253,17 +253,17 @@ def stricter(settings: ApprovalsSettings, remembered: Mode, *, trusted: bool) ->
     return max(configured, remembered, key=_STRICTNESS.index)
 
 
-def shown(standing: Standing) -> dict[str, Any]:
+def approval_summary(standing: ApprovalStatus) -> dict[str, Any]:
     """``approval`` of an event, as the API gives it."""
     return {
-        "state": state_of(standing),
+        "state": approval_state(standing),
         **count(standing),
-        "missing": standing.missing if standing.open else 0,
-        "closes": format_rfc3339(standing.closes) if standing.closes is not None else None,
+        "missing": standing.votes_missing if standing.is_open else 0,
+        "closes": format_rfc3339(standing.voting_closes_at) if standing.voting_closes_at is not None else None,
     }
 
 
-def _told(approval_id: str, approval: Approval, standing: Standing | None) -> dict[str, Any]:
+def _told(approval_id: str, approval: DecisionRequest, standing: ApprovalStatus | None) -> dict[str, Any]:
     return {
         "approvalId": approval_id,
         "decision": approval.decision,
@@ -278,22 +278,24 @@ def _unknown(event_id: str) -> dict[str, Any]:
     return {"eventId": event_id, **dict.fromkeys(_UNKNOWN), "documentIncarnation": None, "revision": None}
 
 
-def _live(approval: Approval, standing: Standing) -> Decision | None:
+def _live(approval: DecisionRequest, standing: ApprovalStatus) -> Decision | None:
     """The same decision of the same principal on the same revision that counts already."""
     same = (approval.decision, approval.caller.principal, approval.revision)
-    return next((one for one in (*standing.voted, *standing.holds) if (one.decision, one.principal, one.revision) == same), None)
+    return next(
+        (one for one in (*standing.counted_votes, *standing.active_holds) if (one.decision, one.principal, one.revision) == same), None
+    )
 
 
-def _may_release(approval: Approval, hold: Decision, standing: Standing) -> bool:
+def _may_release(approval: DecisionRequest, hold: Decision, standing: ApprovalStatus) -> bool:
     own = standing.person(hold.principal) == standing.person(approval.caller.principal)
     return own or "operate" in approval.caller.rights.can
 
 
-def _answer_state(approval: Approval, standing: Standing) -> str:
-    if standing.holds:
+def _answer_state(approval: DecisionRequest, standing: ApprovalStatus) -> str:
+    if standing.active_holds:
         return "held"
-    if standing.grant is not None:
+    if standing.active_grant is not None:
         return "granted"
-    if approval.decision == "release" and not standing.votes:
+    if approval.decision == "release" and not standing.vote_count:
         return "released"
     return "pending"

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.approvals.request import Answer, Approval, Caller, Choice, Rights
-from relay.approvals.rules import Votes, voters
-from relay.approvals.service import Ledger
-from relay.approvals.status import Standing
+from relay.approvals.request import Caller, DecisionAnswer, DecisionKind, DecisionRequest, Rights
+from relay.approvals.rules import Quorum, eligible_voters
+from relay.approvals.service import ApprovalService
+from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card, Link, Text
 from relay.chat.cards.grouped_card import card_of_many
 from relay.chat.cards.rendering import card_of_one, changes_at, named, title_of
@@ -65,16 +65,16 @@ class Notice:
 class Board:
     """One for all chat sinks. Of answers it knows what to do once a gate is attached."""
 
-    def __init__(self, store: Store, ledger: Ledger, clock: Clock, public_url: str | None) -> None:
+    def __init__(self, store: Store, ledger: ApprovalService, clock: Clock, public_url: str | None) -> None:
         self._store = store
         self._ledger = ledger
         self._clock = clock
         self._public_url = public_url.rstrip("/") if public_url is not None else None
         self._known = _principals(ledger)
-        self._submit: Callable[[Approval], Awaitable[Answer]] | None = None
+        self._submit: Callable[[DecisionRequest], Awaitable[DecisionAnswer]] | None = None
         self._tries: dict[int, tuple[str, Token]] = {}  # by message: what is being tried to show, and its tokens
 
-    def attach(self, submit: Callable[[Approval], Awaitable[Answer]]) -> None:
+    def attach(self, submit: Callable[[DecisionRequest], Awaitable[DecisionAnswer]]) -> None:
         """From now on answers reach the gate."""
         self._submit = submit
 
@@ -88,14 +88,14 @@ class Board:
         return Caller(principal, channel, _RIGHTS) if principal in self._known else None
 
     async def decide(
-        self, caller: Caller, *, event_id: str, decision: Choice, revision: str, request_id: str, reason: str | None = None
-    ) -> Answer:
+        self, caller: Caller, *, event_id: str, decision: DecisionKind, revision: str, request_id: str, reason: str | None = None
+    ) -> DecisionAnswer:
         """Hand an answer to the gate; on disk when this returns. ``request_id`` makes the same click known again."""
         if self._submit is None:
-            return Answer(503, {"detail": "the relay is starting or stopping: nothing can be decided now, try again"})
+            return DecisionAnswer(503, {"detail": "the relay is starting or stopping: nothing can be decided now, try again"})
         asked = "\n".join((event_id.lower(), decision, revision, reason or ""))
         return await self._submit(
-            Approval(
+            DecisionRequest(
                 caller,
                 event_id,
                 decision,
@@ -107,11 +107,11 @@ class Board:
             )
         )
 
-    async def live(self, sink: SinkSettings) -> list[Standing]:
+    async def live(self, sink: SinkSettings) -> list[ApprovalStatus]:
         """How every event of the document stands now that a sink's conditions fit. Raises StoreUnavailable."""
         scope = self._ledger.origin.scope
 
-        def work(tx: Transaction) -> list[Standing]:
+        def work(tx: Transaction) -> list[ApprovalStatus]:
             return [self._standing(tx, one) for one in tx.snapshot.live() if matches(sink.match, one.data, scope, every=False)]
 
         return await self._store.read(work)
@@ -133,10 +133,10 @@ class Board:
 
         return await self._store.transact(work)
 
-    async def shown_in(self, sink: str, ref: str, event_id: str) -> Standing | None:
+    async def shown_in(self, sink: str, ref: str, event_id: str) -> ApprovalStatus | None:
         """How an event stands, if the message that a platform names so is one of this sink and about it. Raises StoreUnavailable."""
 
-        def work(tx: Transaction) -> Standing | None:
+        def work(tx: Transaction) -> ApprovalStatus | None:
             occurrence = tx.snapshot.find(event_id.lower())
             if occurrence is None or not tx.messages.shows(sink, ref, occurrence.id):
                 return None
@@ -217,7 +217,7 @@ class Board:
         if message is None or self._public_url is None:
             return None
 
-        def link(standing: Standing, choice: Choice) -> str:
+        def link(standing: ApprovalStatus, choice: DecisionKind) -> str:
             made = token(standing.occurrence.id, choice)
             tx.messages.add_link(message.id, made, standing.occurrence.id, standing.occurrence.revision, choice, standing.now)
             return f"{self._public_url}/approve#{made}"
@@ -254,10 +254,10 @@ class Board:
     def _wants(self, sink: SinkSettings, occurrence: Occurrence) -> bool:
         return matches_any(sink.events, "event.scheduled") and matches(sink.match, occurrence.data, self._ledger.origin.scope, every=False)
 
-    def _standing(self, tx: Transaction, occurrence: Occurrence) -> Standing:
-        return self._ledger.standing(tx, occurrence, self._clock.now())
+    def _standing(self, tx: Transaction, occurrence: Occurrence) -> ApprovalStatus:
+        return self._ledger.status(tx, occurrence, self._clock.now())
 
-    def _card(self, standings: Sequence[Standing], code: str, link: Link | None) -> Card:
+    def _card(self, standings: Sequence[ApprovalStatus], code: str, link: Link | None) -> Card:
         scope = self._ledger.origin.scope
         if len(standings) == 1:
             return card_of_one(standings[0], scope, link=link, code=code)
@@ -276,7 +276,7 @@ class Board:
         return news
 
 
-def _about(standings: Sequence[Standing]) -> str:
+def _about(standings: Sequence[ApprovalStatus]) -> str:
     """A heading that tells events of the same machines apart."""
     if len(standings) > 1:
         return f"{len(standings)} maintenance events"
@@ -293,11 +293,11 @@ def _lines(news: Sequence[tuple[Occurrence, CloudEvent]], events: int) -> tuple[
     return ((f"… {before} more happened before: “imds-relay show” tells all.",), *lines) if before else tuple(lines)
 
 
-def _principals(ledger: Ledger) -> frozenset[str]:
+def _principals(ledger: ApprovalService) -> frozenset[str]:
     """Everybody whom rules, groups and people name."""
     settings = ledger.settings
-    asked = [rule.approve for rule in settings.rules if isinstance(rule.approve, Votes)]
-    named_ = {one for asks in asked for one in voters(asks, settings.groups, settings.people)}
+    asked = [rule.approve for rule in settings.rules if isinstance(rule.approve, Quorum)]
+    named_ = {one for asks in asked for one in eligible_voters(asks, settings.groups, settings.people)}
     members = {one for group in settings.groups.values() for one in group if not one.startswith("person:")}
     return frozenset(named_ | members | {one for principals in settings.people.values() for one in principals})
 

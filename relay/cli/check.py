@@ -12,10 +12,10 @@ import typer
 from relay.api import Client
 from relay.api.diagnostics import foreseen
 from relay.api.server.tls import Tls
-from relay.approvals.rules import Hours, Rule, Votes
+from relay.approvals.rules import Hours, Quorum, Rule
 from relay.approvals.service import stricter
-from relay.approvals.status import Standing, rule_for
-from relay.approvals.transitions import step
+from relay.approvals.status import ApprovalStatus, rule_for
+from relay.approvals.transitions import next_transitions
 from relay.cli._output import counted, facts, local, named, show, show_json, show_table, spoken, tell
 from relay.cli.events import AsJson
 from relay.cli.run import ConfigFile
@@ -73,8 +73,13 @@ def decisions(config: Config, document: Document, now: datetime) -> Iterator[dic
     for event in document.events:
         occurrence = _seen(event, document.incarnation)
         rule = rule_for(config.approvals.rules, occurrence, config.scope, now)
-        standing = Standing(occurrence, (), (), rule, config.approvals.groups, mode, now, config.approvals.people)
-        yield {**occurrence.data, "rule": rule.name if rule else None, "approved": bool(step(standing)), "follows": _follows(standing)}
+        standing = ApprovalStatus(occurrence, (), (), rule, config.approvals.groups, mode, now, config.approvals.people)
+        yield {
+            **occurrence.data,
+            "rule": rule.name if rule else None,
+            "approved": bool(next_transitions(standing)),
+            "follows": _follows(standing),
+        }
 
 
 def _document(file: Path) -> Document:
@@ -102,17 +107,17 @@ def _seen(event: Event, incarnation: int | None) -> Occurrence:
     )
 
 
-def _follows(standing: Standing) -> str:
+def _follows(standing: ApprovalStatus) -> str:
     if standing.occurrence.event.started:
         return "nothing, it has started"
-    if not standing.open:
+    if not standing.is_open:
         return "nothing, NotBefore has passed"
     if standing.rule is None:
         return "nothing: no rule, no approval"
     how = _how(standing.rule)
-    if standing.closes is not None and standing.asks is not None:
-        how = f"{how}; voting {'closes' if standing.now < standing.closes else 'closed'} {local(format_rfc3339(standing.closes))}"
-    if standing.rule.match.time is not None and (turns := standing.rule.match.time.turns(standing.now)) is not None:
+    if standing.voting_closes_at is not None and standing.quorum is not None:
+        how = f"{how}; voting {'closes' if standing.now < standing.voting_closes_at else 'closed'} {local(format_rfc3339(standing.voting_closes_at))}"
+    if standing.rule.match.time is not None and (turns := standing.rule.match.time.next_change(standing.now)) is not None:
         how = f"{how}; the rule holds until {local(format_rfc3339(turns))}"
     return how if standing.mode == "on" else f"nothing: approvals are {standing.mode} (else {how})"
 
@@ -187,7 +192,7 @@ def _hours(hours: Hours) -> str:
 
 
 def _how(rule: Rule) -> str:
-    if not isinstance(rule.approve, Votes):
+    if not isinstance(rule.approve, Quorum):
         return "approved at once"
     votes = rule.approve
     expires = f", each good for {spoken(votes.expires)}" if votes.expires is not None else ""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validat
 from relay import plugins, sinks
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.approvals.rules import Votes, person_of, voters
+from relay.approvals.rules import Quorum, eligible_voters, person_for
 from relay.chat import ChatSettings, platforms
 from relay.config.document import PREFIX, filled, override, read
 from relay.config.problems import Given, sentences
@@ -88,27 +88,31 @@ class Config(Section):
     @model_validator(mode="after")
     def _clients_can_meet_the_rules(self) -> Config:
         for rule in self.approvals.rules:
-            if isinstance(rule.approve, Votes):
+            if isinstance(rule.approve, Quorum):
                 self._can_be_met(rule.name, rule.approve)
         return self
 
-    def _can_be_met(self, name: str, approve: Votes) -> None:
+    def _can_be_met(self, name: str, approve: Quorum) -> None:
         people = self.approvals.people
-        named = voters(approve, self.approvals.groups, people)
+        named = eligible_voters(approve, self.approvals.groups, people)
         may = {principal for client in self.api.clients if "approve" in client.can for principal in client.principals}
         able = {
             one
             for one in named
             if one in may or not one.startswith(("client:", "mtls:", "entra:") if self.api.oidc is None else ("client:", "mtls:"))
         }
-        if len({person_of(one, people) for one in able}) < approve.votes:
+        if len({person_for(one, people) for one in able}) < approve.votes:
             there = ", ".join(sorted(able)) or "none"
             raise ValueError(
                 f"approvals.rules.{name}.approve: expected {approve.votes} who may vote, there are only: {there}. "
                 "A client: or mtls: must be one of api.clients, with approve in its can; an entra: needs api.oidc"
             )
         for client in self.api.clients:
-            if approve.votes > 1 and named.issuperset(client.principals) and len({person_of(one, people) for one in client.principals}) > 1:
+            if (
+                approve.votes > 1
+                and named.issuperset(client.principals)
+                and len({person_for(one, people) for one in client.principals}) > 1
+            ):
                 both = " and ".join(client.principals)
                 raise ValueError(
                     f"approvals.rules.{name}.approve: {both} are one client with two votes: name them as one of approvals.people"

@@ -80,7 +80,7 @@ class Poller:
             group.create_task(self._poll_for_ever(), name="source: poll")
             group.create_task(self._watch(), name="source: watch")
 
-    async def fresh(self) -> None:
+    async def read_fresh(self) -> None:
         """Read the document with a call begun from now on, and have what it holds recorded. Raises SourceError."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked.append(future)

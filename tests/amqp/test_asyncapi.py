@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from docs.generate import examples
 from relay.amqp.asyncapi import describe
-from relay.approvals.request import Body
+from relay.approvals.request import DecisionBody
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.sinks.rabbitmq import build, routing_key
@@ -102,7 +102,7 @@ def test_what_is_taken_is_what_is_described(fields: dict[str, Any]) -> None:
     document = describe()
     messages = resolved(document, document["channels"]["approvals"]["messages"])
     try:
-        allowed = bool(Body.model_validate(fields))
+        allowed = bool(DecisionBody.model_validate(fields))
     except ValidationError:
         allowed = False
     assert Draft7Validator(messages["decision"]["payload"]).is_valid(fields) == allowed

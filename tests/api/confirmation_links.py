@@ -28,7 +28,7 @@ class Message:
 
 async def message(relay: Running, sink: str = "ops", *, event_id: str = EVENT_ID) -> Message:
     """What a sink's message about the event shows now, after it was edited."""
-    board = Board(relay.store, relay.gate.ledger, relay.clock, f"http://127.0.0.1:{relay.server.port}")
+    board = Board(relay.store, relay.gate.service, relay.clock, f"http://127.0.0.1:{relay.server.port}")
 
     def last(tx: Transaction) -> Any:
         position = tx.journal.last_change_position(event_id.lower())

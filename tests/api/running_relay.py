@@ -21,7 +21,7 @@ from relay.api import ApiSettings, Relay
 from relay.api.server.http_server import Server
 from relay.approvals import ApprovalsSettings
 from relay.approvals.gate import Gate
-from relay.approvals.service import Ledger
+from relay.approvals.service import ApprovalService
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
@@ -113,7 +113,7 @@ class Azure:
     def __post_init__(self) -> None:
         self.open.set()
 
-    async def fresh(self) -> None:
+    async def read_fresh(self) -> None:
         """Nothing has changed."""
 
     async def start(self, event_ids: Sequence[str]) -> None:
@@ -300,7 +300,7 @@ async def running(
 
         dispatcher = Dispatcher({one.name: (one, boxes[one.name]) for one in kinds}, store, clock, say)
         await dispatcher.start()
-        gate = Gate(Ledger(rules, ORIGIN, speaks=settings.speaks), store, azure, clock, lambda _: True)
+        gate = Gate(ApprovalService(rules, ORIGIN, client_resources=settings.speaks), store, azure, clock, lambda _: True)
         relay = Relay(store, gate, dispatcher, azure, ORIGIN, clock)
         async with _beside(gate.run(), dispatcher.run()):
             if attached:

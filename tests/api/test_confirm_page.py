@@ -12,8 +12,8 @@ from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 from yarl import URL
 
-from relay.approvals.authorize import HOLD_MEANS
-from relay.approvals.confirmation_link import MOST_WRONG
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.events.timestamps import parse_timestamp
 from tests.api.confirmation_links import confirm, message, proxy
 from tests.api.running_relay import EVENT_ID, Running, event, eventually, running
@@ -116,15 +116,15 @@ async def test_a_hold_and_its_release_ask_for_no_code_and_say_what_a_hold_is(pag
     sent = await message(relay)
     await opened(page, relay, sent.tokens["hold"], "Hold")
     await expect(page.get_by_label("Code in the message")).to_be_hidden()
-    await expect(page.locator("form")).to_contain_text(HOLD_MEANS)
+    await expect(page.locator("form")).to_contain_text(HOLD_NOTICE)
     await decide(page, key="key-of-bob", button="Hold")
     await heading(page, "Recorded").to_be_focused()
-    await expect(page.get_by_role("status")).to_contain_text(HOLD_MEANS)
+    await expect(page.get_by_role("status")).to_contain_text(HOLD_NOTICE)
     held = await message(relay)
     await opened(page, relay, held.tokens["release"], "Release the hold")
-    await expect(page.locator("#notes")).to_contain_text(HOLD_MEANS[2:])
+    await expect(page.locator("#notes")).to_contain_text(HOLD_NOTICE[2:])
     await decide(page, key="key-of-bob", button="Release the hold")
-    await expect(page.get_by_role("status")).to_contain_text(f"The hold is released, and nobody has voted. A{HOLD_MEANS[1:]}.")
+    await expect(page.get_by_role("status")).to_contain_text(f"The hold is released, and nobody has voted. A{HOLD_NOTICE[1:]}.")
     assert [one for one, _, _ in await votes(relay)] == ["hold", "release"]
 
 
@@ -206,7 +206,7 @@ async def test_what_is_missing_or_wrong_is_said_beside_its_field(page: Page, rel
 async def test_a_link_dies_of_five_wrong_codes_and_says_what_to_do(page: Page, relay: Running) -> None:
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
-    for _ in range(MOST_WRONG - 1):
+    for _ in range(MAX_WRONG_CODES - 1):
         await confirm(relay, sent.tokens["approve"], sent.wrong_code)
     await decide(page, key="key-of-alice", code=sent.wrong_code)
     await heading(page, "Refused").to_be_focused()

@@ -14,8 +14,8 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.approvals.authorize import HOLD_MEANS
-from relay.approvals.confirmation_link import MOST_WRONG
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.outbox.chat_messages import token_digest
 from relay.outbox.transaction import Transaction
 from tests.api.confirmation_links import confirm, look, message
@@ -64,9 +64,9 @@ async def test_what_is_said_of_a_hold_says_what_a_hold_is(relay: Running, decisi
         await relay.decide("hold")
     sent = await message(relay)
     shown = (await look(relay, sent.tokens[decision])).json
-    assert HOLD_MEANS[2:] in " ".join(_plain(one) for one in (shown["question"], *shown["notes"]))
+    assert HOLD_NOTICE[2:] in " ".join(_plain(one) for one in (shown["question"], *shown["notes"]))
     answer = await confirm(relay, sent.tokens[decision])
-    assert HOLD_MEANS[2:] in _plain(answer.json["said"])
+    assert HOLD_NOTICE[2:] in _plain(answer.json["said"])
 
 
 async def test_looking_decides_nothing_and_uses_nothing_up(relay: Running) -> None:
@@ -81,7 +81,7 @@ async def test_looking_decides_nothing_and_uses_nothing_up(relay: Running) -> No
 
 async def test_every_link_that_is_none_gets_the_same_answer(relay: Running) -> None:
     sent = await message(relay)
-    for _ in range(MOST_WRONG):
+    for _ in range(MAX_WRONG_CODES):
         await confirm(relay, sent.tokens["approve"], sent.wrong_code)
     await relay.see()
     await relay.store.transact(lambda tx: tx.messages.prune())
@@ -235,7 +235,7 @@ async def test_a_code_of_another_shape_is_a_wrong_one(relay: Running, given: str
 
 async def test_five_wrong_codes_void_a_link_and_the_next_edit_brings_another(relay: Running) -> None:
     sent = await message(relay)
-    for _ in range(MOST_WRONG - 1):
+    for _ in range(MAX_WRONG_CODES - 1):
         await confirm(relay, sent.tokens["approve"], sent.wrong_code)
     last = await confirm(relay, sent.tokens["approve"], sent.wrong_code)
     assert "the message gets a new link when it is edited next" in last.json["detail"]
@@ -251,8 +251,8 @@ async def test_five_wrong_codes_void_a_link_and_the_next_edit_brings_another(rel
 async def test_fifty_guesses_at_once_are_five(relay: Running) -> None:
     sent = await message(relay)
     answers = await asyncio.gather(*(confirm(relay, sent.tokens["approve"], f"9{number:06d}") for number in range(50)))
-    assert Counter(("field" in one.json) for one in answers) == {True: MOST_WRONG - 1, False: 50 - MOST_WRONG + 1}
-    assert await _wrong(relay, sent.tokens["approve"]) == MOST_WRONG
+    assert Counter(("field" in one.json) for one in answers) == {True: MAX_WRONG_CODES - 1, False: 50 - MAX_WRONG_CODES + 1}
+    assert await _wrong(relay, sent.tokens["approve"]) == MAX_WRONG_CODES
 
 
 async def test_who_may_not_decide_learns_nothing_of_the_code_and_uses_nothing_up(relay: Running) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from jsonschema import Draft202012Validator
 
-from relay.approvals.request import Body
+from relay.approvals.request import DecisionBody
 from tests.api.running_relay import Running
 
 # The OpenAPI Initiative's own schema, version 2022-10-07, Apache-2.0: https://spec.openapis.org/oas/3.1/schema/2022-10-07
@@ -82,7 +82,7 @@ async def test_it_describes_the_calls_that_are_served(relay: Running) -> None:
 async def test_what_a_body_may_hold_is_what_is_read(relay: Running) -> None:
     document = await _description(relay)
     described = document["components"]["schemas"]["Body"]
-    assert described == Body.model_json_schema()
+    assert described == DecisionBody.model_json_schema()
     operation = document["paths"]["/v1/approvals"]["post"]
     assert operation["requestBody"]["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}
 

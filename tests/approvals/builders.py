@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.request import Answer, Approval, Caller, Choice, Right, Rights
-from relay.approvals.service import Ledger
-from relay.approvals.status import Standing, rule_for
+from relay.approvals.request import Caller, DecisionAnswer, DecisionKind, DecisionRequest, Right, Rights
+from relay.approvals.service import ApprovalService
+from relay.approvals.status import ApprovalStatus, rule_for
 from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
@@ -72,12 +72,12 @@ def caller(name: str = "alice", *can: Right, resources: tuple[str, ...] | None =
 
 
 def approval(
-    decision: Choice = "approve", by: Caller | str = "alice", of: Event | None = None, *, at: datetime = NOON, **changes: Any
-) -> Approval:
+    decision: DecisionKind = "approve", by: Caller | str = "alice", of: Event | None = None, *, at: datetime = NOON, **changes: Any
+) -> DecisionRequest:
     """A request about an event as it is."""
     of = of or event()
     fields: dict[str, Any] = {"revision": of.revision, "digest": "d", "event_id": of.event_id} | changes
-    return Approval(caller=caller(by) if isinstance(by, str) else by, decision=decision, at=at, **fields)
+    return DecisionRequest(caller=caller(by) if isinstance(by, str) else by, decision=decision, at=at, **fields)
 
 
 # --- without a file
@@ -155,12 +155,12 @@ def standing(
     now: float = 0.0,
     live: bool = True,
     settings: ApprovalsSettings = SETTINGS,
-) -> Standing:
+) -> ApprovalStatus:
     """How things stand, ``now`` seconds after noon."""
     found = occurrence(of, live=live)
     moment = NOON + timedelta(seconds=now)
     rule = rule_for(settings.rules, found, ORIGIN.scope, moment)
-    return Standing(found, decisions, tuple(grants), rule, settings.groups, mode, moment, settings.people, SPEAKS)
+    return ApprovalStatus(found, decisions, tuple(grants), rule, settings.groups, mode, moment, settings.people, SPEAKS)
 
 
 # --- on a file
@@ -184,7 +184,7 @@ class Book:
     def _open(self) -> None:
         self._opened = open_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
         self._opened.connection.execute("PRAGMA synchronous = OFF")  # nothing here cuts the power
-        self.ledger = Ledger(self.settings, ORIGIN, self.trusted, speaks=SPEAKS)
+        self.ledger = ApprovalService(self.settings, ORIGIN, self.trusted, client_resources=SPEAKS)
         self.recorder = Recorder(ORIGIN, self.boot, frozenset({"db-1"}))
 
     def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:
@@ -223,9 +223,11 @@ class Book:
 
     def step(self) -> datetime | None:
         """What follows from how things are is done."""
-        return self.do(lambda tx: self.ledger.step_all(tx, self.clock.now()))
+        return self.do(lambda tx: self.ledger.apply_transitions(tx, self.clock.now()))
 
-    def submit(self, decision: Choice = "approve", by: Caller | str = "alice", of: Event | None = None, **changes: Any) -> Answer:
+    def submit(
+        self, decision: DecisionKind = "approve", by: Caller | str = "alice", of: Event | None = None, **changes: Any
+    ) -> DecisionAnswer:
         """Somebody asks for something."""
         return self.do(lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=self.clock.now(), **changes)))
 
@@ -242,13 +244,13 @@ class Book:
         ids = self.connection.execute("SELECT DISTINCT occurrence FROM start_request ORDER BY 1").fetchall()
         return [grant for (one,) in ids for grant in self.do(lambda tx, one=one: tx.decisions.grants(one))]  # type: ignore[misc]  # mypy cannot infer a lambda with a default
 
-    def stands(self, event_id: str = "E-1") -> Standing:
+    def stands(self, event_id: str = "E-1") -> ApprovalStatus:
         """How an event stands."""
 
-        def work(tx: Transaction) -> Standing:
+        def work(tx: Transaction) -> ApprovalStatus:
             found = tx.snapshot.find(event_id.lower())
             assert found is not None
-            return self.ledger.standing(tx, found, self.clock.now())
+            return self.ledger.status(tx, found, self.clock.now())
 
         return self.do(work)
 

@@ -16,8 +16,8 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.gate import Gate
-from relay.approvals.request import Answer
-from relay.approvals.service import Ledger
+from relay.approvals.request import DecisionAnswer
+from relay.approvals.service import ApprovalService
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
@@ -54,7 +54,7 @@ class Azure:
         self._clock = clock
         self._recorder = Recorder(ORIGIN, BOOT, frozenset({"db-1"}))
 
-    async def fresh(self) -> None:
+    async def read_fresh(self) -> None:
         """Read and record, when the test lets it."""
         self.reads += 1
         await self.reading.wait()
@@ -93,7 +93,7 @@ class Bench:
         self.azure.events = events
         await self.azure.read()
 
-    async def submit(self, *given: Any, **changes: Any) -> Answer:
+    async def submit(self, *given: Any, **changes: Any) -> DecisionAnswer:
         """Somebody asks for something."""
         return await self.gate.submit(approval(*given, at=self.clock.now(), **changes))
 
@@ -149,7 +149,7 @@ async def bench(
     async with open_store(StoreSettings(path=path), Identity(ORIGIN.scope, "vm"), clock, lambda _: sinks) as store:
         azure.store = store
         await azure.read()
-        gate = Gate(Ledger(settings, ORIGIN, speaks=SPEAKS), store, azure, clock, lambda _: names_us)
+        gate = Gate(ApprovalService(settings, ORIGIN, client_resources=SPEAKS), store, azure, clock, lambda _: names_us)
         task = asyncio.create_task(gate.run())
         try:
             yield Bench(path, clock, azure, store, gate)
@@ -386,7 +386,7 @@ async def test_not_before_passes_while_the_claim_waits_for_the_disk(tmp_path: Pa
         disk = threading.Event()
         it.azure.after_read = lambda: it.store.submit(lambda _: disk.wait(10))
         await it.submit(of=ONE)
-        await eventually(lambda: it.gate.ledger.in_flight != frozenset())
+        await eventually(lambda: it.gate.service.in_flight != frozenset())
         it.clock.turn(900)
         disk.set()
         await it.until_told("startrequest.failed")
@@ -435,7 +435,7 @@ async def test_quiet_waits_for_the_answer_but_not_for_ever(tmp_path: Path) -> No
     async with bench(tmp_path, USER) as it:
         it.azure.answering.clear()
         await eventually(lambda: bool(it.azure.sent))
-        first, second = asyncio.create_task(it.gate.quiet(2)), asyncio.create_task(it.gate.quiet(1000))
+        first, second = asyncio.create_task(it.gate.wait_until_idle(2)), asyncio.create_task(it.gate.wait_until_idle(1000))
         await eventually(lambda: sum(left <= 0.05 for left in it.clock.asleep) == 2)
         it.clock.turn(2)
         await first

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from relay.approvals.gate import Gate
-from relay.approvals.service import Ledger
+from relay.approvals.service import ApprovalService
 from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
@@ -82,7 +82,7 @@ async def rig(
     ):
         recorder = Recorder(ORIGIN, boot, frozenset({"vm-0"}))
         poller = Poller(source, client, recorder, store, clock, say=lambda *_: None, last_read=None, chance=lambda: 0.0)
-        gate = Gate(Ledger(SETTINGS, ORIGIN, speaks=SPEAKS), store, poller, clock, lambda _: True)
+        gate = Gate(ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS), store, poller, clock, lambda _: True)
         tasks = [asyncio.create_task(poller.run()), asyncio.create_task(gate.run())]
         try:
             yield Rig(sim, clock, store)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.approvals.request import Answer, MalformedError, WrongFieldError, body_of, parse_body, read_json
+from relay.approvals.request import DecisionAnswer, InvalidField, MalformedBody, parse_body, read_json, validate_body
 from tests.approvals.builders import caller
 from tests.approvals.manual_clock import NOON
 
@@ -32,7 +32,7 @@ def test_reason_and_scope_may_be_left_out() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"null", b"1", b"\xff{}", b'{"eventId": "\\ud800"}', b"[" * 100_000])
 def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
-    with pytest.raises(MalformedError, match="expected a JSON object"):
+    with pytest.raises(MalformedBody, match="expected a JSON object"):
         parse_body(raw)
 
 
@@ -46,7 +46,7 @@ def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
     ],
 )
 def test_what_can_be_read_in_two_ways_is_malformed(raw: bytes) -> None:
-    with pytest.raises(MalformedError, match="every key once"):
+    with pytest.raises(MalformedBody, match="every key once"):
         read_json(raw)
 
 
@@ -55,7 +55,7 @@ def test_json_is_read_as_it_is_written() -> None:
     for depth in (100, 990, 1020, 2000):
         try:
             read_json(b'{"a":' * depth + b"1" + b"}" * depth)
-        except MalformedError:
+        except MalformedBody:
             assert depth > 100
 
 
@@ -85,16 +85,16 @@ def test_json_is_read_as_it_is_written() -> None:
 )
 def test_a_wrong_field_is_named(field: str, changes: dict[str, Any]) -> None:
     fields = {name: value for name, value in (WHOLE | changes).items() if value is not ...}
-    with pytest.raises(WrongFieldError) as raised:
-        body_of(fields)
+    with pytest.raises(InvalidField) as raised:
+        validate_body(fields)
     assert raised.value.field == field
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_anything_else_is_refused_by_name(anything: Any) -> None:
-    with pytest.raises((MalformedError, WrongFieldError)):
-        body_of(anything)
+    with pytest.raises((MalformedBody, InvalidField)):
+        validate_body(anything)
 
 
 def test_only_202_is_accepted() -> None:
-    assert [Answer(status, {}).accepted for status in (202, 200, 403, 409, 503)] == [True, False, False, False, False]
+    assert [DecisionAnswer(status, {}).accepted for status in (202, 200, 403, 409, 503)] == [True, False, False, False, False]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.authorize import judge
+from relay.approvals.authorize import authorize
 from relay.approvals.rules import Hours
-from relay.approvals.transitions import claimable, next_moment, step
+from relay.approvals.transitions import can_claim, next_change_at, next_transitions
 from tests.approvals.builders import Book, approval, caller, decided, event, granted, standing
 from tests.approvals.manual_clock import NOON
 
@@ -59,24 +59,24 @@ NIGHT = {"days": ["fri"], "from": "22:00", "to": "06:00", "zone": "Europe/Oslo"}
 )
 def test_hours_are_those_of_their_zone(expected: bool, fields: dict[str, Any], local: str) -> None:
     zone = ZoneInfo(fields.get("zone", "UTC"))
-    assert hours(**fields).hold(datetime.fromisoformat(local).replace(tzinfo=zone).astimezone(UTC)) is expected
+    assert hours(**fields).are_active(datetime.fromisoformat(local).replace(tzinfo=zone).astimezone(UTC)) is expected
 
 
 def test_summer_time_moves_the_hours_with_the_clocks_on_the_wall() -> None:
     work = hours(**WORK)
-    assert work.hold(datetime(2026, 3, 27, 7, 0, tzinfo=UTC))  # the last Friday of winter: one hour ahead
-    assert not work.hold(datetime(2026, 3, 30, 5, 59, tzinfo=UTC))
-    assert work.hold(datetime(2026, 3, 30, 6, 0, tzinfo=UTC))  # the first Monday of summer: two
+    assert work.are_active(datetime(2026, 3, 27, 7, 0, tzinfo=UTC))  # the last Friday of winter: one hour ahead
+    assert not work.are_active(datetime(2026, 3, 30, 5, 59, tzinfo=UTC))
+    assert work.are_active(datetime(2026, 3, 30, 6, 0, tzinfo=UTC))  # the first Monday of summer: two
 
 
 @given(st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31)), st.sampled_from([WORK, NIGHT, {}, {"days": ["sun"]}]))  # noqa: DTZ001  # hypothesis wants naive bounds
 def test_nothing_turns_before_the_moment_that_is_named(naive: datetime, fields: dict[str, Any]) -> None:
     now, found = naive.replace(tzinfo=UTC), hours(**fields)
-    turns = found.turns(now)
+    turns = found.next_change(now)
     assert (turns is None) == (not fields)
     if turns is not None:
-        assert found.hold(turns) != found.hold(now)
-        assert found.hold(turns - timedelta(seconds=1)) == found.hold(now)
+        assert found.are_active(turns) != found.are_active(now)
+        assert found.are_active(turns - timedelta(seconds=1)) == found.are_active(now)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_every_machine_must_be_spoken_for(voters: tuple[str, ...], unspoken: tup
 
 
 def test_a_user_of_the_local_socket_speaks_for_every_machine() -> None:
-    assert standing(BOTH, decided(of=BOTH, principal="local:root"), settings=EACH).satisfied
+    assert standing(BOTH, decided(of=BOTH, principal="local:root"), settings=EACH).is_satisfied
 
 
 def test_an_event_that_names_no_machine_is_spoken_for_by_nobody() -> None:
@@ -164,7 +164,7 @@ def test_an_event_that_names_no_machine_is_spoken_for_by_nobody() -> None:
 
 def test_who_speaks_for_a_part_may_vote_and_who_speaks_for_none_may_not() -> None:
     def status(resources: tuple[str, ...], settings: ApprovalsSettings) -> int:
-        refusal = judge(approval(by=caller("db", resources=resources), of=BOTH), standing(BOTH, settings=settings))
+        refusal = authorize(approval(by=caller("db", resources=resources), of=BOTH), standing(BOTH, settings=settings))
         return refusal.status if refusal is not None else 202
 
     assert status(("db-*",), EACH) == 202
@@ -188,14 +188,14 @@ TWO = of({"votes": 2, "from": ["person:ann", "client:bob"]}, **PEOPLE)
 
 def test_a_person_with_several_principals_is_one_vote() -> None:
     of_ann = [decided(by=one, principal=one, approval_id=one) for one in ("client:alice", "mtls:alice", "slack:T1/U1")]
-    assert standing(event(), *of_ann, settings=TWO).votes == 1
-    assert not standing(event(), *of_ann, settings=TWO).satisfied
-    assert standing(event(), *of_ann, decided(by="bob"), settings=TWO).satisfied
+    assert standing(event(), *of_ann, settings=TWO).vote_count == 1
+    assert not standing(event(), *of_ann, settings=TWO).is_satisfied
+    assert standing(event(), *of_ann, decided(by="bob"), settings=TWO).is_satisfied
 
 
 def test_a_group_may_name_people() -> None:
     settings = of({"votes": 2, "from": ["group:all"]}, groups={"all": ["person:ann", "client:bob"]}, **PEOPLE)
-    assert standing(event(), decided(principal="slack:T1/U1"), decided(by="bob"), settings=settings).satisfied
+    assert standing(event(), decided(principal="slack:T1/U1"), decided(by="bob"), settings=settings).is_satisfied
 
 
 def test_a_person_releases_the_hold_that_another_principal_of_theirs_took(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_what_waited_too_long_is_not_claimed_and_its_votes_are_void(tmp_path: Pa
     assert book.submit(by="alice").body["state"] == "granted"
     book.clock.turn(59)
     assert book.step() == NOON + timedelta(seconds=60)
-    assert claimable(book.grants[0], book.stands())
+    assert can_claim(book.grants[0], book.stands())
     book.clock.turn(1)
-    assert not claimable(book.grants[0], book.stands())
+    assert not can_claim(book.grants[0], book.stands())
     book.step()
     assert book.names() == ["approval.recorded", "approval.granted", "approval.voided", "startrequest.failed"]
     assert [one.data["why"] for one in book.said("approval.voided")] == ["expired"]
@@ -254,10 +254,10 @@ def test_what_waited_too_long_is_not_claimed_and_its_votes_are_void(tmp_path: Pa
 
 def test_a_claimed_one_has_been_sent_in_time() -> None:
     how = standing(event(), decided(), grants=[granted("sent", rule="all")], settings=SOON, now=61.0)
-    assert step(how) == []
-    assert claimable(how.grants[0], how)
+    assert next_transitions(how) == []
+    assert can_claim(how.grants[0], how)
 
 
 def test_that_moment_is_looked_at() -> None:
     how = standing(event(due=None), decided(), grants=[granted("granted", of=event(due=None), rule="all")], settings=SOON)
-    assert next_moment(how) == NOON + timedelta(seconds=60)
+    assert next_change_at(how) == NOON + timedelta(seconds=60)

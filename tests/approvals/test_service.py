@@ -13,9 +13,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.authorize import HOLD_MEANS
-from relay.approvals.request import Approval, Caller
-from relay.approvals.service import Claim, shown, stricter
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.request import Caller, DecisionRequest
+from relay.approvals.service import Claim, approval_summary, stricter
 from relay.events.catalog import CATALOG, event_schema
 from relay.outbox import Mode
 from relay.outbox.journal import rows
@@ -219,13 +219,13 @@ def test_the_same_event_id_is_a_new_occurrence_that_inherits_holds_alone(book: B
     book.see(step=False)
     book.see(REBOOT)
     stands = book.stands()
-    assert (stands.occurrence.number, stands.votes, len(stands.holds), stands.grants) == (2, 0, 1, ())
+    assert (stands.occurrence.number, stands.vote_count, len(stands.active_holds), stands.grants) == (2, 0, 1, ())
     assert book.submit("release", "eve").body["state"] == "released"
     assert book.submit(by="bob").body["state"] == "pending"
     assert book.submit().body["state"] == "granted"
     book.see(step=False)
     book.see(REBOOT)
-    assert book.stands().grant is None
+    assert book.stands().active_grant is None
     assert claim(book) == []
 
 
@@ -282,7 +282,7 @@ def test_another_body_under_a_known_id_is_409_and_decides_nothing(book: Book) ->
     first = book.submit(request_id="r")
     other = book.submit("hold", request_id="r", digest="other")
     assert (other.status, other.body["revision"]) == (409, REBOOT.revision)
-    assert not book.stands().holds
+    assert not book.stands().active_holds
     assert data(book, "approval.refused")["decision"] == "hold"
     assert book.submit(request_id="r") == replace(first, repeat=True)
 
@@ -403,9 +403,9 @@ def test_each_holder_has_one_hold_whatever_revision_it_was_for(book: Book) -> No
     first = book.submit("hold", "eve")
     assert book.submit("hold", "eve") == first
     book.see(event(resources=("db-2",)))
-    assert len(book.stands().holds) == 1
+    assert len(book.stands().active_holds) == 1
     book.submit("hold", "eve", event(resources=("db-2",)))
-    assert len(book.stands().holds) == 1
+    assert len(book.stands().active_holds) == 1
     assert state(book, "release", "eve", revision="whatever") == "released"
 
 
@@ -438,7 +438,7 @@ def test_an_expired_hold_is_told_as_a_release_and_rules_are_weighed_again(book: 
         "channel": "relay",
         "votes": 2,
     }
-    assert HOLD_MEANS in release.data["reason"]
+    assert HOLD_NOTICE in release.data["reason"]
     assert release.attributes["causationid"] == hold.id
     assert cause(book, "approval.granted") == release.id
     assert len(book.said("approval.recorded")) == 4
@@ -763,7 +763,7 @@ def test_a_hold_belongs_to_the_event_id_also_when_it_was_gone_for_a_while(book: 
     book.crash()
     book.see(USER)
     assert claim(book) == []
-    assert len(book.stands().holds) == 1
+    assert len(book.stands().active_holds) == 1
     assert book.submit("release", "eve", USER).body["state"] == "granted"
     assert claim(book) != []
 
@@ -803,7 +803,7 @@ def test_a_hold_of_a_dry_run_is_released_in_it(book: Book) -> None:
     book.see(USER)
     book.submit("hold", "eve", USER)
     assert book.submit("release", "eve", USER).body["state"] == "granted"
-    assert not book.stands().holds
+    assert not book.stands().active_holds
 
 
 # --- other rules after a restart
@@ -826,7 +826,7 @@ def test_votes_are_weighed_by_the_rule_as_it_is(book: Book) -> None:
     book.see(REBOOT)
     book.submit(by="drain")
     book.crash(_ALL_VOTE)
-    assert book.stands().votes == 0
+    assert book.stands().vote_count == 0
     book.step()
     assert book.grants == []
     assert book.submit().body["state"] == "granted"
@@ -848,7 +848,7 @@ def test_a_grant_by_votes_holds_where_the_rule_is_automatic_now(book: Book) -> N
 def test_an_approval_is_shown_with_what_is_missing_and_until_when(book: Book) -> None:
     book.see(REBOOT, event("E-2", event_type="Freeze", due=None))
     book.submit()
-    assert shown(book.stands()) == {
+    assert approval_summary(book.stands()) == {
         "state": "pending",
         "rule": "databases",
         "votes": 1,
@@ -856,9 +856,9 @@ def test_an_approval_is_shown_with_what_is_missing_and_until_when(book: Book) ->
         "missing": 1,
         "closes": "2026-04-11T12:14:00Z",
     }
-    assert shown(book.stands("E-2")) == {"state": "none", "rule": None, "votes": 0, "required": 0, "missing": 0, "closes": None}
+    assert approval_summary(book.stands("E-2")) == {"state": "none", "rule": None, "votes": 0, "required": 0, "missing": 0, "closes": None}
     book.see()
-    assert shown(book.stands())["missing"] == 0
+    assert approval_summary(book.stands())["missing"] == 0
 
 
 # --- one transaction
@@ -869,7 +869,7 @@ def test_a_decision_that_cannot_be_written_whole_is_not_written_at_all(book: Boo
     before = list(rows(book.connection))
 
     def work(tx: Any) -> None:
-        request: Approval = approval(of=ONE)
+        request: DecisionRequest = approval(of=ONE)
         book.ledger.submit(tx, request)
         raise RuntimeError("the disk is full")
 

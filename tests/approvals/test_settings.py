@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.approvals import ApprovalsSettings, Votes, voters
+from relay.approvals import ApprovalsSettings, Quorum, eligible_voters
 
 
 def _rule(**approve: Any) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def test_without_rules_nothing_is_approved_and_the_defaults_are_those_of_the_doc
 
 
 def test_voters_are_those_named_and_those_of_the_groups_each_once() -> None:
-    approve = Votes.model_validate({"votes": 2, "from": ["group:g", "client:a", "slack:T/U"]})
-    assert voters(approve, {"g": ("client:a", "client:b")}) == {"client:a", "client:b", "slack:T/U"}
+    approve = Quorum.model_validate({"votes": 2, "from": ["group:g", "client:a", "slack:T/U"]})
+    assert eligible_voters(approve, {"g": ("client:a", "client:b")}) == {"client:a", "client:b", "slack:T/U"}
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.approvals import ApprovalsSettings, Votes
-from relay.approvals.authorize import HOLD_MEANS, Refusal, judge
-from relay.approvals.request import Approval
-from relay.approvals.status import Standing, state_of
-from relay.approvals.transitions import Allow, Discount, Effect, Expire, Fail, claimable, next_moment, step, why_failed
+from relay.approvals import ApprovalsSettings, Quorum
+from relay.approvals.authorize import HOLD_NOTICE, Refusal, authorize
+from relay.approvals.request import DecisionRequest
+from relay.approvals.status import ApprovalStatus, approval_state
+from relay.approvals.transitions import (
+    CreateGrant,
+    ExpireHold,
+    FailGrant,
+    Transition,
+    VoidVotes,
+    can_claim,
+    failure_reason,
+    next_change_at,
+    next_transitions,
+)
 from relay.events.model import Event
 from relay.outbox import Decision, Grant, Mode
 from tests.approvals.builders import SETTINGS, SPEAKS, approval, caller, decided, event, granted, standing
@@ -33,8 +43,8 @@ def at(seconds: float) -> Any:
 # --- judge: what is refused, and in which order
 
 
-def status(request: Approval, how: Standing | None) -> int:
-    refusal = judge(request, how)
+def status(request: DecisionRequest, how: ApprovalStatus | None) -> int:
+    refusal = authorize(request, how)
     return 202 if refusal is None else refusal.status
 
 
@@ -42,7 +52,7 @@ def test_an_unknown_event_is_404() -> None:
     assert status(approval(), None) == 404
 
 
-REFUSED: list[tuple[str, int, Approval, Standing]] = [
+REFUSED: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
     ("a vote", 202, approval(), standing()),
     ("a vote, from one who is named and in no group", 202, approval(by="drain"), standing()),
     ("a hold", 202, approval("hold"), standing()),
@@ -124,17 +134,17 @@ REFUSED: list[tuple[str, int, Approval, Standing]] = [
 
 
 @pytest.mark.parametrize(("expected", "request_", "how"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_a_request_is_judged(expected: int, request_: Approval, how: Standing) -> None:
+def test_a_request_is_judged(expected: int, request_: DecisionRequest, how: ApprovalStatus) -> None:
     assert status(request_, how) == expected
 
 
 def test_too_late_says_when_it_was_and_when_it_is() -> None:
-    refusal = judge(approval(), standing(now=841))
+    refusal = authorize(approval(), standing(now=841))
     assert refusal == Refusal(409, "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z")
 
 
 def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
-    refusal = judge(approval(revision="x"), standing())
+    refusal = authorize(approval(revision="x"), standing())
     assert refusal is not None
     assert event().revision in refusal.reason
 
@@ -147,17 +157,17 @@ def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
         (approval("hold"), standing(grants=[granted("sent")])),
     ],
 )
-def test_every_text_about_a_hold_says_what_it_does_not_stop(request_: Approval, how: Standing) -> None:
-    refusal = judge(request_, how)
+def test_every_text_about_a_hold_says_what_it_does_not_stop(request_: DecisionRequest, how: ApprovalStatus) -> None:
+    refusal = authorize(request_, how)
     assert refusal is not None
-    assert HOLD_MEANS in refusal.reason
-    assert all(word in HOLD_MEANS for word in ("NotBefore", "other relays", "Azure Resource Manager"))
+    assert HOLD_NOTICE in refusal.reason
+    assert all(word in HOLD_NOTICE for word in ("NotBefore", "other relays", "Azure Resource Manager"))
 
 
 def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
     """.NET writes "none" as the year 1, from which nothing can be taken away."""
     old = event(not_before="0001-01-01T00:00:00Z")
-    assert standing(old).closes == old.not_before_time
+    assert standing(old).voting_closes_at == old.not_before_time
     assert status(approval(of=old), standing(old)) == 409
 
 
@@ -182,19 +192,19 @@ def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
 def test_a_quorum_counts_principals_who_may_vote(votes: int, decisions: list[Decision]) -> None:
     """Of each one vote, for the state as it is, neither expired nor of a dry run."""
     how = standing(None, *decisions, now=5)
-    assert (how.votes, how.satisfied) == (votes, votes >= 2)
+    assert (how.vote_count, how.is_satisfied) == (votes, votes >= 2)
 
 
 def test_votes_of_a_dry_run_count_in_a_dry_run_and_so_do_those_that_were_meant() -> None:
     votes = decided(dry_run=True), decided(by="bob")
-    assert standing(None, *votes, mode="dry-run").votes == 2
-    assert standing(None, *votes).votes == 1
-    assert standing(None, *votes, mode="off").votes == 1
+    assert standing(None, *votes, mode="dry-run").vote_count == 2
+    assert standing(None, *votes).vote_count == 1
+    assert standing(None, *votes, mode="off").vote_count == 1
 
 
 def test_an_automatic_rule_asks_for_no_votes_and_counts_none() -> None:
     how = standing(USER, decided(of=USER))
-    assert (how.required, how.votes, how.satisfied) == (0, 0, True)
+    assert (how.votes_required, how.vote_count, how.is_satisfied) == (0, 0, True)
 
 
 def test_the_first_rule_that_matches_decides_alone() -> None:
@@ -211,8 +221,8 @@ VOTES = decided(), decided(by="bob")
 REBOOT = SETTINGS.rules[1]
 
 
-def allows(how: Standing) -> bool:
-    return any(isinstance(effect, Allow) for effect in step(how))
+def allows(how: ApprovalStatus) -> bool:
+    return any(isinstance(effect, CreateGrant) for effect in next_transitions(how))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +261,7 @@ def allows(how: Standing) -> bool:
         (False, standing(USER, grants=[granted(of=USER, dry_run=True)], mode="dry-run")),
     ],
 )
-def test_what_is_granted(allowed: bool, how: Standing) -> None:
+def test_what_is_granted(allowed: bool, how: ApprovalStatus) -> None:
     assert allows(how) == allowed
 
 
@@ -273,48 +283,50 @@ def test_what_is_granted(allowed: bool, how: Standing) -> None:
         (None, standing(None, decided(by="eve"))),
     ],
 )
-def test_why_a_vote_is_void(why: str | None, how: Standing) -> None:
-    expected: list[Effect] = [] if why is None else [Discount(how.decisions, why)]  # type: ignore[arg-type]  # one of the three
-    assert step(how) == expected
+def test_why_a_vote_is_void(why: str | None, how: ApprovalStatus) -> None:
+    expected: list[Transition] = [] if why is None else [VoidVotes(how.decisions, why)]  # type: ignore[arg-type]  # one of the three
+    assert next_transitions(how) == expected
 
 
 def test_votes_that_are_void_for_one_reason_are_told_together() -> None:
     gone = decided(revision="x"), decided(by="bob", revision="y")
     late = decided(by="drain", expires=5)
-    assert step(standing(None, *gone, late, now=5)) == [Discount(gone, "changed"), Discount((late,), "expired")]
+    assert next_transitions(standing(None, *gone, late, now=5)) == [VoidVotes(gone, "changed"), VoidVotes((late,), "expired")]
 
 
 @pytest.mark.parametrize(
     "how", [standing(STARTED, decided(), grants=[granted("accepted")]), standing(None, decided(), grants=[granted("accepted")], live=False)]
 )
-def test_votes_whose_start_request_was_accepted_have_served(how: Standing) -> None:
-    assert step(how) == [Discount((decided(),), None)]
+def test_votes_whose_start_request_was_accepted_have_served(how: ApprovalStatus) -> None:
+    assert next_transitions(how) == [VoidVotes((decided(),), None)]
 
 
 def test_votes_are_left_alone_while_their_start_request_is_in_flight() -> None:
     """Started was seen before the answer was: only the answer says whether the vote was void or has served."""
     how = standing(STARTED, decided(), grants=[granted("sent")])
-    assert step(how, frozenset({1})) == []
-    assert [type(effect) for effect in step(how)] == [Discount, Fail]
+    assert next_transitions(how, frozenset({1})) == []
+    assert [type(effect) for effect in next_transitions(how)] == [VoidVotes, FailGrant]
 
 
 def test_holds_outlive_the_event_and_of_their_end_nobody_is_told_then() -> None:
     """The same EventId may come back."""
     hold = decided("hold")
-    assert step(standing(None, hold, live=False)) == []
-    assert step(standing(None, decided("hold", expires=1), now=5, live=False)) == [Discount((decided("hold", expires=1),), None)]
+    assert next_transitions(standing(None, hold, live=False)) == []
+    assert next_transitions(standing(None, decided("hold", expires=1), now=5, live=False)) == [
+        VoidVotes((decided("hold", expires=1),), None)
+    ]
 
 
 def test_a_hold_survives_every_change_until_it_expires() -> None:
     hold = decided("hold", expires=100)
     for changed in (None, event(resources=("db-2",)), STARTED, USER):
-        assert step(standing(changed, hold, now=99.9)) == []
-    assert step(standing(None, hold, now=100)) == [Expire(hold)]
+        assert next_transitions(standing(changed, hold, now=99.9)) == []
+    assert next_transitions(standing(None, hold, now=100)) == [ExpireHold(hold)]
 
 
 def test_an_expired_hold_stops_nothing_any_more() -> None:
     hold = decided("hold", expires=5)
-    assert step(standing(USER, hold, now=5)) == [Expire(hold), Allow(SETTINGS.rules[0])]
+    assert next_transitions(standing(USER, hold, now=5)) == [ExpireHold(hold), CreateGrant(SETTINGS.rules[0])]
 
 
 @pytest.mark.parametrize(
@@ -332,29 +344,31 @@ def test_an_expired_hold_stops_nothing_any_more() -> None:
         ("expired", standing(None, decided(), grants=[granted(dry_run=True)], mode="dry-run")),
     ],
 )
-def test_why_a_grant_is_given_up(words: str | None, how: Standing) -> None:
-    reason = why_failed(how.grants[0], how)
+def test_why_a_grant_is_given_up(words: str | None, how: ApprovalStatus) -> None:
+    reason = failure_reason(how.grants[0], how)
     assert (reason is None) == (words is None)
     assert words is None or words in (reason or "")
-    assert [effect for effect in step(how) if isinstance(effect, Fail)] == ([Fail(how.grants[0], reason)] if reason else [])
+    assert [effect for effect in next_transitions(how) if isinstance(effect, FailGrant)] == (
+        [FailGrant(how.grants[0], reason)] if reason else []
+    )
 
 
 def test_a_claim_whose_outcome_nobody_knows_is_given_up_as_such() -> None:
-    known = why_failed(granted(), standing(STARTED))
-    unknown = why_failed(granted("sent"), standing(STARTED))
+    known = failure_reason(granted(), standing(STARTED))
+    unknown = failure_reason(granted("sent"), standing(STARTED))
     assert known is not None
     assert unknown == f"{known}; whether IMDS took the StartRequest is not known"
 
 
 def test_what_is_in_flight_is_not_given_up() -> None:
     how = standing(STARTED, grants=[granted("sent")])
-    assert step(how, frozenset({1})) == []
-    assert [type(effect) for effect in step(how, frozenset({2}))] == [Fail]
+    assert next_transitions(how, frozenset({1})) == []
+    assert [type(effect) for effect in next_transitions(how, frozenset({2}))] == [FailGrant]
 
 
 @pytest.mark.parametrize("state", ["accepted", "failed", "refused"])
 def test_what_has_its_answer_is_given_up_by_nobody(state: Any) -> None:
-    assert step(standing(None, grants=[granted(state)], live=False)) == []
+    assert next_transitions(standing(None, grants=[granted(state)], live=False)) == []
 
 
 # --- the last check
@@ -380,31 +394,31 @@ def test_what_has_its_answer_is_given_up_by_nobody(state: Any) -> None:
         (False, granted(of=event(event_source="User", event_status="Paused")), standing(event(event_source="User", event_status="Paused"))),
     ],
 )
-def test_the_last_check_asks_everything_again(expected: bool, grant: Grant, how: Standing) -> None:
-    assert claimable(grant, how) == expected
+def test_the_last_check_asks_everything_again(expected: bool, grant: Grant, how: ApprovalStatus) -> None:
+    assert can_claim(grant, how) == expected
 
 
 def test_a_vote_goes_with_the_rights_of_who_gave_it() -> None:
     """A client that was removed since, or may approve no more, or not for these machines, has no vote any more."""
     how = standing(None, *VOTES)
-    assert how.satisfied
+    assert how.is_satisfied
     for speaks in ({"client:alice": None}, {**SPEAKS, "client:bob": ("web-*",)}):
-        left = replace(how, speaks=speaks)
-        assert [vote.principal for vote in left.voted] == ["client:alice"]
-        assert not claimable(granted(), replace(left, grants=(granted(),)))
-        assert [effect for effect in step(replace(left, grants=(granted(),))) if isinstance(effect, Fail)]
+        left = replace(how, client_resources=speaks)
+        assert [vote.principal for vote in left.counted_votes] == ["client:alice"]
+        assert not can_claim(granted(), replace(left, grants=(granted(),)))
+        assert [effect for effect in next_transitions(replace(left, grants=(granted(),))) if isinstance(effect, FailGrant)]
     people = tuple(replace(vote, principal=f"local:{vote.approval_id}") for vote in VOTES)
     rules = SETTINGS.model_copy(update={"groups": {"oncall": [vote.principal for vote in people]}})
-    assert standing(None, *people, settings=rules).satisfied  # whose rights are not the configuration's
+    assert standing(None, *people, settings=rules).is_satisfied  # whose rights are not the configuration's
 
 
 def test_a_vote_counts_no_longer_than_the_rule_of_now_allows() -> None:
     """Given under a rule that let it count until NotBefore, weighed under one that does not: hours turn, and files change."""
     given = decided(expires=None)
-    assert standing(None, given, now=299).voted
-    assert not standing(None, given, now=300).voted
-    assert standing(None, decided(expires=60), now=59).voted
-    assert not standing(None, decided(expires=60), now=60).voted
+    assert standing(None, given, now=299).counted_votes
+    assert not standing(None, given, now=300).counted_votes
+    assert standing(None, decided(expires=60), now=59).counted_votes
+    assert not standing(None, decided(expires=60), now=60).counted_votes
 
 
 # --- when to look again
@@ -427,8 +441,8 @@ def test_a_vote_counts_no_longer_than_the_rule_of_now_allows() -> None:
         (None, standing(replace(ONE, not_before=None), decided(of=ONE))),
     ],
 )
-def test_when_time_alone_changes_something(moment: float | None, how: Standing) -> None:
-    assert next_moment(how) == (None if moment is None else at(moment))
+def test_when_time_alone_changes_something(moment: float | None, how: ApprovalStatus) -> None:
+    assert next_change_at(how) == (None if moment is None else at(moment))
 
 
 # --- how it is shown
@@ -466,8 +480,8 @@ def test_when_time_alone_changes_something(moment: float | None, how: Standing) 
         ("pending", standing(grants=[granted("refused", revision="x", status=400)])),
     ],
 )
-def test_how_an_approval_is_shown(state: str, how: Standing) -> None:
-    assert state_of(how) == state
+def test_how_an_approval_is_shown(state: str, how: ApprovalStatus) -> None:
+    assert approval_state(how) == state
 
 
 # --- laws
@@ -501,7 +515,7 @@ _GRANTS = st.lists(
 
 
 @st.composite
-def standings(draw: st.DrawFn) -> Standing:
+def standings(draw: st.DrawFn) -> ApprovalStatus:
     """Anything that could stand, and much that could not."""
     of: Event = draw(_EVENTS)
     decisions = draw(st.lists(_DECISIONS, max_size=5, unique_by=lambda one: one.approval_id))
@@ -510,11 +524,11 @@ def standings(draw: st.DrawFn) -> Standing:
     return standing(of, *decisions, grants=draw(_GRANTS), mode=mode, now=now, live=draw(st.sampled_from([True, True, True, False])))
 
 
-def _has_quorum(how: Standing) -> bool:
+def _has_quorum(how: ApprovalStatus) -> bool:
     """The rule is satisfied, said once more and in another way."""
     if how.rule is None:
         return False
-    if not isinstance(how.rule.approve, Votes):
+    if not isinstance(how.rule.approve, Quorum):
         return True
     who = {
         one.principal.removeprefix("client:")
@@ -528,7 +542,7 @@ def _has_quorum(how: Standing) -> bool:
     return len(who & may) >= {"databases": 2, "one": 1}[how.rule.name]
 
 
-def _may_start(how: Standing) -> bool:
+def _may_start(how: ApprovalStatus) -> bool:
     of = how.occurrence.event
     held = any(one.decision == "hold" and (one.expires is None or one.expires > how.now) for one in how.decisions)
     return (
@@ -541,15 +555,15 @@ def _may_start(how: Standing) -> bool:
 
 
 @given(standings())
-def test_nothing_is_claimed_without_a_quorum_or_late_or_held_or_changed(how: Standing) -> None:
+def test_nothing_is_claimed_without_a_quorum_or_late_or_held_or_changed(how: ApprovalStatus) -> None:
     for grant in how.grants:
         if grant.state in ("granted", "sent"):
             wanted = how.mode == "on" and not grant.dry_run and grant.revision == how.occurrence.revision and _may_start(how)
-            assert claimable(grant, how) == wanted
+            assert can_claim(grant, how) == wanted
 
 
 @given(standings())
-def test_what_is_allowed_could_start_now_and_nothing_else_is_under_way(how: Standing) -> None:
+def test_what_is_allowed_could_start_now_and_nothing_else_is_under_way(how: ApprovalStatus) -> None:
     if allows(how):
         assert _may_start(how)
         assert how.mode != "off"
@@ -557,51 +571,51 @@ def test_what_is_allowed_could_start_now_and_nothing_else_is_under_way(how: Stan
 
 
 @given(standings(), st.frozensets(st.integers(1, 3)))
-def test_each_effect_is_about_what_it_should_be(how: Standing, in_flight: frozenset[int]) -> None:
-    effects = step(how, in_flight)
-    discounted = [one.approval_id for effect in effects if isinstance(effect, Discount) for one in effect.decisions]
-    expired = [effect.hold.approval_id for effect in effects if isinstance(effect, Expire)]
-    failed = [effect.grant for effect in effects if isinstance(effect, Fail)]
+def test_each_effect_is_about_what_it_should_be(how: ApprovalStatus, in_flight: frozenset[int]) -> None:
+    effects = next_transitions(how, in_flight)
+    discounted = [one.approval_id for effect in effects if isinstance(effect, VoidVotes) for one in effect.decisions]
+    expired = [effect.hold.approval_id for effect in effects if isinstance(effect, ExpireHold)]
+    failed = [effect.grant for effect in effects if isinstance(effect, FailGrant)]
     assert len({*discounted, *expired}) == len(discounted) + len(expired)
     assert all(grant.state in ("granted", "sent") and grant.id not in in_flight for grant in failed)
-    assert sum(isinstance(effect, Allow) for effect in effects) <= 1
+    assert sum(isinstance(effect, CreateGrant) for effect in effects) <= 1
     if not how.occurrence.live and not in_flight:
         left = [one for one in how.decisions if one.approval_id not in discounted]
-        assert all(one.decision == "hold" and not how.expired(one) for one in left)
+        assert all(one.decision == "hold" and not how.is_expired(one) for one in left)
         assert len(failed) == sum(grant.state in ("granted", "sent") for grant in how.grants)
 
 
-def _after(how: Standing, effects: list[Effect]) -> Standing:
+def _after(how: ApprovalStatus, effects: list[Transition]) -> ApprovalStatus:
     for effect in effects:
         match effect:
-            case Discount(decisions, _):
+            case VoidVotes(decisions, _):
                 how = replace(how, decisions=tuple(one for one in how.decisions if one not in decisions))
-            case Expire(hold):
+            case ExpireHold(hold):
                 how = replace(how, decisions=tuple(one for one in how.decisions if one != hold))
-            case Fail(grant, _):
+            case FailGrant(grant, _):
                 how = replace(how, grants=tuple(replace(one, state="failed") if one == grant else one for one in how.grants))
-            case Allow(rule):
+            case CreateGrant(rule):
                 new = granted(id=len(how.grants) + 1, revision=how.occurrence.revision, rule=rule.name, dry_run=how.mode == "dry-run")
                 how = replace(how, grants=(*how.grants, new))
     return how
 
 
 @given(standings())
-def test_steps_come_to_rest(how: Standing) -> None:
+def test_steps_come_to_rest(how: ApprovalStatus) -> None:
     """Two passes, since giving up what was sent can make room for a grant; then nothing is left to be done."""
     for _ in range(2):
-        how = _after(how, step(how))
-    assert step(how) == []
-    assert not (how.mode == "on" and _may_start(how) and not how.refused_by_imds and how.grant is None)
+        how = _after(how, next_transitions(how))
+    assert next_transitions(how) == []
+    assert not (how.mode == "on" and _may_start(how) and not how.refused_by_imds and how.active_grant is None)
 
 
 @given(standings())
-def test_nothing_changes_before_the_moment_that_was_named(how: Standing) -> None:
+def test_nothing_changes_before_the_moment_that_was_named(how: ApprovalStatus) -> None:
     """At rest, nothing follows from time alone until then."""
     for _ in range(2):
-        how = _after(how, step(how))
-    moment = next_moment(how)
+        how = _after(how, next_transitions(how))
+    moment = next_change_at(how)
     for later in (1.0, 4.9, 5.0, 50.0, 100.0, 500.0, 900.0, 2000.0):
         then = NOON + timedelta(seconds=later)
         if then > how.now and (moment is None or then < moment):
-            assert step(replace(how, now=then)) == []
+            assert next_transitions(replace(how, now=then)) == []

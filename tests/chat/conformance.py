@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from relay.approvals.request import Answer, Choice
-from relay.approvals.service import Ledger
+from relay.approvals.request import DecisionAnswer, DecisionKind
+from relay.approvals.service import ApprovalService
 from relay.chat import Chat, ChatRefused, ChatSettings
 from relay.chat.board import Board
 from relay.clock import SystemClock
@@ -107,16 +107,16 @@ class Room:
     store: Store
     chat: Chat
     watched: _Watched
-    ledger: Ledger
+    ledger: ApprovalService
     clock: SystemClock
 
     async def see(self, *events: Event) -> None:
         """The document holds these events; what follows from that is done."""
         recorder, now = Recorder(ORIGIN, BOOT, frozenset({"db-1"})), self.clock.now()
         await self.store.transact(lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False)))
-        await self.store.transact(lambda tx: self.ledger.step_all(tx, now))
+        await self.store.transact(lambda tx: self.ledger.apply_transitions(tx, now))
 
-    async def submit(self, decision: Choice, by: str, of: Event) -> Answer:
+    async def submit(self, decision: DecisionKind, by: str, of: Event) -> DecisionAnswer:
         """A client asks for something."""
         now = self.clock.now()
         return await self.store.transact(lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=now)))
@@ -147,7 +147,7 @@ async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
     async with open_store(
         StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(matching_sinks(event, [given]))
     ) as store:
-        ledger = Ledger(SETTINGS, ORIGIN, speaks=dict.fromkeys(("client:alice", "client:bob", "client:drain")))
+        ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")))
         async with member.connect(given, clock, Board(store, ledger, clock, "https://relay.example.com")) as chat:
             watched = _Watched(chat)
             dispatcher = Dispatcher({"chat": (given, watched)}, store, clock, lambda *_: None)

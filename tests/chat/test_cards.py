@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.approvals.authorize import HOLD_MEANS, judge
-from relay.approvals.request import Choice
-from relay.approvals.status import Standing
+from relay.approvals.authorize import HOLD_NOTICE, authorize
+from relay.approvals.request import DecisionKind
+from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card, Text, Who
 from relay.chat.cards.grouped_card import MOST_LISTED, card_of_many
 from relay.chat.cards.rendering import MOST_NAMED, card_of_one, changes_at, happens, named, sensible
@@ -23,7 +23,7 @@ from relay.events.cloudevent import CloudEvent
 from tests.approvals.builders import Book, approval, caller, decided, event, granted, occurrence, standing
 from tests.approvals.manual_clock import NOON
 
-CHOICES: tuple[Choice, ...] = ("approve", "hold", "release")
+CHOICES: tuple[DecisionKind, ...] = ("approve", "hold", "release")
 DUE = NOON + timedelta(seconds=900)
 
 
@@ -41,7 +41,7 @@ def said(card: Card) -> str:
     )
 
 
-def card(one: Standing, *, link: str | None = "https://relay.example.com/approve#t") -> Card:
+def card(one: ApprovalStatus, *, link: str | None = "https://relay.example.com/approve#t") -> Card:
     """The message about one event, with links."""
     return card_of_one(one, "prod", link=lambda _, __: link, code="123456")
 
@@ -78,9 +78,9 @@ def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
     found = card(standing(None, decided("hold", expires=3600)))
     assert labels(found) == ["Approve", "Release the hold"]
     assert found.tone == "held"
-    assert HOLD_MEANS.lower() in said(found).lower()
+    assert HOLD_NOTICE.lower() in said(found).lower()
     assert "Held by: client:alice until 13:00" in said(found)
-    assert all(HOLD_MEANS in flat(one.question) for one in card(standing()).buttons if one.decision == "hold")
+    assert all(HOLD_NOTICE in flat(one.question) for one in card(standing()).buttons if one.decision == "hold")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
         (standing(event(event_source="User")), "waiting", "users: approved automatically"),
     ],
 )
-def test_each_state_is_said_in_words(one: Standing, tone: str, words: str) -> None:
+def test_each_state_is_said_in_words(one: ApprovalStatus, tone: str, words: str) -> None:
     found = card(one)
     assert found.tone == tone
     assert words in said(found)
@@ -117,7 +117,7 @@ def test_each_state_is_said_in_words(one: Standing, tone: str, words: str) -> No
         standing(now=901),
     ],
 )
-def test_buttons_vanish_when_they_no_longer_can(one: Standing) -> None:
+def test_buttons_vanish_when_they_no_longer_can(one: ApprovalStatus) -> None:
     found = card(one)
     assert found.buttons == ()
     assert found.code is None
@@ -186,34 +186,34 @@ STANDINGS = st.builds(
 
 
 @given(STANDINGS)
-def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(one: Standing) -> None:
+def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(one: ApprovalStatus) -> None:
     """And one that the gate would take is shown, unless it would change nothing."""
     who = caller("alice", "approve", "hold", "operate")
     for choice in CHOICES:
-        refusal = judge(approval(choice, who, one.occurrence.event, at=one.now), one)
+        refusal = authorize(approval(choice, who, one.occurrence.event, at=one.now), one)
         if choice in sensible(one):
             assert refusal is None, (choice, refusal)
         elif refusal is None:
             idle = {
-                "approve": one.asks is None or one.grant is not None or one.claimed,
-                "hold": bool(one.holds) or not one.open,
-                "release": not one.open,
+                "approve": one.quorum is None or one.active_grant is not None or one.is_claimed,
+                "hold": bool(one.active_holds) or not one.is_open,
+                "release": not one.is_open,
             }
             assert idle[choice], choice
 
 
 @given(STANDINGS)
-def test_a_message_changes_by_time_alone_when_it_says_that_it_will(one: Standing) -> None:
+def test_a_message_changes_by_time_alone_when_it_says_that_it_will(one: ApprovalStatus) -> None:
     moment = changes_at([one])
     assert moment is None or moment > one.now
-    if one.open:
-        assert moment == min((at for at in (one.closes, one.due) if at is not None and at > one.now), default=None)
+    if one.is_open:
+        assert moment == min((at for at in (one.voting_closes_at, one.not_before) if at is not None and at > one.now), default=None)
     else:
         assert moment is None
 
 
 @given(st.lists(STANDINGS, min_size=2, max_size=60))
-def test_a_burst_is_one_message_of_a_few_lines(standings: Sequence[Standing]) -> None:
+def test_a_burst_is_one_message_of_a_few_lines(standings: Sequence[ApprovalStatus]) -> None:
     found = card_of_many(standings, "prod", link=lambda _, __: "u", code="123456")
     assert len(found.lines) <= MOST_LISTED
     assert found.title == f"{len(standings)} maintenance events at once"

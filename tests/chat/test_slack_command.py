@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from relay.approvals.request import Choice
+from relay.approvals.request import DecisionKind
 from relay.chat.platforms.slack.action_token import GOOD_FOR, holds, prove
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import Stage, rule, stage
@@ -138,7 +138,7 @@ async def test_a_card_for_one_person_is_good_for_nobody_else_and_for_nothing_els
 def test_a_card_for_one_person_is_good_for_a_quarter_of_an_hour(later: float, *, good: bool) -> None:
     """And none that was made in the future is."""
     who: tuple[str, str] = (ALICE, "C024BE91L")
-    what: tuple[Choice, str, str] = ("approve", "3f", "E-1")
+    what: tuple[DecisionKind, str, str] = ("approve", "3f", "E-1")
     proof = prove("xoxb-token", who, what, NOON)
     assert holds(proof, "xoxb-token", who, what, NOON + timedelta(seconds=later)) is good
     assert not holds(proof, "xoxb-other", who, what, NOON)

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from relay.approvals.request import Answer, Choice
-from relay.approvals.service import Ledger
+from relay.approvals.request import DecisionAnswer, DecisionKind
+from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings, MessageGone
 from relay.chat.board import Board
 from relay.chat.cards.card import Card, Text, Who
@@ -83,7 +83,7 @@ class Room:
     wall: Wall
     store: Store
     board: Board
-    ledger: Ledger
+    ledger: ApprovalService
     clock: Clock
     dispatcher: Dispatcher
 
@@ -96,9 +96,11 @@ class Room:
     async def step(self) -> None:
         """What follows from how things are is done, and told."""
         now = self.clock.now()
-        await self.store.transact(lambda tx: self.ledger.step_all(tx, now))
+        await self.store.transact(lambda tx: self.ledger.apply_transitions(tx, now))
 
-    async def submit(self, decision: Choice = "approve", by: str = "alice", of: Event | None = None, **changes: Any) -> Answer:
+    async def submit(
+        self, decision: DecisionKind = "approve", by: str = "alice", of: Event | None = None, **changes: Any
+    ) -> DecisionAnswer:
         """A client asks for something."""
         now = self.clock.now()
         return await self.store.transact(lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=now, **changes)))
@@ -124,7 +126,7 @@ async def room(
     async with open_store(
         StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(matching_sinks(event, [given]))
     ) as store:
-        ledger = Ledger(SETTINGS, ORIGIN, speaks=SPEAKS)
+        ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS)
         board = Board(store, ledger, clock, public_url)
         current = Current(given, board, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (given, current)}, store, clock, lambda *_: None)

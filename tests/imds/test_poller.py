@@ -249,7 +249,7 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(tm
         sim.fault(Fault(status=429, retry_after=20.0))
         await it.polled()
         calls = len(sim.calls)
-        question = asyncio.create_task(it.poller.fresh())
+        question = asyncio.create_task(it.poller.read_fresh())
         for _ in range(19):
             it.clock.turn(1)
             await asyncio.sleep(0)
@@ -266,7 +266,7 @@ async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_pol
     async with simulated(tmp_path, interval="10s") as (it, sim):
         it.clock.turn(4)
         sim.schedule(Plan())
-        await it.poller.fresh()
+        await it.poller.read_fresh()
         assert await it.names() == ["event.scheduled"]
         await it.resting()
         assert len(sim.calls) == 2
@@ -276,7 +276,7 @@ async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_pol
 async def test_many_who_ask_share_one_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (it, sim):
         it.clock.turn(4)
-        await asyncio.gather(*(it.poller.fresh() for _ in range(50)))
+        await asyncio.gather(*(it.poller.read_fresh() for _ in range(50)))
         assert len(sim.calls) == 2
 
 
@@ -290,7 +290,7 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
 
     async with far_side(script) as side, rig(tmp_path, side.url, clock) as it:
         await gate.wait()
-        await it.poller.fresh()
+        await it.poller.read_fresh()
         assert len(side.asked) == 2
         assert await it.names() == ["event.scheduled"]
 
@@ -299,7 +299,7 @@ async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> 
     async with simulated(tmp_path, interval="10s") as (it, sim):
         sim.fault(Fault(status=503))
         it.clock.turn(4)
-        questions = [asyncio.create_task(it.poller.fresh()) for _ in range(2)]
+        questions = [asyncio.create_task(it.poller.read_fresh()) for _ in range(2)]
         for question in questions:
             with pytest.raises(SourceError, match="503"):
                 await question
@@ -309,7 +309,7 @@ async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (it, sim):
         sim.fault(Fault(status=503))
         it.clock.turn(4)
-        gone, stays = asyncio.create_task(it.poller.fresh()), asyncio.create_task(it.poller.fresh())
+        gone, stays = asyncio.create_task(it.poller.read_fresh()), asyncio.create_task(it.poller.read_fresh())
         await asyncio.sleep(0)
         gone.cancel()
         with pytest.raises(SourceError):
@@ -323,7 +323,7 @@ async def test_questions_without_end_make_no_more_than_two_calls_a_second(tmp_pa
 
         async def ask() -> None:
             while True:
-                await it.poller.fresh()
+                await it.poller.read_fresh()
 
         asking = asyncio.create_task(ask())
         await it.until(lambda: it.clock.monotonic() >= began + 10, step=0.05)

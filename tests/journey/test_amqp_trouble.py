@@ -18,7 +18,7 @@ from relay.amqp import approval_consumer as amqp
 from relay.amqp.approval_consumer import ApprovalConsumer
 from relay.api.auth.rejection_log import Strangers
 from relay.app import started
-from relay.approvals.service import Ledger
+from relay.approvals.service import ApprovalService
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
@@ -197,7 +197,7 @@ async def test_where_nothing_can_be_recorded_though_all_seems_well_it_asks_ever_
     async with stage(node, tmp_path) as there:
         with monkeypatch.context() as broken:
             broken.setattr(amqp, "LOOK", 0.05)
-            broken.setattr(Ledger, "submit", refuse)
+            broken.setattr(ApprovalService, "submit", refuse)
             await there.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "asked for")
             await eventually(lambda: asked >= 2)
             await asyncio.sleep(2)  # nothing happens: there is no sign to wait for
@@ -212,7 +212,7 @@ async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_ot
     """It would come again at once, and nobody else would be heard; nothing was decided, and the log has the traceback."""
     async with stage(node, tmp_path) as there:
         with monkeypatch.context() as broken:
-            broken.setattr(Ledger, "submit", lambda *_: 1 / 0)
+            broken.setattr(ApprovalService, "submit", lambda *_: 1 / 0)
             await there.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "cursed")
             await eventually(lambda: [one.message_id for one in there.bus.dead] == ["cursed"])
         await approve(there, "blessed")

@@ -23,7 +23,7 @@ from yarl import URL
 from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
-from relay.approvals.request import Body
+from relay.approvals.request import DecisionBody
 from relay.config import Config
 from relay.sinks.rabbitmq import Settings, build, routing_key, topology
 from tests.builders import EVENT_ID, cloudevent
@@ -69,7 +69,7 @@ def test_the_page_names_all_that_is_declared_with_its_arguments() -> None:
 
 def test_the_decision_of_the_page_is_one() -> None:
     (block,) = blocks(CONSUMING, "json")
-    assert Body.model_validate(json.loads(block)).decision == "approve"
+    assert DecisionBody.model_validate(json.loads(block)).decision == "approve"
 
 
 def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:

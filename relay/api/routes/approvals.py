@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from relay.api.schema.problems import Problem
 from relay.api.schema.responses import answer
 from relay.api.schema.route import Call, Parameter, Route
-from relay.approvals.authorize import HOLD_MEANS
-from relay.approvals.request import Answer, Body, Choice, MalformedError, WrongFieldError, parse_body, read_json
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind, InvalidField, MalformedBody, parse_body, read_json
 from relay.outbox import Mode
 
 _KEY = Parameter(
@@ -30,7 +30,7 @@ class Accepted(TypedDict):
 
     approvalId: str
     eventId: str
-    decision: Choice
+    decision: DecisionKind
     state: Literal["granted", "pending", "held", "released"]
     votes: int
     required: int
@@ -51,7 +51,7 @@ class Switched(TypedDict):
     mode: Mode
 
 
-def decision(body: bytes, request_id: str | None) -> tuple[Body, str | None]:
+def decision(body: bytes, request_id: str | None) -> tuple[DecisionBody, str | None]:
     """A decision that was sent, and the id that makes a repeat of it known."""
     return parse_body(body), request_id
 
@@ -60,13 +60,13 @@ async def submit(call: Call) -> web.StreamResponse:
     """Hand a decision to the gate, and say what it says."""
     relay = call.relay
     body, request_id = call.content
-    said: Answer = await relay.gate.submit(body.approval(call.caller, relay.clock.now(), call.body, request_id=request_id))
+    said: DecisionAnswer = await relay.gate.submit(body.approval(call.caller, relay.clock.now(), call.body, request_id=request_id))
     if not said.accepted:
         raise Problem(said.status, **said.body)
     return answer(said.status, said.body)
 
 
-def _read(request: web.Request, body: bytes) -> tuple[Body, str | None]:
+def _read(request: web.Request, body: bytes) -> tuple[DecisionBody, str | None]:
     given = {value for name in (_KEY.name, "webhook-id") for value in request.headers.getall(name, [])}
     if len(given) > 1 or any(_FORM.fullmatch(value) is None for value in given):
         raise Problem(400, f"expected one {_KEY.name} of at most 256 visible ASCII characters")
@@ -79,8 +79,8 @@ def _read_switch(_request: web.Request, body: bytes) -> Switch:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         if not first["loc"]:
-            raise MalformedError("expected a JSON object") from error
-        raise WrongFieldError(".".join(str(part) for part in first["loc"]), first["msg"]) from error
+            raise MalformedBody("expected a JSON object") from error
+        raise InvalidField(".".join(str(part) for part in first["loc"]), first["msg"]) from error
 
 
 async def _switch(call: Call) -> web.StreamResponse:
@@ -92,11 +92,11 @@ ROUTES = (
     Route(
         "POST",
         "/v1/approvals",
-        f"approve an event, hold it, or release it; {HOLD_MEANS}",
+        f"approve an event, hold it, or release it; {HOLD_NOTICE}",
         submit,
         {202: Accepted},
         read=_read,
-        body=Body,
+        body=DecisionBody,
         parameters=(_KEY,),
         refuses=(403, 404, 409),
     ),

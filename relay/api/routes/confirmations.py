@@ -25,8 +25,8 @@ from relay.api.schema.responses import answer, raw_answer
 from relay.api.schema.route import Call, Route
 from relay.api.server.connection import peer_of, recognise
 from relay.api.server.pipeline import Desk
-from relay.approvals.confirmation_link import MOST_WRONG
-from relay.approvals.request import Answer, Approval, Choice, Invited, MalformedError, WrongFieldError, read_json
+from relay.approvals.confirmation_link import MAX_WRONG_CODES
+from relay.approvals.request import DecisionAnswer, DecisionKind, DecisionRequest, InvalidField, LinkUse, MalformedBody, read_json
 from relay.chat.cards.card import Text
 from relay.chat.cards.confirmation_view import changes, hindrance, outcome
 from relay.chat.cards.rendering import LABELS, card_of_one, question_of
@@ -63,7 +63,7 @@ class FactShown(TypedDict):
 class InvitationShown(TypedDict):
     """What a link stands for, and how its event stands now. Texts are in pieces, and hold what others wrote: show them as text."""
 
-    decision: Choice
+    decision: DecisionKind
     label: str
     """The decision as a button says it."""
     title: str
@@ -185,7 +185,7 @@ def routes(desk: Desk) -> tuple[Route, ...]:
         Route(
             "POST",
             "/v1/confirmations",
-            f"take the decision that a link stands for; approving asks for the message's code, and {MOST_WRONG} wrong ones void the link",
+            f"take the decision that a link stands for; approving asks for the message's code, and {MAX_WRONG_CODES} wrong ones void the link",
             _confirm,
             {202: Confirmed},
             read=lambda _, body: _read(ConfirmationBody, body),
@@ -212,8 +212,8 @@ async def _find(call: Call) -> tuple[ConfirmationLink, str]:
 async def _confirm(call: Call) -> web.StreamResponse:
     relay, given = call.relay, call.content
     invitation, event_id = call.found
-    said: Answer = await relay.gate.submit(
-        Approval(
+    said: DecisionAnswer = await relay.gate.submit(
+        DecisionRequest(
             replace(call.caller, channel="page"),
             event_id,
             invitation.decision,
@@ -223,7 +223,7 @@ async def _confirm(call: Call) -> web.StreamResponse:
             # The space keeps it apart from every Idempotency-Key. Whatever else comes with it, the link is used once.
             request_id=f"link {invitation.token}",
             digest=invitation.token,
-            invited=Invited(given.token, given.code),
+            link=LinkUse(given.token, given.code),
         )
     )
     if not said.accepted:
@@ -235,11 +235,11 @@ async def _confirm(call: Call) -> web.StreamResponse:
 def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:
     """What the page shows; None: the link is void."""
     invitation = tx.messages.find_link(call.content.token)
-    if invitation is None or invitation.wrong_codes >= MOST_WRONG:
+    if invitation is None or invitation.wrong_codes >= MAX_WRONG_CODES:
         return None
-    ledger = call.relay.gate.ledger
+    ledger = call.relay.gate.service
     occurrence = tx.snapshot.by_id(invitation.occurrence)
-    standing = ledger.standing(tx, occurrence, now)
+    standing = ledger.status(tx, occurrence, now)
     card = card_of_one(standing, ledger.origin.scope, link=lambda *_: "", code=None)  # the form is where its buttons lead
     why_not = hindrance(invitation.decision, invitation.revision, standing)
     return {
@@ -272,5 +272,5 @@ def _read(model: type[BaseModel], body: bytes) -> BaseModel:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         if not first["loc"]:
-            raise MalformedError("expected a JSON object") from error
-        raise WrongFieldError(".".join(str(part) for part in first["loc"]), first["msg"]) from error
+            raise MalformedBody("expected a JSON object") from error
+        raise InvalidField(".".join(str(part) for part in first["loc"]), first["msg"]) from error

@@ -16,7 +16,7 @@ from relay.api.schema.paging import CURSOR, PAGE, cursor, page
 from relay.api.schema.problems import Problem
 from relay.api.schema.responses import answer
 from relay.api.schema.route import Call, Route
-from relay.approvals.request import MalformedError, WrongFieldError
+from relay.approvals.request import InvalidField, MalformedBody
 from relay.delivery.dispatcher import redeliver, redeliver_matching
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -176,14 +176,14 @@ def _which(_request: web.Request, raw: bytes) -> _Wanted:
     try:
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise MalformedError(f"expected a JSON object: {error}") from error
+        raise MalformedBody(f"expected a JSON object: {error}") from error
     if not isinstance(fields, dict):
-        raise MalformedError("expected a JSON object")
+        raise MalformedBody("expected a JSON object")
     try:
         body = WhichBody.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise WrongFieldError(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
+        raise InvalidField(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
     event_key = body.eventId.lower() if body.eventId is not None else None
     which = DeadLetterFilter(body.sink, body.type and event_name(body.type), event_key, _moment("since", body.since))
     return _Wanted(which, _moment("until", body.until), body.after)
@@ -194,7 +194,7 @@ def _moment(name: str, text: str | None) -> datetime | None:
         return None
     moment = parse_timestamp(text)
     if moment is None:
-        raise WrongFieldError(name, "expected a moment such as 2026-04-11T22:26:58Z")
+        raise InvalidField(name, "expected a moment such as 2026-04-11T22:26:58Z")
     return moment
 
 

@@ -14,8 +14,8 @@ from relay.api.schema.paging import CURSOR, PAGE, cursor, page
 from relay.api.schema.problems import Problem
 from relay.api.schema.responses import answer
 from relay.api.schema.route import Call, Route
-from relay.approvals.service import Ledger, shown
-from relay.approvals.status import State
+from relay.approvals.service import ApprovalService, approval_summary
+from relay.approvals.status import ApprovalState
 from relay.events.catalog import EventData
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Occurrence
@@ -27,7 +27,7 @@ _MOST_DELIVERIES = 1000
 class ApprovalShown(TypedDict):
     """How an event's approval stands."""
 
-    state: State
+    state: ApprovalState
     rule: str | None
     votes: int
     required: int
@@ -87,18 +87,18 @@ class Events(TypedDict):
     next: str | None
 
 
-def _shown(tx: Transaction, ledger: Ledger, call: Call, occurrence: Occurrence) -> dict[str, Any]:
+def _shown(tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occurrence) -> dict[str, Any]:
     return {
         **occurrence.data,
         "occurrence": occurrence.number,
         "outcome": occurrence.outcome,
         "firstSeen": occurrence.first_seen,
         "lastChanged": occurrence.last_changed,
-        "approval": shown(ledger.standing(tx, occurrence, call.relay.clock.now())),
+        "approval": approval_summary(ledger.status(tx, occurrence, call.relay.clock.now())),
     }
 
 
-def _in_full(tx: Transaction, ledger: Ledger, call: Call, occurrence: Occurrence) -> dict[str, Any]:
+def _in_full(tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occurrence) -> dict[str, Any]:
     deliveries = tx.deliveries.page(event_key=occurrence.key, limit=_MOST_DELIVERIES)
     return {
         **_shown(tx, ledger, call, occurrence),
@@ -121,7 +121,7 @@ def _vote(decision: Decision) -> dict[str, Any]:
 
 
 async def _list(call: Call) -> web.StreamResponse:
-    ledger = call.relay.gate.ledger
+    ledger = call.relay.gate.service
 
     def work(tx: Transaction) -> dict[str, Any]:
         found = tx.snapshot.page(call.content, PAGE + 1)
@@ -131,7 +131,7 @@ async def _list(call: Call) -> web.StreamResponse:
 
 
 async def _find(call: Call) -> dict[str, Any]:
-    ledger = call.relay.gate.ledger
+    ledger = call.relay.gate.service
     key = call.request.match_info["eventId"].lower()
 
     def work(tx: Transaction) -> dict[str, Any] | None:

@@ -11,9 +11,9 @@ from typing_extensions import TypedDict
 from relay.api.schema.problems import Problem
 from relay.api.schema.responses import answer
 from relay.api.schema.route import Call, Route
-from relay.approvals.authorize import HOLD_MEANS
-from relay.approvals.explain import Weighed, weigh
-from relay.approvals.status import State
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.explain import ApprovalExplanation, explain
+from relay.approvals.status import ApprovalState
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
 from relay.outbox.transaction import Transaction
@@ -44,7 +44,7 @@ class WeighedShown(TypedDict):
     eventId: str
     revision: str
     notBefore: str | None
-    state: State
+    state: ApprovalState
     mode: Mode
     rule: str | None
     rules: list[RuleShown]
@@ -65,15 +65,15 @@ class WeighedShown(TypedDict):
 
 
 async def _find(call: Call) -> dict[str, Any]:
-    ledger = call.relay.gate.ledger
+    ledger = call.relay.gate.service
     key = call.request.match_info["eventId"].lower()
 
     def work(tx: Transaction) -> dict[str, Any] | None:
         occurrence = tx.snapshot.find(key)
         if occurrence is None:
             return None
-        standing = ledger.standing(tx, occurrence, call.relay.clock.now())
-        weighed = weigh(standing, ledger.settings.rules, ledger.origin.scope)
+        standing = ledger.status(tx, occurrence, call.relay.clock.now())
+        weighed = explain(standing, ledger.settings.rules, ledger.origin.scope)
         about = {name: occurrence.data[name] for name in ("eventId", "revision", "notBefore")}
         return {**about, "rule": standing.rule.name if standing.rule is not None else None, **_shown(weighed)}
 
@@ -83,23 +83,24 @@ async def _find(call: Call) -> dict[str, Any]:
     return found
 
 
-def _shown(weighed: Weighed) -> dict[str, Any]:
+def _shown(weighed: ApprovalExplanation) -> dict[str, Any]:
     return {
         "state": weighed.state,
         "mode": weighed.mode,
         "rules": [
-            {"name": one.name, "unmet": list(one.unmet), "decides": one.decides, "turns": _moment(one.turns)} for one in weighed.rules
+            {"name": one.name, "unmet": list(one.unmet_conditions), "decides": one.decides, "turns": _moment(one.hours_change_at)}
+            for one in weighed.rules
         ],
         "votes": weighed.votes,
         "required": weighed.required,
         "missing": weighed.missing,
         "mayVote": list(weighed.may_vote),
-        "unspoken": list(weighed.unspoken),
-        "closes": _moment(weighed.closes),
-        "voted": _counting(weighed.voted),
+        "unspoken": list(weighed.uncovered_resources),
+        "closes": _moment(weighed.voting_closes_at),
+        "voted": _counting(weighed.counted_votes),
         "holds": _counting(weighed.holds),
-        "holdMeans": HOLD_MEANS,
-        "lapses": _moment(weighed.lapses),
+        "holdMeans": HOLD_NOTICE,
+        "lapses": _moment(weighed.grant_expires_at),
     }
 
 

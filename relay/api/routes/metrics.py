@@ -87,7 +87,7 @@ def routes(desk: Desk) -> tuple[Route, ...]:
         relay = call.relay
 
         def work(tx: Transaction) -> tuple[Mode, int]:
-            return relay.gate.ledger.mode(tx), tx.head().position
+            return relay.gate.service.mode(tx), tx.head().position
 
         mode, position = await relay.store.read(work)
         registry = CollectorRegistry()

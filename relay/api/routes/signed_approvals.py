@@ -6,10 +6,10 @@ from aiohttp import web
 
 from relay.api.routes.approvals import Accepted, decision, submit
 from relay.api.schema.route import Parameter, Route
-from relay.approvals.request import Body
+from relay.approvals.request import DecisionBody
 
 
-def _read(request: web.Request, body: bytes) -> tuple[Body, str | None]:
+def _read(request: web.Request, body: bytes) -> tuple[DecisionBody, str | None]:
     return decision(body, request.headers["webhook-id"])  # there once, and well-formed: its signature was good
 
 
@@ -22,7 +22,7 @@ ROUTES = (
         {202: Accepted},
         access="signature",
         read=_read,
-        body=Body,
+        body=DecisionBody,
         parameters=(
             Parameter("webhook-id", "header", "makes a repeat known: it gets the first answer again", required=True),
             Parameter(

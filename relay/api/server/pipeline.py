@@ -22,7 +22,7 @@ from relay.api.auth.rejection_log import Strangers
 from relay.api.schema.problems import Problem, too_many
 from relay.api.schema.route import Call, Route
 from relay.api.server.connection import Peer, peer_of, recognise
-from relay.approvals.request import Caller, MalformedError, WrongFieldError
+from relay.approvals.request import Caller, InvalidField, MalformedBody
 from relay.clock import Clock
 
 LARGEST = 64 * 1024
@@ -137,9 +137,9 @@ def _check_content(route: Route, request: web.Request) -> None:
 def _content(route: Route, request: web.Request, body: bytes) -> object:
     try:
         return route.read(request, body) if route.read is not None else None
-    except MalformedError as error:
+    except MalformedBody as error:
         raise Problem(400, str(error)) from None
-    except WrongFieldError as error:
+    except InvalidField as error:
         raise Problem(422, str(error), field=error.field) from None
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from relay.approvals.request import Choice
-from relay.approvals.status import Standing
+from relay.approvals.request import DecisionKind
+from relay.approvals.status import ApprovalStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Button:
     ``question`` is asked before a click counts, where the platform can.
     """
 
-    decision: Choice
+    decision: DecisionKind
     label: str
     event_id: str
     revision: str
@@ -69,5 +69,5 @@ class Card:
     footer: str = ""
 
 
-Link = Callable[[Standing, Choice], str | None]
+Link = Callable[[ApprovalStatus, DecisionKind], str | None]
 """Where a decision about an event is confirmed; None: in the chat itself."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from relay.approvals.authorize import HOLD_MEANS, judge
-from relay.approvals.request import Approval, Caller, Choice, Rights
-from relay.approvals.status import Standing
+from relay.approvals.authorize import HOLD_NOTICE, authorize
+from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
+from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
 from relay.chat.cards.rendering import ENDED, named
 from relay.events.cloudevent import CloudEvent
@@ -27,16 +27,16 @@ _NAMES = {
 }
 
 
-def hindrance(choice: Choice, revision: str, standing: Standing) -> Text | None:
+def hindrance(choice: DecisionKind, revision: str, standing: ApprovalStatus) -> Text | None:
     """Why nobody can take this decision now about the state of that revision; None: those who may, can."""
     event = standing.occurrence.event
-    closes = standing.closes if choice == "approve" else standing.due
-    refusal = judge(Approval(_ANYBODY, event.event_id, choice, revision, standing.now), standing)
+    closes = standing.voting_closes_at if choice == "approve" else standing.not_before
+    refusal = authorize(DecisionRequest(_ANYBODY, event.event_id, choice, revision, standing.now), standing)
     if refusal is not None and refusal.status == 409:  # HTTP
         if not standing.occurrence.live:
             return (ENDED.get(standing.occurrence.outcome or "unknown", ENDED["unknown"]),)
         if choice != "release" and not event.started and closes is not None and standing.now >= closes:
-            return ("Too late: it closed at ", closes, f". {_sentence(HOLD_MEANS)}" if choice == "hold" else ".")
+            return ("Too late: it closed at ", closes, f". {_sentence(HOLD_NOTICE)}" if choice == "hold" else ".")
         if choice == "approve" and not event.started and revision != standing.occurrence.revision:
             return ("Azure has changed the event since this link was made. The message has links for its new state.",)
         return (_sentence(refusal.reason),)
@@ -45,13 +45,13 @@ def hindrance(choice: Choice, revision: str, standing: Standing) -> Text | None:
     return _needless(standing) if choice == "approve" else None
 
 
-def _needless(standing: Standing) -> Text | None:
+def _needless(standing: ApprovalStatus) -> Text | None:
     """Why no vote is asked for."""
     if standing.rule is None:
         return ("No rule allows this relay to approve it.",)
-    if standing.asks is None:
+    if standing.quorum is None:
         return (f"Rule {standing.rule.name} approves it without a vote.",)
-    return ("It is approved already.",) if standing.grant is not None or standing.claimed else None
+    return ("It is approved already.",) if standing.active_grant is not None or standing.is_claimed else None
 
 
 def changes(said: Sequence[CloudEvent], revision: str) -> list[Text]:
@@ -84,24 +84,24 @@ def outcome(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) -> Text:
     return (said, *((" Approvals are a dry run: no StartRequest is sent.",) if dry_run else ()))
 
 
-def _came_of(choice: Choice, state: str, count: str) -> str:
+def _came_of(choice: DecisionKind, state: str, count: str) -> str:
     match choice, state:
         case "approve", "granted":
             return f"It is approved, with {count}. It may begin within seconds."
         case "approve", "held":
-            return f"Your vote is recorded, and waits while the event is held ({count}); {HOLD_MEANS}."
+            return f"Your vote is recorded, and waits while the event is held ({count}); {HOLD_NOTICE}."
         case "approve", _:
             return f"Your vote is recorded: {count}. More are missing, and until they come nothing is sent."
         case "hold", _:
-            return f"It is on hold; {HOLD_MEANS}."
+            return f"It is on hold; {HOLD_NOTICE}."
         case _, "held":
-            return f"Your hold is released, and others still hold; {HOLD_MEANS}."
+            return f"Your hold is released, and others still hold; {HOLD_NOTICE}."
         case _, "granted":
-            return f"The hold is released, and it is approved: it may begin within seconds. {_sentence(HOLD_MEANS)}"
+            return f"The hold is released, and it is approved: it may begin within seconds. {_sentence(HOLD_NOTICE)}"
         case _, "pending":
-            return f"The hold is released, and it waits for votes: {count}. {_sentence(HOLD_MEANS)}"
+            return f"The hold is released, and it waits for votes: {count}. {_sentence(HOLD_NOTICE)}"
         case _:
-            return f"The hold is released, and nobody has voted. {_sentence(HOLD_MEANS)}"
+            return f"The hold is released, and nobody has voted. {_sentence(HOLD_NOTICE)}"
 
 
 def _sentence(text: str) -> str:

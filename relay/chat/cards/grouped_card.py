@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from relay.approvals.status import Standing
+from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card, Line, Link, Text, Tone
 from relay.chat.cards.rendering import buttons_of, named, regardless, title_of, tone_of
 
@@ -13,11 +13,13 @@ MOST_LISTED = 10
 """Events of a burst that get a line of their own."""
 
 
-def card_of_many(standings: Sequence[Standing], scope: str, *, link: Link | None, code: str | None) -> Card:
+def card_of_many(standings: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None) -> Card:
     """The message about a burst. ``link`` None: nothing can be decided from this message."""
     live = [one for one in standings if one.occurrence.live]
     # What waits for somebody comes first.
-    ordered = sorted(live or standings, key=lambda one: (not _waits(one), one.due is None, one.due or one.now, one.occurrence.id))
+    ordered = sorted(
+        live or standings, key=lambda one: (not _waits(one), one.not_before is None, one.not_before or one.now, one.occurrence.id)
+    )
     lines = tuple(Line(line_about(one), buttons_of(one, link)) for one in ordered[:MOST_LISTED])
     rest = len(ordered) - len(lines)
     notes: list[Text] = []
@@ -36,33 +38,33 @@ def card_of_many(standings: Sequence[Standing], scope: str, *, link: Link | None
     )
 
 
-def _waits(standing: Standing) -> bool:
-    return standing.open and standing.missing > 0
+def _waits(standing: ApprovalStatus) -> bool:
+    return standing.is_open and standing.votes_missing > 0
 
 
-def _summary_of_all(standings: Sequence[Standing]) -> Text:
+def _summary_of_all(standings: Sequence[ApprovalStatus]) -> Text:
     live = [one for one in standings if one.occurrence.live]
     kinds = Counter(one.occurrence.event.event_type or "Maintenance" for one in standings)
     text: Text = (", ".join(f"{count} × {kind}" for kind, count in kinds.most_common()) + ". ",)
     counts = [
         (sum(_waits(one) for one in live), "waiting for votes"),
-        (sum(bool(one.open and one.holds) for one in live), "held"),
-        (sum(bool(one.open and (one.grant or one.claimed)) for one in live), "approved"),
+        (sum(bool(one.is_open and one.active_holds) for one in live), "held"),
+        (sum(bool(one.is_open and (one.active_grant or one.is_claimed)) for one in live), "approved"),
         (sum(one.occurrence.event.started for one in live), "under way"),
         (len(standings) - len(live), "over"),
     ]
     text += (", ".join(f"{count} {what}" for count, what in counts if count) + ". ",) if any(count for count, _ in counts) else ()
-    due = [one.due for one in live if one.open and one.due is not None]
+    due = [one.not_before for one in live if one.is_open and one.not_before is not None]
     return (*text, "The first begins at ", min(due), " or soon after, whether or not anybody answers.") if due else text
 
 
-def _tone_of_all(standings: Sequence[Standing]) -> Tone:
+def _tone_of_all(standings: Sequence[ApprovalStatus]) -> Tone:
     tones = {tone_of(one) for one in standings}
     order: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
     return next(tone for tone in order if tone in tones)
 
 
-def line_about(standing: Standing) -> Text:
+def line_about(standing: ApprovalStatus) -> Text:
     """One event among others, in one line."""
     text: Text = (title_of(standing),)
     occurrence = standing.occurrence
@@ -70,12 +72,12 @@ def line_about(standing: Standing) -> Text:
         return (*text, f": {occurrence.outcome or 'over'}")
     if occurrence.event.started:
         return (*text, ": under way")
-    if standing.due is not None:
-        text += (", not before ", standing.due)
-    if standing.holds:
+    if standing.not_before is not None:
+        text += (", not before ", standing.not_before)
+    if standing.active_holds:
         text += (", held",)
-    elif standing.grant is not None or standing.claimed:
+    elif standing.active_grant is not None or standing.is_claimed:
         text += (", approved",)
-    elif standing.required:
-        text += (f", {standing.votes} of {standing.required} votes",)
+    elif standing.votes_required:
+        text += (f", {standing.vote_count} of {standing.votes_required} votes",)
     return text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from relay.approvals.authorize import HOLD_MEANS
-from relay.approvals.request import Choice
-from relay.approvals.rules import Votes, voters
-from relay.approvals.status import Standing, state_of
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.request import DecisionKind
+from relay.approvals.rules import Quorum, eligible_voters
+from relay.approvals.status import ApprovalStatus, approval_state
 from relay.chat.cards.card import Button, Card, Link, Text, Tone, Who
 
 MOST_NAMED = 10
@@ -27,37 +27,43 @@ ENDED = {
     "unknown": "It is not in Azure's document any more; whether it happened is not known.",
 }
 """How an event ended, by its outcome."""
-LABELS: dict[Choice, str] = {"approve": "Approve", "hold": "Hold", "release": "Release the hold"}
+LABELS: dict[DecisionKind, str] = {"approve": "Approve", "hold": "Hold", "release": "Release the hold"}
 """What buttons say."""
 
 
-def sensible(standing: Standing) -> tuple[Choice, ...]:
+def sensible(standing: ApprovalStatus) -> tuple[DecisionKind, ...]:
     """The decisions that the gate would not refuse for the event as it stands, whoever takes them."""
-    if not standing.open or standing.mode == "off":
+    if not standing.is_open or standing.mode == "off":
         return ()
-    choices: list[Choice] = []
+    choices: list[DecisionKind] = []
     if _can_be_approved(standing):
         choices.append("approve")
-    if standing.holds:
+    if standing.active_holds:
         choices.append("release")
-    elif not standing.claimed:
+    elif not standing.is_claimed:
         choices.append("hold")
     return tuple(choices)
 
 
-def changes_at(standings: Iterable[Standing]) -> datetime | None:
+def changes_at(standings: Iterable[ApprovalStatus]) -> datetime | None:
     """When time alone will change what a message should show; None: never."""
-    moments = [moment for one in standings if one.open for moment in (one.closes, one.due) if moment is not None and moment > one.now]
+    moments = [
+        moment
+        for one in standings
+        if one.is_open
+        for moment in (one.voting_closes_at, one.not_before)
+        if moment is not None and moment > one.now
+    ]
     return min(moments, default=None)
 
 
-def _can_be_approved(standing: Standing) -> bool:
-    closed = standing.closes is not None and standing.now >= standing.closes
-    settled = standing.grant is not None or standing.claimed or standing.refused_by_imds
-    return standing.asks is not None and not closed and not settled
+def _can_be_approved(standing: ApprovalStatus) -> bool:
+    closed = standing.voting_closes_at is not None and standing.now >= standing.voting_closes_at
+    settled = standing.active_grant is not None or standing.is_claimed or standing.refused_by_imds
+    return standing.quorum is not None and not closed and not settled
 
 
-def card_of_one(standing: Standing, scope: str, *, link: Link | None, code: str | None) -> Card:
+def card_of_one(standing: ApprovalStatus, scope: str, *, link: Link | None, code: str | None) -> Card:
     """The message about one event. ``link`` None: nothing can be decided from this message."""
     event = standing.occurrence.event
     buttons = buttons_of(standing, link)
@@ -82,7 +88,7 @@ def card_of_one(standing: Standing, scope: str, *, link: Link | None, code: str 
     )
 
 
-def title_of(standing: Standing) -> str:
+def title_of(standing: ApprovalStatus) -> str:
     """What it is, and of which machines."""
     event = standing.occurrence.event
     return f"{event.event_type or 'Maintenance'} of {named(event.resources, most=3) or 'no machine that is named'}"
@@ -120,8 +126,8 @@ def _started_by(source: str | None) -> str:
             return source or "not said"
 
 
-def _summary(standing: Standing) -> Text:
-    occurrence, event, due = standing.occurrence, standing.occurrence.event, standing.due
+def _summary(standing: ApprovalStatus) -> Text:
+    occurrence, event, due = standing.occurrence, standing.occurrence.event, standing.not_before
     if not occurrence.live:
         return (ENDED.get(occurrence.outcome or "unknown", ENDED["unknown"]),)
     if event.started:
@@ -133,39 +139,41 @@ def _summary(standing: Standing) -> Text:
     return ("Azure begins at ", due, " or soon after, whether or not anybody answers; earlier only when it is approved.")
 
 
-def _approval(standing: Standing) -> Iterator[tuple[str, Text]]:
+def _approval(standing: ApprovalStatus) -> Iterator[tuple[str, Text]]:
     if standing.rule is None:
         yield "Rule", ("no rule allows this relay to approve it",)
         return
-    if standing.asks is None:
+    if standing.quorum is None:
         yield "Rule", (f"{standing.rule.name}: approved automatically",)
     else:
-        yield "Rule", (f"{standing.rule.name}: ", *_asks(standing.asks))
+        yield "Rule", (f"{standing.rule.name}: ", *_asks(standing.quorum))
         yield "Votes", _votes(standing)
-    if standing.holds:
-        yield "Held by", _joined([_holder(one.principal, one.expires) for one in standing.holds])
+    if standing.active_holds:
+        yield "Held by", _joined([_holder(one.principal, one.expires) for one in standing.active_holds])
 
 
-def _asks(asks: Votes) -> Text:
+def _asks(asks: Quorum) -> Text:
     who = [(one if one.startswith(("group:", "person:")) else Who(one),) for one in asks.from_]
     votes: Text = (f"{asks.votes} vote{'s' if asks.votes != 1 else ''} from ", *_joined(who))
     return (*votes, ", for every machine") if asks.each_resource else votes
 
 
-def _votes(standing: Standing) -> Text:
-    text: Text = (f"{standing.votes} of {standing.required}",)
-    if standing.voted:
-        text += (": ", *_joined([(Who(one.principal),) for one in standing.voted[:MOST_NAMED]]))
-    if standing.open and standing.missing and standing.asks is not None:
-        have = {standing.person(one.principal) for one in standing.voted}
-        may = [one for one in sorted(voters(standing.asks, standing.groups, standing.people)) if standing.person(one) not in have]
-        text += (f"; {standing.missing} missing, from ", *_joined([(Who(one),) for one in may[:MOST_NAMED]]))
+def _votes(standing: ApprovalStatus) -> Text:
+    text: Text = (f"{standing.vote_count} of {standing.votes_required}",)
+    if standing.counted_votes:
+        text += (": ", *_joined([(Who(one.principal),) for one in standing.counted_votes[:MOST_NAMED]]))
+    if standing.is_open and standing.votes_missing and standing.quorum is not None:
+        have = {standing.person(one.principal) for one in standing.counted_votes}
+        may = [
+            one for one in sorted(eligible_voters(standing.quorum, standing.groups, standing.people)) if standing.person(one) not in have
+        ]
+        text += (f"; {standing.votes_missing} missing, from ", *_joined([(Who(one),) for one in may[:MOST_NAMED]]))
         if len(may) > MOST_NAMED:
             text += (f" and {len(may) - MOST_NAMED} more",)
-        if standing.closes is not None and standing.closes != standing.due:
-            text += (", until ", standing.closes)
-    if standing.unspoken and standing.open:
-        text += (f"; nobody has spoken for {named(standing.unspoken)} yet",)
+        if standing.voting_closes_at is not None and standing.voting_closes_at != standing.not_before:
+            text += (", until ", standing.voting_closes_at)
+    if standing.uncovered_resources and standing.is_open:
+        text += (f"; nobody has spoken for {named(standing.uncovered_resources)} yet",)
     return text
 
 
@@ -177,13 +185,13 @@ def _joined(texts: Sequence[Text]) -> Text:
     return tuple(part for number, text in enumerate(texts) for part in ((", ", *text) if number else text))
 
 
-def _notes(standing: Standing) -> Iterator[Text]:
+def _notes(standing: ApprovalStatus) -> Iterator[Text]:
     if not standing.occurrence.live:
         return
-    state = state_of(standing)
+    state = approval_state(standing)
     if standing.mode == "dry-run":
         yield ("Approvals are a dry run: no StartRequest is sent.",)
-    if standing.mode == "off" and standing.open:
+    if standing.mode == "off" and standing.is_open:
         yield ("Approvals are off: nothing can be decided now.",)
     if state == "granted":
         yield ("It is approved: the StartRequest is about to be sent.",)
@@ -196,34 +204,34 @@ def _notes(standing: Standing) -> Iterator[Text]:
     yield from regardless([standing])
 
 
-def _elsewhere(standing: Standing) -> Iterator[Text]:
+def _elsewhere(standing: ApprovalStatus) -> Iterator[Text]:
     """Where to decide when the message itself leads nowhere."""
     verbs = [verb for verb in ("approve", "hold", "release") if verb in sensible(standing)]
     if verbs:
         yield (f"To decide, on the machine: imds-relay {'|'.join(verbs)} {standing.occurrence.event.event_id}",)
 
 
-def regardless(standings: Iterable[Standing]) -> Iterator[Text]:
+def regardless(standings: Iterable[ApprovalStatus]) -> Iterator[Text]:
     """What nobody must forget: that Azure proceeds."""
-    ahead = [one for one in standings if one.open]
-    if any(one.holds for one in ahead):
-        yield (f"{HOLD_MEANS[0].upper()}{HOLD_MEANS[1:]}.",)
-    elif any(one.due is not None for one in ahead):
+    ahead = [one for one in standings if one.is_open]
+    if any(one.active_holds for one in ahead):
+        yield (f"{HOLD_NOTICE[0].upper()}{HOLD_NOTICE[1:]}.",)
+    elif any(one.not_before is not None for one in ahead):
         yield ("Azure proceeds at NotBefore regardless.",)
 
 
-def tone_of(standing: Standing) -> Tone:
+def tone_of(standing: ApprovalStatus) -> Tone:
     """What catches the eye."""
     if not standing.occurrence.live:
         return "over"
     if standing.occurrence.event.started:
         return "running"
-    if standing.holds:
+    if standing.active_holds:
         return "held"
-    return "approved" if standing.grant is not None or standing.claimed else "waiting"
+    return "approved" if standing.active_grant is not None or standing.is_claimed else "waiting"
 
 
-def buttons_of(standing: Standing, link: Link | None) -> tuple[Button, ...]:
+def buttons_of(standing: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:
     """The decisions that make sense now."""
     if link is None:
         return ()
@@ -234,13 +242,13 @@ def buttons_of(standing: Standing, link: Link | None) -> tuple[Button, ...]:
     )
 
 
-def question_of(choice: Choice, standing: Standing) -> Text:
+def question_of(choice: DecisionKind, standing: ApprovalStatus) -> Text:
     """What is asked before a decision counts."""
     what = title_of(standing)
     match choice:
         case "approve":
             return (f"{what}: it may begin within seconds, and cannot be taken back.",)
         case "hold":
-            return (f"{what}: {HOLD_MEANS}.",)
+            return (f"{what}: {HOLD_NOTICE}.",)
         case "release":
             return (f"{what}: votes and rules are weighed again, and it may begin within seconds.",)

@@ -14,7 +14,7 @@ from typing import Literal
 
 import orjson
 
-from relay.approvals.request import Choice
+from relay.approvals.request import DecisionKind
 from relay.chat import ChatRefused
 
 MOST = 4096
@@ -35,7 +35,7 @@ class Proof:
     channel: str
     event_id: str
     revision: str
-    decision: Choice
+    decision: DecisionKind
     expires: int
     nonce: str
     post: str = ""

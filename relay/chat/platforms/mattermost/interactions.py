@@ -21,7 +21,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from relay.approvals.request import Caller
-from relay.approvals.status import Standing
+from relay.approvals.status import ApprovalStatus
 from relay.chat import ChatRefused, Reply
 from relay.chat.board import Board
 from relay.chat.cards.card import Button
@@ -136,7 +136,7 @@ class Answers:
         state = replace(proof, kind="dialog", expires=self._now() + DIALOG_LASTS, post=click.post_id, user=click.user_id)
         await self._ask(click.trigger_id, state, standing)
 
-    async def _ask(self, trigger: str, state: Proof, standing: Standing) -> None:
+    async def _ask(self, trigger: str, state: Proof, standing: ApprovalStatus) -> None:
         label = _LABELS[state.decision]
         dialog = {
             "callback_id": "decision",
@@ -189,7 +189,7 @@ class Answers:
             raise _No(GONE if kind == "button" else "This took too long: nothing was decided. Click the button again.")
         return proof
 
-    async def _standing(self, proof: Proof, post: str) -> Standing:
+    async def _standing(self, proof: Proof, post: str) -> ApprovalStatus:
         try:
             standing = await self._board.shown_in(self._sink, post, proof.event_id)
         except StoreUnavailable:

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from relay.approvals.request import Answer, Caller, Choice
-from relay.approvals.status import Standing
+from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
+from relay.approvals.status import ApprovalStatus
 from relay.chat import Reply
 from relay.chat.board import Board
 from relay.chat.cards.card import Button, Card, Text
@@ -31,7 +31,7 @@ _MOST_LISTED = 15
 _LONGEST_REASON = 1000
 _AGAIN = 60.0
 """Seconds after which the same is logged again."""
-_CHOICES: Mapping[str, Choice] = {"approve": "approve", "hold": "hold", "release": "release"}
+_CHOICES: Mapping[str, DecisionKind] = {"approve": "approve", "hold": "hold", "release": "release"}
 _USAGE: tuple[Text, ...] = (
     ("list: what Azure has announced, and how it stands.",),
     ("approve, hold or release, and an EventId or its beginning: decide about it. What follows behind hold is its reason.",),
@@ -149,7 +149,7 @@ class Answers:
             return _Said(said([("The event is over.",)], by.team))
         return _Said(shown(_about(card, choice), by.team, lambda button: self._spoken(by, button)))
 
-    async def _hold(self, by: By, caller: Caller, standing: Standing, reason: str | None) -> _Said:
+    async def _hold(self, by: By, caller: Caller, standing: ApprovalStatus, reason: str | None) -> _Said:
         # A hold needs no state that was seen: it starts nothing, and counts for whatever the event becomes.
         event_id, revision = standing.occurrence.event.event_id, standing.occurrence.revision
         answer = await self._board.decide(
@@ -173,7 +173,7 @@ class Answers:
             await self._people.expect(by)
             await self._people.vouch(by)
 
-    async def _found(self, words: str, *, exact: bool = False) -> list[Standing]:
+    async def _found(self, words: str, *, exact: bool = False) -> list[ApprovalStatus]:
         """The events of the document whose EventId begins so, or, if there is one, has just that name."""
         key = words.lower()
         live = await self._board.live(self._settings)
@@ -184,14 +184,14 @@ class Answers:
         what = (button.decision, button.revision, button.event_id)
         return spoken(button, prove(self._settings.bot_token(), (by.user, by.channel), what, self._clock.now()))
 
-    def _came(self, answer: Answer, standing: Standing, by: By) -> _Said:
+    def _came(self, answer: DecisionAnswer, standing: ApprovalStatus, by: By) -> _Said:
         if answer.accepted:
             text = outcome(answer.body, dry_run=standing.mode == "dry-run", repeat=False)
             return _Said(said([text], by.team))
         return _Said(said([(f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}.",)], by.team))
 
-    def _listed(self, standings: Sequence[Standing], by: By, first: Text = ()) -> _Said:
-        ordered = sorted(standings, key=lambda one: (one.due is None, one.due or one.now, one.occurrence.id))
+    def _listed(self, standings: Sequence[ApprovalStatus], by: By, first: Text = ()) -> _Said:
+        ordered = sorted(standings, key=lambda one: (one.not_before is None, one.not_before or one.now, one.occurrence.id))
         lines = [(f"{one.occurrence.event.event_id[:8]}  ", *line_about(one)) for one in ordered[:_MOST_LISTED]]
         if len(ordered) > len(lines):
             lines.append((f"… and {len(ordered) - len(lines)} more.",))
@@ -208,7 +208,7 @@ async def _within() -> AsyncIterator[None]:
         raise NotKnown(f"no answer within {PATIENCE:g} s") from None
 
 
-def _about(card: Card, choice: Choice) -> Card:
+def _about(card: Card, choice: DecisionKind) -> Card:
     """A card with the buttons for one decision; where there is none, it says so."""
     buttons = tuple(one for one in card.buttons if one.decision == choice)
     if buttons:

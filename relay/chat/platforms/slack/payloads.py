@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from relay.approvals.request import Choice
+from relay.approvals.request import DecisionKind
 from relay.chat import ChatRefused
 from relay.chat.cards.card import Button
 from relay.chat.platforms.slack.blocks import LINK
@@ -55,7 +55,7 @@ class By:
 class Decided:
     """What a button stands for. ``proof``: of one that was shown to one person alone, see `answers`."""
 
-    decision: Choice
+    decision: DecisionKind
     revision: str
     event_id: str
     proof: str | None = None
@@ -205,7 +205,7 @@ class _Challenge(_Model):
 
 
 class _Decided(_Model):
-    decision: Choice
+    decision: DecisionKind
     revision: str = Field(min_length=1, max_length=128)
     proof: str = Field(max_length=200)
     event_id: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")

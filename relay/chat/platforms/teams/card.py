@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from relay.approvals.request import Choice
+from relay.approvals.request import DecisionKind
 from relay.chat.cards.card import Button, Card, Text, Tone, Who
 
 LARGEST = 27_000
@@ -23,7 +23,7 @@ LARGEST = 27_000
 LENGTHS = (1000, 300, 100, 40)
 """Characters of one text: the first of these with which the card is light enough."""
 _STYLES: dict[Tone, str] = {"waiting": "warning", "held": "attention", "approved": "good", "running": "accent", "over": "emphasis"}
-_ACTIONS: dict[Choice, str] = {"approve": "positive", "hold": "destructive", "release": "default"}
+_ACTIONS: dict[DecisionKind, str] = {"approve": "positive", "hold": "destructive", "release": "default"}
 _GAP = "\N{ZERO WIDTH SPACE}"
 
 Json = dict[str, Any]
