@@ -94,7 +94,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
             _log.warning("the state file is bound to a VM, and which VM this is is not known: approvals are off")
         say = _sayer(store, origin, clock)
         store.listeners.failing.append(lambda reason: _on_store(reason, say))
-        ledger = ApprovalService(config.approvals, origin, store.trusted, client_resources=config.api.speaks)
+        ledger = ApprovalService(config.approvals, origin, store.trusted, client_resources=config.api.client_resources)
         board = Board(store, ledger, clock, config.api.public_url)
         sinks = {settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board))) for settings in config.sinks}
         dispatcher = Dispatcher(sinks, store, clock, say)
@@ -106,7 +106,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         relay = Relay(store, gate, dispatcher, poller, origin, clock, chats)
         _log.info("relay %s of scope %s runs; the API listens on %s", origin.relay, origin.scope, server.address)
         doors = (
-            [ApprovalConsumer(config.approvals.amqp, config.answers_on, config.api.clients, relay, server.strangers)]
+            [ApprovalConsumer(config.approvals.amqp, config.answers_on, config.api.clients, relay, server.rejections)]
             if config.approvals.amqp
             else []
         )

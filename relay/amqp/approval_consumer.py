@@ -22,7 +22,7 @@ from relay.amqp.connection import CLOSE_TIMEOUT, HEARTBEAT, SETUP_TIMEOUT, Conne
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.topology import Exchange, Queue, establish, not_seen
 from relay.api import Client, Relay
-from relay.api.auth.rejection_log import Strangers
+from relay.api.auth.rejection_log import RejectionLog
 from relay.approvals import AmqpSettings
 from relay.errors import Deferred, StoreUnavailable
 
@@ -63,7 +63,7 @@ def topology(exchange: str, scope: str) -> tuple[Exchange | Queue, ...]:
 class ApprovalConsumer:
     """Consumes this scope's queue for as long as approvals may be taken."""
 
-    def __init__(self, settings: AmqpSettings, exchange: str, clients: Sequence[Client], relay: Relay, strangers: Strangers) -> None:
+    def __init__(self, settings: AmqpSettings, exchange: str, clients: Sequence[Client], relay: Relay, strangers: RejectionLog) -> None:
         scope = relay.origin.scope
         self._settings = settings
         self._parts = topology(exchange, scope)
@@ -143,7 +143,7 @@ class ApprovalConsumer:
         try:
             caller, identity, body = parse_message(message, self._exchange, self._key, self._clients)
         except UnusableMessage as error:
-            self._strangers.sent(message.header.properties.user_id, str(error), self._relay.clock.monotonic())
+            self._strangers.unusable_message(message.header.properties.user_id, str(error), self._relay.clock.monotonic())
             await message.channel.basic_reject(tag, requeue=False)
             return True
         approval = body.approval(caller, self._relay.clock.now(), message.body, request_id=identity, message_id=identity)

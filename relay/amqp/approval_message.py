@@ -9,7 +9,7 @@ from aiormq.abc import DeliveredMessage
 
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
-from relay.api.auth.authentication import caller_of
+from relay.api.auth.authentication import client_caller
 from relay.approvals.request import Caller, DecisionBody, InvalidField, MalformedBody, read_json, validate_body
 
 _TOLD = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # what CloudEvents allow in the causationid
@@ -44,7 +44,7 @@ def authenticate_sender(user_id: str | None, clients: Sequence[Client]) -> Calle
         raise UnusableMessage("it has no user_id, so nobody vouches for its sender")
     for client in clients:
         if client.amqp_user == user_id:
-            return caller_of(client, "amqp")
+            return client_caller(client, "amqp")
     raise UnusableMessage("its user_id is no client's amqp_user")
 
 

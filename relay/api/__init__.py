@@ -87,7 +87,7 @@ class Client(Section):
         return (f"client:{self.name}", *((f"mtls:{self.san}",) if self.san is not None else ()))
 
     @property
-    def comes_with(self) -> tuple[str, ...]:
+    def credential_kinds(self) -> tuple[str, ...]:
         """By what it is known, in words; empty: nobody can be this client."""
         ways = {
             "key": self.key_sha256 or self.key or self.key_file,
@@ -97,7 +97,7 @@ class Client(Section):
         }
         return tuple(way for way, given in ways.items() if given)
 
-    def digests(self) -> tuple[bytes, ...]:
+    def key_digests(self) -> tuple[bytes, ...]:
         """SHA-256 of every bearer key of this client that is good now: files are read again when they change."""
         key = self.reveal("key")
         plain = (hashlib.sha256(key.encode()).digest(),) if key else ()
@@ -111,7 +111,7 @@ class Client(Section):
             raise ValueError(f"clients: {self.name}: secrets{'_file' if self.secrets_file is not None else ''}: {error}") from None
 
 
-class TlsSettings(Section):
+class ServerTlsSettings(Section):
     """TLS on the listener."""
 
     cert_file: Path
@@ -126,7 +126,7 @@ class ApiSettings(Section):
     listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8080"
     socket: Annotated[Path, AfterValidator(_socket)] | None = None
     """A local socket for the command line; its file rights are the authority."""
-    tls: TlsSettings | None = None
+    tls: ServerTlsSettings | None = None
     allow_http: bool = False
     """Needed to listen beyond loopback without tls, behind a proxy."""
     public_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
@@ -146,7 +146,7 @@ class ApiSettings(Section):
         return int(self.listen.rpartition(":")[2])
 
     @property
-    def speaks(self) -> dict[str, tuple[str, ...] | None]:
+    def client_resources(self) -> dict[str, tuple[str, ...] | None]:
         """The principals of those clients that may approve, and the machines that each may speak for; None: every one."""
         return {principal: one.resources for one in self.clients if "approve" in one.can for principal in one.principals}
 
@@ -169,7 +169,7 @@ class ApiSettings(Section):
                 raise ValueError(f"clients: expected every {what} once, {', '.join(sorted(repeated))} comes again")
         owners: dict[bytes, str] = {}
         for one in self.clients:
-            for digest in one.digests():
+            for digest in one.key_digests():
                 if owners.setdefault(digest, one.name) != one.name:
                     raise ValueError(f"clients: expected a key of its own for each, {owners[digest]} and {one.name} have the same")
             # A signature covers the body, and not whose it is said to be: with one secret, one's vote would be another's too.

@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relay.api import ApiSettings, TlsSettings
+from relay.api import ApiSettings, ServerTlsSettings
 from relay.api.auth.entra_settings import OidcSettings
 from relay.api.server.sockets import open_tcp
-from relay.api.server.tls import Tls
+from relay.api.server.tls import ServerTlsContext
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import ConfigError
 from relay.files import may_be_folder, may_exist
@@ -21,10 +21,10 @@ _TIMEOUT = aiohttp.ClientTimeout(total=5)
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # where one that listens everywhere is asked
 
 
-async def examine(settings: ApiSettings) -> tuple[list[Finding], bool]:
+async def diagnose(settings: ApiSettings) -> tuple[list[Finding], bool]:
     """What is where the relay listens, and whether it is a relay that runs."""
     findings, runs = await _listener(settings)
-    findings.extend(foreseen(settings))
+    findings.extend(static_findings(settings))
     if settings.tls is not None:
         findings.append(_certificate(settings.tls))
     if settings.oidc is not None:
@@ -32,13 +32,13 @@ async def examine(settings: ApiSettings) -> tuple[list[Finding], bool]:
     return findings, runs
 
 
-def foreseen(settings: ApiSettings) -> Iterator[Finding]:
+def static_findings(settings: ApiSettings) -> Iterator[Finding]:
     """What nobody need be asked for: warnings that follow from the section and the folders of this machine."""
     if settings.socket is not None and not may_be_folder(settings.socket.parent):
         said = f"there is no folder {settings.socket.parent} for {settings.socket}, and without it the relay does not start"
         yield warning("local socket", said, "make it, or let the service manager make it at start (systemd: RuntimeDirectory)")
     for client in settings.clients:
-        if not client.comes_with:
+        if not client.credential_kinds:
             said = "nobody can be this client: it has no key, secrets, certificate's name or RabbitMQ user"
             yield warning(f"client {client.name}", said, "give it key_sha256 (see `imds-relay keys`), secrets, san or amqp_user")
 
@@ -93,9 +93,9 @@ def _another(about: str, shown: str) -> Finding:
     return failure(about, f"something that is no relay of this configuration listens on {shown}", "choose another address, or stop it")
 
 
-def _certificate(settings: TlsSettings) -> Finding:
+def _certificate(settings: ServerTlsSettings) -> Finding:
     try:
-        Tls(settings)
+        ServerTlsContext(settings)
     except ConfigError as error:
         return failure("certificate", str(error), "correct the files of api.tls, and who may read them")
     return ok("certificate", f"{settings.cert_file} and its key can be used")

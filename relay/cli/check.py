@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from relay.api import Client
-from relay.api.diagnostics import foreseen
-from relay.api.server.tls import Tls
+from relay.api.diagnostics import static_findings
+from relay.api.server.tls import ServerTlsContext
 from relay.approvals.rules import Hours, Quorum, Rule
 from relay.approvals.service import stricter
 from relay.approvals.status import ApprovalStatus, rule_for
@@ -43,9 +43,9 @@ def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson
     """Check the configuration and say what it means. Nothing is started, and nobody is called."""
     loaded = load(config)
     if loaded.config.api.tls is not None:
-        Tls(loaded.config.api.tls)  # as run does: files that it refuses are refused here
+        ServerTlsContext(loaded.config.api.tls)  # as run does: files that it refuses are refused here
     decided = list(decisions(loaded.config, _document(against), datetime.now(UTC))) if against is not None else None
-    warnings = [*warnings_of(loaded.config), *(f"{one.subject}: {one.line}" for one in foreseen(loaded.config.api))]
+    warnings = [*warnings_of(loaded.config), *(f"{one.subject}: {one.line}" for one in static_findings(loaded.config.api))]
     if as_json:
         said = {
             "file": loaded.file and str(loaded.file),
@@ -207,5 +207,5 @@ def _client(client: Client) -> tuple[object, ...]:
         client.name,
         ", ".join(client.can),
         named(client.resources) or "every machine",
-        ", ".join(client.comes_with),
+        ", ".join(client.credential_kinds),
     )

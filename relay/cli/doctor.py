@@ -11,7 +11,7 @@ import typer
 
 from relay.amqp import approval_consumer as approvals_over_amqp
 from relay.amqp.diagnostics import diagnose as examine_broker
-from relay.api.diagnostics import examine as examine_api
+from relay.api.diagnostics import diagnose as examine_api
 from relay.cli._exit_codes import DONE, FAILED
 from relay.cli._output import counted, show, show_json, show_table, tell
 from relay.cli.check import warnings_of

@@ -300,7 +300,7 @@ async def running(
 
         dispatcher = Dispatcher({one.name: (one, boxes[one.name]) for one in kinds}, store, clock, say)
         await dispatcher.start()
-        gate = Gate(ApprovalService(rules, ORIGIN, client_resources=settings.speaks), store, azure, clock, lambda _: True)
+        gate = Gate(ApprovalService(rules, ORIGIN, client_resources=settings.client_resources), store, azure, clock, lambda _: True)
         relay = Relay(store, gate, dispatcher, azure, ORIGIN, clock)
         async with _beside(gate.run(), dispatcher.run()):
             if attached:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.rejection_log import Strangers
+from relay.api.auth.rejection_log import RejectionLog
 from relay.api.server.connection import Peer
 from tests.api.running_relay import EVENT_ID, Running, event, running
 
@@ -154,12 +154,12 @@ async def test_strangers_are_logged_once_a_minute_and_never_journalled(relay: Ru
 
 
 def test_strangers_from_everywhere_take_no_more_memory_than_some(caplog: pytest.LogCaptureFixture) -> None:
-    strangers = Strangers()
+    strangers = RejectionLog()
     for number in range(5000):
-        strangers.came(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
+        strangers.unauthenticated_call(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
     assert strangers.count == 5000
     assert len(strangers._seen) == len(caplog.records) == 1024  # noqa: SLF001  # what may not grow
-    strangers.came(Peer("192.0.2.1"), "no key", now=62.0)
+    strangers.unauthenticated_call(Peer("192.0.2.1"), "no key", now=62.0)
     assert len(caplog.records) == 1025
 
 

@@ -62,7 +62,7 @@ async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[Running]:
 async def test_what_a_platform_calls_reaches_its_member_and_is_answered_by_it(relay: Running, wall: Wall) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", b"payload=%7B%7D", by=None, headers=GOOD)
     assert (answer.status, answer.json, wall.heard) == (200, {"text": "done"}, [b"payload=%7B%7D"])
-    assert relay.server.strangers.count == 0
+    assert relay.server.rejections.count == 0
 
 
 async def test_an_empty_answer_is_empty(relay: Running) -> None:
@@ -82,7 +82,7 @@ async def test_who_is_refused_is_told_nothing_and_is_a_stranger(
 ) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", body, by=None, headers=headers)
     assert (answer.status, answer.json["detail"]) == (status, "the call proves nothing, or cannot be read; the relay's log says more")
-    assert relay.server.strangers.count == 1
+    assert relay.server.rejections.count == 1
     assert "chat ops: the " in caplog.text
 
 

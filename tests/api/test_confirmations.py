@@ -75,7 +75,7 @@ async def test_looking_decides_nothing_and_uses_nothing_up(relay: Running) -> No
     for _ in range(20):
         assert (await look(relay, sent.tokens["approve"])).status == 200
     assert await relay.store.read(lambda tx: tx.head()) == before
-    assert relay.server.strangers.count == 0
+    assert relay.server.rejections.count == 0
     assert (await confirm(relay, sent.tokens["approve"], sent.code)).status == 202
 
 
@@ -96,7 +96,7 @@ async def test_who_looks_at_links_that_are_none_is_a_stranger_and_is_refused_aft
     relay.clock.stop()
     answers = Counter([(await look(relay, VOID)).status for _ in range(101)])
     assert answers == {404: 100, 429: 1}
-    assert relay.server.strangers.count == 100
+    assert relay.server.rejections.count == 100
     assert (await look(relay, sent.tokens["approve"])).status == 429
 
 
@@ -268,7 +268,7 @@ async def test_a_stranger_uses_nothing_up_and_is_counted(relay: Running) -> None
         for code in (sent.code, sent.wrong_code):
             assert (await confirm(relay, sent.tokens["approve"], code, by=by)).status == 401
     assert await _wrong(relay, sent.tokens["approve"]) == 0
-    assert (await _votes(relay), relay.server.strangers.count) == ([], 4)
+    assert (await _votes(relay), relay.server.rejections.count) == ([], 4)
 
 
 async def test_hold_and_release_ask_for_no_code(relay: Running) -> None:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_tokens import AGAIN, STALE
+from relay.api.auth.entra_tokens import KEY_REFETCH_INTERVAL, MAX_KEY_AGE
 from tests.api.running_relay import Running, event, running
 from tests.certificates import LOCALHOST, Authority
 
@@ -220,7 +220,7 @@ async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_m
         assert await entra.status(entra.token(kid="k2", key=OTHER)) == 401
     assert entra.issuer.asked == 1
     entra.issuer.keys.append(public(OTHER, "k2"))
-    entra.relay.clock.ahead = AGAIN
+    entra.relay.clock.ahead = KEY_REFETCH_INTERVAL
     assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
     assert entra.issuer.asked == 2
 
@@ -228,13 +228,13 @@ async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_m
 async def test_keys_that_cannot_be_fetched_hold_for_a_while_and_a_withdrawn_one_no_longer_than_a_day(entra: Entra) -> None:
     assert await entra.status(entra.token()) == 200
     entra.issuer.status = 302  # not followed
-    entra.relay.clock.ahead = STALE
+    entra.relay.clock.ahead = MAX_KEY_AGE
     assert await entra.status(entra.token()) == 200
-    entra.relay.clock.ahead = STALE + 2 * AGAIN
+    entra.relay.clock.ahead = MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL
     assert await entra.status(entra.token()) == 401
     assert entra.issuer.elsewhere == 0
     entra.issuer.status, entra.issuer.keys = 200, [public(OTHER, "k2")]
-    entra.relay.clock.ahead = STALE + 3 * AGAIN
+    entra.relay.clock.ahead = MAX_KEY_AGE + 3 * KEY_REFETCH_INTERVAL
     assert await entra.status(entra.token()) == 401
     assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
 

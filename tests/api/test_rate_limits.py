@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.api.auth.rate_limits import Buckets
+from relay.api.auth.rate_limits import TokenBuckets
 from relay.api.server.connection import Peer
 
 PAUSES = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=80)
@@ -14,7 +14,7 @@ PAUSES = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=80)
 
 @given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
 def test_in_no_span_of_time_more_get_through_than_the_burst_and_the_rate_allow(pauses: list[float], burst: int, rate: float) -> None:
-    buckets, now, passed = Buckets(rate, burst), 0.0, []
+    buckets, now, passed = TokenBuckets(rate, burst), 0.0, []
     for pause in pauses:
         now += pause
         if not buckets.take("one", now):
@@ -26,7 +26,7 @@ def test_in_no_span_of_time_more_get_through_than_the_burst_and_the_rate_allow(p
 
 @given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
 def test_who_waits_as_long_as_told_gets_through(pauses: list[float], burst: int, rate: float) -> None:
-    buckets, now = Buckets(rate, burst), 0.0
+    buckets, now = TokenBuckets(rate, burst), 0.0
     for pause in pauses:
         now += pause
         if wait := buckets.take("one", now):
@@ -36,11 +36,11 @@ def test_who_waits_as_long_as_told_gets_through(pauses: list[float], burst: int,
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_what_is_given_back_never_counted(given_back: list[bool]) -> None:
-    buckets = Buckets(rate=1, burst=20)
+    buckets = TokenBuckets(rate=1, burst=20)
     for back in given_back:
         taken = not buckets.take("one", 0.0)
         if back and taken:
-            buckets.give_back("one", 0.0)
+            buckets.refund("one", 0.0)
     kept = min(20, given_back.count(False))
     if kept < 20:
         for _ in range(20 - kept):
@@ -49,7 +49,7 @@ def test_what_is_given_back_never_counted(given_back: list[bool]) -> None:
 
 
 def test_keys_have_a_bucket_each_and_the_oldest_is_forgotten() -> None:
-    buckets = Buckets(rate=1, burst=1, most=3)
+    buckets = TokenBuckets(rate=1, burst=1, most=3)
     for key in "abc":
         assert not buckets.take(key, 0.0)
         assert buckets.take(key, 0.0)

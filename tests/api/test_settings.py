@@ -76,12 +76,12 @@ def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> No
     (tmp_path / "key").write_text("from a file\n")
     clients = [{"name": "a", "key_sha256": SHA256, "key_file": str(tmp_path / "key")}, {"name": "b", "secrets": [SECRET]}]
     first, second = ApiSettings.model_validate({"clients": clients}).clients
-    assert (len(first.digests()), second.digests()) == (2, ())
+    assert (len(first.key_digests()), second.key_digests()) == (2, ())
 
 
 def test_a_client_says_by_what_it_is_known() -> None:
     ways = {"key": "k", "key_sha256": SHA256, "secrets": [SECRET], "san": "a.b", "amqp_user": "u"}
-    known = {name: Client.model_validate({"name": "a", name: value}).comes_with for name, value in ways.items()}
+    known = {name: Client.model_validate({"name": "a", name: value}).credential_kinds for name, value in ways.items()}
     assert known == {
         "key": ("key",),
         "key_sha256": ("key",),
@@ -89,7 +89,7 @@ def test_a_client_says_by_what_it_is_known() -> None:
         "san": ("certificate",),
         "amqp_user": ("RabbitMQ user u",),
     }
-    assert Client(name="a").comes_with == ()
+    assert Client(name="a").credential_kinds == ()
 
 
 def test_no_secret_is_ever_told() -> None:

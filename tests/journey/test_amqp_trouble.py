@@ -16,7 +16,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.amqp import approval_consumer as amqp
 from relay.amqp.approval_consumer import ApprovalConsumer
-from relay.api.auth.rejection_log import Strangers
+from relay.api.auth.rejection_log import RejectionLog
 from relay.app import started
 from relay.approvals.service import ApprovalService
 from relay.clock import SystemClock
@@ -269,7 +269,7 @@ async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(node:
 async def _second_door(there: Stage, *, heartbeat: int) -> AsyncIterator[None]:
     """The same relay's consumer once more, with another heartbeat."""
     assert there.config.approvals.amqp is not None
-    door = ApprovalConsumer(there.config.approvals.amqp, there.bus.exchange, there.config.api.clients, there.running.relay, Strangers())
+    door = ApprovalConsumer(there.config.approvals.amqp, there.bus.exchange, there.config.api.clients, there.running.relay, RejectionLog())
     async with asyncio.TaskGroup() as group:
         task = group.create_task(door.run(heartbeat=heartbeat))
         yield

@@ -16,21 +16,21 @@ from relay.clock import Clock
 from relay.signature import PREFIX, SignatureRefused, verify
 
 if TYPE_CHECKING:
-    from relay.api.auth.entra_tokens import Tokens
+    from relay.api.auth.entra_tokens import TokenVerifier
 
-ALL = Rights(frozenset({"read", "approve", "hold", "operate"}))
+ALL_RIGHTS = Rights(frozenset({"read", "approve", "hold", "operate"}))
 """What users of the local socket may do: its file rights are the authority."""
-NOBODY = Caller("anonymous", "http", Rights(frozenset()))
+ANONYMOUS = Caller("anonymous", "http", Rights(frozenset()))
 """Who calls what needs no credentials."""
-NEIGHBOUR = Caller("anonymous", "http", Rights(frozenset({"read"})))
+LOOPBACK_READER = Caller("anonymous", "http", Rights(frozenset({"read"})))
 """Who calls from this machine what may be read there without credentials."""
 
 
-class StrangerError(Exception):
+class NotAuthenticated(Exception):
     """No or wrong credentials. The text is for our log: the caller is told no more than 401."""
 
 
-class Clients:
+class Authenticator:
     """The configured clients, by what they can show."""
 
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
@@ -47,27 +47,27 @@ class Clients:
         if not given and certificate and self._by_san:
             return self._by_certificate(certificate)
         if len(given) != 1:
-            raise StrangerError(f"Authorization: expected it once, got it {len(given)} times")
+            raise NotAuthenticated(f"Authorization: expected it once, got it {len(given)} times")
         scheme, _, key = given[0].partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
-            raise StrangerError("Authorization: expected Bearer and a key")
+            raise NotAuthenticated("Authorization: expected Bearer and a key")
         found = self._by_key(key)
         if found is not None:
             return found
         if self._tokens is None or key.count(".") != 2:  # three parts: RFC 7515, section 3.1
-            raise StrangerError("the bearer key is no client's")
+            raise NotAuthenticated("the bearer key is no client's")
         try:
             return await self._tokens.caller(key)
         except TokenRefused as error:
-            raise StrangerError(str(error)) from None
+            raise NotAuthenticated(str(error)) from None
 
     def _by_certificate(self, certificate: Mapping[str, Any]) -> Caller:
         """Whose certificate TLS has verified, by its names."""
         names = {value.lower() for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "email")}
         found = [client for san, client in self._by_san.items() if san in names]
         if len(found) != 1:
-            raise StrangerError(f"the certificate: expected the name of one client, got those of {len(found)}")
+            raise NotAuthenticated(f"the certificate: expected the name of one client, got those of {len(found)}")
         return Caller(f"mtls:{found[0].san}", "http", _rights(found[0]))
 
     def _by_key(self, key: str) -> Caller | None:
@@ -75,10 +75,10 @@ class Clients:
         offered = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found = None
         for client in self._clients:
-            for digest in client.digests():
+            for digest in client.key_digests():
                 if hmac.compare_digest(digest, offered):
                     found = client
-        return caller_of(found, "http") if found is not None else None
+        return client_caller(found, "http") if found is not None else None
 
     def by_signature(self, name: str, headers: Mapping[str, str], body: bytes) -> Caller:
         """The client of that name, when it has signed the body. Raises StrangerError, after as long for an unknown one."""
@@ -87,18 +87,18 @@ class Clients:
         try:
             verify(known or (self._nobodys,), headers, body, self._clock.now())
         except SignatureRefused as error:
-            raise StrangerError(str(error)) from None
+            raise NotAuthenticated(str(error)) from None
         if client is None or not known:
-            raise StrangerError("no such client, or none that signs")
-        return caller_of(client, "callback")
+            raise NotAuthenticated("no such client, or none that signs")
+        return client_caller(client, "callback")
 
 
-def local(user: str) -> Caller:
+def local_caller(user: str) -> Caller:
     """A user of the local socket."""
-    return Caller(f"local:{user}", "local", ALL)
+    return Caller(f"local:{user}", "local", ALL_RIGHTS)
 
 
-def caller_of(client: Client, channel: str) -> Caller:
+def client_caller(client: Client, channel: str) -> Caller:
     """The client as a caller through that channel."""
     return Caller(f"client:{client.name}", channel, _rights(client))
 
@@ -107,7 +107,7 @@ def _rights(client: Client) -> Rights:
     return Rights(frozenset(client.can), client.resources)
 
 
-def _tokens(settings: OidcSettings, clock: Clock) -> Tokens:
-    from relay.api.auth.entra_tokens import Tokens  # noqa: PLC0415  # ten megabytes, for relays that take tokens
+def _tokens(settings: OidcSettings, clock: Clock) -> TokenVerifier:
+    from relay.api.auth.entra_tokens import TokenVerifier  # noqa: PLC0415  # ten megabytes, for relays that take tokens
 
-    return Tokens(settings, clock)
+    return TokenVerifier(settings, clock)

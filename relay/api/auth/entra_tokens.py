@@ -25,9 +25,9 @@ from relay.tls import default_context
 
 LEEWAY = 60.0
 """Seconds by which the clocks of issuer and relay may differ."""
-AGAIN = 300.0
+KEY_REFETCH_INTERVAL = 300.0
 """Seconds between two fetches of the keys, whatever tokens name: a stranger's token makes nobody busy."""
-STALE = 86400.0
+MAX_KEY_AGE = 86400.0
 """Seconds after which the keys are fetched again in any case: one that was withdrawn is believed no longer than that."""
 _PATIENCE = 10.0
 _LARGEST = 256 * 1024
@@ -36,7 +36,7 @@ _LONGEST = 16 * 1024
 _log = logging.getLogger(__name__)
 
 
-class Tokens:
+class TokenVerifier:
     """Verifies tokens, with keys that are kept."""
 
     def __init__(self, settings: OidcSettings, clock: Clock) -> None:
@@ -93,11 +93,11 @@ class Tokens:
     async def _key(self, kid: str) -> Any:
         async with self._fetching:
             now = self._clock.monotonic()
-            stale = self._fetched is None or now - self._fetched >= STALE
-            if (stale or kid not in self._keys) and (self._tried is None or now - self._tried >= AGAIN):
+            stale = self._fetched is None or now - self._fetched >= MAX_KEY_AGE
+            if (stale or kid not in self._keys) and (self._tried is None or now - self._tried >= KEY_REFETCH_INTERVAL):
                 self._tried = now
                 await self._fetch(now)
-            if self._fetched is None or self._clock.monotonic() - self._fetched >= STALE + 2 * AGAIN:
+            if self._fetched is None or self._clock.monotonic() - self._fetched >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL:
                 raise TokenRefused("the issuer's keys are not at hand: they could not be fetched")
         if kid not in self._keys:
             raise TokenRefused("the token's kid: expected one of the issuer's keys, got another")

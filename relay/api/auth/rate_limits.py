@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 
-class Buckets:
+class TokenBuckets:
     """One bucket for each key: ``rate`` calls a second, ``burst`` at once. At most ``most`` keys are remembered.
 
     The key that was touched longest ago is forgotten first; it then has a full bucket again.
@@ -27,7 +27,7 @@ class Buckets:
         self._put(key, tokens - taken, now)
         return 0.0 if taken else (1.0 - tokens) / self._rate
 
-    def give_back(self, key: str, now: float) -> None:
+    def refund(self, key: str, now: float) -> None:
         """Undo a `take`: that call is not to count after all."""
         self._put(key, min(self._tokens(key, now) + 1.0, self._burst), now)
 

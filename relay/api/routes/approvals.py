@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import TypedDict
 
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import answer
+from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind, InvalidField, MalformedBody, parse_body, read_json
@@ -63,7 +63,7 @@ async def submit(call: Call) -> web.StreamResponse:
     said: DecisionAnswer = await relay.gate.submit(body.approval(call.caller, relay.clock.now(), call.body, request_id=request_id))
     if not said.accepted:
         raise Problem(said.status, **said.body)
-    return answer(said.status, said.body)
+    return json_response(said.status, said.body)
 
 
 def _read(request: web.Request, body: bytes) -> tuple[DecisionBody, str | None]:
@@ -85,7 +85,7 @@ def _read_switch(_request: web.Request, body: bytes) -> Switch:
 
 async def _switch(call: Call) -> web.StreamResponse:
     mode = await call.relay.gate.set_mode(call.content.mode, call.caller.principal)
-    return answer(200, {"mode": mode})
+    return json_response(200, {"mode": mode})
 
 
 ROUTES = (
@@ -95,10 +95,10 @@ ROUTES = (
         f"approve an event, hold it, or release it; {HOLD_NOTICE}",
         submit,
         {202: Accepted},
-        read=_read,
+        parse=_read,
         body=DecisionBody,
         parameters=(_KEY,),
-        refuses=(403, 404, 409),
+        problem_statuses=(403, 404, 409),
     ),
     Route(
         "PUT",
@@ -107,7 +107,7 @@ ROUTES = (
         _switch,
         {200: Switched},
         needs="operate",
-        read=_read_switch,
+        parse=_read_switch,
         body=Switch,
     ),
 )

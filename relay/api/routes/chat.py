@@ -5,18 +5,18 @@ from __future__ import annotations
 from aiohttp import web
 
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import COMMON, answer
+from relay.api.schema.responses import COMMON_HEADERS, json_response
 from relay.api.schema.route import Call, Route
-from relay.api.server.connection import peer_of, recognise
-from relay.api.server.pipeline import Desk
+from relay.api.server.connection import mark_authenticated, request_peer
+from relay.api.server.pipeline import RequestPipeline
 from relay.chat import ChatRefused
 
 
-def routes(desk: Desk) -> tuple[Route, ...]:
+def routes(desk: RequestPipeline) -> tuple[Route, ...]:
     """The one call; who is refused counts as a stranger, like whoever comes with a wrong key."""
 
     async def hear(call: Call) -> web.StreamResponse:
-        peer, now = peer_of(call.request), desk.clock.monotonic()
+        peer, now = request_peer(call.request), desk.clock.monotonic()
         name = call.request.match_info["sink"]
         chat = call.relay.chats.get(name)
         if chat is None:
@@ -24,11 +24,11 @@ def routes(desk: Desk) -> tuple[Route, ...]:
         try:
             reply = await chat.hear(call.request.headers, call.body)
         except ChatRefused as error:
-            desk.strangers.came(peer, f"chat {name}: {error}", now)
+            desk.rejections.unauthenticated_call(peer, f"chat {name}: {error}", now)
             raise Problem(error.status, "the call proves nothing, or cannot be read; the relay's log says more") from None
-        desk.by_address.give_back(peer.network, now)
-        recognise(call.request)
-        return answer(200, reply.body) if reply.body is not None else web.Response(headers=COMMON)
+        desk.by_address.refund(peer.network, now)
+        mark_authenticated(call.request)
+        return json_response(200, reply.body) if reply.body is not None else web.Response(headers=COMMON_HEADERS)
 
     return (
         Route(
@@ -38,6 +38,6 @@ def routes(desk: Desk) -> tuple[Route, ...]:
             hear,
             {200: dict},
             access="proof",
-            refuses=(401, 404),
+            problem_statuses=(401, 404),
         ),
     )

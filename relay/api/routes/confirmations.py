@@ -21,10 +21,10 @@ from typing_extensions import TypedDict
 
 from relay.api.routes.approvals import Accepted
 from relay.api.schema.problems import Problem, too_many
-from relay.api.schema.responses import answer, raw_answer
+from relay.api.schema.responses import json_response, raw_response
 from relay.api.schema.route import Call, Route
-from relay.api.server.connection import peer_of, recognise
-from relay.api.server.pipeline import Desk
+from relay.api.server.connection import mark_authenticated, request_peer
+from relay.api.server.pipeline import RequestPipeline
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.approvals.request import DecisionAnswer, DecisionKind, DecisionRequest, InvalidField, LinkUse, MalformedBody, read_json
 from relay.chat.cards.card import Text
@@ -141,25 +141,25 @@ def headers() -> dict[str, str]:
     }
 
 
-def routes(desk: Desk) -> tuple[Route, ...]:
+def routes(desk: RequestPipeline) -> tuple[Route, ...]:
     """The page and its calls. Who comes with a link that is none counts as a stranger, like whoever comes with a wrong key."""
     sent = headers()
 
     async def page(_call: Call) -> web.StreamResponse:
-        return raw_answer(200, _PAGE, "text/html; charset=utf-8", sent)
+        return raw_response(200, _PAGE, "text/html; charset=utf-8", sent)
 
     async def look(call: Call) -> web.StreamResponse:
-        peer, now = peer_of(call.request), desk.clock.monotonic()
+        peer, now = request_peer(call.request), desk.clock.monotonic()
         digest = token_digest(call.content.token)
         shown = await call.relay.store.read(lambda tx: _look(tx, call, desk.clock.now()))
         if shown is None:
-            desk.strangers.came(peer, "a link that is none was looked at", now)
+            desk.rejections.unauthenticated_call(peer, "a link that is none was looked at", now)
             raise Problem(404, _VOID)
-        desk.by_address.give_back(peer.network, now)
-        recognise(call.request)
+        desk.by_address.refund(peer.network, now)
+        mark_authenticated(call.request)
         if wait := desk.by_client.take(f"link {digest}", now):
             raise too_many("too many looks at this link", wait)
-        return answer(200, shown)
+        return json_response(200, shown)
 
     return (
         Route(
@@ -178,9 +178,9 @@ def routes(desk: Desk) -> tuple[Route, ...]:
             look,
             {200: InvitationShown},
             access="proof",
-            read=lambda _, body: _read(LinkBody, body),
+            parse=lambda _, body: _read(LinkBody, body),
             body=LinkBody,
-            refuses=(404,),
+            problem_statuses=(404,),
         ),
         Route(
             "POST",
@@ -188,10 +188,10 @@ def routes(desk: Desk) -> tuple[Route, ...]:
             f"take the decision that a link stands for; approving asks for the message's code, and {MAX_WRONG_CODES} wrong ones void the link",
             _confirm,
             {202: Confirmed},
-            read=lambda _, body: _read(ConfirmationBody, body),
-            find=_find,
+            parse=lambda _, body: _read(ConfirmationBody, body),
+            lookup=_find,
             body=ConfirmationBody,
-            refuses=(403, 404, 409),
+            problem_statuses=(403, 404, 409),
         ),
     )
 
@@ -229,7 +229,7 @@ async def _confirm(call: Call) -> web.StreamResponse:
     if not said.accepted:
         raise Problem(said.status, **said.body)
     came = outcome(said.body, dry_run=await relay.gate.mode() == "dry-run", repeat=said.repeat)
-    return answer(said.status, {**said.body, "repeat": said.repeat, "said": _pieces(came)})
+    return json_response(said.status, {**said.body, "repeat": said.repeat, "said": _pieces(came)})
 
 
 def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:

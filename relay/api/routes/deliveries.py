@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from relay.api.schema.paging import CURSOR, PAGE, cursor, page
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import answer
+from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
 from relay.approvals.request import InvalidField, MalformedBody
 from relay.delivery.dispatcher import redeliver, redeliver_matching
@@ -125,7 +125,7 @@ async def _dead(call: Call) -> web.StreamResponse:
 
 async def _page(call: Call, states: tuple[EntryState, ...]) -> web.StreamResponse:
     found = await call.relay.store.read(lambda tx: tx.deliveries.page(states=states, before=call.content, limit=PAGE + 1))
-    return answer(200, page([shown_delivery(one) for one in found], [one.id for one in found]))
+    return json_response(200, page([shown_delivery(one) for one in found], [one.id for one in found]))
 
 
 async def _look(call: Call) -> Delivery | None:
@@ -161,7 +161,7 @@ async def _one(call: Call) -> web.StreamResponse:
         }
         for one in log
     ]
-    return answer(200, {**shown_delivery(call.found), "log": tries})
+    return json_response(200, {**shown_delivery(call.found), "log": tries})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ async def _redeliver_some(call: Call) -> web.StreamResponse:
         raise Problem(404, f"no sink {wanted.which.sink!r} in the configuration; there are: {', '.join(known) or 'none'}")
     until = wanted.until or now
     ids, left = await call.relay.store.transact(redeliver_matching(wanted.which, now, after=wanted.after, until=until, limit=PAGE))
-    return answer(202, {"redelivered": len(ids), "left": left, "until": format_rfc3339(until), "next": ids[-1] if left else None})
+    return json_response(202, {"redelivered": len(ids), "left": left, "until": format_rfc3339(until), "next": ids[-1] if left else None})
 
 
 async def _redeliver(call: Call) -> web.StreamResponse:
@@ -214,7 +214,7 @@ async def _redeliver(call: Call) -> web.StreamResponse:
         raise Problem(409, f"the sink {letter.sink} is not in the configuration any more: there is nobody to send it to")
     if not await relay.store.transact(redeliver(letter.id, relay.clock.now())):
         raise _no_such()
-    return answer(202, {"id": letter.id, "sink": letter.sink, "state": "waiting"})
+    return json_response(202, {"id": letter.id, "sink": letter.sink, "state": "waiting"})
 
 
 def _no_such() -> Problem:
@@ -229,7 +229,7 @@ ROUTES = (
         _all,
         {200: DeliveriesShown},
         needs="read",
-        read=cursor,
+        parse=cursor,
         parameters=(CURSOR,),
     ),
     Route(
@@ -239,7 +239,7 @@ ROUTES = (
         _one,
         {200: DeliveryInFull},
         needs="read",
-        find=_find,
+        lookup=_find,
     ),
     Route(
         "GET",
@@ -248,7 +248,7 @@ ROUTES = (
         _dead,
         {200: DeliveriesShown},
         needs="read",
-        read=cursor,
+        parse=cursor,
         parameters=(CURSOR,),
     ),
     Route(
@@ -258,9 +258,9 @@ ROUTES = (
         _redeliver_some,
         {202: RedeliveredSome},
         needs="operate",
-        read=_which,
+        parse=_which,
         body=WhichBody,
-        refuses=(404,),
+        problem_statuses=(404,),
     ),
     Route(
         "POST",
@@ -269,7 +269,7 @@ ROUTES = (
         _redeliver,
         {202: Redelivered},
         needs="operate",
-        find=_find_dead,
-        refuses=(409,),
+        lookup=_find_dead,
+        problem_statuses=(409,),
     ),
 )

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from relay.api.routes.deliveries import DeliveryShown, shown_delivery
 from relay.api.schema.paging import CURSOR, PAGE, cursor, page
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import answer
+from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
 from relay.approvals.service import ApprovalService, approval_summary
 from relay.approvals.status import ApprovalState
@@ -127,7 +127,7 @@ async def _list(call: Call) -> web.StreamResponse:
         found = tx.snapshot.page(call.content, PAGE + 1)
         return page([_shown(tx, ledger, call, one) for one in found], [one.id for one in found])
 
-    return answer(200, await call.relay.store.read(work))
+    return json_response(200, await call.relay.store.read(work))
 
 
 async def _find(call: Call) -> dict[str, Any]:
@@ -145,7 +145,7 @@ async def _find(call: Call) -> dict[str, Any]:
 
 
 async def _show(call: Call) -> web.StreamResponse:
-    return answer(200, call.found)
+    return json_response(200, call.found)
 
 
 ROUTES = (
@@ -156,7 +156,7 @@ ROUTES = (
         _list,
         {200: Events},
         needs="read",
-        read=cursor,
+        parse=cursor,
         parameters=(CURSOR,),
     ),
     Route(
@@ -166,6 +166,6 @@ ROUTES = (
         _show,
         {200: EventInFull},
         needs="read",
-        find=_find,
+        lookup=_find,
     ),
 )

@@ -9,7 +9,7 @@ from aiohttp import web
 from typing_extensions import TypedDict
 
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import answer
+from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
 from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.explain import ApprovalExplanation, explain
@@ -113,7 +113,7 @@ def _moment(moment: datetime | None) -> str | None:
 
 
 async def _show(call: Call) -> web.StreamResponse:
-    return answer(200, call.found)
+    return json_response(200, call.found)
 
 
 ROUTES = (
@@ -124,6 +124,6 @@ ROUTES = (
         _show,
         {200: WeighedShown},
         needs="read",
-        find=_find,
+        lookup=_find,
     ),
 )

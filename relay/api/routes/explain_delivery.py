@@ -10,7 +10,7 @@ from aiohttp import web
 from typing_extensions import TypedDict
 
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import answer
+from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Parameter
 from relay.delivery.retry import DeadLetter
 from relay.delivery.routing import exclusion_reason
@@ -100,7 +100,7 @@ async def show(call: Call) -> web.StreamResponse:
             for one in tries
         ]
         courses.append({"failure": failure, "tries": shown, "ends": end.reason if isinstance(end, DeadLetter) else None})
-    return answer(
+    return json_response(
         200,
         {
             "sink": sink,

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from relay.api import Relay
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import answer
+from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
 
 
@@ -39,7 +39,7 @@ class Ready(TypedDict):
 
 
 async def _alive(_call: Call) -> web.StreamResponse:
-    return answer(200, {"status": "ok"})
+    return json_response(200, {"status": "ok"})
 
 
 async def _ready(call: Call) -> web.StreamResponse:
@@ -49,7 +49,7 @@ async def _ready(call: Call) -> web.StreamResponse:
     if lost or failing:
         wrong = [text for text, is_so in ((_LOST, lost), (_FAILING, failing)) if is_so]
         raise Problem(503, "; ".join(wrong), **parts)
-    return answer(200, {"status": "ok", **parts})
+    return json_response(200, {"status": "ok", **parts})
 
 
 _LOST = "the metadata service gives no usable answer"
@@ -70,5 +70,5 @@ def _sinks(relay: Relay) -> dict[str, Any]:
 
 ROUTES = (
     Route("GET", "/healthz", "whether the relay is alive", _alive, {200: Alive}, access="anyone"),
-    Route("GET", "/readyz", "whether polling and the store are well", _ready, {200: Ready}, access="anyone", refuses=(503,)),
+    Route("GET", "/readyz", "whether polling and the store are well", _ready, {200: Ready}, access="anyone", problem_statuses=(503,)),
 )

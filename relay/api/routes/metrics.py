@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from relay import __version__
 from relay.api import Relay
-from relay.api.schema.responses import raw_answer
+from relay.api.schema.responses import raw_response
 from relay.api.schema.route import Call, Route
-from relay.api.server.pipeline import Desk
+from relay.api.server.pipeline import RequestPipeline
 from relay.outbox import Mode, SinkState
 from relay.outbox.transaction import Transaction
 
@@ -80,7 +80,7 @@ def _one_of(name: str, text: str, label: str, value: Mode) -> Metric:
     return family
 
 
-def routes(desk: Desk) -> tuple[Route, ...]:
+def routes(desk: RequestPipeline) -> tuple[Route, ...]:
     """What can be called."""
 
     async def scrape(call: Call) -> web.StreamResponse:
@@ -91,9 +91,9 @@ def routes(desk: Desk) -> tuple[Route, ...]:
 
         mode, position = await relay.store.read(work)
         registry = CollectorRegistry()
-        registry.register(_Facts(relay, mode, position, desk.strangers.count, desk.answered))
+        registry.register(_Facts(relay, mode, position, desk.rejections.count, desk.responses_by_status))
         encode, media = choose_encoder(call.request.headers.get("Accept", ""))
-        return raw_answer(200, encode(registry), media)
+        return raw_response(200, encode(registry), media)
 
     return (
         Route(

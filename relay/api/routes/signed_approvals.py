@@ -21,7 +21,7 @@ ROUTES = (
         submit,
         {202: Accepted},
         access="signature",
-        read=_read,
+        parse=_read,
         body=DecisionBody,
         parameters=(
             Parameter("webhook-id", "header", "makes a repeat known: it gets the first answer again", required=True),
@@ -30,6 +30,6 @@ ROUTES = (
             ),
             Parameter("webhook-signature", "header", "v1,<base64> once for each secret, with spaces between", required=True),
         ),
-        refuses=(403, 404, 409),
+        problem_statuses=(403, 404, 409),
     ),
 )

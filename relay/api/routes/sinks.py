@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from relay.api.routes import explain_delivery as plan
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import answer
+from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
 from relay.delivery.dispatcher import SinkStatus
 from relay.events.build import relay_event
@@ -64,7 +64,7 @@ async def _ping(call: Call) -> web.StreamResponse:
         return event
 
     event = await relay.store.transact(work)
-    return answer(202, {"sink": sink, "id": event.id})
+    return json_response(202, {"sink": sink, "id": event.id})
 
 
 async def _pause(call: Call) -> web.StreamResponse:
@@ -81,7 +81,7 @@ async def _set(call: Call, state: Literal["on", "paused"], reason: str | None) -
     _log.warning("sink %s was set to %s by %s", name, state, call.caller.principal)
     status = asdict(_status(call))
     del status["tries"]  # for the metrics
-    return answer(200, status)
+    return json_response(200, status)
 
 
 ROUTES = (
@@ -92,11 +92,11 @@ ROUTES = (
         plan.show,
         {200: plan.PlanShown},
         needs="read",
-        read=plan.which,
-        find=_find,
+        parse=plan.which,
+        lookup=_find,
         parameters=(plan.EVENT,),
     ),
-    Route("POST", "/v1/sinks/{name}/ping", "send a sink a test message", _ping, {202: Pinged}, needs="operate", find=_find),
-    Route("POST", "/v1/sinks/{name}/pause", "let a sink's entries wait", _pause, {200: SinkShown}, needs="operate", find=_find),
-    Route("POST", "/v1/sinks/{name}/resume", "let them go out", _resume, {200: SinkShown}, needs="operate", find=_find),
+    Route("POST", "/v1/sinks/{name}/ping", "send a sink a test message", _ping, {202: Pinged}, needs="operate", lookup=_find),
+    Route("POST", "/v1/sinks/{name}/pause", "let a sink's entries wait", _pause, {200: SinkShown}, needs="operate", lookup=_find),
+    Route("POST", "/v1/sinks/{name}/resume", "let them go out", _resume, {200: SinkShown}, needs="operate", lookup=_find),
 )

@@ -15,19 +15,19 @@ from aiohttp import web
 
 from relay.api import Relay
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import COMMON
+from relay.api.schema.responses import COMMON_HEADERS
 from relay.api.schema.route import Call, Parameter, Route
-from relay.api.server.connection import wake_of
+from relay.api.server.connection import disconnect_event
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import RecordedEvent
 from relay.outbox.transaction import Transaction
 
 MEDIA = "text/event-stream"
-KEEP_ALIVE = 15.0
+KEEP_ALIVE_INTERVAL = 15.0
 """Seconds of silence after which a comment is sent, so that whatever is between does not give the connection up."""
-SLOW = 10.0
+SLOW_READER_TIMEOUT = 10.0
 """Seconds that a consumer may take to make room for more; then it is dropped, and can resume."""
-MOST = 64
+MAX_STREAMS = 64
 """Streams at once."""
 _BATCH = 50
 _LAST = Parameter("Last-Event-ID", "header", "resume behind this position of the journal; 0: from its beginning", pattern=r"^[0-9]{1,18}$")
@@ -64,7 +64,7 @@ class Streams:
                 self._follow,
                 {200: str},
                 needs="read",
-                read=_last_event_id,
+                parse=_last_event_id,
                 parameters=(_LAST,),
                 media=(MEDIA,),
             ),
@@ -79,10 +79,10 @@ class Streams:
 
     async def _follow(self, call: Call) -> web.StreamResponse:
         relay = call.relay
-        if len(self._wakes) >= MOST:
-            raise Problem(429, f"{MOST} streams are open, the most there may be", headers={"Retry-After": "15"})
-        response = web.StreamResponse(headers={**COMMON, "Content-Type": MEDIA, "X-Accel-Buffering": "no"})
-        wake = wake_of(call.request)
+        if len(self._wakes) >= MAX_STREAMS:
+            raise Problem(429, f"{MAX_STREAMS} streams are open, the most there may be", headers={"Retry-After": "15"})
+        response = web.StreamResponse(headers={**COMMON_HEADERS, "Content-Type": MEDIA, "X-Accel-Buffering": "no"})
+        wake = disconnect_event(call.request)
         self._wakes.add(wake)
         try:
             position = await relay.store.read(lambda tx: _start(tx, call.content))
@@ -90,7 +90,7 @@ class Streams:
             await self._send_all(relay, call.request, response, position)
             await response.write_eof()
         except TimeoutError:
-            _log.info("a stream of %s was dropped: it did not take what was sent within %g s", call.caller.principal, SLOW)
+            _log.info("a stream of %s was dropped: it did not take what was sent within %g s", call.caller.principal, SLOW_READER_TIMEOUT)
             if call.request.transport is not None:
                 call.request.transport.abort()
         finally:
@@ -99,10 +99,10 @@ class Streams:
 
     async def _send_all(self, relay: Relay, request: web.Request, response: web.StreamResponse, position: int) -> None:
         """Send what is behind that position while the relay runs and somebody is there. Raises TimeoutError where it is not taken."""
-        wake = wake_of(request)
+        wake = disconnect_event(request)
         sent = b"id: %d\n\n" % position  # no event, but where to resume before there is one
         while self._relay is relay and request.transport is not None:
-            async with asyncio.timeout(SLOW):
+            async with asyncio.timeout(SLOW_READER_TIMEOUT):
                 await response.write(sent)
             wake.clear()
             found = await relay.store.read(lambda tx, behind=position: tx.journal.after(behind, _BATCH))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
@@ -111,7 +111,7 @@ class Streams:
                 continue
             sent = b": still here\n\n"
             try:
-                async with asyncio.timeout(KEEP_ALIVE):
+                async with asyncio.timeout(KEEP_ALIVE_INTERVAL):
                     await wake.wait()
                 sent = b""
             except TimeoutError:

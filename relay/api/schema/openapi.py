@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from relay import __version__
 from relay.api.schema import problems
-from relay.api.schema.responses import raw_answer
+from relay.api.schema.responses import raw_response
 from relay.api.schema.route import Access, Call, Parameter, Route
 
 _IN_PATH = re.compile(r"{(\w+)}")
@@ -67,7 +67,7 @@ def routes(others: Sequence[Route]) -> tuple[Route, ...]:
     """What can be called: the description of the other routes and of this one."""
 
     async def show(_call: Call) -> web.StreamResponse:
-        return raw_answer(200, body(), "application/json")
+        return raw_response(200, body(), "application/json")
 
     @functools.cache
     def body() -> bytes:
@@ -80,7 +80,7 @@ def routes(others: Sequence[Route]) -> tuple[Route, ...]:
 def _schemas(routes: Sequence[Route]) -> tuple[dict[int, Any], dict[str, Any]]:
     """The schema of every body by the id of its type, and the components that they refer to."""
     read = [route.body for route in routes if route.body is not None]
-    told = [problems.ProblemBody, *(body for route in routes for body in route.answers.values())]
+    told = [problems.ProblemBody, *(body for route in routes for body in route.responses.values())]
     wanted: list[tuple[int, _Mode, TypeAdapter[Any]]] = [(id(one), "validation", TypeAdapter(one)) for one in dict.fromkeys(read)]
     wanted += [(id(one), "serialization", TypeAdapter(one)) for one in {id(one): one for one in told}.values()]
     found, shared = TypeAdapter.json_schemas(wanted, ref_template="#/components/schemas/{model}")
@@ -94,7 +94,7 @@ def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
         "parameters": list(_parameters(route)),
         "security": _SECURITY[route.access],
         "responses": {
-            **{str(status): _answer(status, route.media, schemas[id(body)]) for status, body in route.answers.items()},
+            **{str(status): _answer(status, route.media, schemas[id(body)]) for status, body in route.responses.items()},
             **{str(status): {"$ref": f"#/components/responses/{_problem(status)}"} for status in _refusals(route)},
         },
     }
@@ -132,15 +132,15 @@ def _problem(status: int) -> str:
 
 def _refusals(route: Route) -> list[int]:
     """The statuses of the problems that a route can answer with: most follow from the checks that it passes."""
-    found = {400, 408, 413, 415, 417, *route.refuses}
+    found = {400, 408, 413, 415, 417, *route.problem_statuses}
     if route.access != "anyone":
         found |= {429, 503}
     if route.access not in ("anyone", "proof"):
         found.add(401)
     if route.needs is not None:
         found.add(403)
-    if route.find is not None:
+    if route.lookup is not None:
         found.add(404)
-    if route.read is not None:
+    if route.parse is not None:
         found.add(422)
     return sorted(found)

@@ -10,7 +10,7 @@ from typing import Any, NotRequired
 from aiohttp import web
 from typing_extensions import TypedDict
 
-from relay.api.schema.responses import answer
+from relay.api.schema.responses import json_response
 
 MEDIA = "application/problem+json"
 
@@ -43,7 +43,7 @@ class Problem(Exception):
         self.closes = closes
         self.members = members
 
-    def response(self) -> web.Response:
+    def to_response(self) -> web.Response:
         """The answer."""
         body = {
             "type": "about:blank",
@@ -52,7 +52,7 @@ class Problem(Exception):
             "detail": self.detail,
             **self.members,
         }
-        response = answer(self.status, body, media=MEDIA, headers=self.headers)
+        response = json_response(self.status, body, media=MEDIA, headers=self.headers)
         if self.closes:
             response.force_close()
         return response

@@ -55,21 +55,21 @@ class Route:
     method: Literal["GET", "POST", "PUT"]
     path: str
     summary: str
-    act: Callable[[Call], Awaitable[web.StreamResponse]]
+    handle: Callable[[Call], Awaitable[web.StreamResponse]]
     """Does it, and answers."""
-    answers: Mapping[int, Any]
+    responses: Mapping[int, Any]
     """Status of each answer that is no problem, and the type of its body."""
     access: Access = "key"
     needs: Right | None = None
     """What the caller must be allowed to do; where it depends on the event, the gate decides."""
-    read: Callable[[web.Request, bytes], Any] | None = None
+    parse: Callable[[web.Request, bytes], Any] | None = None
     """Reads body, query and headers. Raises Problem 400, 422, MalformedError, WrongFieldError."""
-    find: Callable[[Call], Awaitable[Any]] | None = None
+    lookup: Callable[[Call], Awaitable[Any]] | None = None
     """Looks up what the path names. Raises Problem 404."""
     body: type[BaseModel] | None = None
     """The body that it takes; None: it takes none."""
     parameters: tuple[Parameter, ...] = ()
     media: tuple[str, ...] = ("application/json",)
     """The content types that its answers may have."""
-    refuses: tuple[int, ...] = field(default=())
+    problem_statuses: tuple[int, ...] = field(default=())
     """Statuses of problems beyond those that follow from the rest."""

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from relay.api.schema.problems import Problem
 
-IDLE = 15.0
+IDLE_TIMEOUT = 15.0
 """Seconds that a connection may be idle, or take for the head of a request."""
-LINGER = 1.0
+LINGER_TIMEOUT = 1.0
 """Seconds in which the rest of a body that was refused is read, up to a limit."""
 _LINGER_BYTES = 2**20
 _MOST_FIELDS = 64
@@ -60,7 +60,7 @@ class Connection(web.RequestHandler):
             manager,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # None is how aiohttp itself is told to write none
-            keepalive_timeout=IDLE,
+            keepalive_timeout=IDLE_TIMEOUT,
             lingering_time=0,  # `linger` is bounded in bytes too
             max_headers=_MOST_FIELDS,
             max_line_size=_LONGEST_FIELD,
@@ -90,7 +90,7 @@ class Connection(web.RequestHandler):
             _log.error("a call could not be answered", exc_info=exc)
         self._count(status)
         detail = "expected a request in HTTP/1.1" if status < 500 else "a mistake in the relay; its log says more"
-        return Problem(status, detail, closes=True).response()
+        return Problem(status, detail, closes=True).to_response()
 
     @override
     def log_exception(self, *args: object, **kw: object) -> None:
@@ -100,12 +100,12 @@ class Connection(web.RequestHandler):
         """
 
 
-def peer_of(request: web.Request) -> Peer:
+def request_peer(request: web.Request) -> Peer:
     """Who is at the other end of a request's connection."""
     return _connection(request).peer
 
 
-def recognise(request: web.Request) -> None:
+def mark_authenticated(request: web.Request) -> None:
     """Somebody with good credentials is there: the connection is not given up for a newer one."""
     _connection(request).known = True
 
@@ -114,14 +114,14 @@ async def linger(request: web.Request) -> None:
     """Read a little more of a body that was refused, so that the caller sees the answer and not a reset."""
     left = _LINGER_BYTES
     try:
-        async with asyncio.timeout(LINGER):
+        async with asyncio.timeout(LINGER_TIMEOUT):
             while left > 0 and (chunk := await request.content.readany()):
                 left -= len(chunk)
     except (TimeoutError, OSError, web.RequestPayloadError, HttpProcessingError):
         return
 
 
-def wake_of(request: web.Request) -> asyncio.Event:
+def disconnect_event(request: web.Request) -> asyncio.Event:
     """Set when the connection is lost; whoever waits for more than that may set it too."""
     return _connection(request).wake
 

@@ -14,8 +14,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from relay.api import ApiSettings, Relay
-from relay.api.auth.authentication import Clients
-from relay.api.auth.rejection_log import Strangers
+from relay.api.auth.authentication import Authenticator
+from relay.api.auth.rejection_log import RejectionLog
 from relay.api.routes import approvals, chat, deliveries, events, health, metrics, sinks
 from relay.api.routes import confirmations as confirm
 from relay.api.routes import explain as weighing
@@ -25,17 +25,17 @@ from relay.api.schema import openapi
 from relay.api.schema.problems import Problem, of_http
 from relay.api.server.connection import Connection, Peer, linger
 from relay.api.server.listener import Listener
-from relay.api.server.pipeline import LARGEST, Desk, check_length
+from relay.api.server.pipeline import MAX_BODY_BYTES, RequestPipeline, check_length
 from relay.api.server.sockets import local_peer, local_socket, open_tcp, tcp_peer
-from relay.api.server.tls import Tls
+from relay.api.server.tls import ServerTlsContext
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 
-MOST = 256
+MAX_CONNECTIONS = 256
 """Connections on one TCP socket at once."""
-MOST_LOCAL = 64
+MAX_LOCAL_CONNECTIONS = 64
 """The same on the local socket."""
-TAKE = 15.0
+SEND_TIMEOUT = 15.0
 """Seconds that a caller may take to receive its answer."""
 _FINISH = 1.0  # seconds that calls under way have at the end
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Server:
 
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
         self._settings = settings
-        self._desk = Desk(Clients(settings, clock), clock)
+        self._desk = RequestPipeline(Authenticator(settings, clock), clock)
         self._streams = Streams()
         self._stack = AsyncExitStack()
         self.address = settings.listen
@@ -58,9 +58,9 @@ class Server:
         """The TCP port that it listens on."""
 
     @property
-    def strangers(self) -> Strangers:
+    def rejections(self) -> RejectionLog:
         """Where those are counted who show no good credentials."""
-        return self._desk.strangers
+        return self._desk.rejections
 
     def attach(self, relay: Relay) -> None:
         """The relay runs: from now on calls reach it."""
@@ -102,7 +102,7 @@ class Server:
             *health.ROUTES,
             *metrics.routes(desk),
         )
-        application = web.Application(middlewares=[_net(desk)], client_max_size=LARGEST)
+        application = web.Application(middlewares=[_net(desk)], client_max_size=MAX_BODY_BYTES)
         for route in (*table, *openapi.routes(table)):
             handler = desk.handler(route)
             application.router.add_route(route.method, route.path, handler, expect_handler=_expect)
@@ -117,25 +117,25 @@ class Server:
         def connect(peer: Peer, ended: Callable[[], None]) -> Connection:
             return Connection(manager, peer, count=self._count, ended=ended)
 
-        tls = Tls(self._settings.tls) if self._settings.tls is not None else None
+        tls = ServerTlsContext(self._settings.tls) if self._settings.tls is not None else None
         listeners = []
         for sock in await open_tcp(self._settings.host, self._settings.port):
             stack.enter_context(_closing(sock))
-            listeners.append(Listener(sock, tcp_peer, connect, MOST, tls.context if tls is not None else None))
+            listeners.append(Listener(sock, tcp_peer, connect, MAX_CONNECTIONS, tls.context if tls is not None else None))
         self.port = listeners[0].sock.getsockname()[1]
         scheme = "https" if tls is not None else "http"
         self.address = f"{scheme}://{self._settings.listen.rpartition(':')[0]}:{self.port}"
         if self._settings.socket is not None:
             sock = stack.enter_context(local_socket(self._settings.socket))
-            listeners.append(Listener(sock, local_peer, connect, MOST_LOCAL))
+            listeners.append(Listener(sock, local_peer, connect, MAX_LOCAL_CONNECTIONS))
             self.address += f" and {self._settings.socket}"
         return listeners
 
     def _count(self, status: int) -> None:
-        self._desk.answered[status] += 1
+        self._desk.responses_by_status[status] += 1
 
 
-def _net(desk: Desk) -> Middleware:
+def _net(desk: RequestPipeline) -> Middleware:
     """Below every handler: errors become problems, answers are counted, and no caller holds one up by not reading it."""
 
     @web.middleware
@@ -144,17 +144,17 @@ def _net(desk: Desk) -> Middleware:
             check_length(request)
             response = await handler(request)
         except Problem as problem:
-            response = problem.response()
+            response = problem.to_response()
         except web.HTTPException as error:
-            response = of_http(error).response()
+            response = of_http(error).to_response()
         except StoreUnavailable:
-            response = Problem(503, "the state file can be neither read nor written now, try again").response()
+            response = Problem(503, "the state file can be neither read nor written now, try again").to_response()
         except ConnectionError:
             raise
         except Exception:  # noqa: BLE001  # the last net: a mistake of ours costs one call, and is logged
             _log.exception("%s %s could not be answered", request.method, request.match_info.route.resource)
-            response = Problem(500, "a mistake in the relay; its log says more", closes=True).response()
-        desk.answered[response.status] += 1
+            response = Problem(500, "a mistake in the relay; its log says more", closes=True).to_response()
+        desk.responses_by_status[response.status] += 1
         await _deliver(request, response)
         return response
 
@@ -163,7 +163,7 @@ def _net(desk: Desk) -> Middleware:
 
 async def _deliver(request: web.Request, response: web.StreamResponse) -> None:
     try:
-        async with asyncio.timeout(TAKE):
+        async with asyncio.timeout(SEND_TIMEOUT):
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from relay.api.server.connection import Connection, Peer
 
-HANDSHAKE = 5.0
+HANDSHAKE_TIMEOUT = 5.0
 """Seconds for agreeing on TLS."""
 _GOODBYE = 2.0  # seconds for ending it in good order
 _REST = 0.5  # seconds before the next try where the machine cannot accept, as it has no file descriptors left
@@ -82,7 +82,7 @@ class Listener:
                 lambda: connection,
                 sock,
                 ssl=tls,
-                ssl_handshake_timeout=HANDSHAKE if tls is not None else None,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT if tls is not None else None,
                 ssl_shutdown_timeout=_GOODBYE if tls is not None else None,
             )
             guest.connection = connection

@@ -16,34 +16,34 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from relay.api import Relay
-from relay.api.auth.authentication import NEIGHBOUR, NOBODY, Clients, StrangerError, local
-from relay.api.auth.rate_limits import Buckets
-from relay.api.auth.rejection_log import Strangers
+from relay.api.auth.authentication import ANONYMOUS, LOOPBACK_READER, Authenticator, NotAuthenticated, local_caller
+from relay.api.auth.rate_limits import TokenBuckets
+from relay.api.auth.rejection_log import RejectionLog
 from relay.api.schema.problems import Problem, too_many
 from relay.api.schema.route import Call, Route
-from relay.api.server.connection import Peer, peer_of, recognise
+from relay.api.server.connection import Peer, mark_authenticated, request_peer
 from relay.approvals.request import Caller, InvalidField, MalformedBody
 from relay.clock import Clock
 
-LARGEST = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024
 """Bytes of a body; one that is longer is refused."""
-PATIENCE = 10.0
+BODY_TIMEOUT = 10.0
 """Seconds that a body may take."""
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "Via")
 
 
 @dataclass(slots=True)
-class Desk:
+class RequestPipeline:
     """What the checks know from one call to the next. Addresses count only calls that showed no good credentials."""
 
-    clients: Clients
+    clients: Authenticator
     clock: Clock
     attached: Relay | None = None
-    strangers: Strangers = field(default_factory=Strangers)
-    answered: Counter[int] = field(default_factory=Counter)
+    rejections: RejectionLog = field(default_factory=RejectionLog)
+    responses_by_status: Counter[int] = field(default_factory=Counter)
     """Answers so far, by status."""
-    by_address: Buckets = field(default_factory=lambda: Buckets(rate=20, burst=100))
-    by_client: Buckets = field(default_factory=lambda: Buckets(rate=10, burst=50))
+    by_address: TokenBuckets = field(default_factory=lambda: TokenBuckets(rate=20, burst=100))
+    by_client: TokenBuckets = field(default_factory=lambda: TokenBuckets(rate=10, burst=50))
 
     def handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """The route as aiohttp calls it."""
@@ -53,27 +53,27 @@ class Desk:
             _check_content(route, request)
             caller = await self._caller(route, request, body)
             call = Call(request, caller, body, _content(route, request, body), self.attached)
-            if route.find is not None:
-                call = replace(call, found=await route.find(call))
+            if route.lookup is not None:
+                call = replace(call, found=await route.lookup(call))
             if route.needs is not None and route.needs not in caller.rights.can:
                 raise Problem(403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)")
-            return await route.act(call)
+            return await route.handle(call)
 
         return handle
 
     async def _caller(self, route: Route, request: web.Request, body: bytes) -> Caller:
         """Who calls. Raises Problem 429, 401, 429."""
-        peer = peer_of(request)
+        peer = request_peer(request)
         if route.access == "anyone":
-            return NOBODY
+            return ANONYMOUS
         if route.access == "proof":
             if wait := self.by_address.take(peer.network, self.clock.monotonic()):
                 raise too_many("too many calls from this address that prove nothing", wait)
-            return NOBODY
+            return ANONYMOUS
         if route.access == "key or loopback" and _is_neighbour(request, peer):
-            return NEIGHBOUR
+            return LOOPBACK_READER
         if peer.uid is not None and route.access != "signature":
-            return local(await asyncio.to_thread(_user, peer.uid))
+            return local_caller(await asyncio.to_thread(_user, peer.uid))
         network, now = peer.network, self.clock.monotonic()
         if wait := self.by_address.take(network, now):
             raise too_many("too many calls from this address without good credentials", wait)
@@ -83,11 +83,11 @@ class Desk:
             else:
                 certificate = request.get_extra_info("peercert")  # verified, or there would be no connection
                 caller = await self.clients.by_bearer(request.headers.getall("Authorization", []), certificate)
-        except StrangerError as error:
-            self.strangers.came(peer, str(error), now)
+        except NotAuthenticated as error:
+            self.rejections.unauthenticated_call(peer, str(error), now)
             raise _unknown(route) from None
-        self.by_address.give_back(network, now)
-        recognise(request)
+        self.by_address.refund(network, now)
+        mark_authenticated(request)
         if wait := self.by_client.take(caller.principal, now):
             raise too_many(f"too many calls of {caller.principal}", wait)
         return caller
@@ -95,7 +95,7 @@ class Desk:
 
 def check_length(request: web.Request) -> None:
     """Refuse a body that is announced to be too long before any of it is read. Raises Problem 413."""
-    if (request.content_length or 0) > LARGEST:
+    if (request.content_length or 0) > MAX_BODY_BYTES:
         raise _too_long()
 
 
@@ -107,10 +107,10 @@ async def read_body(request: web.Request) -> bytes:
     if expected and request.version >= HttpVersion11 and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(BODY_TIMEOUT):
             return await request.read()
     except TimeoutError:
-        raise Problem(408, f"the body did not come within {PATIENCE:g} s", closes=True) from None
+        raise Problem(408, f"the body did not come within {BODY_TIMEOUT:g} s", closes=True) from None
     except web.HTTPRequestEntityTooLarge:
         raise _too_long() from None
     except (web.RequestPayloadError, HttpProcessingError):
@@ -120,7 +120,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def _too_long() -> Problem:
-    return Problem(413, f"expected a body of at most {LARGEST} bytes", closes=True)
+    return Problem(413, f"expected a body of at most {MAX_BODY_BYTES} bytes", closes=True)
 
 
 def _check_content(route: Route, request: web.Request) -> None:
@@ -136,7 +136,7 @@ def _check_content(route: Route, request: web.Request) -> None:
 
 def _content(route: Route, request: web.Request, body: bytes) -> object:
     try:
-        return route.read(request, body) if route.read is not None else None
+        return route.parse(request, body) if route.parse is not None else None
     except MalformedBody as error:
         raise Problem(400, str(error)) from None
     except InvalidField as error:

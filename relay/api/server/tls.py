@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import ssl
 
-from relay.api import TlsSettings
+from relay.api import ServerTlsSettings
 from relay.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _Stamps = tuple[tuple[int, int, int], ...]
 
 
-class Tls:
+class ServerTlsContext:
     """The context for the next connection. Raises ConfigError when made of files that cannot be used."""
 
-    def __init__(self, settings: TlsSettings) -> None:
+    def __init__(self, settings: ServerTlsSettings) -> None:
         self._settings = settings
         self._stamps = self._look()
         self._context = self._load()
