@@ -17,7 +17,7 @@ from relay.api.server.http_server import Server
 from relay.approvals.gate import Gate
 from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings
-from relay.chat.board import Board
+from relay.chat.board import ChatBoard
 from relay.clock import Clock, SystemClock
 from relay.config import USER_EVENTS_WAIT, Config, sink_members
 from relay.delivery.dispatcher import Dispatcher
@@ -95,7 +95,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         say = _sayer(store, origin, clock)
         store.listeners.failing.append(lambda reason: _on_store(reason, say))
         ledger = ApprovalService(config.approvals, origin, store.trusted, client_resources=config.api.client_resources)
-        board = Board(store, ledger, clock, config.api.public_url)
+        board = ChatBoard(store, ledger, clock, config.api.public_url)
         sinks = {settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board))) for settings in config.sinks}
         dispatcher = Dispatcher(sinks, store, clock, say)
         await dispatcher.start()
@@ -167,7 +167,7 @@ async def _source_and_gate(
     return poller, gate
 
 
-def _connect(settings: SinkSettings, clock: Clock, board: Board) -> AbstractAsyncContextManager[Any]:
+def _connect(settings: SinkSettings, clock: Clock, board: ChatBoard) -> AbstractAsyncContextManager[Any]:
     member = sink_members()[settings.kind]  # type: ignore[attr-defined]  # each member's settings have a kind
     found: AbstractAsyncContextManager[Any] = (
         member.connect(settings, clock, board) if isinstance(settings, ChatSettings) else member.connect(settings, clock)

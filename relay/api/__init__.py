@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from relay.api.auth.entra_settings import OidcSettings
 from relay.approvals.gate import Gate
-from relay.chat import Chat
+from relay.chat import ChatSink
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
@@ -197,5 +197,5 @@ class Relay:
     source: Source
     origin: Origin
     clock: Clock
-    chats: Mapping[str, Chat] = field(default_factory=dict)
+    chats: Mapping[str, ChatSink] = field(default_factory=dict)
     """The chat sinks by name."""

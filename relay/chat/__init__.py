@@ -4,10 +4,10 @@ Each module of this folder that does not start with ``_`` is one member of the f
 
 - ``Settings``: a subclass of `ChatSettings` whose ``kind`` is a literal; it is the member's section of the YAML document,
   an entry of ``sinks`` like any other;
-- ``connect(settings, clock, board)``: an async context manager that yields a `Chat`, which is a sink (`relay.sinks`) that
+- ``connect(settings, clock, board)``: an async context manager that yields a `ChatSink`, which is a sink (`relay.sinks`) that
   the dispatcher delivers to, and which takes the platform's own calls.
 
-A member builds its `relay.chat.live_message.Current` around a `Platform`: that one decides what is posted, edited and told,
+A member builds its `relay.chat.live_message.LiveMessageSink` around a `Platform`: that one decides what is posted, edited and told,
 once, for all of them; the platform says how. The words are those of `relay.chat.cards.rendering`, the same everywhere. What a
 person answers goes to the board, and from there to the gate, like an approval over HTTP.
 """
@@ -28,7 +28,7 @@ from relay.sinks import Sink, SinkSettings
 _CARRIED = re.compile(rb'/approve#([\w-]+)|this code: \*\*(\d+)\*\*|"(?:proof|state)":"([^"]+)"')
 
 
-def carried(body: bytes) -> tuple[str, ...]:
+def embedded_secrets(body: bytes) -> tuple[str, ...]:
     """What a message carries that opens something: no log may hold it, though the platform repeats the message to us."""
     return tuple(text.decode() for found in _CARRIED.findall(body) for text in found if text)
 
@@ -44,12 +44,12 @@ class ChatSettings(SinkSettings):
     """How long a message is tried before it becomes a dead letter; a day or more yields to a NotBefore that is farther."""
 
     @property
-    def called_back(self) -> bool:
+    def needs_public_url(self) -> bool:
         """Whether messages name ``<api.public_url>/v1/chat/<name>`` as what the platform is to call; then there must be one."""
         return False
 
 
-class ChatRefused(RelayError):
+class CallbackRefused(RelayError):
     """A call that proves nothing, or that cannot be read. ``status`` is what it is answered with over HTTP.
 
     The text is for our log: the caller is told no more than the status.
@@ -65,16 +65,16 @@ class MessageGone(RelayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CallbackReply:
     """What the platform's call is answered with: 200, and this body. ``None`` is an empty body."""
 
     body: Mapping[str, object] | None = None
 
 
-class Chat(Sink, Protocol):
+class ChatSink(Sink, Protocol):
     """A sink that can be answered."""
 
-    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
         """Take a call of the platform; its decision is on disk when this returns.
 
         Names of headers are looked up without case. Raises ChatRefused for what proves nothing (401) or cannot be read

@@ -17,9 +17,9 @@ from relay.approvals.rules import Quorum, eligible_voters
 from relay.approvals.service import ApprovalService
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card, Link, Text
-from relay.chat.cards.grouped_card import card_of_many
-from relay.chat.cards.rendering import card_of_one, changes_at, named, title_of
-from relay.chat.cards.timeline import line_of
+from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.rendering import event_card, event_title, join_names, refresh_time
+from relay.chat.cards.timeline import timeline_line
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any
@@ -30,11 +30,11 @@ from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
 
-BURST = 5
+MAX_SEPARATE_MESSAGES = 5
 """Events that one document brings at once and that still get a message each; more share one."""
-MOST_TOLD = 20
+MAX_HISTORY_LINES = 20
 """Lines of history that are told at once: of more, the newest."""
-MOST_TRIED = 200
+MAX_PENDING_MESSAGES = 200
 """Messages that are not shown yet and whose links are remembered for the next try."""
 Token = Callable[[int, str], str]
 """The token for a decision about an occurrence."""
@@ -42,7 +42,7 @@ _RIGHTS = Rights(frozenset({"read", "approve", "hold"}))
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class MessageUpdate:
     """What is to be done about one message. ``card`` None: it shows already what it should.
 
     ``ref`` names the message; None: it is not posted yet (see ``posted``), or cannot be named. ``news`` are the lines that
@@ -51,18 +51,18 @@ class Notice:
     """
 
     message: int
-    about: str
+    subject: str
     ref: str | None
     posted: bool
     card: Card | None
-    looks: str
-    stale_at: datetime | None
-    news: tuple[Text, ...]
+    content_hash: str
+    refresh_at: datetime | None
+    history_lines: tuple[Text, ...]
     updated: bool
-    told: int
+    history_position: int
 
 
-class Board:
+class ChatBoard:
     """One for all chat sinks. Of answers it knows what to do once a gate is attached."""
 
     def __init__(self, store: Store, ledger: ApprovalService, clock: Clock, public_url: str | None) -> None:
@@ -107,7 +107,7 @@ class Board:
             )
         )
 
-    async def live(self, sink: SinkSettings) -> list[ApprovalStatus]:
+    async def live_statuses(self, sink: SinkSettings) -> list[ApprovalStatus]:
         """How every event of the document stands now that a sink's conditions fit. Raises StoreUnavailable."""
         scope = self._ledger.origin.scope
 
@@ -116,7 +116,7 @@ class Board:
 
         return await self._store.read(work)
 
-    async def alone(self, sink: SinkSettings, event_id: str, *, in_chat: bool) -> Card | None:
+    async def event_status(self, sink: SinkSettings, event_id: str, *, in_chat: bool) -> Card | None:
         """An event of the document as it stands, for one person alone; its links are new ones of the message about it.
 
         None: it is in the document no more. Raises StoreUnavailable.
@@ -144,7 +144,7 @@ class Board:
 
         return await self._store.read(work)
 
-    async def look(self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool) -> Notice | None:
+    async def plan_update(self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool) -> MessageUpdate | None:
         """What is to be done in a sink about the message that an event belongs to; None: nothing, it shows all there is.
 
         ``in_chat``: decisions are taken in the chat itself, not behind links. Raises StoreUnavailable.
@@ -152,20 +152,22 @@ class Board:
         code, tries = f"{secrets.randbelow(10**6):06d}", _Try(self._tries)
         return await self._store.transact(lambda tx: self._look(tx, sink, event, code, tries, in_chat=in_chat), fail_open=True)
 
-    async def shown(self, notice: Notice, ref: str | None) -> None:
+    async def mark_shown(self, notice: MessageUpdate, ref: str | None) -> None:
         """The message is over there and shows the notice's card. Raises StoreUnavailable."""
 
         def work(tx: Transaction) -> None:
             self._tries.pop(notice.message, None)  # here, as the store's thread alone touches them
-            tx.messages.mark_shown(notice.message, ref, notice.looks)
+            tx.messages.mark_shown(notice.message, ref, notice.content_hash)
 
         await self._store.transact(work, fail_open=True)
 
-    async def told(self, notice: Notice) -> None:
+    async def mark_history_told(self, notice: MessageUpdate) -> None:
         """The thread tells the notice's news. Raises StoreUnavailable."""
-        await self._store.transact(lambda tx: tx.messages.mark_history_told(notice.message, notice.told, notice.stale_at), fail_open=True)
+        await self._store.transact(
+            lambda tx: tx.messages.mark_history_told(notice.message, notice.history_position, notice.refresh_at), fail_open=True
+        )
 
-    async def next_stale(self, sink: str) -> datetime | None:
+    async def next_refresh(self, sink: str) -> datetime | None:
         """When time alone will change what a message of a sink should show. Raises StoreUnavailable."""
         return parse_timestamp(await self._store.read(lambda tx: tx.messages.next_refresh(sink)))
 
@@ -182,7 +184,9 @@ class Board:
 
         await self._store.transact(work, fail_open=True)
 
-    def _look(self, tx: Transaction, sink: SinkSettings, event: CloudEvent, code: str, this: _Try, *, in_chat: bool) -> Notice | None:
+    def _look(
+        self, tx: Transaction, sink: SinkSettings, event: CloudEvent, code: str, this: _Try, *, in_chat: bool
+    ) -> MessageUpdate | None:
         at = parse_timestamp(event.attributes["time"])
         occurrence = tx.snapshot.at((event.subject or "").lower(), at) if at is not None else None
         if occurrence is None:
@@ -195,7 +199,7 @@ class Board:
         can_be_answered = in_chat or self._public_url is not None
         looks = _digest(self._card(standings, message.code, (lambda _, __: None if in_chat else "") if can_be_answered else None))
         news = self._news(tx, sink, message, [one.occurrence for one in standings])
-        return Notice(
+        return MessageUpdate(
             message.id,
             _about(standings),
             message.ref,
@@ -204,7 +208,7 @@ class Board:
             if looks != message.content_hash
             else None,
             looks,
-            changes_at(standings),
+            refresh_time(standings),
             _lines(news, len(standings)),
             any(event.name == "event.updated" for _, event in news),
             tx.head().position,
@@ -231,7 +235,7 @@ class Board:
             for one in tx.snapshot.seen_together(occurrence)
             if one.id == occurrence.id or (tx.messages.showing(sink.name, one.id) is None and self._wants(sink, one))
         ]
-        chosen = together if len(together) > BURST else [occurrence]
+        chosen = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
         began = min(tx.journal.first_position(one.key, one.first_seen) for one in chosen)
         for one in chosen:
             self._finish(tx, sink, one)
@@ -260,8 +264,8 @@ class Board:
     def _card(self, standings: Sequence[ApprovalStatus], code: str, link: Link | None) -> Card:
         scope = self._ledger.origin.scope
         if len(standings) == 1:
-            return card_of_one(standings[0], scope, link=link, code=code)
-        return card_of_many(standings, scope, link=link, code=code)
+            return event_card(standings[0], scope, link=link, code=code)
+        return grouped_card(standings, scope, link=link, code=code)
 
     def _news(
         self, tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[Occurrence]
@@ -280,15 +284,15 @@ def _about(standings: Sequence[ApprovalStatus]) -> str:
     """A heading that tells events of the same machines apart."""
     if len(standings) > 1:
         return f"{len(standings)} maintenance events"
-    return f"{title_of(standings[0])} ({standings[0].occurrence.event.event_id[:8]})"
+    return f"{event_title(standings[0])} ({standings[0].occurrence.event.event_id[:8]})"
 
 
 def _lines(news: Sequence[tuple[Occurrence, CloudEvent]], events: int) -> tuple[Text, ...]:
     """As the thread has them; of a burst, each says which event it is about."""
     lines: list[Text] = []
-    for occurrence, event in news[-MOST_TOLD:]:
-        about = (f"{named(occurrence.event.resources, most=3)}: ",) if events > 1 else ()
-        lines.append((*about, *line_of(event)))
+    for occurrence, event in news[-MAX_HISTORY_LINES:]:
+        about = (f"{join_names(occurrence.event.resources, most=3)}: ",) if events > 1 else ()
+        lines.append((*about, *timeline_line(event)))
     before = len(news) - len(lines)
     return ((f"… {before} more happened before: “imds-relay show” tells all.",), *lines) if before else tuple(lines)
 
@@ -319,7 +323,7 @@ class _Try:
             before = self._tries.get(message)
             self._token = before[1] if before is not None and before[0] == looks else _once_each()
             self._tries[message] = looks, self._token
-            while len(self._tries) > MOST_TRIED:
+            while len(self._tries) > MAX_PENDING_MESSAGES:
                 del self._tries[next(iter(self._tries))]
         return self._token
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from relay.chat import ChatSettings, MessageGone
-from relay.chat.board import Board, Notice
+from relay.chat.board import ChatBoard, MessageUpdate
 from relay.chat.cards.card import Card, Text
-from relay.chat.cards.timeline import line_of
+from relay.chat.cards.timeline import timeline_line
 from relay.clock import Clock
 from relay.errors import Deferred, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
@@ -31,20 +31,20 @@ class Platform(Protocol):
     async def edit(self, ref: str, card: Card) -> None:
         """Have a message show this card instead. Never called where ``post`` returns None. Raises MessageGone."""
 
-    async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Say these lines in a message's thread. Raises MessageGone.
 
         Without ``ref`` they are a short follow-up by themselves; about an event, the first line then says which.
         """
 
 
-class Current:
+class LiveMessageSink:
     """A chat sink. One delivery at a time: each one brings its message up to date with everything that was recorded."""
 
     concurrency = 1
     longest_pause = 60.0
 
-    def __init__(self, settings: ChatSettings, board: Board, platform: Platform, clock: Clock, *, in_chat: bool = False) -> None:
+    def __init__(self, settings: ChatSettings, board: ChatBoard, platform: Platform, clock: Clock, *, in_chat: bool = False) -> None:
         self.give_up_after = settings.give_up_after
         self._settings = settings
         self._board = board
@@ -56,10 +56,10 @@ class Current:
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the message about the event shows how it stands. Raises Deferred, Rejected."""
         if event.name.startswith("relay."):
-            await self._platform.tell(None, [line_of(event)])
+            await self._platform.reply_in_thread(None, [timeline_line(event)])
             return Receipt()
         try:
-            notice = await self._board.look(self._settings, event, in_chat=self._in_chat)
+            notice = await self._board.plan_update(self._settings, event, in_chat=self._in_chat)
             if notice is None:
                 return Receipt(response="its message shows all there is")
             return await self._bring(notice)
@@ -69,7 +69,7 @@ class Current:
             self._changed.set()
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
+    async def refreshing(self) -> AsyncIterator[None]:
         """While this context lasts, messages are looked at again when time alone has changed what they should show."""
         task = asyncio.create_task(self._watch(), name=f"{self._settings.name}: time")
         try:
@@ -79,7 +79,7 @@ class Current:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _bring(self, notice: Notice) -> Receipt:
+    async def _bring(self, notice: MessageUpdate) -> Receipt:
         ref, did = notice.ref, []
         if notice.card is not None and notice.ref is not None:
             try:
@@ -88,28 +88,30 @@ class Current:
             except MessageGone:
                 ref = await self._platform.post(notice.card)
                 did.append("posted anew: the message was deleted")
-            await self._board.shown(notice, ref)
+            await self._board.mark_shown(notice, ref)
         elif notice.card is not None and not notice.posted:
             ref = await self._platform.post(notice.card)
             did.append("posted")
-            await self._board.shown(notice, ref)
+            await self._board.mark_shown(notice, ref)
         elif notice.card is not None:
             if notice.updated:
                 await self._platform.post(notice.card)  # it cannot be edited; what it says is not so any more, and its buttons are void
                 did.append("posted again")
-            await self._board.shown(notice, None)
-        if notice.news and "posted again" not in did:
+            await self._board.mark_shown(notice, None)
+        if notice.history_lines and "posted again" not in did:
             with suppress(MessageGone):  # it is posted anew when it changes next
-                await self._platform.tell(ref, notice.news if ref is not None else ((notice.about,), *notice.news))
+                await self._platform.reply_in_thread(
+                    ref, notice.history_lines if ref is not None else ((notice.subject,), *notice.history_lines)
+                )
                 did.append("told")
-        await self._board.told(notice)
+        await self._board.mark_history_told(notice)
         return Receipt(response=", ".join(did) or "its message shows all there is")
 
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
             try:
-                moment = await self._board.next_stale(self._settings.name)
+                moment = await self._board.next_refresh(self._settings.name)
                 now = self._clock.now()
                 if moment is not None and moment <= now:
                     await self._board.refresh(self._settings.name)

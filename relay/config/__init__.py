@@ -76,7 +76,7 @@ class Config(Section):
         if repeated:
             raise ValueError(f"sinks: expected every name once, {', '.join(repeated)} comes again")
         for sink in self.sinks:
-            if isinstance(sink, ChatSettings) and sink.called_back and self.api.public_url is None:
+            if isinstance(sink, ChatSettings) and sink.needs_public_url and self.api.public_url is None:
                 raise ValueError(
                     f"api.public_url: expected the URL at which the platform of sink {sink.name} reaches this relay, got none; "
                     "its approve_in_chat needs it"

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from relay.chat.board import Board
+from relay.chat.board import ChatBoard
 from relay.outbox.transaction import Transaction
 from tests.api.running_relay import EVENT_ID, Answer, BoxSettings, Running
 
@@ -28,18 +28,18 @@ class Message:
 
 async def message(relay: Running, sink: str = "ops", *, event_id: str = EVENT_ID) -> Message:
     """What a sink's message about the event shows now, after it was edited."""
-    board = Board(relay.store, relay.gate.service, relay.clock, f"http://127.0.0.1:{relay.server.port}")
+    board = ChatBoard(relay.store, relay.gate.service, relay.clock, f"http://127.0.0.1:{relay.server.port}")
 
     def last(tx: Transaction) -> Any:
         position = tx.journal.last_change_position(event_id.lower())
         assert position is not None
         return tx.journal.event(position)
 
-    notice = await board.look(BoxSettings(name=sink), await relay.store.read(last), in_chat=False)
+    notice = await board.plan_update(BoxSettings(name=sink), await relay.store.read(last), in_chat=False)
     assert notice is not None
     assert notice.card is not None
     assert notice.card.code is not None
-    await board.shown(notice, "ref")
+    await board.mark_shown(notice, "ref")
     return Message({one.decision: (one.url or "").partition("#")[2] for one in notice.card.buttons}, notice.card.code)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.chat import ChatRefused, Reply
+from relay.chat import CallbackRefused, CallbackReply
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
@@ -29,18 +29,18 @@ class Wall:
         """Nothing is shown."""
         return Receipt()
 
-    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
         """Answer the platform."""
         if headers.get("x-proof") != "good":
-            raise ChatRefused("the header X-Proof is not good")
+            raise CallbackRefused("the header X-Proof is not good")
         if body == b"unreadable":
-            raise ChatRefused("the body cannot be read", status=400)
+            raise CallbackRefused("the body cannot be read", status=400)
         if body == b"disk":
             raise StoreUnavailable("the disk is full")
         if body == b"mistake":
             raise ZeroDivisionError
         self.heard.append(body)
-        return Reply({"text": "done"} if body else None)
+        return CallbackReply({"text": "done"} if body else None)
 
 
 GOOD = {"X-Proof": "good", "Content-Type": "application/x-www-form-urlencoded"}

@@ -19,8 +19,8 @@ import pytest
 
 from relay.approvals.request import DecisionAnswer, DecisionKind
 from relay.approvals.service import ApprovalService
-from relay.chat import Chat, ChatRefused, ChatSettings
-from relay.chat.board import Board
+from relay.chat import CallbackRefused, ChatSettings, ChatSink
+from relay.chat.board import ChatBoard
 from relay.clock import SystemClock
 from relay.config import sink_members
 from relay.delivery.dispatcher import Dispatcher
@@ -82,7 +82,7 @@ class FarSide(Protocol):
 class _Watched:
     """A chat, and every error that came of its deliveries."""
 
-    chat: Chat
+    chat: ChatSink
     concurrency: int = 1
     longest_pause: float = 0.2  # the cases are about the chat, and not about the plan
     give_up_after: float = 3600.0
@@ -105,7 +105,7 @@ class Room:
     """A relay without an API whose one sink is the chat. Azure is what a case says that it is."""
 
     store: Store
-    chat: Chat
+    chat: ChatSink
     watched: _Watched
     ledger: ApprovalService
     clock: SystemClock
@@ -148,7 +148,7 @@ async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
         StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(matching_sinks(event, [given]))
     ) as store:
         ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")))
-        async with member.connect(given, clock, Board(store, ledger, clock, "https://relay.example.com")) as chat:
+        async with member.connect(given, clock, ChatBoard(store, ledger, clock, "https://relay.example.com")) as chat:
             watched = _Watched(chat)
             dispatcher = Dispatcher({"chat": (given, watched)}, store, clock, lambda *_: None)
             await dispatcher.start()
@@ -383,8 +383,8 @@ async def refuses_calls_that_prove_nothing(far: FarSide, folder: Path, _: pytest
     async with room(folder, far) as here:
         await here.see(here.reboot())
         for body in (b"", b"{}", b"payload=%7B%7D", b"\xff\xfe", b"[" * 10_000):
-            with pytest.raises(ChatRefused) as caught:
-                await here.chat.hear({}, body)
+            with pytest.raises(CallbackRefused) as caught:
+                await here.chat.handle_callback({}, body)
             assert caught.value.status in {400, 401}
 
 

@@ -18,16 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from relay.chat import ChatRefused
+from relay.chat import CallbackRefused
 from relay.chat.cards.card import Card
-from relay.chat.cards.grouped_card import card_of_many
-from relay.chat.cards.rendering import card_of_one
+from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.rendering import event_card
 from relay.chat.platforms import apprise
-from relay.chat.platforms.apprise.fanout import Services
-from relay.chat.platforms.apprise.plugin import NEEDED, service_of
-from relay.chat.platforms.apprise.serial_thread import OneAtATime
+from relay.chat.platforms.apprise.fanout import ServiceFanout
+from relay.chat.platforms.apprise.plugin import NEEDED, plugin_for
+from relay.chat.platforms.apprise.serial_thread import SerialThread
 from relay.chat.platforms.apprise.settings import Settings
-from relay.chat.platforms.apprise.text import body_of
+from relay.chat.platforms.apprise.text import card_text
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.egress import REFUSED, AddressRefused
@@ -48,10 +48,10 @@ def settings(*urls: str, **more: Any) -> Settings:
 
 def card(**changes: Any) -> Card:
     """The card of an event that waits for votes."""
-    return card_of_one(standing(event(**changes)), "prod", link=lambda *_: None, code=None)
+    return event_card(standing(event(**changes)), "prod", link=lambda *_: None, code=None)
 
 
-async def refusal(posts: Services) -> Deferred:
+async def refusal(posts: ServiceFanout) -> Deferred:
     """How a post fails."""
     with pytest.raises(Deferred) as caught:
         await posts.post(card())
@@ -62,8 +62,8 @@ async def refusal(posts: Services) -> Deferred:
 
 
 def test_it_says_everything_as_plain_text_with_the_command_that_answers() -> None:
-    made = card_of_one(standing(event(), decided(by="bob")), "prod", link=lambda *_: None, code=None)
-    assert body_of(made) == (
+    made = event_card(standing(event(), decided(by="bob")), "prod", link=lambda *_: None, code=None)
+    assert card_text(made) == (
         f"Azure begins at {DUE:%Y-%m-%d %H:%M} UTC or soon after, whether or not anybody answers; earlier only when it is approved.\n\n"
         "Machines: db-1\n"
         "What happens: The machine is rebooted: what is in memory is lost.\n"
@@ -78,19 +78,19 @@ def test_it_says_everything_as_plain_text_with_the_command_that_answers() -> Non
 
 def test_a_burst_has_a_line_for_each() -> None:
     standings = [standing(event(f"E-{number}")) for number in range(12)]
-    text = body_of(card_of_many(standings, "prod", link=lambda *_: None, code=None))
+    text = card_text(grouped_card(standings, "prod", link=lambda *_: None, code=None))
     assert text.count("\n- Reboot of db-1") + text.count("\n\n- Reboot of db-1") >= 10
     assert "imds-relay approve | hold EVENT" in text
 
 
 @given(st.text(max_size=300))
 def test_no_text_makes_lines_of_its_own(words: str) -> None:
-    lines = body_of(card(description=f"x{words}")).splitlines()
-    assert len(lines) == len(body_of(card(description="x")).splitlines())
+    lines = card_text(card(description=f"x{words}")).splitlines()
+    assert len(lines) == len(card_text(card(description="x")).splitlines())
 
 
 def test_what_somebody_slipped_in_calls_nobody() -> None:
-    text = body_of(card(description=HOSTILE))
+    text = card_text(card(description=HOSTILE))
     for alive in ("<!channel", "@all", "@everyone", "<at>", "https://", "](http"):
         assert alive not in text
         assert alive in HOSTILE
@@ -135,8 +135,8 @@ def test_a_wrong_url_says_what_was_expected_and_nothing_of_itself(urls: tuple[st
 @pytest.mark.parametrize("url", ["json://127.0.0.1/x", "gotify://example.com/token", "mailto://user:pass@example.com"])
 def test_what_can_be_read_on_the_way_must_be_asked_for(url: str) -> None:
     with pytest.raises(ValueError, match=r"expected (jsons|gotifys|mailtos)://, got .*allow_http"):
-        service_of(url, allow_http=False)
-    assert service_of(url, allow_http=True).name
+        plugin_for(url, allow_http=False)
+    assert plugin_for(url, allow_http=True).name
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_can_be_read_on_the_way_must_be_asked_for(url: str) -> None:
     ],
 )
 def test_services_on_the_network_are_taken(url: str) -> None:
-    assert service_of(url, allow_http=False).name
+    assert plugin_for(url, allow_http=False).name
 
 
 @given(
@@ -163,7 +163,7 @@ def test_services_on_the_network_are_taken(url: str) -> None:
 def test_whatever_stands_there_is_a_service_or_an_error_that_says_nothing_of_it(url: str) -> None:
     said = "expected nothing"
     try:
-        service_of(url, allow_http=True)
+        plugin_for(url, allow_http=True)
     except ValueError as error:
         said = str(error)
     assert said.startswith("expected ")
@@ -208,10 +208,10 @@ def test_no_other_kind_of_sink_waits_for_the_library() -> None:
 
 async def test_a_text_arrives_with_its_title_and_how_urgent_it_is() -> None:
     async with service() as there:
-        posts = Services(settings(there.url))
+        posts = ServiceFanout(settings(there.url))
         assert await posts.post(card()) is None
-        await posts.tell(None, [("Reboot of db-1 (E-1)",), (NOON, ": it began")])
-        await posts.tell(None, [("ping",)])
+        await posts.reply_in_thread(None, [("Reboot of db-1 (E-1)",), (NOON, ": it began")])
+        await posts.reply_in_thread(None, [("ping",)])
         assert there.messages[0].startswith(f"Reboot of db-1\nAzure begins at {DUE:%Y-%m-%d %H:%M} UTC")
         assert there.messages[1:] == [f"Reboot of db-1 (E-1)\n{NOON:%Y-%m-%d %H:%M} UTC: it began", "imds-relay\nping"]
         assert there.kinds == ["warning", "info", "info"]
@@ -234,7 +234,7 @@ async def test_a_text_arrives_with_its_title_and_how_urgent_it_is() -> None:
 async def test_a_refusal_says_how_it_was_meant(status: int, failure: str, said: str) -> None:
     async with service() as there:
         there.status = status
-        error = await refusal(Services(settings(there.url)))
+        error = await refusal(ServiceFanout(settings(there.url)))
         assert (error.failure, error.status) == (failure, status)
         assert said in error.reason
         assert there.calls == [PATH]  # and nowhere else
@@ -244,8 +244,8 @@ async def test_nothing_of_a_url_is_said_anywhere(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     async with service() as there:
         there.status = 500
-        error = await refusal(Services(settings(there.url)))
-    gone = await refusal(Services(settings(there.url)))
+        error = await refusal(ServiceFanout(settings(there.url)))
+    gone = await refusal(ServiceFanout(settings(there.url)))
     said = f"{error} {error.response} {gone} {gone.response} {logged(caplog)} {capfd.readouterr()}"
     assert PASSWORD not in said
     assert TOKEN not in said
@@ -253,7 +253,7 @@ async def test_nothing_of_a_url_is_said_anywhere(caplog: pytest.LogCaptureFixtur
 
 async def test_one_that_fails_keeps_no_other_from_hearing_and_nobody_hears_twice() -> None:
     async with service() as well, service() as sick:
-        posts = Services(settings(well.url, sick.url))
+        posts = ServiceFanout(settings(well.url, sick.url))
         sick.status = 503
         for _ in range(3):
             assert (await refusal(posts)).failure == "transient"
@@ -275,7 +275,7 @@ async def test_one_that_gets_no_thread_keeps_no_other_from_hearing_and_hears_lat
         start(thread)
 
     async with service() as first, service() as second:
-        posts = Services(settings(first.url, second.url, timeout="2s"))
+        posts = ServiceFanout(settings(first.url, second.url, timeout="2s"))
         monkeypatch.setattr(threading.Thread, "start", begin)
         assert "own code" in (await refusal(posts)).reason
         assert sorted(len(there.calls) for there in (first, second)) == [0, 1]
@@ -286,18 +286,18 @@ async def test_one_that_gets_no_thread_keeps_no_other_from_hearing_and_hears_lat
 async def test_who_has_it_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relay.chat.platforms.apprise.fanout._MOST_HALF_TOLD", 2)
     async with service() as well, service() as sick:
-        posts = Services(settings(well.url, sick.url))
+        posts = ServiceFanout(settings(well.url, sick.url))
         sick.status = 503
         for words in ("one", "two", "three", "three", "one"):
             with pytest.raises(Deferred):
-                await posts.tell(None, [(words,)])
+                await posts.reply_in_thread(None, [(words,)])
         assert [text.removeprefix("imds-relay\n") for text in well.messages] == ["one", "two", "three", "one"]
 
 
 async def test_one_that_must_be_mended_does_not_slow_one_that_passes() -> None:
     async with service() as forbids, service() as sick:
         forbids.status, sick.status = 403, 503
-        error = await refusal(Services(settings(forbids.url, sick.url)))
+        error = await refusal(ServiceFanout(settings(forbids.url, sick.url)))
         assert error.failure == "transient"
         assert "403" in error.reason
         assert "503" in error.reason
@@ -307,7 +307,7 @@ async def test_urls_from_a_file_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "urls"
     async with service() as one, service() as two:
         file.write_text(f"{one.url}\n")
-        posts = Services(Settings.model_validate({"kind": "apprise", "name": "p", "urls_file": file, "allow_http": True}))
+        posts = ServiceFanout(Settings.model_validate({"kind": "apprise", "name": "p", "urls_file": file, "allow_http": True}))
         await posts.post(card())
         file.write_text(f"{one.url}\n{two.url}\n")
         await posts.post(card())
@@ -322,7 +322,7 @@ async def test_urls_from_a_file_are_read_again(tmp_path: Path) -> None:
 async def test_a_service_that_hangs_is_left_and_threads_do_not_pile_up() -> None:
     async with service() as there:
         there.hung = asyncio.Event()
-        posts = Services(settings(there.url, timeout="1s"))
+        posts = ServiceFanout(settings(there.url, timeout="1s"))
         for _ in range(3):
             error = await refusal(posts)
             assert (error.failure, "within 1 s" in error.reason) == ("transient", True)
@@ -337,7 +337,7 @@ async def test_a_service_that_hangs_is_left_and_threads_do_not_pile_up() -> None
 
 async def test_a_long_text_is_cut_by_the_service_it_is_too_long_for() -> None:
     async with service() as there:
-        await Services(settings(there.url)).post(card(description="x" * 40_000))
+        await ServiceFanout(settings(there.url)).post(card(description="x" * 40_000))
         assert len(there.messages[0]) <= 33_100
 
 
@@ -372,7 +372,7 @@ async def test_no_thread_connects_where_no_sink_may(address: str) -> None:
                 return "no route"
             return "connected"
 
-    assert await OneAtATime[str]("t").run(connect, 10) == ("refused", True)
+    assert await SerialThread[str]("t").run(connect, 10) == ("refused", True)
     assert await asyncio.to_thread(connect) != "refused"
 
 
@@ -385,7 +385,7 @@ async def test_no_datagram_is_sent_there_either() -> None:
                 return True
             return False
 
-    assert await OneAtATime[bool]("t").run(send, 10) == (True, True)
+    assert await SerialThread[bool]("t").run(send, 10) == (True, True)
 
 
 async def test_a_name_that_stands_for_such_an_address_must_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +395,7 @@ async def test_a_name_that_stands_for_such_an_address_must_be_mended(monkeypatch
         return real("169.254.169.254" if host == "rebound.example" else host, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    error = await refusal(Services(settings(f"json://rebound.example{PATH}")))
+    error = await refusal(ServiceFanout(settings(f"json://rebound.example{PATH}")))
     assert error.failure == "slow"
     assert "its name stands for a metadata or host address" in error.reason
 
@@ -410,7 +410,7 @@ async def test_what_a_thread_raises_is_raised() -> None:
         raise ValueError("of its own")
 
     with pytest.raises(ValueError, match="of its own"):
-        await OneAtATime[None]("t").run(fail, 10)
+        await SerialThread[None]("t").run(fail, 10)
 
 
 # --- calls and stories
@@ -419,8 +419,8 @@ async def test_what_a_thread_raises_is_raised() -> None:
 @given(st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3), st.binary(max_size=200))
 async def test_whoever_calls_is_refused(headers: Mapping[str, str], body: bytes) -> None:
     chat = apprise.Apprise.__new__(apprise.Apprise)
-    with pytest.raises(ChatRefused):
-        await chat.hear(headers, body)
+    with pytest.raises(CallbackRefused):
+        await chat.handle_callback(headers, body)
 
 
 def section(there: Service, **more: Any) -> dict[str, Any]:

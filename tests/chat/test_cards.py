@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from relay.approvals.authorize import HOLD_NOTICE, authorize
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import Card, Text, Who
-from relay.chat.cards.grouped_card import MOST_LISTED, card_of_many
-from relay.chat.cards.rendering import MOST_NAMED, card_of_one, changes_at, happens, named, sensible
-from relay.chat.cards.timeline import line_of
+from relay.chat.cards.card import Card, PrincipalRef, Text
+from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
+from relay.chat.cards.rendering import MAX_NAMES, available_decisions, event_card, impact_text, join_names, refresh_time
+from relay.chat.cards.timeline import timeline_line
 from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
 from tests.approvals.builders import Book, approval, caller, decided, event, granted, occurrence, standing
@@ -29,7 +29,9 @@ DUE = NOON + timedelta(seconds=900)
 
 def flat(text: Text) -> str:
     """A text as it reads, with moments as hours and people as they are."""
-    return "".join(f"{part:%H:%M}" if isinstance(part, datetime) else part.principal if isinstance(part, Who) else part for part in text)
+    return "".join(
+        f"{part:%H:%M}" if isinstance(part, datetime) else part.principal if isinstance(part, PrincipalRef) else part for part in text
+    )
 
 
 def said(card: Card) -> str:
@@ -43,7 +45,7 @@ def said(card: Card) -> str:
 
 def card(one: ApprovalStatus, *, link: str | None = "https://relay.example.com/approve#t") -> Card:
     """The message about one event, with links."""
-    return card_of_one(one, "prod", link=lambda _, __: link, code="123456")
+    return event_card(one, "prod", link=lambda _, __: link, code="123456")
 
 
 def labels(found: Card) -> list[str]:
@@ -128,7 +130,7 @@ def test_voting_that_has_closed_leaves_the_hold() -> None:
 
 
 def test_a_message_that_leads_nowhere_says_where_to_decide() -> None:
-    found = card_of_one(standing(), "prod", link=None, code="123456")
+    found = event_card(standing(), "prod", link=None, code="123456")
     assert found.buttons == ()
     assert found.code is None
     assert "imds-relay approve|hold E-1" in said(found)
@@ -141,7 +143,7 @@ def test_buttons_that_are_answered_in_the_chat_show_no_code() -> None:
 
 def test_many_machines_are_counted() -> None:
     names = [f"vm-{number}" for number in range(100)]
-    assert named(names) == f"{', '.join(names[:MOST_NAMED])} and 90 more"
+    assert join_names(names) == f"{', '.join(names[:MAX_NAMES])} and 90 more"
     assert len(said(card(standing(event(resources=tuple(names)))))) < 1500
 
 
@@ -157,7 +159,7 @@ def test_many_machines_are_counted() -> None:
     ],
 )
 def test_what_happens_is_said_for_every_type(kind: str | None, seconds: int | None, text: str) -> None:
-    assert happens(kind, seconds) == text
+    assert impact_text(kind, seconds) == text
 
 
 DECISIONS = st.lists(
@@ -191,7 +193,7 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(one: Appro
     who = caller("alice", "approve", "hold", "operate")
     for choice in CHOICES:
         refusal = authorize(approval(choice, who, one.occurrence.event, at=one.now), one)
-        if choice in sensible(one):
+        if choice in available_decisions(one):
             assert refusal is None, (choice, refusal)
         elif refusal is None:
             idle = {
@@ -204,7 +206,7 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(one: Appro
 
 @given(STANDINGS)
 def test_a_message_changes_by_time_alone_when_it_says_that_it_will(one: ApprovalStatus) -> None:
-    moment = changes_at([one])
+    moment = refresh_time([one])
     assert moment is None or moment > one.now
     if one.is_open:
         assert moment == min((at for at in (one.voting_closes_at, one.not_before) if at is not None and at > one.now), default=None)
@@ -214,18 +216,18 @@ def test_a_message_changes_by_time_alone_when_it_says_that_it_will(one: Approval
 
 @given(st.lists(STANDINGS, min_size=2, max_size=60))
 def test_a_burst_is_one_message_of_a_few_lines(standings: Sequence[ApprovalStatus]) -> None:
-    found = card_of_many(standings, "prod", link=lambda _, __: "u", code="123456")
-    assert len(found.lines) <= MOST_LISTED
+    found = grouped_card(standings, "prod", link=lambda _, __: "u", code="123456")
+    assert len(found.lines) <= MAX_LISTED_EVENTS
     assert found.title == f"{len(standings)} maintenance events at once"
     live = [one for one in standings if one.occurrence.live] or list(standings)
-    if len(live) > MOST_LISTED:
-        assert f"And {len(live) - MOST_LISTED} more" in said(found)
+    if len(live) > MAX_LISTED_EVENTS:
+        assert f"And {len(live) - MAX_LISTED_EVENTS} more" in said(found)
 
 
 def test_a_burst_lists_first_what_waits_for_somebody() -> None:
     waiting = standing(event("E-9", resources=("db-9",)))
     others = [standing(event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",))) for number in range(20)]
-    found = card_of_many([*others, waiting], "prod", link=lambda _, __: "u", code="123456")
+    found = grouped_card([*others, waiting], "prod", link=lambda _, __: "u", code="123456")
     assert flat(found.lines[0].text) == "Reboot of db-9, not before 12:15, 0 of 2 votes"
     assert [one.label for one in found.lines[0].buttons] == ["Approve", "Hold"]
     assert "20 × Freeze, 1 × Reboot. 1 waiting for votes." in said(found)
@@ -237,7 +239,7 @@ def test_a_burst_lists_first_what_waits_for_somebody() -> None:
 
 def lines(book: Book) -> list[str]:
     """The history of everything that a relay said."""
-    return [flat(line_of(one)) for one in book.said()]
+    return [flat(timeline_line(one)) for one in book.said()]
 
 
 def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
@@ -269,7 +271,7 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
 @pytest.mark.parametrize("kind", [one for one in CATALOG if one.name.startswith("relay.")], ids=lambda one: one.name)
 def test_what_the_relay_says_of_itself_is_a_sentence_and_no_name_of_a_type(kind: EventDefinition) -> None:
     told = CloudEvent.build({"type": kind.type, "time": "2026-01-01T12:00:00Z"}, {"sink": "bus", "reason": "gone", "count": 1})
-    text = flat(line_of(told))
+    text = flat(timeline_line(told))
     assert text.startswith("12:00: ")
     assert text.endswith(": gone.")
     assert "{" not in text
@@ -280,4 +282,4 @@ def test_a_sink_that_fails_is_named() -> None:
     told = CloudEvent.build(
         {"type": "io.imdsrelay.relay.sink-failing.v1", "time": "2026-01-01T12:00:00Z"}, {"sink": "bus", "reason": "gone", "count": 1}
     )
-    assert flat(line_of(told)) == "12:00: bus takes nothing: gone."
+    assert flat(timeline_line(told)) == "12:00: bus takes nothing: gone."

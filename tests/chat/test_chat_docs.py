@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from relay.chat.cards.rendering import card_of_one
-from relay.chat.platforms.apprise.fanout import Services
+from relay.chat.cards.rendering import event_card
+from relay.chat.platforms.apprise.fanout import ServiceFanout
 from relay.chat.platforms.apprise.settings import Settings
 from relay.config import Config
 from tests.approvals.builders import event, standing
@@ -33,10 +33,10 @@ def test_the_section_that_a_page_shows_works(page: str, text: str, tmp_path: Pat
 async def test_the_text_that_the_page_shows_is_what_a_service_gets() -> None:
 
     reboot = event("6F83E8DA-3EB4-4B0A-BFCA-0932494392AD", resources=("db-1", "db-2"), description="Host server is undergoing maintenance.")
-    card = card_of_one(standing(reboot), "prod", link=lambda *_: None, code=None)
+    card = event_card(standing(reboot), "prod", link=lambda *_: None, code=None)
     async with service() as there:
         given = Settings.model_validate({"kind": "apprise", "name": "p", "urls": [url_of(there.port)], "allow_http": True})
-        await Services(given).post(card)
+        await ServiceFanout(given).post(card)
         title, _, body = there.messages[0].partition("\n")
     assert f"```text\n{title}\n\n{body}\n```" in re.sub(r"(?m)^   ", "", (PAGES / "apprise.md").read_text())
 

@@ -13,10 +13,10 @@ from yarl import URL
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card
-from relay.chat.platforms.mattermost import examine
+from relay.chat.platforms.mattermost import diagnose
 from relay.chat.platforms.mattermost.api import Api
 from relay.chat.platforms.mattermost.channel import Channel
-from relay.chat.platforms.mattermost.identity import People
+from relay.chat.platforms.mattermost.identity import MemberDirectory
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import SystemClock
 from relay.errors import Deferred
@@ -42,7 +42,7 @@ async def api(server: Mattermost) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def channel(server: Mattermost, api: Api) -> Channel:
-    return Channel(api, People(api, server.channel, SystemClock()), None, "life")
+    return Channel(api, MemberDirectory(api, server.channel, SystemClock()), None, "life")
 
 
 async def refused(channel: Channel) -> Deferred:
@@ -125,21 +125,21 @@ async def test_an_answer_that_came_too_late_makes_no_second_post(server: Matterm
     """Mattermost knows a post again by its pending_post_id."""
     async with open_session() as session:
         api = Api(session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=1.5)
-        channel = Channel(api, People(api, server.channel, SystemClock()), None, "life")
+        channel = Channel(api, MemberDirectory(api, server.channel, SystemClock()), None, "life")
         server.swallows = 1
         assert (await refused(channel)).failure == "transient"
         ref = await channel.post(CARD)
         assert list(server.posts) == [ref]
         server.swallows = 1
         with pytest.raises(Deferred):
-            await channel.tell(ref, [("It is over.",)])
-        await channel.tell(ref, [("It is over.",)])
+            await channel.reply_in_thread(ref, [("It is over.",)])
+        await channel.reply_in_thread(ref, [("It is over.",)])
         assert len(server.posts) == 2
 
 
 async def test_two_sinks_that_post_the_same_have_a_post_each(server: Mattermost, api: Api) -> None:
     """The server would take the second for the first, though it were for another channel."""
-    people = People(api, server.channel, SystemClock())
+    people = MemberDirectory(api, server.channel, SystemClock())
     assert await Channel(api, people, None, "one").post(CARD) != await Channel(api, people, None, "two").post(CARD)
 
 
@@ -149,7 +149,7 @@ async def test_of_a_deleted_post_edit_and_reply_say_that_it_is_gone(server: Matt
     with pytest.raises(MessageGone):
         await channel.edit(ref, CARD)
     with pytest.raises(MessageGone):
-        await channel.tell(ref, [("x",)])
+        await channel.reply_in_thread(ref, [("x",)])
 
 
 async def test_a_bot_that_was_removed_from_the_channel_does_not_think_its_post_gone(server: Mattermost, channel: Channel) -> None:
@@ -183,7 +183,7 @@ async def test_a_refusal_that_repeats_the_token_is_logged_without_it(server: Mat
 
 
 async def test_names_that_cannot_be_looked_up_keep_no_post_back(server: Mattermost, api: Api) -> None:
-    people, principal = People(api, server.channel, SystemClock()), f"mattermost:{server.team}/{server.person('ann')}"
+    people, principal = MemberDirectory(api, server.channel, SystemClock()), f"mattermost:{server.team}/{server.person('ann')}"
     for refusal in (said(500, "x"), said(403, "x"), web.Response(text="[1"), web.json_response({"id": "x"})):
         server.refusals.append(("users/ids", refusal))
         assert await people.names([principal]) == {}
@@ -195,7 +195,7 @@ async def test_names_that_cannot_be_looked_up_keep_no_post_back(server: Mattermo
 
 async def test_what_the_server_said_of_a_person_holds_for_half_a_minute(server: Mattermost, api: Api) -> None:
     clock = HandClock()
-    people, ann = People(api, server.channel, clock), server.person("ann")
+    people, ann = MemberDirectory(api, server.channel, clock), server.person("ann")
     assert await people.principal(ann) == f"mattermost:{server.team}/{ann}"
     asked = len(server.calls)
     clock.turn(29)
@@ -217,20 +217,20 @@ def settings(server: Mattermost, tmp_path: Path, **more: object) -> Settings:
 async def test_doctor_says_whether_the_bot_sees_the_channel(server: Mattermost, tmp_path: Path) -> None:
     clock, scope = SystemClock(), "prod"
     good = settings(server, tmp_path)
-    (found,) = await examine(good, clock, scope)
+    (found,) = await diagnose(good, clock, scope)
     assert (found.state, found.message) == ("ok", "Mattermost takes the token, and shows the channel to the bot")
-    (found,) = await examine(settings(server, tmp_path, channel=new_id()), clock, scope)
+    (found,) = await diagnose(settings(server, tmp_path, channel=new_id()), clock, scope)
     assert found.state == "failed"
     server.mistrusts = True
-    (found,) = await examine(good, clock, scope)
+    (found,) = await diagnose(good, clock, scope)
     assert "expected a token that Mattermost accepts" in found.message
     await server.leave()
-    (found,) = await examine(good, clock, scope)
+    (found,) = await diagnose(good, clock, scope)
     assert found.state == "failed"
     await server.come()
     server.team = ""
     secret = "whsec_" + "QUFB" * 8
-    (found,) = await examine(settings(server, tmp_path, approve_in_chat=True, secret=secret), clock, scope)
+    (found,) = await diagnose(settings(server, tmp_path, approve_in_chat=True, secret=secret), clock, scope)
     assert "belongs to no team" in found.message
     assert server.posts == {}
 
@@ -239,9 +239,9 @@ async def test_a_rate_limit_of_the_server_delays_and_loses_nothing(server: Matte
     server.rate = 1
     await channel.post(CARD)
     with pytest.raises(Deferred) as caught:
-        await channel.tell(None, [("x",)])
+        await channel.reply_in_thread(None, [("x",)])
     assert caught.value.after == 1
     server.rate = None
-    await channel.tell(None, [("x",)])
+    await channel.reply_in_thread(None, [("x",)])
     await eventually(lambda: len(server.posts) == 2)
     assert datetime.now(UTC) - timedelta(minutes=5) < datetime.fromtimestamp(server.roots[-1]["create_at"] / 1000, UTC)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relay.chat import Chat, ChatRefused
+from relay.chat import CallbackRefused, ChatSink
 from tests.chat.mattermost_server import PUBLIC, SECRET, Mattermost, mattermost, new_id
 from tests.chat.running_relay import Stage, rule, stage
 from tests.journey.relay_process import eventually
@@ -94,7 +94,7 @@ CORPUS: dict[str, bytes] = {
 class _There:
     here: Stage
     server: Mattermost
-    chat: Chat
+    chat: ChatSink
     click: dict[str, Any]
     submission: dict[str, Any]
 
@@ -142,11 +142,11 @@ async def test_over_http_a_refusal_is_its_status_and_says_nothing_more(tmp_path:
     assert "Traceback" not in caplog.text
 
 
-async def _answered(chat: Chat, body: bytes) -> set[str]:
+async def _answered(chat: ChatSink, body: bytes) -> set[str]:
     """What an answer has in it."""
     try:
-        reply = await chat.hear({}, body)
-    except ChatRefused:
+        reply = await chat.handle_callback({}, body)
+    except CallbackRefused:
         return {"refused"}
     return set(reply.body or ())
 

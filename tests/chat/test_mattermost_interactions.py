@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from relay import signature
-from relay.chat.platforms.mattermost.action_token import Proof, opened, sealed
+from relay.chat.platforms.mattermost.action_token import ActionToken, seal, unseal
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_server import PUBLIC, SECRET, Mattermost, mattermost, new_id, said
 from tests.chat.running_relay import ALICE, Stage, rule, stage
@@ -315,7 +315,7 @@ async def test_a_forged_proof_is_refused(ops: Ops) -> None:
     event, post = await ops.announced()
     good = proof_of(ops.server, post)
     payload, _, mac = good.partition(".")
-    other = sealed(b"x" * 32, opened(KEY, good, "button"))
+    other = seal(b"x" * 32, unseal(KEY, good, "button"))
     for proof in ("", ".", payload, f"{payload}.", f"{payload}.{'0' * 64}", f".{mac}", mac, other, f"{good}0", "x" * 5000, "é.ü"):
         assert (await ops.server.send(CALLED, with_proof(ops.server, post, ops.ann, proof)))[0] == 401, proof
     assert ops.server.dialogs == []
@@ -334,7 +334,7 @@ async def test_any_change_of_a_proof_is_refused(ops: Ops) -> None:
 
 async def test_an_expired_button_is_refused_politely(ops: Ops) -> None:
     event, post = await ops.announced()
-    old = sealed(KEY, replace(opened(KEY, proof_of(ops.server, post), "button"), expires=1))
+    old = seal(KEY, replace(unseal(KEY, proof_of(ops.server, post), "button"), expires=1))
     status, answer = await ops.server.send(CALLED, with_proof(ops.server, post, ops.ann, old))
     assert status == 200
     assert "not current any more" in answer["ephemeral_text"]
@@ -345,8 +345,8 @@ async def test_an_expired_button_is_refused_politely(ops: Ops) -> None:
 async def test_an_expired_dialog_is_refused_politely(ops: Ops) -> None:
     event, post = await ops.announced()
     await ops.server.click(post, "Approve", ops.ann)
-    state = opened(KEY, ops.server.dialogs[0][1]["dialog"]["state"], "dialog")
-    old = sealed(KEY, replace(state, expires=1))
+    state = unseal(KEY, ops.server.dialogs[0][1]["dialog"]["state"], "dialog")
+    old = seal(KEY, replace(state, expires=1))
     status, answer = await ops.server.submit(ops.ann, ops.server.dialogs[0][1], state=old)
     assert status == 200
     assert "This took too long" in answer["error"]
@@ -365,9 +365,9 @@ async def test_a_proof_that_was_moved_is_refused(ops: Ops) -> None:
         assert status == 200
         assert "not current any more" in answer["ephemeral_text"]
     assert (await ops.server.send(CALLED, with_proof(ops.server, one, ops.ann, proof, channel_id=new_id())))[0] == 401
-    ours = opened(KEY, proof, "button")
+    ours = unseal(KEY, proof, "button")
     for moved in (replace(ours, sink="others"), replace(ours, channel=new_id())):
-        elsewhere = sealed(KEY, moved)
+        elsewhere = seal(KEY, moved)
         assert (await ops.server.send(CALLED, with_proof(ops.server, one, ops.ann, elsewhere)))[0] == 401
     assert ops.server.dialogs == []
     assert await ops.votes(first) == await ops.votes(second) == []
@@ -501,14 +501,14 @@ async def test_a_replay_is_the_same_vote_also_after_a_restart(tmp_path: Path, se
 
 async def test_without_approve_in_chat_every_call_is_refused(tmp_path: Path, server: Mattermost, azure: Simulator) -> None:
     ann = server.person("ann")
-    proof = Proof("button", "ops", server.channel, "E", "r", "approve", 2**40, "n")
+    proof = ActionToken("button", "ops", server.channel, "E", "r", "approve", 2**40, "n")
     async with stage(tmp_path, [server.sink(secret=SECRET)], approvals={"rules": [rule(1, "client:alice")]}, azure=azure) as here:
         server.relay = here.url
         here.reboot()
         await eventually(lambda: bool(server.roots))
         post = server.roots[0]
         call = {"user_id": ann, "channel_id": server.channel, "post_id": post["id"], "trigger_id": server.trigger(ann)}
-        assert (await server.send(CALLED, {**call, "context": {"proof": sealed(KEY, proof)}}))[0] == 401
+        assert (await server.send(CALLED, {**call, "context": {"proof": seal(KEY, proof)}}))[0] == 401
 
 
 async def test_readers_of_the_channel_never_see_what_a_button_carries(ops: Ops) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.chat.cards.card import Button, Card, Line, Text, Who
-from relay.chat.platforms.mattermost.post import MOST_MESSAGE, attachments, plain, rendered, told
+from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
+from relay.chat.platforms.mattermost.post import MOST_MESSAGE, attachments, plain, rendered, thread_reply
 from tests.chat.mattermost_server import Mattermost
 
 GAP = "\N{ZERO WIDTH SPACE}"
@@ -69,12 +69,12 @@ def test_nothing_alive_comes_of_what_is_nearly_markup(text: str) -> None:
 
 def test_moments_are_in_utc_and_people_by_name_where_it_is_known() -> None:
     elsewhere = AT.astimezone(timezone(timedelta(hours=5)))
-    text: Text = ("At ", elsewhere, " by ", Who("mattermost:t/u"), " and ", Who("client:a`b"))
+    text: Text = ("At ", elsewhere, " by ", PrincipalRef("mattermost:t/u"), " and ", PrincipalRef("client:a`b"))
     assert rendered(text, {"mattermost:t/u": "ann_b."}) == "At 2026-11-20 15:04:05 UTC by **ann_b.** and `client:a'b`"
 
 
 def test_a_name_mentions_nobody() -> None:
-    assert rendered((Who("p"),), {"p": "@here *x*"}) == rf"**@{GAP}here \*x\***"
+    assert rendered((PrincipalRef("p"),), {"p": "@here *x*"}) == rf"**@{GAP}here \*x\***"
 
 
 def card(**more: object) -> Card:
@@ -104,10 +104,10 @@ def test_what_is_long_is_cut_and_says_so() -> None:
 
 @given(st.lists(st.text(max_size=3000), min_size=1, max_size=21))
 def test_a_reply_is_never_longer_than_a_message_may_be(lines: list[str]) -> None:
-    assert len(told([(AT, ": ", Who("client:alice"), line) for line in lines], {})) <= MOST_MESSAGE
+    assert len(thread_reply([(AT, ": ", PrincipalRef("client:alice"), line) for line in lines], {})) <= MOST_MESSAGE
 
 
 def test_of_twenty_long_lines_each_is_cut_and_none_left_out() -> None:
-    message = told([(AT, f": {number} ", "*" * 1000) for number in range(21)], {})
+    message = thread_reply([(AT, f": {number} ", "*" * 1000) for number in range(21)], {})
     assert len(message) <= MOST_MESSAGE
     assert len(message.splitlines()) == 21

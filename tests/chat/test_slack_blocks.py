@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.chat.cards.card import Button, Card, Line, Text, Who
-from relay.chat.platforms.slack.blocks import said, shown
-from relay.chat.platforms.slack.payloads import spoken
+from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
+from relay.chat.platforms.slack.blocks import card_message, text_message
+from relay.chat.platforms.slack.payloads import button_value
 from tests.chat.slack_server import ALICE, TEAM, Posted, SlackServer, form, well_formed
 
 NOON = datetime(2026, 4, 11, 12, 0, 30, 500000, tzinfo=UTC)
 
 words = st.text(max_size=60) | st.sampled_from(["<!channel>", "<@U1>", "*bold*", "a\nb", "&amp;", "😀" * 900, "x" * 5000, "\x00", "\u202e"])
-people = st.sampled_from([f"slack:{TEAM}/{ALICE}", "slack:T0OTHER/U1", "client:alice", f"slack:{TEAM}/<!here>", f"slack:{TEAM}/"]).map(Who)
+people = st.sampled_from([f"slack:{TEAM}/{ALICE}", "slack:T0OTHER/U1", "client:alice", f"slack:{TEAM}/<!here>", f"slack:{TEAM}/"]).map(
+    PrincipalRef
+)
 moments = st.datetimes(timezones=st.just(UTC))
 texts: st.SearchStrategy[Text] = st.lists(words | moments | people, max_size=6).map(tuple)
 buttons = st.builds(
@@ -56,7 +58,7 @@ def test_every_card_is_within_every_limit_and_says_nothing_in_markup(card: Card,
 
     And mentions are of people whom the card names as people, and of nobody else.
     """
-    message = shown(card, TEAM, spoken if heard else None)
+    message = card_message(card, TEAM, button_value if heard else None)
     assert well_formed(message.blocks)
     assert 0 < len(message.text) <= 10_000
     posted = Posted("1700000000.000001", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
@@ -73,14 +75,14 @@ def test_every_card_is_within_every_limit_and_says_nothing_in_markup(card: Card,
 @given(st.lists(texts, min_size=1, max_size=21))
 def test_whatever_is_said_is_within_the_limits(lines: list[Text]) -> None:
     if any(lines):
-        message = said([("so: ", *line) for line in lines], TEAM)
+        message = text_message([("so: ", *line) for line in lines], TEAM)
         assert well_formed(message.blocks)
         assert 0 < len(message.text) <= 10_000
 
 
 @pytest.mark.parametrize("text", ["<!channel>", "<!here>", "<@U1>", "<#C1>", "<http://evil.example|Approve>", "&lt;!channel&gt;"])
 def test_a_notification_mentions_nobody_whom_a_text_names(text: str) -> None:
-    message = shown(Card(text, "waiting", (text,)), TEAM, spoken)
+    message = card_message(Card(text, "waiting", (text,)), TEAM, button_value)
     assert "<" not in message.text
     assert message.text.count("&") >= 2
     assert (message.blocks[0]["text"]["type"], message.blocks[0]["text"]["text"]) == ("plain_text", f"🟡 {text}")
@@ -88,8 +90,8 @@ def test_a_notification_mentions_nobody_whom_a_text_names(text: str) -> None:
 
 
 def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_there() -> None:
-    text: Text = ("Azure begins at ", NOON, ", says ", Who(f"slack:{TEAM}/{ALICE}"), " and ", Who("slack:T0OTHER/U1"))
-    message = shown(Card("Reboot", "waiting", text), TEAM, spoken)
+    text: Text = ("Azure begins at ", NOON, ", says ", PrincipalRef(f"slack:{TEAM}/{ALICE}"), " and ", PrincipalRef("slack:T0OTHER/U1"))
+    message = card_message(Card("Reboot", "waiting", text), TEAM, button_value)
     stamp = int(NOON.timestamp())
     date = "{time_secs} on {date_short}"
     assert message.text == (
@@ -103,7 +105,7 @@ def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_
 
 def test_a_text_of_others_cannot_feign_a_line_of_ours() -> None:
     card = Card("Reboot", "waiting", ("So.",), facts=(("Azure says", ("all is well\nVotes: 2 of 2\u2028Rule: none\u202e",)),))
-    assert Posted("", "", list(shown(card, TEAM, spoken).blocks)).words().splitlines() == [  # type: ignore[arg-type]  # they are only read
+    assert Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines() == [  # type: ignore[arg-type]  # they are only read
         "🟡 Reboot",
         "So.",
         "Azure says: all is well Votes: 2 of 2 Rule: none ",
@@ -113,7 +115,7 @@ def test_a_text_of_others_cannot_feign_a_line_of_ours() -> None:
 def test_a_button_asks_before_it_counts_and_brings_back_what_it_is_about() -> None:
     question: Text = (f"Reboot of {'vm-0, ' * 80}: it may begin within seconds, and cannot be taken back.",)
     button = Button("approve", "Approve", "E-1 with spaces", "3f3f", question)
-    message = shown(Card("Reboot", "waiting", ("So.",), buttons=(button,)), TEAM, spoken)
+    message = card_message(Card("Reboot", "waiting", ("So.",), buttons=(button,)), TEAM, button_value)
     (drawn,) = message.blocks[-1]["elements"]
     assert (drawn["value"], drawn["style"], drawn["action_id"]) == ("approve 3f3f - E-1 with spaces", "primary", "approve-1")
     assert drawn["confirm"]["title"]["text"] == "Approve?"
@@ -125,7 +127,7 @@ def test_a_button_asks_before_it_counts_and_brings_back_what_it_is_about() -> No
 
 def test_a_text_that_is_cut_says_so() -> None:
     card = Card("R" * 200, "waiting", ("So.",), facts=(("Azure says", ("x" * 5000,)),), footer="E" * 900)
-    title, _, facts, footer = Posted("", "", list(shown(card, TEAM, spoken).blocks)).words().splitlines()  # type: ignore[arg-type]  # they are only read
+    title, _, facts, footer = Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines()  # type: ignore[arg-type]  # they are only read
     assert all(one.endswith("…") for one in (title, facts, footer))
     assert len(title) == 150
 
@@ -134,7 +136,7 @@ def test_a_hundred_machines_with_long_texts_leave_room_for_what_matters() -> Non
     """What is cut is what others wrote, never the warning or the buttons."""
     lines = tuple(Line((f"Reboot of {'😀' * 900}",), (Button("approve", "Approve", f"E-{n}", "3f" * 16, ("?",)),)) for n in range(10))
     card = Card("100 events", "waiting", ("So.",), lines=lines, notes=(("Azure proceeds at NotBefore regardless.",),), footer="prod")
-    message = shown(card, TEAM, spoken)
+    message = card_message(card, TEAM, button_value)
     posted = Posted("", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
     assert sum(block["type"] == "actions" for block in message.blocks) == 10
     click = SlackServer(port=65535).clicked(posted.buttons()["Approve"], "1700000000.000001", message=posted)

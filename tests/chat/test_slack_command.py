@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relay.approvals.request import DecisionKind
-from relay.chat.platforms.slack.action_token import GOOD_FOR, holds, prove
+from relay.chat.platforms.slack.action_token import GOOD_FOR, is_valid_action_token, make_action_token
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import ALICE, BOB, EVE, TEAM, Heard, Posted, SlackServer, hangs, member, slack, well_formed
@@ -139,9 +139,9 @@ def test_a_card_for_one_person_is_good_for_a_quarter_of_an_hour(later: float, *,
     """And none that was made in the future is."""
     who: tuple[str, str] = (ALICE, "C024BE91L")
     what: tuple[DecisionKind, str, str] = ("approve", "3f", "E-1")
-    proof = prove("xoxb-token", who, what, NOON)
-    assert holds(proof, "xoxb-token", who, what, NOON + timedelta(seconds=later)) is good
-    assert not holds(proof, "xoxb-other", who, what, NOON)
+    proof = make_action_token("xoxb-token", who, what, NOON)
+    assert is_valid_action_token(proof, "xoxb-token", who, what, NOON + timedelta(seconds=later)) is good
+    assert not is_valid_action_token(proof, "xoxb-other", who, what, NOON)
 
 
 async def test_hold_is_taken_at_once_with_its_reason(tmp_path: Path) -> None:

@@ -18,9 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slack_sdk.signature import SignatureVerifier
 
-from relay.chat import ChatRefused
+from relay.chat import CallbackRefused
 from relay.chat.cards.card import Button
-from relay.chat.platforms.slack.payloads import Challenge, Click, Command, Decided, Nothing, read, spoken, verify
+from relay.chat.platforms.slack.payloads import (
+    ButtonAction,
+    Challenge,
+    Click,
+    Command,
+    IgnoredCall,
+    button_value,
+    parse_payload,
+    verify_signature,
+)
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import ALICE, APP, CHANNEL, SECRET, TEAM, Posted, SlackServer, form, signed, slack
 from tests.journey.relay_process import eventually
@@ -49,10 +58,10 @@ def test_slacks_own_example_verifies() -> None:
         "X-SLACK-SIGNATURE": "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503",
     }
     now = datetime.fromtimestamp(1531420618, UTC)
-    verify(headers, body, SECRET.encode(), now)
+    verify_signature(headers, body, SECRET.encode(), now)
     for wrong in (body + b" ", body[:-1]):
-        with pytest.raises(ChatRefused):
-            verify(headers, wrong, SECRET.encode(), now)
+        with pytest.raises(CallbackRefused):
+            verify_signature(headers, wrong, SECRET.encode(), now)
 
 
 @given(
@@ -78,9 +87,9 @@ def test_the_sdks_verifier_is_of_the_same_opinion(body: bytes, age: int, how: st
     except (UnicodeDecodeError, TypeError):  # it raises on what is not UTF-8, and on a signature that is not ASCII
         theirs = None
     try:
-        verify(headers, body, SECRET.encode(), datetime.fromtimestamp(now, UTC))
+        verify_signature(headers, body, SECRET.encode(), datetime.fromtimestamp(now, UTC))
         ours = True
-    except ChatRefused:
+    except CallbackRefused:
         ours = False
     assert theirs in (None, ours)
     assert ours == (how == "good" and abs(age) <= 300)
@@ -94,24 +103,24 @@ def signature_of(secret: str, stamp: str, body: bytes) -> str:
 
 
 def test_a_click_a_command_a_challenge_and_a_check_are_read() -> None:
-    click = read(form(a_click()))
+    click = parse_payload(form(a_click()))
     assert isinstance(click, Click)
-    assert (click.message, click.alone, click.decided) == (f"{CHANNEL}/{MESSAGE.ts}", False, Decided("approve", "3f", "E-1"))
+    assert (click.message, click.alone, click.decided) == (f"{CHANNEL}/{MESSAGE.ts}", False, ButtonAction("approve", "3f", "E-1"))
     assert (click.by.user, click.by.team, click.by.app, click.by.channel) == (ALICE, TEAM, APP, CHANNEL)
-    typed = read(form(SLACK.typed("hold  E-1 why not")))
+    typed = parse_payload(form(SLACK.typed("hold  E-1 why not")))
     assert isinstance(typed, Command)
     assert typed.words == ("hold", "E-1", "why", "not")
-    assert read(orjson.dumps({"type": "url_verification", "token": "x", "challenge": "3eZb"})) == Challenge("3eZb")
-    assert read(b"ssl_check=1&token=x") == Nothing()
-    assert read(form(a_click(actions=[{**a_click()["actions"][0], "action_id": "link-approve-1"}]))) == Nothing()
+    assert parse_payload(orjson.dumps({"type": "url_verification", "token": "x", "challenge": "3eZb"})) == Challenge("3eZb")
+    assert parse_payload(b"ssl_check=1&token=x") == IgnoredCall()
+    assert parse_payload(form(a_click(actions=[{**a_click()["actions"][0], "action_id": "link-approve-1"}]))) == IgnoredCall()
 
 
 @given(st.text(min_size=1, max_size=256).filter(lambda one: all(ord(char) > 31 and not 126 < ord(char) < 160 for char in one)))
 def test_what_a_button_brings_back_is_what_it_was_given(event_id: str) -> None:
-    value = spoken(Button("hold", "Hold", event_id, "3f" * 16, ()))
-    click = read(form(a_click(actions=[{**a_click()["actions"][0], "value": value}])))
+    value = button_value(Button("hold", "Hold", event_id, "3f" * 16, ()))
+    click = parse_payload(form(a_click(actions=[{**a_click()["actions"][0], "value": value}])))
     assert isinstance(click, Click)
-    assert click.decided == Decided("hold", "3f" * 16, event_id)
+    assert click.decided == ButtonAction("hold", "3f" * 16, event_id)
 
 
 WRONG: list[bytes] = [
@@ -162,8 +171,8 @@ WRONG: list[bytes] = [
 
 @pytest.mark.parametrize("body", WRONG)
 def test_what_cannot_be_read_is_400(body: bytes) -> None:
-    with pytest.raises(ChatRefused) as caught:
-        read(body)
+    with pytest.raises(CallbackRefused) as caught:
+        parse_payload(body)
     assert caught.value.status == 400
 
 
@@ -205,14 +214,14 @@ def bent(draw: Callable[[st.SearchStrategy[Any]], Any]) -> dict[str, Any]:
 def read_or_400(body: bytes) -> object:
     """What a body says; None where it is refused, as what cannot be read is."""
     try:
-        return read(body)
-    except ChatRefused as error:
+        return parse_payload(body)
+    except CallbackRefused as error:
         return None if error.status == 400 else pytest.fail(f"{error.status}")
 
 
 @given(bent())
 def test_a_click_that_was_bent_is_read_or_is_400(click: dict[str, Any]) -> None:
-    assert isinstance(read_or_400(form(click)), Click | Nothing | None)
+    assert isinstance(read_or_400(form(click)), Click | IgnoredCall | None)
 
 
 @given(st.binary(max_size=400) | json_values.map(orjson.dumps) | json_values.map(lambda one: b"payload=" + orjson.dumps(one)))
@@ -228,8 +237,8 @@ async def test_no_bad_call_burns_anything_or_shows_a_traceback(tmp_path: Path, c
         store = relay.running.relay.store
         before = await store.read(lambda tx: tx.head())
         for body in WRONG:
-            with pytest.raises(ChatRefused) as caught:
-                await relay.running.relay.chats["ops"].hear(signed(body), body)
+            with pytest.raises(CallbackRefused) as caught:
+                await relay.running.relay.chats["ops"].handle_callback(signed(body), body)
             assert caught.value.status == 400
         for body in WRONG[:20]:
             for headers in (signed(body), {}):
@@ -243,5 +252,5 @@ async def test_no_bad_call_burns_anything_or_shows_a_traceback(tmp_path: Path, c
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.text(max_size=200))
 def test_any_text_of_a_command_is_read(text: str) -> None:
-    found = read(form(SLACK.typed(text)))
+    found = parse_payload(form(SLACK.typed(text)))
     assert isinstance(found, Command)

@@ -222,7 +222,7 @@ async def test_a_message_that_cannot_be_changed_is_gone(word: str) -> None:
         with pytest.raises(MessageGone):
             await there.edit(f"{CHANNEL}/1.1", CARD)
         with pytest.raises(MessageGone):
-            await there.tell(f"{CHANNEL}/1.1", [("x",)])
+            await there.reply_in_thread(f"{CHANNEL}/1.1", [("x",)])
 
 
 async def test_no_proxy_of_the_environment_is_used_or_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ GIVEN: dict[str, Any] = {"kind": "slack", "name": "ops", "token": TOKEN, "channe
 def test_a_token_and_a_channel_are_enough_to_tell() -> None:
     settings = Settings.model_validate(GIVEN)
     assert (str(settings.base()), settings.stale, settings.approve_in_chat) == ("https://slack.com/api/", "drop", False)
-    assert not settings.is_called
+    assert not settings.accepts_callbacks
     assert not settings.has_socket
 
 
@@ -58,7 +58,7 @@ def test_every_secret_can_be_in_a_file(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
     given = {"kind": "slack", "name": "ops", "channel": CHANNEL, "token_file": str(tmp_path / "token"), "approve_in_chat": True}
     called = Settings.model_validate(given | {"signing_secret_file": str(tmp_path / "signing_secret")})
-    assert (called.bot_token(), called.secret(), called.is_called) == (TOKEN, SECRET.encode(), True)
+    assert (called.bot_token(), called.secret(), called.accepts_callbacks) == (TOKEN, SECRET.encode(), True)
     listening = Settings.model_validate(given | {"app_token_file": str(tmp_path / "app_token")})
     assert (listening.socket_token(), listening.has_socket) == (APP_TOKEN, True)
     (tmp_path / "token").write_text("nonsense", encoding="utf-8")

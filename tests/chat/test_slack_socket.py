@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from relay.chat import Reply
+from relay.chat import CallbackReply
 from relay.chat.platforms.slack.payloads import Call
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.socket_mode import SocketMode
@@ -148,8 +148,8 @@ async def test_it_ends_within_a_second(*, deaf: bool) -> None:
         assert time.monotonic() - began < 1 + 7  # for a machine that stands still
 
 
-async def take_nothing(_: Call) -> Reply:
-    return Reply()
+async def take_nothing(_: Call) -> CallbackReply:
+    return CallbackReply()
 
 
 @asynccontextmanager
@@ -232,11 +232,11 @@ async def test_an_error_in_our_own_code_ends_neither_the_socket_nor_the_relay(ca
     """It is told with its traceback, and the click is not acknowledged: Slack shows the person that it failed."""
     calls = []
 
-    async def fails(call: Call) -> Reply:
+    async def fails(call: Call) -> CallbackReply:
         calls.append(call)
         if len(calls) == 1:
             raise ZeroDivisionError
-        return Reply()
+        return CallbackReply()
 
     async with slack() as here, running(here, fails):
         await eventually(lambda: len(here.sockets) == 1)
@@ -250,11 +250,11 @@ async def test_an_error_in_our_own_code_ends_neither_the_socket_nor_the_relay(ca
 async def test_one_slow_answer_delays_no_other() -> None:
     came, first = asyncio.Event(), asyncio.Event()
 
-    async def slow(call: Call) -> Reply:
+    async def slow(call: Call) -> CallbackReply:
         if "first" in getattr(call, "words", ()):
             came.set()
             await first.wait()
-        return Reply()
+        return CallbackReply()
 
     async with slack() as here, running(here, slow):
         await eventually(lambda: len(here.sockets) == 1)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from relay.chat import ChatRefused
+from relay.chat import CallbackRefused
 from relay.chat.platforms import teams
 from relay.chat.platforms.teams.settings import Settings
 from relay.chat.platforms.teams.workflow import Workflow as Posting
@@ -48,7 +48,7 @@ async def refusal(there: Workflow, url: str | None = None, **more: Any) -> Defer
     """How a post fails."""
     async with platform(url or there.url, **more) as posts:
         with pytest.raises(Deferred) as caught:
-            await posts.tell(None, [("hello",)])
+            await posts.reply_in_thread(None, [("hello",)])
     return caught.value
 
 
@@ -97,7 +97,7 @@ async def test_the_rest_that_is_asked_for_is_passed_on(state: State) -> None:
 async def test_a_url_reaches_the_workflow_letter_for_letter() -> None:
     """Its parts are signed: %2F must not become a slash on the way."""
     async with workflow() as there, platform(there.url) as posts:
-        await posts.tell(None, [("hello",)])
+        await posts.reply_in_thread(None, [("hello",)])
         assert there.texts == ["hello"]
         assert str(settings(there.url).target()) == there.url
         assert build(settings(there.url).target(), {}).url.raw_query_string == QUERY[1:]
@@ -110,13 +110,13 @@ async def test_a_url_from_a_file_is_read_again_and_one_that_is_broken_waits_for_
         given_ = Settings.model_validate({"kind": "teams", "name": "ops", "url_file": file, "allow_http": True})
         async with open_session() as session:
             posts = Posting(given_, SystemClock(), session)
-            await posts.tell(None, [("one",)])
+            await posts.reply_in_thread(None, [("one",)])
             file.write_text("nonsense")
             with pytest.raises(Deferred) as caught:
-                await posts.tell(None, [("two",)])
+                await posts.reply_in_thread(None, [("two",)])
             assert caught.value.failure == "slow"
             file.write_text(there.url)
-            await posts.tell(None, [("three",)])
+            await posts.reply_in_thread(None, [("three",)])
         assert there.texts == ["one", "three"]
 
 
@@ -163,8 +163,8 @@ def test_a_chat_sink_stands_among_the_others() -> None:
 async def test_whoever_calls_is_refused(headers: dict[str, str], body: bytes) -> None:
     """A workflow never does."""
     chat = teams.Teams.__new__(teams.Teams)
-    with pytest.raises(ChatRefused) as caught:
-        await chat.hear(headers, body)
+    with pytest.raises(CallbackRefused) as caught:
+        await chat.handle_callback(headers, body)
     assert caught.value.status == 401
 
 
@@ -177,7 +177,7 @@ async def test_nothing_of_a_call_reaches_the_gate(tmp_path: Path) -> None:
 
 async def test_doctor_reaches_for_it_and_posts_nothing() -> None:
     async with workflow() as there:
-        (found,) = await teams.examine(settings(there.url), SystemClock(), "prod")
+        (found,) = await teams.diagnose(settings(there.url), SystemClock(), "prod")
         assert found.state == "ok"
         assert there.calls == []
 

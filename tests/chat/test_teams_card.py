@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from relay.chat.cards.card import Card, Who
-from relay.chat.cards.grouped_card import card_of_many
-from relay.chat.cards.rendering import card_of_one
-from relay.chat.platforms.teams.card import escaped, follow_up, marked, message_of, moment
+from relay.chat.cards.card import Card, PrincipalRef
+from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.rendering import event_card
+from relay.chat.platforms.teams.card import card_message, escaped, follow_up, moment, render_markdown
 from tests.approvals.builders import decided, event, occurrence, standing
 from tests.approvals.manual_clock import NOON
 from tests.chat.teams_server import Workflow, actions_of, lines_of, mistakes, read
@@ -31,12 +31,12 @@ def link(*_: Any) -> str:
 
 def one(**changes: Any) -> Card:
     """The card of an event that waits for votes."""
-    return card_of_one(standing(event(**changes)), "prod", link=link, code="123456")
+    return event_card(standing(event(**changes)), "prod", link=link, code="123456")
 
 
 def shown(card: Card) -> dict[str, Any]:
     """The Adaptive Card in its envelope, looked over as the workflow does."""
-    made = message_of(card)
+    made = card_message(card)
     assert made["type"] == "message"
     (attachment,) = made["attachments"]
     assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
@@ -53,7 +53,7 @@ def ran(message: dict[str, Any]) -> Workflow:
 
 
 def test_it_says_everything_that_the_card_says() -> None:
-    card = card_of_one(standing(event(description="Host maintenance"), decided(by="bob")), "prod", link=link, code="123456")
+    card = event_card(standing(event(description="Host maintenance"), decided(by="bob")), "prod", link=link, code="123456")
     text = "\n".join(lines_of(shown(card)))
     assert text == "\n".join(
         [
@@ -88,7 +88,7 @@ def test_buttons_open_the_page_and_look_like_what_they_do() -> None:
 
 
 def test_without_a_page_there_is_neither_a_button_nor_a_code() -> None:
-    card = shown(card_of_one(standing(event()), "prod", link=None, code="123456"))
+    card = shown(event_card(standing(event()), "prod", link=None, code="123456"))
     assert actions_of(card) == []
     assert "code" not in "\n".join(lines_of(card))
 
@@ -112,7 +112,7 @@ def test_a_moment_is_in_the_one_form_that_every_client_turns_into_the_readers_ti
 
 def test_moments_are_in_textblocks_alone() -> None:
     """Of no other element is it said that it shows the reader's time."""
-    card = shown(card_of_one(standing(event(), decided("hold", expires=600)), "prod", link=link, code=None))
+    card = shown(event_card(standing(event(), decided("hold", expires=600)), "prod", link=link, code=None))
     facts = [fact["value"] for element in card["body"] if element["type"] == "FactSet" for fact in element["facts"]]
     assert facts
     assert not any("{{" in value for value in facts)
@@ -127,7 +127,7 @@ def test_moments_are_in_textblocks_alone() -> None:
 @example("MailTo:a@b.example")
 def test_words_stay_words_whatever_they_hold(words: str) -> None:
     """The oracle is a CommonMark parser: it finds nothing but text."""
-    made = marked((words,))
+    made = render_markdown((words,))
     reader = MarkdownIt("commonmark", {"html": False}).enable("strikethrough")
     kinds = {token.type for block in reader.parse(made) for token in (block, *(block.children or ()))}
     assert kinds <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
@@ -155,7 +155,7 @@ def test_long_texts_are_cut_to_what_teams_takes(letter: str) -> None:
     """Each in its own place, with a sign that there was more; not only where the letters are short."""
     text = letter * 1500
     card = one(description=text, event_type="Reboot", event_source=text, resources=tuple(f"{text[:300]}-{number}" for number in range(100)))
-    workflow = ran(message_of(card))
+    workflow = ran(card_message(card))
     assert workflow.failed == []
     says = workflow.texts[0]
     assert "…" in says
@@ -176,7 +176,7 @@ def test_a_burst_fits_with_all_its_buttons(letter: str) -> None:
     ]
     standings = [replace(each, occurrence=replace(each.occurrence, id=number)) for number, each in enumerate(standings)]
     workflow = ran(
-        message_of(card_of_many(standings, "prod", link=lambda *_: f"https://relay.example.com/approve#{'t' * 43}", code="123456"))
+        card_message(grouped_card(standings, "prod", link=lambda *_: f"https://relay.example.com/approve#{'t' * 43}", code="123456"))
     )
     assert workflow.failed == []
     assert len(actions_of(workflow.cards[0])) == 20
@@ -191,12 +191,12 @@ def test_a_follow_up_fits_whatever_it_tells(lines: list[str]) -> None:
 
 
 def test_a_follow_up_says_first_what_it_is_about() -> None:
-    workflow = ran(follow_up([("Reboot of db-1 (C7061BAC)",), (NOON, ": ", Who("client:alice"), " voted to approve, 1 of 2.")]))
+    workflow = ran(follow_up([("Reboot of db-1 (C7061BAC)",), (NOON, ": ", PrincipalRef("client:alice"), " voted to approve, 1 of 2.")]))
     assert workflow.texts == [f"Reboot of db-1 (C7061BAC)\n{NOON:%Y-%m-%d %H:%M}: client:alice voted to approve, 1 of 2."]
     assert workflow.cards[0]["body"][0]["weight"] == "Bolder"
 
 
 def test_every_tone_has_its_colour_and_what_is_over_has_none() -> None:
-    over = card_of_one(replace(standing(event()), occurrence=occurrence(live=False, outcome="completed")), "prod", link=link, code=None)
+    over = event_card(replace(standing(event()), occurrence=occurrence(live=False, outcome="completed")), "prod", link=link, code=None)
     styles = [shown(card)["body"][0]["style"] for card in (one(), over)]
     assert styles == ["warning", "emphasis"]

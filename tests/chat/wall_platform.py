@@ -13,9 +13,9 @@ from typing import Any, Literal
 from relay.approvals.request import DecisionAnswer, DecisionKind
 from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings, MessageGone
-from relay.chat.board import Board
-from relay.chat.cards.card import Card, Text, Who
-from relay.chat.live_message import Current
+from relay.chat.board import ChatBoard
+from relay.chat.cards.card import Card, PrincipalRef, Text
+from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
@@ -36,7 +36,9 @@ class WallSettings(ChatSettings):
 
 def flat(text: Text) -> str:
     """A text as it reads, with moments as hours and people as they are."""
-    return "".join(f"{part:%H:%M}" if isinstance(part, datetime) else part.principal if isinstance(part, Who) else part for part in text)
+    return "".join(
+        f"{part:%H:%M}" if isinstance(part, datetime) else part.principal if isinstance(part, PrincipalRef) else part for part in text
+    )
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class Wall:
             raise MessageGone(ref)
         self.cards[ref] = card
 
-    async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Write below it."""
         self._do("tell")
         if ref is not None and ref not in self.cards:
@@ -82,7 +84,7 @@ class Room:
 
     wall: Wall
     store: Store
-    board: Board
+    board: ChatBoard
     ledger: ApprovalService
     clock: Clock
     dispatcher: Dispatcher
@@ -127,11 +129,11 @@ async def room(
         StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(matching_sinks(event, [given]))
     ) as store:
         ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS)
-        board = Board(store, ledger, clock, public_url)
-        current = Current(given, board, wall, clock, in_chat=in_chat)
+        board = ChatBoard(store, ledger, clock, public_url)
+        current = LiveMessageSink(given, board, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (given, current)}, store, clock, lambda *_: None)
         await dispatcher.start()
-        async with current.kept(), running(dispatcher):
+        async with current.refreshing(), running(dispatcher):
             yield Room(wall, store, board, ledger, clock, dispatcher)
 
 

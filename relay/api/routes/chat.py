@@ -9,7 +9,7 @@ from relay.api.schema.responses import COMMON_HEADERS, json_response
 from relay.api.schema.route import Call, Route
 from relay.api.server.connection import mark_authenticated, request_peer
 from relay.api.server.pipeline import RequestPipeline
-from relay.chat import ChatRefused
+from relay.chat import CallbackRefused
 
 
 def routes(desk: RequestPipeline) -> tuple[Route, ...]:
@@ -22,8 +22,8 @@ def routes(desk: RequestPipeline) -> tuple[Route, ...]:
         if chat is None:
             raise Problem(404, "no chat sink of this name")
         try:
-            reply = await chat.hear(call.request.headers, call.body)
-        except ChatRefused as error:
+            reply = await chat.handle_callback(call.request.headers, call.body)
+        except CallbackRefused as error:
             desk.rejections.unauthenticated_call(peer, f"chat {name}: {error}", now)
             raise Problem(error.status, "the call proves nothing, or cannot be read; the relay's log says more") from None
         desk.by_address.refund(peer.network, now)

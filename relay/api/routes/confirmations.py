@@ -28,8 +28,8 @@ from relay.api.server.pipeline import RequestPipeline
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.approvals.request import DecisionAnswer, DecisionKind, DecisionRequest, InvalidField, LinkUse, MalformedBody, read_json
 from relay.chat.cards.card import Text
-from relay.chat.cards.confirmation_view import changes, hindrance, outcome
-from relay.chat.cards.rendering import LABELS, card_of_one, question_of
+from relay.chat.cards.confirmation_view import blocking_reason, changed_fields, decision_outcome
+from relay.chat.cards.rendering import LABELS, confirmation_question, event_card
 from relay.events.timestamps import format_rfc3339
 from relay.outbox.chat_messages import ConfirmationLink, token_digest
 from relay.outbox.transaction import Transaction
@@ -228,7 +228,7 @@ async def _confirm(call: Call) -> web.StreamResponse:
     )
     if not said.accepted:
         raise Problem(said.status, **said.body)
-    came = outcome(said.body, dry_run=await relay.gate.mode() == "dry-run", repeat=said.repeat)
+    came = decision_outcome(said.body, dry_run=await relay.gate.mode() == "dry-run", repeat=said.repeat)
     return json_response(said.status, {**said.body, "repeat": said.repeat, "said": _pieces(came)})
 
 
@@ -240,16 +240,16 @@ def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:
     ledger = call.relay.gate.service
     occurrence = tx.snapshot.by_id(invitation.occurrence)
     standing = ledger.status(tx, occurrence, now)
-    card = card_of_one(standing, ledger.origin.scope, link=lambda *_: "", code=None)  # the form is where its buttons lead
-    why_not = hindrance(invitation.decision, invitation.revision, standing)
+    card = event_card(standing, ledger.origin.scope, link=lambda *_: "", code=None)  # the form is where its buttons lead
+    why_not = blocking_reason(invitation.decision, invitation.revision, standing)
     return {
         "decision": invitation.decision,
         "label": LABELS[invitation.decision],
         "title": card.title,
         "summary": _pieces(card.summary),
-        "question": _pieces(question_of(invitation.decision, standing)),
+        "question": _pieces(confirmation_question(invitation.decision, standing)),
         "whyNot": _pieces(why_not) if why_not is not None else None,
-        "changes": [_pieces(one) for one in changes(tx.journal.history(occurrence.key, occurrence.first_seen), invitation.revision)],
+        "changes": [_pieces(one) for one in changed_fields(tx.journal.history(occurrence.key, occurrence.first_seen), invitation.revision)],
         "code": invitation.decision == "approve",
         "facts": [{"label": label, "text": _pieces(text)} for label, text in card.facts],
         "notes": [_pieces(one) for one in card.notes],

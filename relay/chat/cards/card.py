@@ -16,13 +16,13 @@ from relay.approvals.status import ApprovalStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class PrincipalRef:
     """A principal, for the platform to name as its readers know them."""
 
     principal: str
 
 
-Text = tuple[str | datetime | Who, ...]
+Text = tuple[str | datetime | PrincipalRef, ...]
 """A text in pieces: plain words, moments in UTC, and people."""
 Tone = Literal["waiting", "held", "approved", "running", "over"]
 

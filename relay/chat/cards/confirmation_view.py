@@ -10,7 +10,7 @@ from relay.approvals.authorize import HOLD_NOTICE, authorize
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
-from relay.chat.cards.rendering import ENDED, named
+from relay.chat.cards.rendering import ENDED, join_names
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 
@@ -27,7 +27,7 @@ _NAMES = {
 }
 
 
-def hindrance(choice: DecisionKind, revision: str, standing: ApprovalStatus) -> Text | None:
+def blocking_reason(choice: DecisionKind, revision: str, standing: ApprovalStatus) -> Text | None:
     """Why nobody can take this decision now about the state of that revision; None: those who may, can."""
     event = standing.occurrence.event
     closes = standing.voting_closes_at if choice == "approve" else standing.not_before
@@ -54,7 +54,7 @@ def _needless(standing: ApprovalStatus) -> Text | None:
     return ("It is approved already.",) if standing.active_grant is not None or standing.is_claimed else None
 
 
-def changes(said: Sequence[CloudEvent], revision: str) -> list[Text]:
+def changed_fields(said: Sequence[CloudEvent], revision: str) -> list[Text]:
     """What Azure changed in an event since it had that revision, a line for each; ``said``: all that was said of it."""
     of_azure = [one for one in said if one.name.startswith("event.")]
     later = list(takewhile(lambda one: one.data["revision"] != revision, reversed(of_azure)))
@@ -71,12 +71,12 @@ def _changed(event: CloudEvent) -> Iterator[Text]:
 
 def _value(name: str, value: Any) -> Text:
     if isinstance(value, list):
-        return (named(value) or "none",)
+        return (join_names(value) or "none",)
     moment = parse_timestamp(value) if name == "notBefore" else None
     return (moment,) if moment is not None else ("not known" if value is None else str(value),)
 
 
-def outcome(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) -> Text:
+def decision_outcome(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) -> Text:
     """What came of a decision, of the answer that the gate gave to it."""
     said = _came_of(answer["decision"], answer["state"], f"{answer['votes']} of {answer['required']} votes")
     if repeat:

@@ -7,30 +7,30 @@ from collections.abc import Sequence
 
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card, Line, Link, Text, Tone
-from relay.chat.cards.rendering import buttons_of, named, regardless, title_of, tone_of
+from relay.chat.cards.rendering import decision_buttons, event_title, event_tone, join_names, proceeds_notice
 
-MOST_LISTED = 10
+MAX_LISTED_EVENTS = 10
 """Events of a burst that get a line of their own."""
 
 
-def card_of_many(standings: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None) -> Card:
+def grouped_card(standings: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None) -> Card:
     """The message about a burst. ``link`` None: nothing can be decided from this message."""
     live = [one for one in standings if one.occurrence.live]
     # What waits for somebody comes first.
     ordered = sorted(
         live or standings, key=lambda one: (not _waits(one), one.not_before is None, one.not_before or one.now, one.occurrence.id)
     )
-    lines = tuple(Line(line_about(one), buttons_of(one, link)) for one in ordered[:MOST_LISTED])
+    lines = tuple(Line(event_line(one), decision_buttons(one, link)) for one in ordered[:MAX_LISTED_EVENTS])
     rest = len(ordered) - len(lines)
     notes: list[Text] = []
     if rest:
         notes.append((f"And {rest} more: “imds-relay events” on a machine of this scope lists them, and decides about them.",))
-    notes.extend(regardless(live))
+    notes.extend(proceeds_notice(live))
     return Card(
         title=f"{len(standings)} maintenance events at once",
         tone=_tone_of_all(standings),
         summary=_summary_of_all(standings),
-        facts=(("Machines", (named(list(dict.fromkeys(name for one in standings for name in one.occurrence.event.resources))),)),),
+        facts=(("Machines", (join_names(list(dict.fromkeys(name for one in standings for name in one.occurrence.event.resources))),)),),
         notes=tuple(notes),
         lines=lines,
         code=code if any(button.url for line in lines for button in line.buttons) else None,
@@ -59,14 +59,14 @@ def _summary_of_all(standings: Sequence[ApprovalStatus]) -> Text:
 
 
 def _tone_of_all(standings: Sequence[ApprovalStatus]) -> Tone:
-    tones = {tone_of(one) for one in standings}
+    tones = {event_tone(one) for one in standings}
     order: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
     return next(tone for tone in order if tone in tones)
 
 
-def line_about(standing: ApprovalStatus) -> Text:
+def event_line(standing: ApprovalStatus) -> Text:
     """One event among others, in one line."""
-    text: Text = (title_of(standing),)
+    text: Text = (event_title(standing),)
     occurrence = standing.occurrence
     if not occurrence.live:
         return (*text, f": {occurrence.outcome or 'over'}")

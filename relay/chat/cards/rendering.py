@@ -9,9 +9,9 @@ from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.request import DecisionKind
 from relay.approvals.rules import Quorum, eligible_voters
 from relay.approvals.status import ApprovalStatus, approval_state
-from relay.chat.cards.card import Button, Card, Link, Text, Tone, Who
+from relay.chat.cards.card import Button, Card, Link, PrincipalRef, Text, Tone
 
-MOST_NAMED = 10
+MAX_NAMES = 10
 """Machines, and people, that are named; of more, the number is said."""
 
 _HAPPENS = {
@@ -31,7 +31,7 @@ LABELS: dict[DecisionKind, str] = {"approve": "Approve", "hold": "Hold", "releas
 """What buttons say."""
 
 
-def sensible(standing: ApprovalStatus) -> tuple[DecisionKind, ...]:
+def available_decisions(standing: ApprovalStatus) -> tuple[DecisionKind, ...]:
     """The decisions that the gate would not refuse for the event as it stands, whoever takes them."""
     if not standing.is_open or standing.mode == "off":
         return ()
@@ -45,7 +45,7 @@ def sensible(standing: ApprovalStatus) -> tuple[DecisionKind, ...]:
     return tuple(choices)
 
 
-def changes_at(standings: Iterable[ApprovalStatus]) -> datetime | None:
+def refresh_time(standings: Iterable[ApprovalStatus]) -> datetime | None:
     """When time alone will change what a message should show; None: never."""
     moments = [
         moment
@@ -63,13 +63,13 @@ def _can_be_approved(standing: ApprovalStatus) -> bool:
     return standing.quorum is not None and not closed and not settled
 
 
-def card_of_one(standing: ApprovalStatus, scope: str, *, link: Link | None, code: str | None) -> Card:
+def event_card(standing: ApprovalStatus, scope: str, *, link: Link | None, code: str | None) -> Card:
     """The message about one event. ``link`` None: nothing can be decided from this message."""
     event = standing.occurrence.event
-    buttons = buttons_of(standing, link)
+    buttons = decision_buttons(standing, link)
     facts: list[tuple[str, Text]] = [
-        ("Machines", (named(event.resources) or "none is named",)),
-        ("What happens", (happens(event.event_type, event.duration, len(event.resources)),)),
+        ("Machines", (join_names(event.resources) or "none is named",)),
+        ("What happens", (impact_text(event.event_type, event.duration, len(event.resources)),)),
         ("Who started it", (_started_by(event.event_source),)),
     ]
     if event.description:
@@ -77,8 +77,8 @@ def card_of_one(standing: ApprovalStatus, scope: str, *, link: Link | None, code
     if standing.occurrence.live:
         facts += _approval(standing)
     return Card(
-        title=title_of(standing),
-        tone=tone_of(standing),
+        title=event_title(standing),
+        tone=event_tone(standing),
         summary=_summary(standing),
         facts=tuple(facts),
         notes=(*_notes(standing), *(() if link is not None else _elsewhere(standing))),
@@ -88,19 +88,19 @@ def card_of_one(standing: ApprovalStatus, scope: str, *, link: Link | None, code
     )
 
 
-def title_of(standing: ApprovalStatus) -> str:
+def event_title(standing: ApprovalStatus) -> str:
     """What it is, and of which machines."""
     event = standing.occurrence.event
-    return f"{event.event_type or 'Maintenance'} of {named(event.resources, most=3) or 'no machine that is named'}"
+    return f"{event.event_type or 'Maintenance'} of {join_names(event.resources, most=3) or 'no machine that is named'}"
 
 
-def named(names: Sequence[str], *, most: int = MOST_NAMED) -> str:
+def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
     """Names in one line; of many, the first and how many more."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
-def happens(event_type: str | None, seconds: int | None, machines: int = 1) -> str:
+def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) -> str:
     """What the machines go through (Azure, "Scheduled Events", the types of events)."""
     known = _HAPPENS.get((event_type or "").lower(), f"goes through “{event_type}”" if event_type else "goes through maintenance")
     for_ = f" for about {_span(seconds)}" if seconds is not None else " for a while"
@@ -153,7 +153,7 @@ def _approval(standing: ApprovalStatus) -> Iterator[tuple[str, Text]]:
 
 
 def _asks(asks: Quorum) -> Text:
-    who = [(one if one.startswith(("group:", "person:")) else Who(one),) for one in asks.from_]
+    who = [(one if one.startswith(("group:", "person:")) else PrincipalRef(one),) for one in asks.from_]
     votes: Text = (f"{asks.votes} vote{'s' if asks.votes != 1 else ''} from ", *_joined(who))
     return (*votes, ", for every machine") if asks.each_resource else votes
 
@@ -161,24 +161,24 @@ def _asks(asks: Quorum) -> Text:
 def _votes(standing: ApprovalStatus) -> Text:
     text: Text = (f"{standing.vote_count} of {standing.votes_required}",)
     if standing.counted_votes:
-        text += (": ", *_joined([(Who(one.principal),) for one in standing.counted_votes[:MOST_NAMED]]))
+        text += (": ", *_joined([(PrincipalRef(one.principal),) for one in standing.counted_votes[:MAX_NAMES]]))
     if standing.is_open and standing.votes_missing and standing.quorum is not None:
         have = {standing.person(one.principal) for one in standing.counted_votes}
         may = [
             one for one in sorted(eligible_voters(standing.quorum, standing.groups, standing.people)) if standing.person(one) not in have
         ]
-        text += (f"; {standing.votes_missing} missing, from ", *_joined([(Who(one),) for one in may[:MOST_NAMED]]))
-        if len(may) > MOST_NAMED:
-            text += (f" and {len(may) - MOST_NAMED} more",)
+        text += (f"; {standing.votes_missing} missing, from ", *_joined([(PrincipalRef(one),) for one in may[:MAX_NAMES]]))
+        if len(may) > MAX_NAMES:
+            text += (f" and {len(may) - MAX_NAMES} more",)
         if standing.voting_closes_at is not None and standing.voting_closes_at != standing.not_before:
             text += (", until ", standing.voting_closes_at)
     if standing.uncovered_resources and standing.is_open:
-        text += (f"; nobody has spoken for {named(standing.uncovered_resources)} yet",)
+        text += (f"; nobody has spoken for {join_names(standing.uncovered_resources)} yet",)
     return text
 
 
 def _holder(principal: str, until: datetime | None) -> Text:
-    return (Who(principal), " until ", until) if until is not None else (Who(principal),)
+    return (PrincipalRef(principal), " until ", until) if until is not None else (PrincipalRef(principal),)
 
 
 def _joined(texts: Sequence[Text]) -> Text:
@@ -201,17 +201,17 @@ def _notes(standing: ApprovalStatus) -> Iterator[Text]:
         )
     if state == "failed":
         yield ("The StartRequest failed; the thread says why.",)
-    yield from regardless([standing])
+    yield from proceeds_notice([standing])
 
 
 def _elsewhere(standing: ApprovalStatus) -> Iterator[Text]:
     """Where to decide when the message itself leads nowhere."""
-    verbs = [verb for verb in ("approve", "hold", "release") if verb in sensible(standing)]
+    verbs = [verb for verb in ("approve", "hold", "release") if verb in available_decisions(standing)]
     if verbs:
         yield (f"To decide, on the machine: imds-relay {'|'.join(verbs)} {standing.occurrence.event.event_id}",)
 
 
-def regardless(standings: Iterable[ApprovalStatus]) -> Iterator[Text]:
+def proceeds_notice(standings: Iterable[ApprovalStatus]) -> Iterator[Text]:
     """What nobody must forget: that Azure proceeds."""
     ahead = [one for one in standings if one.is_open]
     if any(one.active_holds for one in ahead):
@@ -220,7 +220,7 @@ def regardless(standings: Iterable[ApprovalStatus]) -> Iterator[Text]:
         yield ("Azure proceeds at NotBefore regardless.",)
 
 
-def tone_of(standing: ApprovalStatus) -> Tone:
+def event_tone(standing: ApprovalStatus) -> Tone:
     """What catches the eye."""
     if not standing.occurrence.live:
         return "over"
@@ -231,20 +231,27 @@ def tone_of(standing: ApprovalStatus) -> Tone:
     return "approved" if standing.active_grant is not None or standing.is_claimed else "waiting"
 
 
-def buttons_of(standing: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:
+def decision_buttons(standing: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:
     """The decisions that make sense now."""
     if link is None:
         return ()
     event = standing.occurrence.event
     return tuple(
-        Button(choice, LABELS[choice], event.event_id, standing.occurrence.revision, question_of(choice, standing), link(standing, choice))
-        for choice in sensible(standing)
+        Button(
+            choice,
+            LABELS[choice],
+            event.event_id,
+            standing.occurrence.revision,
+            confirmation_question(choice, standing),
+            link(standing, choice),
+        )
+        for choice in available_decisions(standing)
     )
 
 
-def question_of(choice: DecisionKind, standing: ApprovalStatus) -> Text:
+def confirmation_question(choice: DecisionKind, standing: ApprovalStatus) -> Text:
     """What is asked before a decision counts."""
-    what = title_of(standing)
+    what = event_title(standing)
     match choice:
         case "approve":
             return (f"{what}: it may begin within seconds, and cannot be taken back.",)

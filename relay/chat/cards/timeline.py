@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from relay.chat.cards.card import Text, Who
-from relay.chat.cards.rendering import ENDED, named
+from relay.chat.cards.card import PrincipalRef, Text
+from relay.chat.cards.rendering import ENDED, join_names
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 
@@ -26,7 +26,7 @@ _OF_RELAY = {
 }
 
 
-def line_of(event: CloudEvent) -> Text:
+def timeline_line(event: CloudEvent) -> Text:
     """One thing that happened, for the history of a message; also what a ``relay.*`` event is told as."""
     at, data = parse_timestamp(event.attributes.get("time")), event.data
     return (*((at, ": ") if at is not None else ()), *_said(event.name, data))
@@ -35,7 +35,9 @@ def line_of(event: CloudEvent) -> Text:
 def _said(name: str, data: Mapping[str, Any]) -> Text:
     match name:
         case "event.scheduled":
-            return (f"Azure announced a {data['eventType'] or 'maintenance'} of {named(data['resources']) or 'no machine that is named'}.",)
+            return (
+                f"Azure announced a {data['eventType'] or 'maintenance'} of {join_names(data['resources']) or 'no machine that is named'}.",
+            )
         case "event.updated":
             return (f"Azure changed {', '.join(data['changed']) or 'nothing that is named'}; votes on the former state do not count.",)
         case "event.started":
@@ -56,7 +58,7 @@ def _said(name: str, data: Mapping[str, Any]) -> Text:
 
 
 def _decided(name: str, data: Mapping[str, Any]) -> Text:
-    who, why = Who(data["principal"]), (f" (“{data['reason']}”)" if data["reason"] else "")
+    who, why = PrincipalRef(data["principal"]), (f" (“{data['reason']}”)" if data["reason"] else "")
     if name == "approval.refused":
         return (who, f" was refused to {data['decision']}: {data['refusal']}.")
     if name == "approval.granted":

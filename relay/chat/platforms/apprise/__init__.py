@@ -14,26 +14,26 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from relay.chat import ChatRefused, Reply
-from relay.chat.board import Board
-from relay.chat.live_message import Current
-from relay.chat.platforms.apprise.fanout import Services
+from relay.chat import CallbackRefused, CallbackReply
+from relay.chat.board import ChatBoard
+from relay.chat.live_message import LiveMessageSink
+from relay.chat.platforms.apprise.fanout import ServiceFanout
 from relay.chat.platforms.apprise.settings import Settings
 from relay.clock import Clock
 
 _log = logging.getLogger(__name__)
 
 
-class Apprise(Current):
+class Apprise(LiveMessageSink):
     """Services that are told."""
 
-    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:  # noqa: ARG002  # whatever they are
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # whatever they are
         """Refuse: nobody answers there. Raises ChatRefused."""
-        raise ChatRefused("nobody answers through Apprise")
+        raise CallbackRefused("nobody answers through Apprise")
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterator[Apprise]:
+async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Apprise]:
     """Nothing is connected until the first event. Threads that hang at the end are left behind; nobody waits for them."""
     if proxies := sorted({"http", "https", "all"} & urllib.request.getproxies().keys()):
         _log.warning(
@@ -42,6 +42,6 @@ async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterat
             ", ".join(proxies),
         )
     # Answered "in the chat": no links are made, and buttons only say what can be decided.
-    apprise = Apprise(settings, board, Services(settings), clock, in_chat=True)
-    async with apprise.kept():
+    apprise = Apprise(settings, board, ServiceFanout(settings), clock, in_chat=True)
+    async with apprise.refreshing():
         yield apprise

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text, Tone
-from relay.chat.platforms.apprise.plugin import Said
-from relay.chat.platforms.apprise.serial_thread import OneAtATime
+from relay.chat.platforms.apprise.plugin import SendResult
+from relay.chat.platforms.apprise.serial_thread import SerialThread
 from relay.chat.platforms.apprise.settings import Settings
-from relay.chat.platforms.apprise.text import body_of, plain, read
+from relay.chat.platforms.apprise.text import card_text, plain, render_text
 from relay.errors import Deferred
 from relay.net.egress import AddressRefused
 
@@ -21,27 +21,27 @@ _MOST_HALF_TOLD = 100
 """Messages of which it is remembered who has got them already, while somebody else has not."""
 
 
-class Services:
+class ServiceFanout:
     """The platform: sends each text to every service, each in a thread of its own."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._services = settings.services()
-        self._threads: dict[str, OneAtATime[Said]] = {}
+        self._threads: dict[str, SerialThread[SendResult]] = {}
         self._half_told: dict[str, set[str]] = {}
 
     async def post(self, card: Card) -> str | None:
         """Send what a card says. Raises Deferred."""
-        await self._send(plain(card.title), body_of(card), _KINDS[card.tone])
+        await self._send(plain(card.title), card_text(card), _KINDS[card.tone])
         return None
 
     async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited here
         """Raises MessageGone: a message that has a name was posted by a sink of another kind, which had this one's."""
         raise MessageGone("the message was posted elsewhere")
 
-    async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
         """Send a few lines, of several the first as the title. Raises Deferred."""
-        title, *body = map(read, lines) if len(lines) > 1 else ("imds-relay", read(lines[0]))
+        title, *body = map(render_text, lines) if len(lines) > 1 else ("imds-relay", render_text(lines[0]))
         await self._send(title, "\n".join(body), "info")
 
     async def _send(self, title: str, body: str, kind: str) -> None:
@@ -64,14 +64,14 @@ class Services:
     async def _to(self, url: str, title: str, body: str, kind: str, told: set[str]) -> Deferred | None:
         """Send it to one; returns how that failed, so that one that fails takes no other along."""
         service, seconds = self._services[url], self._settings.timeout
-        thread = self._threads.setdefault(url, OneAtATime(f"{self._settings.name}: {service.name}"))
+        thread = self._threads.setdefault(url, SerialThread(f"{self._settings.name}: {service.name}"))
         try:
             said, was_refused = await thread.run(lambda: service.send(title, body, kind), seconds)
         except TimeoutError:
             return Deferred(f"expected {service.name} to take the message within {seconds:g} s, it did not")
         except Exception as error:  # noqa: BLE001  # of a library's hundreds of services; it takes no other along
             return Deferred(f"expected {service.name} to take the message, its own code failed: {type(error).__name__}")
-        if said.taken:
+        if said.accepted:
             told.add(url)
             return None
         if was_refused:

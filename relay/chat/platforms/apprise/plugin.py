@@ -25,14 +25,14 @@ _STATUS = re.compile(r"\berror=(\d{3})\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SendResult:
     """What became of one message. ``status``: the service's, where it answered and the library tells."""
 
-    taken: bool
+    accepted: bool
     status: int | None = None
 
 
-class Service:
+class ApprisePlugin:
     """One URL. ``name`` says which kind of service it is, and nothing of the URL."""
 
     def __init__(self, apprise: Any, plugin: Any) -> None:
@@ -43,16 +43,16 @@ class Service:
         self._one = apprise.Apprise(asset=plugin.asset)
         self._one.add(plugin)
 
-    def send(self, title: str, body: str, kind: str) -> Said:
+    def send(self, title: str, body: str, kind: str) -> SendResult:
         """Send a message. It blocks, for as long as the service likes."""
         result = self._one.notify(body=body, title=title, notify_type=kind, body_format=self._library.NotifyFormat.TEXT)
         if result:
-            return Said(taken=True)
+            return SendResult(accepted=True)
         statuses = [int(found[1]) for entry in result.logs() if (found := _STATUS.search(entry.message)) is not None]
-        return Said(taken=False, status=statuses[-1] if statuses else None)
+        return SendResult(accepted=False, status=statuses[-1] if statuses else None)
 
 
-def service_of(url: str, *, allow_http: bool) -> Service:
+def plugin_for(url: str, *, allow_http: bool) -> ApprisePlugin:
     """The service that a URL stands for. Raises ValueError, which holds nothing of the URL but its scheme."""
     apprise = _library()
     if re.search(r"[\x00-\x1f\x7f]", url):
@@ -75,7 +75,7 @@ def service_of(url: str, *, allow_http: bool) -> Service:
     if plugin is None:
         raise ValueError(f"expected all that {parsed['schema']}:// needs, some of it is missing or wrong")
     _check_switches(plugin)
-    return Service(apprise, plugin)
+    return ApprisePlugin(apprise, plugin)
 
 
 def _check_kind(kind: Any, parsed: dict[str, Any], *, allow_http: bool) -> None:

@@ -23,7 +23,7 @@ from relay.net.egress import AddressRefused, is_refused
 T = TypeVar("T")
 
 
-class OneAtATime(Generic[T]):
+class SerialThread(Generic[T]):
     """Does one piece of blocking work at a time; one that is late keeps the next waiting, so threads do not pile up."""
 
     def __init__(self, name: str) -> None:

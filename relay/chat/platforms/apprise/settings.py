@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 
 from relay.chat import ChatSettings
-from relay.chat.platforms.apprise.plugin import Service, service_of
+from relay.chat.platforms.apprise.plugin import ApprisePlugin, plugin_for
 from relay.settings import Duration
 
 
@@ -30,7 +30,7 @@ class Settings(ChatSettings):
         self.services()
         return self
 
-    def services(self) -> dict[str, Service]:
+    def services(self) -> dict[str, ApprisePlugin]:
         """The services as they are now, by their URLs. Raises ValueError where there is none, or one that cannot be used."""
         name = "urls_file" if self._files else "urls"
         urls = self.reveal_all("urls")
@@ -39,7 +39,7 @@ class Settings(ChatSettings):
         found = {}
         for number, url in enumerate(urls, start=1):
             try:
-                found[url] = service_of(url, allow_http=self.allow_http)
+                found[url] = plugin_for(url, allow_http=self.allow_http)
             except ValueError as error:
                 raise ValueError(f"{name}: number {number}: {error}") from None
         return found

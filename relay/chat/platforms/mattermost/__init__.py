@@ -10,13 +10,13 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from relay.chat import ChatRefused, Reply
-from relay.chat.board import Board
-from relay.chat.live_message import Current
+from relay.chat import CallbackRefused, CallbackReply
+from relay.chat.board import ChatBoard
+from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.mattermost.api import Api
 from relay.chat.platforms.mattermost.channel import Channel
-from relay.chat.platforms.mattermost.identity import People
-from relay.chat.platforms.mattermost.interactions import Answers
+from relay.chat.platforms.mattermost.identity import MemberDirectory
+from relay.chat.platforms.mattermost.interactions import Interactions
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.diagnostics import Finding, failure, ok
@@ -24,38 +24,38 @@ from relay.errors import ConfigError, Deferred
 from relay.net.http import open_session
 
 
-class Mattermost(Current):
+class Mattermost(LiveMessageSink):
     """One channel, where people may answer."""
 
-    def __init__(self, settings: Settings, board: Board, channel: Channel, clock: Clock, answers: Answers | None) -> None:
+    def __init__(self, settings: Settings, board: ChatBoard, channel: Channel, clock: Clock, answers: Interactions | None) -> None:
         super().__init__(settings, board, channel, clock, in_chat=answers is not None)
         self._answers = answers
 
-    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:  # noqa: ARG002  # Mattermost proves nothing in headers
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # Mattermost proves nothing in headers
         """Take a click or a dialog's submission. Raises ChatRefused."""
         if self._answers is None:
-            raise ChatRefused("expected no calls, as approve_in_chat is off")
-        return await self._answers.hear(body)
+            raise CallbackRefused("expected no calls, as approve_in_chat is off")
+        return await self._answers.handle_callback(body)
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterator[Mattermost]:
+async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Mattermost]:
     """Open the sink's own session; nothing is connected until the first event. Raises ConfigError."""
     async with open_session() as session:
         api = Api(session, settings.base(), settings.bearer, settings.channel, clock, timeout=settings.timeout)
-        people = People(api, settings.channel, clock)
+        people = MemberDirectory(api, settings.channel, clock)
         answers = None
         if settings.approve_in_chat:
             if board.public_url is None:
                 raise ConfigError(f"sink {settings.name}: approve_in_chat needs api.public_url, which Mattermost calls")
             url = f"{board.public_url}/v1/chat/{settings.name}"
-            answers = Answers(settings.name, settings.channel, settings.key, url, api, people, board, clock)
+            answers = Interactions(settings.name, settings.channel, settings.key, url, api, people, board, clock)
         mattermost = Mattermost(settings, board, Channel(api, people, answers, secrets.token_hex(8)), clock, answers)
-        async with mattermost.kept():
+        async with mattermost.refreshing():
             yield mattermost
 
 
-async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
+async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether the server takes the token and shows the channel to the bot. Nothing is posted."""
     about = f"sink {settings.name}"
     async with open_session() as session:
@@ -65,7 +65,7 @@ async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]
         except Deferred as error:
             return [failure(about, error.reason, "see docs/chat/mattermost.md")]
         if not said.ok or said.text("id") != settings.channel:
-            return [failure(about, api.trouble(said).reason, "see docs/chat/mattermost.md")]
+            return [failure(about, api.delivery_error(said).reason, "see docs/chat/mattermost.md")]
         if settings.approve_in_chat and not said.text("team_id"):
             return [failure(about, "approve_in_chat is on, and the channel belongs to no team", "use a channel of a team: votes name it")]
         return [ok(about, "Mattermost takes the token, and shows the channel to the bot")]

@@ -15,7 +15,7 @@ from typing import Literal
 import orjson
 
 from relay.approvals.request import DecisionKind
-from relay.chat import ChatRefused
+from relay.chat import CallbackRefused
 
 MOST = 4096
 """Characters of a sealed proof."""
@@ -23,7 +23,7 @@ _ABOUT = b"imds-relay mattermost 1\n"  # the same key may sign other things: non
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ActionToken:
     """One decision about one state of one event, in one sink and channel. ``expires`` is in seconds since 1970.
 
     ``nonce`` tells this button of this rendering from all others. Of a dialog, ``post`` is where the button was and
@@ -42,22 +42,22 @@ class Proof:
     user: str = ""
 
 
-def sealed(key: bytes, proof: Proof) -> str:
+def seal(key: bytes, proof: ActionToken) -> str:
     """The proof as text: what it says, and HMAC-SHA256 over it."""
     payload = base64.urlsafe_b64encode(orjson.dumps(astuple(proof)))
     return f"{payload.decode()}.{_mac(key, payload)}"
 
 
-def opened(key: bytes, text: str, kind: Literal["button", "dialog"]) -> Proof:
+def unseal(key: bytes, text: str, kind: Literal["button", "dialog"]) -> ActionToken:
     """The proof in a text. Raises ChatRefused for what this relay has not sealed, and for a proof of the other kind."""
     payload, _, mac = text.partition(".")
     if len(text) > MOST or not hmac.compare_digest(
         _mac(key, payload.encode("utf-8", "surrogateescape")).encode(), mac.encode("utf-8", "surrogateescape")
     ):
-        raise ChatRefused(f"expected a {kind} that this relay made, the proof in it does not hold")
-    proof = Proof(*orjson.loads(base64.urlsafe_b64decode(payload)))
+        raise CallbackRefused(f"expected a {kind} that this relay made, the proof in it does not hold")
+    proof = ActionToken(*orjson.loads(base64.urlsafe_b64decode(payload)))
     if proof.kind != kind:
-        raise ChatRefused(f"expected the proof of a {kind}, got that of a {proof.kind}")
+        raise CallbackRefused(f"expected the proof of a {kind}, got that of a {proof.kind}")
     return proof
 
 

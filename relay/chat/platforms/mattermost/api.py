@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.chat import MessageGone, carried
+from relay.chat import MessageGone, embedded_secrets
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.http import MAX_RETRY_AFTER, Method, Request, Response, interpret_response, send
@@ -37,17 +37,17 @@ _AN_EPOCH = 1_000_000_000  # X-Ratelimit-Reset: seconds from now in the server, 
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ApiResponse:
     """An answer of the API. ``code`` is the ``id`` of its error, empty where it has none; ``found`` its JSON, None without."""
 
-    answer: Response
+    response: Response
     code: str
     found: Any
 
     @property
     def ok(self) -> bool:
         """Whether it was done."""
-        return 200 <= self.answer.status <= 299  # HTTP
+        return 200 <= self.response.status <= 299  # HTTP
 
     def text(self, name: str) -> str | None:
         """A field that is a text."""
@@ -79,7 +79,7 @@ class Api:
         ref = said.text("id")
         if said.ok and ref is not None and _ID.fullmatch(ref):
             return ref
-        raise self.trouble(said)
+        raise self.delivery_error(said)
 
     async def patch(self, ref: str, change: Mapping[str, Any]) -> None:
         """Change a post. Raises MessageGone where it is not there."""
@@ -89,11 +89,11 @@ class Api:
         if said.ok:
             return
         # To a deleted post the server answers that it may not be edited: 403, in some versions 400 or 404.
-        if said.answer.status in {400, 403, 404} and (await self.ask("GET", f"posts/{ref}")).answer.status == 404:  # HTTP
+        if said.response.status in {400, 403, 404} and (await self.ask("GET", f"posts/{ref}")).response.status == 404:  # HTTP
             raise MessageGone("the post was deleted")
-        raise self.trouble(said)
+        raise self.delivery_error(said)
 
-    async def ask(self, method: Method, path: str, payload: object = None, *, seconds: float | None = None) -> Said:
+    async def ask(self, method: Method, path: str, payload: object = None, *, seconds: float | None = None) -> ApiResponse:
         """Call the API and read what it says, refusals included."""
         try:
             token = self._token()
@@ -104,19 +104,19 @@ class Api:
             headers["Content-Type"] = "application/json"
         url = self._base / "api" / "v4" / path
         body = orjson.dumps(payload) if payload is not None else b""
-        request = Request(url, headers, body, (token, *carried(body)))
+        request = Request(url, headers, body, (token, *embedded_secrets(body)))
         answer = await send(self._session, method, request, seconds=min(seconds or self._timeout, self._timeout))
         try:
             found = orjson.loads(answer.body)
         except orjson.JSONDecodeError:
             found = None
-        said = Said(answer, "", found)
+        said = ApiResponse(answer, "", found)
         code = said.text("id") if not said.ok else None
         return replace(said, code=code) if code is not None and _CODE.fullmatch(code) else said
 
-    def trouble(self, said: Said) -> Deferred:
+    def delivery_error(self, said: ApiResponse) -> Deferred:
         """What a refusal means for the delivery, with its remedy, to be raised."""
-        answer, now = said.answer, self._clock.now()
+        answer, now = said.response, self._clock.now()
         outcome = interpret_response(answer, now)
         if isinstance(outcome, Deferred) and outcome.failure == "transient":
             outcome.after = outcome.after if outcome.after is not None else _reset(answer, now)
@@ -126,9 +126,9 @@ class Api:
         return Deferred(_sentence(said), failure="slow", status=answer.status, answer=answer.text)
 
 
-def _sentence(said: Said) -> str:
+def _sentence(said: ApiResponse) -> str:
     code = f" ({said.code})" if said.code else ""
-    match said.answer.status:
+    match said.response.status:
         case 401:
             return (
                 f"expected a token that Mattermost accepts, it refused this one{code}: make a new one for the bot account under "

@@ -6,18 +6,18 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from relay.chat.cards.card import Button, Card, Text, Who
+from relay.chat.cards.card import Button, Card, PrincipalRef, Text
 from relay.chat.platforms.mattermost.api import Api
-from relay.chat.platforms.mattermost.identity import People
-from relay.chat.platforms.mattermost.interactions import Answers
-from relay.chat.platforms.mattermost.post import attachments, told
+from relay.chat.platforms.mattermost.identity import MemberDirectory
+from relay.chat.platforms.mattermost.interactions import Interactions
+from relay.chat.platforms.mattermost.post import attachments, thread_reply
 from relay.errors import Deferred
 
 
 class Channel:
     """One channel. ``answers`` None: nobody answers there. ``life``: a text that no other sink has, nor this one after a restart."""
 
-    def __init__(self, api: Api, people: People, answers: Answers | None, life: str) -> None:
+    def __init__(self, api: Api, people: MemberDirectory, answers: Interactions | None, life: str) -> None:
         self._api = api
         self._people = people
         self._answers = answers
@@ -31,10 +31,12 @@ class Channel:
         """Have a post show this card instead. Raises MessageGone."""
         await self._api.patch(ref, {"props": await self._props(card)})
 
-    async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Reply in the post's thread; without one, post to the channel. Raises MessageGone."""
         names = await self._people.names(_principals(lines))
-        await self._api.create({"message": told(lines, names), "root_id": ref or "", "pending_post_id": self._pending((ref, *lines))})
+        await self._api.create(
+            {"message": thread_reply(lines, names), "root_id": ref or "", "pending_post_id": self._pending((ref, *lines))}
+        )
 
     async def _props(self, card: Card) -> Mapping[str, Any]:
         texts = [card.summary, *(text for _, text in card.facts), *card.notes, *(line.text for line in card.lines)]
@@ -53,4 +55,4 @@ class Channel:
 
 
 def _principals(texts: Iterable[Text]) -> set[str]:
-    return {piece.principal for text in texts for piece in text if isinstance(piece, Who)}
+    return {piece.principal for text in texts for piece in text if isinstance(piece, PrincipalRef)}

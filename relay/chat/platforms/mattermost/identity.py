@@ -26,11 +26,11 @@ _Value = TypeVar("_Value")
 _PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
 
 
-class NotHere(RelayError):
+class NotEligible(RelayError):
     """Somebody who cannot answer here, whatever the rules say. The text is for that person."""
 
 
-class People:
+class MemberDirectory:
     """What the server says of people, for a moment."""
 
     def __init__(self, api: Api, channel: str, clock: Clock) -> None:
@@ -83,15 +83,15 @@ class People:
         said = await self._api.ask("GET", path, seconds=LOOK_UP)
         if said.ok and isinstance(said.found, dict):
             return said.found
-        if said.answer.status == 404:  # HTTP
+        if said.response.status == 404:  # HTTP
             return None
-        raise self._api.trouble(said)
+        raise self._api.delivery_error(said)
 
 
 def _team(channel: Mapping[str, Any] | None) -> str:
     team = channel.get("team_id") if channel is not None else None
     if not isinstance(team, str) or re.fullmatch(r"[a-z0-9]{26}", team) is None:
-        raise NotHere(
+        raise NotEligible(
             "Nobody can answer here: this channel belongs to no team, as direct messages do not, and a vote is one of a person in a team."
         )
     return team
@@ -100,16 +100,16 @@ def _team(channel: Mapping[str, Any] | None) -> str:
 def _person(person: Mapping[str, Any] | None, member: Mapping[str, Any] | None, user: str, channel: str) -> str:
     """The user's id, of one who may answer. What is not said clearly counts as refused."""
     if person is None or person.get("id") != user or person.get("delete_at") != 0:
-        raise NotHere("Your account is not an active one of this server: nothing was decided.")
+        raise NotEligible("Your account is not an active one of this server: nothing was decided.")
     roles = person.get("roles")
     if person.get("is_bot", False) is not False or person.get("remote_id"):
-        raise NotHere("Only people of this server itself can answer, no bots and nobody of another server: nothing was decided.")
+        raise NotEligible("Only people of this server itself can answer, no bots and nobody of another server: nothing was decided.")
     if not isinstance(roles, str) or "system_guest" in roles.split():
-        raise NotHere("Guests cannot answer: nothing was decided.")
+        raise NotEligible("Guests cannot answer: nothing was decided.")
     if member is None or member.get("user_id") != user or member.get("channel_id") != channel:
-        raise NotHere("You are not a member of this channel: nothing was decided.")
+        raise NotEligible("You are not a member of this channel: nothing was decided.")
     if member.get("scheme_guest", False) is not False or "channel_guest" in str(member.get("roles")).split():
-        raise NotHere("Guests cannot answer: nothing was decided.")
+        raise NotEligible("Guests cannot answer: nothing was decided.")
     return user
 
 

@@ -22,13 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from relay.approvals.request import Caller
 from relay.approvals.status import ApprovalStatus
-from relay.chat import ChatRefused, Reply
-from relay.chat.board import Board
+from relay.chat import CallbackRefused, CallbackReply
+from relay.chat.board import ChatBoard
 from relay.chat.cards.card import Button
-from relay.chat.cards.rendering import question_of, sensible
-from relay.chat.platforms.mattermost.action_token import Proof, opened, sealed
+from relay.chat.cards.rendering import available_decisions, confirmation_question
+from relay.chat.platforms.mattermost.action_token import ActionToken, seal, unseal
 from relay.chat.platforms.mattermost.api import Api
-from relay.chat.platforms.mattermost.identity import LOOK_UP, NotHere, People
+from relay.chat.platforms.mattermost.identity import LOOK_UP, MemberDirectory, NotEligible
 from relay.chat.platforms.mattermost.post import MOST_ASKED, rendered
 from relay.clock import Clock
 from relay.errors import Deferred, StoreUnavailable
@@ -76,11 +76,11 @@ class _No(Exception):  # not an error: what somebody is told
     """A polite refusal, for the person who clicked alone; nothing of it is another's words."""
 
 
-class Answers:
+class Interactions:
     """Of one sink. ``key`` gives the secret that proofs are sealed with, or raises ValueError; ``url`` is what the server calls."""
 
     def __init__(
-        self, sink: str, channel: str, key: Callable[[], bytes], url: str, api: Api, people: People, board: Board, clock: Clock
+        self, sink: str, channel: str, key: Callable[[], bytes], url: str, api: Api, people: MemberDirectory, board: ChatBoard, clock: Clock
     ) -> None:
         self._sink = sink
         self._channel = channel
@@ -93,7 +93,7 @@ class Answers:
 
     def integration(self, button: Button) -> dict[str, Any]:
         """What a button carries; the server keeps it to itself."""
-        proof = Proof(
+        proof = ActionToken(
             "button",
             self._sink,
             self._channel,
@@ -103,49 +103,49 @@ class Answers:
             self._now() + BUTTON_LASTS,
             secrets.token_urlsafe(12),
         )
-        return {"url": self._url, "context": {"proof": sealed(self._key(), proof)}}
+        return {"url": self._url, "context": {"proof": seal(self._key(), proof)}}
 
-    async def hear(self, body: bytes) -> Reply:
+    async def handle_callback(self, body: bytes) -> CallbackReply:
         """Take a click or a submission. Raises ChatRefused for what proves nothing, or cannot be read."""
         call = _read(body)
         if isinstance(call, _Click):
             try:
                 await self._clicked(call)
             except _No as no:
-                return Reply({"ephemeral_text": str(no), "skip_slack_parsing": True})
+                return CallbackReply({"ephemeral_text": str(no), "skip_slack_parsing": True})
         elif not call.cancelled:
             try:
                 await self._submitted(call)
             except _No as no:
-                return Reply({"error": str(no)})
-        return Reply({})
+                return CallbackReply({"error": str(no)})
+        return CallbackReply({})
 
     async def _clicked(self, click: _Click) -> None:
         """Ask the person who clicked whether it is meant."""
         proof = self._open(click.context.proof, "button")
         if click.channel_id != self._channel:
-            raise ChatRefused("expected a click in the sink's channel, it was in another")
+            raise CallbackRefused("expected a click in the sink's channel, it was in another")
         standing = await self._standing(proof, click.post_id)
         if _clicker(click.trigger_id) != click.user_id:
-            raise ChatRefused("expected a trigger id of the person who clicked, got another's or none")
+            raise CallbackRefused("expected a trigger id of the person who clicked, got another's or none")
         await self._caller(proof, click.user_id)
         if standing.occurrence.revision != proof.revision:
             raise _No("The event has changed since this button was made: nothing was decided. Look at the message again.")
-        if proof.decision not in sensible(standing):
+        if proof.decision not in available_decisions(standing):
             raise _No("This cannot be decided any more: nothing was decided. Look at the message again.")
         state = replace(proof, kind="dialog", expires=self._now() + DIALOG_LASTS, post=click.post_id, user=click.user_id)
         await self._ask(click.trigger_id, state, standing)
 
-    async def _ask(self, trigger: str, state: Proof, standing: ApprovalStatus) -> None:
+    async def _ask(self, trigger: str, state: ActionToken, standing: ApprovalStatus) -> None:
         label = _LABELS[state.decision]
         dialog = {
             "callback_id": "decision",
             "title": label,
-            "introduction_text": rendered(question_of(state.decision, standing), {}, most=MOST_ASKED),
+            "introduction_text": rendered(confirmation_question(state.decision, standing), {}, most=MOST_ASKED),
             "elements": [],
             "submit_label": label,
             "notify_on_cancel": False,
-            "state": sealed(self._key(), state),
+            "state": seal(self._key(), state),
         }
         try:
             said = await self._api.ask(
@@ -155,16 +155,16 @@ class Answers:
             self._failed("a dialog could not be opened", error)
             raise _No(UNVERIFIED) from None
         if "trigger_id" in said.code:
-            raise ChatRefused(f"expected a trigger id that Mattermost has signed, it refuses this one ({said.code})")
+            raise CallbackRefused(f"expected a trigger id that Mattermost has signed, it refuses this one ({said.code})")
         if not said.ok:
-            self._failed("a dialog could not be opened", self._api.trouble(said))
+            self._failed("a dialog could not be opened", self._api.delivery_error(said))
             raise _No(UNVERIFIED)
 
     async def _submitted(self, submission: _Submission) -> None:
         """Hand the decision to the gate; it is on disk when this returns."""
         proof = self._open(submission.state, "dialog")
         if submission.user_id != proof.user:
-            raise ChatRefused("expected the dialog of the person who submits it, it is another's")
+            raise CallbackRefused("expected the dialog of the person who submits it, it is another's")
         await self._standing(proof, proof.post)
         caller = await self._caller(proof, proof.user)
         answer = await self._board.decide(
@@ -177,19 +177,19 @@ class Answers:
         if not answer.accepted:
             raise _No(f"Refused: {answer.body.get('detail', 'no reason is known')}.")
 
-    def _open(self, text: str, kind: Literal["button", "dialog"]) -> Proof:
+    def _open(self, text: str, kind: Literal["button", "dialog"]) -> ActionToken:
         """What was sealed for this sink and is still good."""
         try:
-            proof = opened(self._key(), text, kind)
+            proof = unseal(self._key(), text, kind)
         except ValueError as error:
-            raise ChatRefused(f"the secret of this sink cannot be used any more: {error}") from None
+            raise CallbackRefused(f"the secret of this sink cannot be used any more: {error}") from None
         if (proof.sink, proof.channel) != (self._sink, self._channel):
-            raise ChatRefused("expected a proof of this sink and channel, it is another's")
+            raise CallbackRefused("expected a proof of this sink and channel, it is another's")
         if self._now() >= proof.expires:
             raise _No(GONE if kind == "button" else "This took too long: nothing was decided. Click the button again.")
         return proof
 
-    async def _standing(self, proof: Proof, post: str) -> ApprovalStatus:
+    async def _standing(self, proof: ActionToken, post: str) -> ApprovalStatus:
         try:
             standing = await self._board.shown_in(self._sink, post, proof.event_id)
         except StoreUnavailable:
@@ -198,10 +198,10 @@ class Answers:
             raise _No(GONE)
         return standing
 
-    async def _caller(self, proof: Proof, user: str) -> Caller:
+    async def _caller(self, proof: ActionToken, user: str) -> Caller:
         try:
             principal = await self._people.principal(user)
-        except NotHere as error:
+        except NotEligible as error:
             _log.warning("%s: %s by user %s was refused: %s", self._sink, proof.decision, user, error)
             raise _No(str(error)) from None
         except Deferred as error:
@@ -227,7 +227,7 @@ def _read(body: bytes) -> _Click | _Submission:
             return _Submission.model_validate(fields)
         return _Click.model_validate(fields)
     except (orjson.JSONDecodeError, ValidationError):
-        raise ChatRefused("expected a click or a submission of Mattermost, got something else", status=400) from None
+        raise CallbackRefused("expected a click or a submission of Mattermost, got something else", status=400) from None
 
 
 def _clicker(trigger: str) -> str | None:

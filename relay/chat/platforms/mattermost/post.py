@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from relay.chat.cards.card import Button, Card, Text, Tone, Who
+from relay.chat.cards.card import Button, Card, PrincipalRef, Text, Tone
 
 MOST_MESSAGE = 16383
 """Characters of a post's ``message`` (Mattermost, ``PostMessageMaxRunesV2``)."""
@@ -82,7 +82,7 @@ def attachments(card: Card, names: Mapping[str, str], action: Callable[[Button],
     return [main, *lines]
 
 
-def told(lines: Sequence[Text], names: Mapping[str, str]) -> str:
+def thread_reply(lines: Sequence[Text], names: Mapping[str, str]) -> str:
     """Lines as the message of a reply in a thread, cut where all of them would be too long for one."""
     tries = ["\n".join(rendered(line, names, most=most) for line in lines) for most in (1500, 500, 150)]
     return next((message for message in tries if len(message) <= MOST_MESSAGE), tries[-1][:MOST_MESSAGE])
@@ -119,7 +119,7 @@ def _moment(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _person(who: Who, names: Mapping[str, str]) -> str:
+def _person(who: PrincipalRef, names: Mapping[str, str]) -> str:
     name = names.get(who.principal)
     return f"**{plain(_cut(name, 64))}**" if name else f"`{_cut(_one_line(who.principal), 128)}`"
 

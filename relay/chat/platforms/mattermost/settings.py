@@ -47,7 +47,7 @@ class Settings(ChatSettings):
 
     @property
     @override
-    def called_back(self) -> bool:
+    def needs_public_url(self) -> bool:
         """See ChatSettings."""
         return self.approve_in_chat
 

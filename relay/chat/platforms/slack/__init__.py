@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from relay.chat import Chat
-from relay.chat.board import Board
+from relay.chat import ChatSink
+from relay.chat.board import ChatBoard
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.diagnostics import Finding
@@ -19,15 +19,15 @@ from relay.diagnostics import Finding
 __all__ = ["Settings", "connect", "examine"]
 
 
-def connect(settings: Settings, clock: Clock, board: Board) -> AbstractAsyncContextManager[Chat]:
+def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AbstractAsyncContextManager[ChatSink]:
     """Open the sink's session, and begin to listen where that is asked for. Nothing is waited for."""
-    from relay.chat.platforms.slack.sink import opened  # noqa: PLC0415  # see above
+    from relay.chat.platforms.slack.sink import connect  # noqa: PLC0415  # see above
 
-    return opened(settings, clock, board)
+    return connect(settings, clock, board)
 
 
 async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether Slack takes the tokens, and has given the rights that answers need. Nothing is posted."""
-    from relay.chat.platforms.slack.sink import examined  # noqa: PLC0415  # see above
+    from relay.chat.platforms.slack.sink import diagnose  # noqa: PLC0415  # see above
 
-    return await examined(settings, clock)
+    return await diagnose(settings, clock)

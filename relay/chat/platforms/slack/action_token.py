@@ -14,7 +14,7 @@ GOOD_FOR = 900
 _PROOF = re.compile(r"([0-9]{1,12})\.([0-9a-f]{64})")
 
 
-def prove(token: str, who: tuple[str, str], what: tuple[DecisionKind, str, str], now: datetime) -> str:
+def make_action_token(token: str, who: tuple[str, str], what: tuple[DecisionKind, str, str], now: datetime) -> str:
     """A proof that we showed this person in this channel (``who``) a button for decision, revision and EventId (``what``).
 
     ``token``: the bot token, from which the key is made.
@@ -23,7 +23,7 @@ def prove(token: str, who: tuple[str, str], what: tuple[DecisionKind, str, str],
     return f"{until}.{_digest(token, who, what, until)}"
 
 
-def holds(proof: str, token: str, who: tuple[str, str], what: tuple[DecisionKind, str, str], now: datetime) -> bool:
+def is_valid_action_token(proof: str, token: str, who: tuple[str, str], what: tuple[DecisionKind, str, str], now: datetime) -> bool:
     """Whether a proof is ours, for just that, and still good."""
     found = _PROOF.fullmatch(proof)
     if found is None or not now.timestamp() <= int(found[1]) <= now.timestamp() + GOOD_FOR:

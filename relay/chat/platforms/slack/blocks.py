@@ -30,7 +30,7 @@ from slack_sdk.models.blocks import (
     RichTextSectionElement,
 )
 
-from relay.chat.cards.card import Button, Card, Line, Text, Tone, Who
+from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text, Tone
 
 LINK = "link"
 """What the action of a button begins with that only opens a page: Slack tells of its click too, and nothing follows from it."""
@@ -61,7 +61,7 @@ class Message:
     blocks: tuple[Mapping[str, Any], ...]
 
 
-def shown(card: Card, team: str, value: Value | None) -> Message:
+def card_message(card: Card, team: str, value: Value | None) -> Message:
     """A card as a message in a channel of this workspace.
 
     ``value`` None: no click reaches the relay. Slack warns of each that nobody acknowledges, also where a button only opens
@@ -73,7 +73,7 @@ def shown(card: Card, team: str, value: Value | None) -> Message:
     return Message(text, next(fitting, (_rich(*_parts((card.title[:_TITLE],), team)).to_dict(),)))
 
 
-def said(lines: Sequence[Text], team: str) -> Message:
+def text_message(lines: Sequence[Text], team: str) -> Message:
     """Sentences, one a line: in a thread, or to one person alone."""
     text = _lines([_cut(line, _SAID) for line in lines])
     return Message(_markup(text, team), (_rich(*_parts(text, team)).to_dict(),))
@@ -148,15 +148,15 @@ def _parts(text: Text, team: str, style: RichTextElementParts.TextStyle | None =
         match part:
             case datetime():
                 yield RichTextElementParts.Date(timestamp=int(part.timestamp()), format=_DATE, fallback=_utc(part), style=style)
-            case Who() if (user := _user(part, team)) is not None:
+            case PrincipalRef() if (user := _user(part, team)) is not None:
                 yield RichTextElementParts.User(user_id=user)
-            case Who():
+            case PrincipalRef():
                 yield RichTextElementParts.Text(text=part.principal, style=style)
             case str() if part:
                 yield RichTextElementParts.Text(text=part, style=style)
 
 
-def _user(who: Who, team: str) -> str | None:
+def _user(who: PrincipalRef, team: str) -> str | None:
     """The person's id, of somebody of this workspace."""
     user = who.principal.removeprefix(f"slack:{team}/")
     return user if user != who.principal and user.isalnum() and user.isascii() else None
@@ -169,10 +169,10 @@ def _markup(text: Text, team: str) -> str:
         match part:
             case datetime():
                 pieces.append(f"<!date^{int(part.timestamp())}^{_DATE}|{_utc(part)}>")
-            case Who() if (user := _user(part, team)) is not None:
+            case PrincipalRef() if (user := _user(part, team)) is not None:
                 pieces.append(f"<@{user}>")
             case _:
-                pieces.append(_escaped(part.principal if isinstance(part, Who) else part))
+                pieces.append(_escaped(part.principal if isinstance(part, PrincipalRef) else part))
     return "".join(pieces)
 
 
@@ -181,7 +181,9 @@ def _escaped(text: str) -> str:
 
 
 def _flat(text: Text) -> str:
-    return "".join(_utc(part) if isinstance(part, datetime) else part.principal if isinstance(part, Who) else part for part in text)
+    return "".join(
+        _utc(part) if isinstance(part, datetime) else part.principal if isinstance(part, PrincipalRef) else part for part in text
+    )
 
 
 def _utc(moment: datetime) -> str:
@@ -204,7 +206,7 @@ def _calm(text: str) -> str:
 
 def _cut(text: Text, most: int) -> Text:
     """At most so many characters of words, in one line; where there are more, it ends with an ellipsis."""
-    kept: list[str | datetime | Who] = []
+    kept: list[str | datetime | PrincipalRef] = []
     left = most
     for part in text:
         if not isinstance(part, str):

@@ -8,8 +8,8 @@ from typing import Any
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text
-from relay.chat.platforms.slack.blocks import Message, said, shown
-from relay.chat.platforms.slack.payloads import spoken
+from relay.chat.platforms.slack.blocks import Message, card_message, text_message
+from relay.chat.platforms.slack.payloads import button_value
 from relay.chat.platforms.slack.web import WebApi
 from relay.errors import Deferred
 
@@ -26,27 +26,27 @@ class Channel:
         self._api = api
         self._channel = channel
         self._team = team
-        self._value = spoken if heard else None
+        self._value = button_value if heard else None
 
     async def post(self, card: Card) -> str:
         """Post a message. Raises Deferred, Rejected."""
-        return await self._post(shown(card, await self._team(), self._value))
+        return await self._post(card_message(card, await self._team(), self._value))
 
     async def edit(self, ref: str, card: Card) -> None:
         """Have a message show this card instead. Raises MessageGone, Deferred, Rejected."""
         channel, _, stamp = ref.partition("/")
         if _STAMP.fullmatch(stamp) is None:  # a sink of another kind had this one's name
             raise MessageGone("the message was posted elsewhere")
-        message = shown(card, await self._team(), self._value)
+        message = card_message(card, await self._team(), self._value)
         await self._api.call(
             self._api.methods.chat_update, of_message=True, channel=channel, ts=stamp, text=message.text, blocks=message.blocks
         )
 
-    async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Say these lines in a message's thread; without ``ref``, in the channel. Raises MessageGone, Deferred, Rejected."""
         if ref is not None and _STAMP.fullmatch(ref.partition("/")[2]) is None:
             raise MessageGone("the message was posted elsewhere")
-        await self._post(said(lines, await self._team()), ref)
+        await self._post(text_message(lines, await self._team()), ref)
 
     async def _post(self, message: Message, below: str | None = None) -> str:
         channel, _, stamp = below.partition("/") if below is not None else (self._channel, "", None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from relay.chat.platforms.slack.payloads import By
+from relay.chat.platforms.slack.payloads import Actor
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError, RelayError
@@ -40,11 +40,11 @@ _MAY_BE_FALSE = {
 """What it leaves out for most."""
 
 
-class Unwelcome(RelayError):
+class NotAuthorized(RelayError):
     """Somebody who must not decide; the text is for them."""
 
 
-class NotKnown(RelayError):
+class IdentityUnavailable(RelayError):
     """It cannot be found out now who it is. The text is for our log."""
 
 
@@ -57,7 +57,7 @@ class Workspace:
     bot: str
 
 
-class People:
+class MemberDirectory:
     """Asks Slack, and remembers for a moment."""
 
     def __init__(self, api: WebApi, clock: Clock) -> None:
@@ -84,21 +84,21 @@ class People:
                 self._app = (bot, _id(found if isinstance(found, dict) else {}, "app_id"))
             return self._app[1]
 
-    async def expect(self, by: By) -> str:
+    async def prefetch(self, by: Actor) -> str:
         """The workspace, where the call came from it and for this app. Raises Unwelcome, NotKnown."""
         try:
             here = await self._workspace(PATIENCE)
             app = await self.app()
         except DeliveryError as error:
-            raise NotKnown(error.reason) from None
+            raise IdentityUnavailable(error.reason) from None
         # In an organisation somebody's home can be another of its workspaces; whether they belong to this one, `vouch` finds out.
         if by.team != here.team or (by.home != here.team and here.enterprise is None):
-            raise Unwelcome("people of other workspaces cannot decide")
+            raise NotAuthorized("people of other workspaces cannot decide")
         if by.app != app:
-            raise NotKnown(f"the call is for the app {by.app}, the token is of {app}: take all secrets from one app")
+            raise IdentityUnavailable(f"the call is for the app {by.app}, the token is of {app}: take all secrets from one app")
         return here.team
 
-    async def vouch(self, by: By) -> None:
+    async def require_member(self, by: Actor) -> None:
         """Return if it is a full member of the workspace. Raises Unwelcome, NotKnown."""
         key = (by.team, by.user)
         async with self._asking_about.setdefault(key, asyncio.Lock()):
@@ -108,15 +108,15 @@ class People:
                 while len(self._members) > _MOST:
                     self._members.popitem(last=False)
 
-    async def _ask(self, by: By) -> None:
+    async def _ask(self, by: Actor) -> None:
         try:
             here = await self._workspace(PATIENCE)
             answer = await self._api.call(self._api.methods.users_info, seconds=PATIENCE, user=by.user)
         except DeliveryError as error:
-            raise NotKnown(error.reason) from None
-        refusal = refused(answer.get("user"), by.user, here)
+            raise IdentityUnavailable(error.reason) from None
+        refusal = membership_refusal(answer.get("user"), by.user, here)
         if refusal is not None:
-            raise Unwelcome(refusal)
+            raise NotAuthorized(refusal)
 
     async def _workspace(self, seconds: float | None) -> Workspace:
         async with self._asking:
@@ -129,7 +129,7 @@ class People:
             return self._here[1]
 
 
-def refused(user: Any, asked: str, here: Workspace) -> str | None:
+def membership_refusal(user: Any, asked: str, here: Workspace) -> str | None:
     """Why somebody must not decide, by Slack's own record of them; None for a full member of the workspace. Pure."""
     if not isinstance(user, dict) or user.get("id") != asked:
         return "Slack does not know you"

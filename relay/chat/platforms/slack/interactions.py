@@ -14,15 +14,15 @@ from typing import Any
 
 from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat import Reply
-from relay.chat.board import Board
+from relay.chat import CallbackReply
+from relay.chat.board import ChatBoard
 from relay.chat.cards.card import Button, Card, Text
-from relay.chat.cards.confirmation_view import outcome
-from relay.chat.cards.grouped_card import line_about
-from relay.chat.platforms.slack.action_token import holds, prove
-from relay.chat.platforms.slack.blocks import Message, said, shown
-from relay.chat.platforms.slack.identity import PATIENCE, NotKnown, People, Unwelcome
-from relay.chat.platforms.slack.payloads import By, Call, Challenge, Click, Command, Nothing, spoken
+from relay.chat.cards.confirmation_view import decision_outcome
+from relay.chat.cards.grouped_card import event_line
+from relay.chat.platforms.slack.action_token import is_valid_action_token, make_action_token
+from relay.chat.platforms.slack.blocks import Message, card_message, text_message
+from relay.chat.platforms.slack.identity import PATIENCE, IdentityUnavailable, MemberDirectory, NotAuthorized
+from relay.chat.platforms.slack.payloads import Actor, Call, Challenge, Click, Command, IgnoredCall, button_value
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
@@ -50,10 +50,10 @@ class _Said:
     final: bool = True
 
 
-class Answers:
+class Interactions:
     """Takes calls that were proved, of one sink."""
 
-    def __init__(self, settings: Settings, board: Board, people: People, clock: Clock, respond: Respond) -> None:
+    def __init__(self, settings: Settings, board: ChatBoard, people: MemberDirectory, clock: Clock, respond: Respond) -> None:
         self._settings = settings
         self._board = board
         self._people = people
@@ -61,37 +61,38 @@ class Answers:
         self._respond = respond
         self._noted: dict[str, float] = {}
 
-    async def take(self, call: Call) -> Reply:
+    async def handle(self, call: Call) -> CallbackReply:
         """Do what was asked; it is on disk when this returns."""
         match call:
             case Challenge(text):
-                return Reply({"challenge": text})
+                return CallbackReply({"challenge": text})
             case Click():
                 told = await self._safely(call.by, self._click(call))
                 if told is not None:
                     self._respond(call.by.response_url, _alone(told.message) | {"replace_original": call.alone and told.final})
             case Command():
                 told = await self._safely(call.by, self._command(call))
-                return Reply(_alone(told.message) if told is not None else None)
-            case Nothing():
+                return CallbackReply(_alone(told.message) if told is not None else None)
+            case IgnoredCall():
                 pass
-        return Reply()
+        return CallbackReply()
 
-    async def _safely(self, by: By, work: Coroutine[Any, Any, _Said | None]) -> _Said | None:
+    async def _safely(self, by: Actor, work: Coroutine[Any, Any, _Said | None]) -> _Said | None:
         """What is told of work that can end in a refusal, or in nothing that can be known now."""
         try:
             return await work
-        except Unwelcome as error:
+        except NotAuthorized as error:
             self._note(f"slack:{by.team}/{by.user} was refused: {error}")
-            return _Said(said([(f"Nothing was decided: {error}.",)], by.team))
-        except NotKnown as error:
+            return _Said(text_message([(f"Nothing was decided: {error}.",)], by.team))
+        except IdentityUnavailable as error:
             self._note(f"it cannot be found out who slack:{by.team}/{by.user} is: {error}")
             return _Said(
-                said([("Slack cannot tell now who you are, so nothing was decided. Try again in a moment.",)], by.team), final=False
+                text_message([("Slack cannot tell now who you are, so nothing was decided. Try again in a moment.",)], by.team), final=False
             )
         except StoreUnavailable:
             return _Said(
-                said([("The relay cannot read its records now, so nothing was decided. Try again in a moment.",)], by.team), final=False
+                text_message([("The relay cannot read its records now, so nothing was decided. Try again in a moment.",)], by.team),
+                final=False,
             )
 
     def _note(self, text: str) -> None:
@@ -105,18 +106,22 @@ class Answers:
     async def _click(self, click: Click) -> _Said | None:
         by, decided = click.by, click.decided
         if not self._settings.approve_in_chat:
-            raise Unwelcome("decisions are taken on the page behind the links")
+            raise NotAuthorized("decisions are taken on the page behind the links")
         caller = await self._caller(by)
         if click.alone:
             what = (decided.decision, decided.revision, decided.event_id)
             who = (by.user, by.channel)
-            ours = decided.proof is not None and holds(decided.proof, self._settings.bot_token(), who, what, self._clock.now())
+            ours = decided.proof is not None and is_valid_action_token(
+                decided.proof, self._settings.bot_token(), who, what, self._clock.now()
+            )
             standing = next(iter(await self._found(decided.event_id, exact=True)), None)
         else:
             standing = await self._board.shown_in(self._settings.name, click.message, decided.event_id)
             ours = decided.proof is None
         if standing is None or not ours:
-            return _Said(said([("These buttons are not good any more, so nothing was decided. Look at the newest message.",)], by.team))
+            return _Said(
+                text_message([("These buttons are not good any more, so nothing was decided. Look at the newest message.",)], by.team)
+            )
         answer = await self._board.decide(
             caller, event_id=decided.event_id, decision=decided.decision, revision=decided.revision, request_id=_request(by)
         )
@@ -128,12 +133,12 @@ class Answers:
         by, words = command.by, command.words
         word = words[0].lower() if words else "list"
         if by.channel != self._settings.channel:
-            raise Unwelcome("the command works in the channel in which the relay shows its events")
+            raise NotAuthorized("the command works in the channel in which the relay shows its events")
         if word == "list" and len(words) <= 1:
             await self._member(by)
-            return self._listed(await self._board.live(self._settings), by)
+            return self._listed(await self._board.live_statuses(self._settings), by)
         if word not in _CHOICES or len(words) < 2:
-            return _Said(said(_USAGE, by.team))
+            return _Said(text_message(_USAGE, by.team))
         choice = _CHOICES[word]
         caller = await self._caller(by) if self._settings.approve_in_chat else None
         if caller is None:
@@ -141,15 +146,15 @@ class Answers:
         found = await self._found(words[1])
         if len(found) != 1:
             none: Text = (f"{'No event' if not found else 'More than one event'} of the document begins with {words[1]}.",)
-            return self._listed(found or await self._board.live(self._settings), by, none)
+            return self._listed(found or await self._board.live_statuses(self._settings), by, none)
         if choice == "hold" and caller is not None:
             return await self._hold(by, caller, found[0], " ".join(words[2:])[:_LONGEST_REASON] or None)
-        card = await self._board.alone(self._settings, found[0].occurrence.event.event_id, in_chat=caller is not None)
+        card = await self._board.event_status(self._settings, found[0].occurrence.event.event_id, in_chat=caller is not None)
         if card is None:
-            return _Said(said([("The event is over.",)], by.team))
-        return _Said(shown(_about(card, choice), by.team, lambda button: self._spoken(by, button)))
+            return _Said(text_message([("The event is over.",)], by.team))
+        return _Said(card_message(_about(card, choice), by.team, lambda button: self._spoken(by, button)))
 
-    async def _hold(self, by: By, caller: Caller, standing: ApprovalStatus, reason: str | None) -> _Said:
+    async def _hold(self, by: Actor, caller: Caller, standing: ApprovalStatus, reason: str | None) -> _Said:
         # A hold needs no state that was seen: it starts nothing, and counts for whatever the event becomes.
         event_id, revision = standing.occurrence.event.event_id, standing.occurrence.revision
         answer = await self._board.decide(
@@ -157,45 +162,45 @@ class Answers:
         )
         return self._came(answer, standing, by)
 
-    async def _caller(self, by: By) -> Caller:
+    async def _caller(self, by: Actor) -> Caller:
         """Who may speak to the gate. Raises Unwelcome, NotKnown."""
         async with _within():
-            principal = f"slack:{await self._people.expect(by)}/{by.user}"
+            principal = f"slack:{await self._people.prefetch(by)}/{by.user}"
             caller = self._board.caller(principal, "slack")
             if caller is None:
-                raise Unwelcome(f"no rule of this relay names you, {principal}")
-            await self._people.vouch(by)
+                raise NotAuthorized(f"no rule of this relay names you, {principal}")
+            await self._people.require_member(by)
         return caller
 
-    async def _member(self, by: By) -> None:
+    async def _member(self, by: Actor) -> None:
         """Raises Unwelcome, NotKnown for who is no full member of the workspace."""
         async with _within():
-            await self._people.expect(by)
-            await self._people.vouch(by)
+            await self._people.prefetch(by)
+            await self._people.require_member(by)
 
     async def _found(self, words: str, *, exact: bool = False) -> list[ApprovalStatus]:
         """The events of the document whose EventId begins so, or, if there is one, has just that name."""
         key = words.lower()
-        live = await self._board.live(self._settings)
+        live = await self._board.live_statuses(self._settings)
         same = [one for one in live if one.occurrence.key == key]
         return same if same or exact else [one for one in live if one.occurrence.key.startswith(key)]
 
-    def _spoken(self, by: By, button: Button) -> str:
+    def _spoken(self, by: Actor, button: Button) -> str:
         what = (button.decision, button.revision, button.event_id)
-        return spoken(button, prove(self._settings.bot_token(), (by.user, by.channel), what, self._clock.now()))
+        return button_value(button, make_action_token(self._settings.bot_token(), (by.user, by.channel), what, self._clock.now()))
 
-    def _came(self, answer: DecisionAnswer, standing: ApprovalStatus, by: By) -> _Said:
+    def _came(self, answer: DecisionAnswer, standing: ApprovalStatus, by: Actor) -> _Said:
         if answer.accepted:
-            text = outcome(answer.body, dry_run=standing.mode == "dry-run", repeat=False)
-            return _Said(said([text], by.team))
-        return _Said(said([(f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}.",)], by.team))
+            text = decision_outcome(answer.body, dry_run=standing.mode == "dry-run", repeat=False)
+            return _Said(text_message([text], by.team))
+        return _Said(text_message([(f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}.",)], by.team))
 
-    def _listed(self, standings: Sequence[ApprovalStatus], by: By, first: Text = ()) -> _Said:
+    def _listed(self, standings: Sequence[ApprovalStatus], by: Actor, first: Text = ()) -> _Said:
         ordered = sorted(standings, key=lambda one: (one.not_before is None, one.not_before or one.now, one.occurrence.id))
-        lines = [(f"{one.occurrence.event.event_id[:8]}  ", *line_about(one)) for one in ordered[:_MOST_LISTED]]
+        lines = [(f"{one.occurrence.event.event_id[:8]}  ", *event_line(one)) for one in ordered[:_MOST_LISTED]]
         if len(ordered) > len(lines):
             lines.append((f"… and {len(ordered) - len(lines)} more.",))
-        return _Said(said([*([first] if first else ()), *(lines or [("Azure has announced nothing.",)])], by.team))
+        return _Said(text_message([*([first] if first else ()), *(lines or [("Azure has announced nothing.",)])], by.team))
 
 
 @asynccontextmanager
@@ -205,7 +210,7 @@ async def _within() -> AsyncIterator[None]:
         async with asyncio.timeout(PATIENCE):
             yield
     except TimeoutError:
-        raise NotKnown(f"no answer within {PATIENCE:g} s") from None
+        raise IdentityUnavailable(f"no answer within {PATIENCE:g} s") from None
 
 
 def _about(card: Card, choice: DecisionKind) -> Card:
@@ -216,7 +221,7 @@ def _about(card: Card, choice: DecisionKind) -> Card:
     return replace(card, buttons=(), code=None, notes=(*card.notes, (f"There is nothing to {choice} from here now.",)))
 
 
-def _request(by: By) -> str:
+def _request(by: Actor) -> str:
     """Names this click or command, so that it counts once however often it comes."""
     return f"slack {by.trigger}"
 

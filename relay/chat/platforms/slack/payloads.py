@@ -19,7 +19,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from relay.approvals.request import DecisionKind
-from relay.chat import ChatRefused
+from relay.chat import CallbackRefused
 from relay.chat.cards.card import Button
 from relay.chat.platforms.slack.blocks import LINK
 
@@ -36,7 +36,7 @@ _Url = Annotated[str, Field(max_length=2000)]
 
 
 @dataclass(frozen=True, slots=True)
-class By:
+class Actor:
     """Who calls, from where, as Slack says it. ``trigger`` is another one for each click and command.
 
     ``team`` is the workspace that it happened in, ``home`` the person's own: another one in a channel that two workspaces share.
@@ -52,7 +52,7 @@ class By:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class ButtonAction:
     """What a button stands for. ``proof``: of one that was shown to one person alone, see `answers`."""
 
     decision: DecisionKind
@@ -65,17 +65,17 @@ class Decided:
 class Click:
     """A button was clicked. ``message`` names the message as our references do."""
 
-    by: By
+    by: Actor
     message: str
     alone: bool
-    decided: Decided
+    decided: ButtonAction
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """A slash command was typed."""
 
-    by: By
+    by: Actor
     words: tuple[str, ...]
 
 
@@ -87,66 +87,66 @@ class Challenge:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class IgnoredCall:
     """A call from which nothing follows, and that wants to be acknowledged."""
 
 
-Call = Click | Command | Challenge | Nothing
+Call = Click | Command | Challenge | IgnoredCall
 
 
-def spoken(button: Button, proof: str | None = None) -> str:
+def button_value(button: Button, proof: str | None = None) -> str:
     """What a button brings back when it is clicked."""
     words = (button.decision, button.revision, proof or "-", button.event_id)
     return " ".join(words)
 
 
-def verify(headers: Mapping[str, str], body: bytes, secret: bytes, now: datetime) -> None:
+def verify_signature(headers: Mapping[str, str], body: bytes, secret: bytes, now: datetime) -> None:
     """Raises ChatRefused unless Slack signed this body within five minutes of now."""
     given = {name.lower(): text for name, text in headers.items()}
     stamp, signature = given.get("x-slack-request-timestamp", ""), given.get("x-slack-signature", "")
     if _STAMP.fullmatch(stamp) is None:
-        raise ChatRefused("expected X-Slack-Request-Timestamp, got none or no number")
+        raise CallbackRefused("expected X-Slack-Request-Timestamp, got none or no number")
     if abs(now.timestamp() - int(stamp)) > WINDOW:
-        raise ChatRefused(f"the signature is of another time than this machine's, by more than {WINDOW} s")
+        raise CallbackRefused(f"the signature is of another time than this machine's, by more than {WINDOW} s")
     expected = "v0=" + hmac.new(secret, b"v0:" + stamp.encode() + b":" + body, hashlib.sha256).hexdigest()
     if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "surrogateescape")):
-        raise ChatRefused("the signature is not that of this app's signing_secret")
+        raise CallbackRefused("the signature is not that of this app's signing_secret")
 
 
-def read(body: bytes) -> Call:
+def parse_payload(body: bytes) -> Call:
     """What a body says that was proved. Raises ChatRefused with 400 for what cannot be read."""
     if body.lstrip().startswith(b"{"):
         return _challenge(_json(body))
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=_MOST_FIELDS, errors="strict")
     except ValueError as error:
-        raise ChatRefused(f"expected a form: {type(error).__name__}", status=400) from None
+        raise CallbackRefused(f"expected a form: {type(error).__name__}", status=400) from None
     form = {name: texts[0] for name, texts in fields.items() if len(texts) == 1}
     if form.get("ssl_check") == "1":
-        return Nothing()
+        return IgnoredCall()
     if "payload" in form:
-        return interaction(_json(form["payload"].encode()))
-    return command(form)
+        return parse_interaction(_json(form["payload"].encode()))
+    return parse_command(form)
 
 
-def interaction(payload: Any) -> Call:
+def parse_interaction(payload: Any) -> Call:
     """What the payload of an interaction says. Raises ChatRefused with 400."""
     found = _checked(_BlockActions, payload)
     action = found.actions[0]
     if action.action_id.startswith(f"{LINK}-"):
-        return Nothing()
+        return IgnoredCall()
     if found.container.channel_id != found.channel.id:
-        raise ChatRefused("expected container.channel_id and channel.id to be the same", status=400)
+        raise CallbackRefused("expected container.channel_id and channel.id to be the same", status=400)
     home = found.user.team_id or found.team.id
-    by = By(found.team.id, home, found.user.id, found.api_app_id, found.channel.id, found.trigger_id, found.response_url)
+    by = Actor(found.team.id, home, found.user.id, found.api_app_id, found.channel.id, found.trigger_id, found.response_url)
     message = f"{found.container.channel_id}/{found.container.message_ts}"
     return Click(by, message, found.container.is_ephemeral, _decided(action.value))
 
 
-def command(form: Any) -> Command:
+def parse_command(form: Any) -> Command:
     """What the fields of a slash command say. Raises ChatRefused with 400."""
     found = _checked(_Command, form)
-    by = By(found.team_id, found.team_id, found.user_id, found.api_app_id, found.channel_id, found.trigger_id, found.response_url)
+    by = Actor(found.team_id, found.team_id, found.user_id, found.api_app_id, found.channel_id, found.trigger_id, found.response_url)
     return Command(by, tuple(found.text.split()))
 
 
@@ -215,19 +215,19 @@ def _challenge(document: Any) -> Challenge:
     return Challenge(_checked(_Challenge, document).challenge)
 
 
-def _decided(value: str) -> Decided:
+def _decided(value: str) -> ButtonAction:
     words = value.split(" ", 3)
-    if len(words) != 4:  # as `spoken` makes it
-        raise ChatRefused("expected the value of a button of ours, got something else", status=400)
+    if len(words) != 4:  # as `button_value` makes it
+        raise CallbackRefused("expected the value of a button of ours, got something else", status=400)
     found = _checked(_Decided, dict(zip(("decision", "revision", "proof", "event_id"), words, strict=True)))
-    return Decided(found.decision, found.revision, found.event_id, found.proof if found.proof != "-" else None)
+    return ButtonAction(found.decision, found.revision, found.event_id, found.proof if found.proof != "-" else None)
 
 
 def _json(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        raise ChatRefused("expected JSON, got something else", status=400) from None
+        raise CallbackRefused("expected JSON, got something else", status=400) from None
 
 
 def _checked(model: type[_M], document: Any) -> _M:
@@ -236,4 +236,4 @@ def _checked(model: type[_M], document: Any) -> _M:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ChatRefused(f"{place or 'the call'}: {first['msg']}", status=400) from None
+        raise CallbackRefused(f"{place or 'the call'}: {first['msg']}", status=400) from None

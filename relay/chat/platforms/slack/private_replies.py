@@ -22,7 +22,7 @@ _PATIENCE = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Responses:
+class PrivateReplies:
     """Sends at the side. Whether it arrives changes nothing, so it is tried once."""
 
     def __init__(self, session: aiohttp.ClientSession, api: URL, *, allow_http: bool) -> None:

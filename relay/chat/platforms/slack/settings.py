@@ -50,7 +50,7 @@ class Settings(ChatSettings):
             raise ValueError("expected the package imds-relay[slack], which speaks with Slack; it is not installed")
         if self.token is None and self.token_file is None:
             raise ValueError("expected token or token_file, got neither")
-        by_call, by_socket = self.is_called, self.has_socket
+        by_call, by_socket = self.accepts_callbacks, self.has_socket
         if by_call and by_socket:
             raise ValueError(
                 "expected one of signing_secret (Slack calls the relay) and app_token (Socket Mode: the relay calls Slack), got both; "
@@ -71,7 +71,7 @@ class Settings(ChatSettings):
         return self
 
     @property
-    def is_called(self) -> bool:
+    def accepts_callbacks(self) -> bool:
         """Whether Slack calls ``/v1/chat/<name>``."""
         return self.signing_secret is not None or self.signing_secret_file is not None
 

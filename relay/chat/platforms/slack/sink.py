@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-from relay.chat import ChatRefused, Reply
-from relay.chat.board import Board
-from relay.chat.live_message import Current, Platform
+from relay.chat import CallbackRefused, CallbackReply
+from relay.chat.board import ChatBoard
+from relay.chat.live_message import LiveMessageSink, Platform
 from relay.chat.platforms.slack.channel import Channel
-from relay.chat.platforms.slack.identity import People
-from relay.chat.platforms.slack.interactions import Answers
-from relay.chat.platforms.slack.payloads import read, verify
-from relay.chat.platforms.slack.private_replies import Responses
+from relay.chat.platforms.slack.identity import MemberDirectory
+from relay.chat.platforms.slack.interactions import Interactions
+from relay.chat.platforms.slack.payloads import parse_payload, verify_signature
+from relay.chat.platforms.slack.private_replies import PrivateReplies
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.chat.platforms.slack.web import WebApi
@@ -24,57 +24,57 @@ from relay.errors import DeliveryError
 from relay.net.http import open_session
 
 
-class Slack(Current):
+class Slack(LiveMessageSink):
     """One channel."""
 
-    def __init__(self, settings: Settings, board: Board, platform: Platform, clock: Clock, answers: Answers) -> None:
+    def __init__(self, settings: Settings, board: ChatBoard, platform: Platform, clock: Clock, answers: Interactions) -> None:
         super().__init__(settings, board, platform, clock, in_chat=settings.approve_in_chat)
         self._slack = settings
         self._now = clock.now
         self._answers = answers
 
-    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
         """Take a call of Slack; its decision is on disk when this returns. Raises ChatRefused."""
-        if not self._slack.is_called:
-            raise ChatRefused(f"sink {self._slack.name} has no signing_secret: nobody calls it")
+        if not self._slack.accepts_callbacks:
+            raise CallbackRefused(f"sink {self._slack.name} has no signing_secret: nobody calls it")
         try:
             secret = self._slack.secret()
         except ValueError as error:
-            raise ChatRefused(f"signing_secret cannot be used any more: {error}") from None
-        verify(headers, body, secret, self._now())
-        return await self._answers.take(read(body))
+            raise CallbackRefused(f"signing_secret cannot be used any more: {error}") from None
+        verify_signature(headers, body, secret, self._now())
+        return await self._answers.handle(parse_payload(body))
 
 
 @asynccontextmanager
-async def opened(settings: Settings, clock: Clock, board: Board) -> AsyncIterator[Slack]:
+async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Slack]:
     """Open the sink's session, and begin to listen where that is asked for. Nothing is waited for."""
     async with AsyncExitStack() as stack:
         session, base = await stack.enter_async_context(open_session()), settings.base()
         api = WebApi(session, base, settings.bot_token, settings.timeout)
-        people = People(api, clock)
-        responses = Responses(session, base, allow_http=settings.allow_http)
+        people = MemberDirectory(api, clock)
+        responses = PrivateReplies(session, base, allow_http=settings.allow_http)
         await stack.enter_async_context(responses.ended())
-        answers = Answers(settings, board, people, clock, responses.send)
-        channel = Channel(api, settings.channel, people.team, heard=settings.is_called or settings.has_socket)
+        answers = Interactions(settings, board, people, clock, responses.send)
+        channel = Channel(api, settings.channel, people.team, heard=settings.accepts_callbacks or settings.has_socket)
         slack = Slack(settings, board, channel, clock, answers)
-        await stack.enter_async_context(slack.kept())
+        await stack.enter_async_context(slack.refreshing())
         if settings.has_socket:
             socket = SocketMode(
-                api, settings.socket_token, session, clock, answers.take, name=settings.name, allow_http=settings.allow_http
+                api, settings.socket_token, session, clock, answers.handle, name=settings.name, allow_http=settings.allow_http
             )
             await stack.enter_async_context(_beside(socket.run(), f"{settings.name}: Socket Mode"))
         yield slack
 
 
-async def examined(settings: Settings, clock: Clock) -> list[Finding]:
+async def diagnose(settings: Settings, clock: Clock) -> list[Finding]:
     """Whether Slack takes the tokens, and has given the rights that answers need. Nothing is posted."""
     about = f"sink {settings.name}"
     async with open_session() as session:
         api = WebApi(session, settings.base(), settings.bot_token, settings.timeout)
-        people = People(api, clock)
+        people = MemberDirectory(api, clock)
         try:
             team = await people.team()
-            if settings.is_called or settings.has_socket:
+            if settings.accepts_callbacks or settings.has_socket:
                 await people.app()
             if settings.has_socket:
                 await api.call(api.methods.apps_connections_open, app_token=settings.socket_token())

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import aiohttp
 import orjson
 
-from relay.chat import ChatRefused, Reply
-from relay.chat.platforms.slack.payloads import Call, command, interaction
+from relay.chat import CallbackRefused, CallbackReply
+from relay.chat.platforms.slack.payloads import Call, parse_command, parse_interaction
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
@@ -46,7 +46,7 @@ class SocketMode:
         token: Callable[[], str],
         session: aiohttp.ClientSession,
         clock: Clock,
-        take: Callable[[Call], Awaitable[Reply]],
+        take: Callable[[Call], Awaitable[CallbackReply]],
         *,
         name: str,
         allow_http: bool,
@@ -168,16 +168,16 @@ class SocketMode:
         finally:
             self._busy.release()
 
-    async def _taken(self, envelope: Mapping[str, Any]) -> Reply:
+    async def _taken(self, envelope: Mapping[str, Any]) -> CallbackReply:
         try:
             match _kind(envelope):
                 case "interactive":
-                    return await self._take(interaction(envelope.get("payload")))
+                    return await self._take(parse_interaction(envelope.get("payload")))
                 case "slash_commands":
-                    return await self._take(command(envelope.get("payload")))
-        except ChatRefused as error:
+                    return await self._take(parse_command(envelope.get("payload")))
+        except CallbackRefused as error:
             _log.warning("sink %s: an envelope could not be read: %s", self._name, error)
-        return Reply()
+        return CallbackReply()
 
     def _tell(self, trouble: str | None) -> None:
         if trouble == self._trouble and self._told:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from relay.chat import ChatRefused, Reply
-from relay.chat.board import Board
-from relay.chat.live_message import Current
+from relay.chat import CallbackRefused, CallbackReply
+from relay.chat.board import ChatBoard
+from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.teams.settings import Settings
 from relay.chat.platforms.teams.workflow import Workflow
 from relay.clock import Clock
@@ -22,23 +22,23 @@ from relay.net.connectivity import check_connectivity
 from relay.net.http import open_session
 
 
-class Teams(Current):
+class Teams(LiveMessageSink):
     """A channel of Teams."""
 
-    async def hear(self, headers: Mapping[str, str], body: bytes) -> Reply:  # noqa: ARG002  # whatever they are
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # whatever they are
         """Refuse: a workflow never calls. Raises ChatRefused."""
-        raise ChatRefused("a workflow of Teams never calls: people answer on the page behind the links")
+        raise CallbackRefused("a workflow of Teams never calls: people answer on the page behind the links")
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: Board) -> AsyncIterator[Teams]:
+async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Teams]:
     """Open the sink's own session; nothing is connected until the first event."""
     async with open_session() as session:
         teams = Teams(settings, board, Workflow(settings, clock, session), clock)
-        async with teams.kept():
+        async with teams.refreshing():
             yield teams
 
 
-async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
+async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether Microsoft's door is reached. Nothing is posted."""
     return [await check_connectivity(f"sink {settings.name}", settings.target(), tls=None, now=clock.now())]

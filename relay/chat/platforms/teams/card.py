@@ -16,10 +16,10 @@ from itertools import groupby
 from typing import Any
 
 from relay.approvals.request import DecisionKind
-from relay.chat.cards.card import Button, Card, Text, Tone, Who
+from relay.chat.cards.card import Button, Card, PrincipalRef, Text, Tone
 
-LARGEST = 27_000
-"""What `weight` of a card may be: less than the 28,672 bytes that Teams allows for a message's properties."""
+MAX_CARD_BYTES = 27_000
+"""What `card_size` of a card may be: less than the 28,672 bytes that Teams allows for a message's properties."""
 LENGTHS = (1000, 300, 100, 40)
 """Characters of one text: the first of these with which the card is light enough."""
 _STYLES: dict[Tone, str] = {"waiting": "warning", "held": "attention", "approved": "good", "running": "accent", "over": "emphasis"}
@@ -29,7 +29,7 @@ _GAP = "\N{ZERO WIDTH SPACE}"
 Json = dict[str, Any]
 
 
-def message_of(card: Card) -> Json:
+def card_message(card: Card) -> Json:
     """The message that shows a card."""
     return _fitted(
         lambda longest: _adaptive(
@@ -42,14 +42,14 @@ def follow_up(lines: Sequence[Text]) -> Json:
     """A short message of one line or more; of several, the first is the heading."""
 
     def made(longest: int) -> Json:
-        first, *rest = (marked(line, longest) for line in lines)
+        first, *rest = (render_markdown(line, longest) for line in lines)
         head = _block(first, weight="Bolder") if rest else _block(first)
         return _adaptive([head, *(_block(line, spacing="Small") for line in rest)], [], _plain(lines[0], longest))
 
     return _fitted(made)
 
 
-def weight(card: Json) -> int:
+def card_size(card: Json) -> int:
     """Bytes of a card as Teams seems to count them: as text within JSON, what is not ASCII as escapes.
 
     There a request of 24,453 bytes was refused for 28,897 (https://github.com/MicrosoftDocs/msteams-docs/issues/11274), after the
@@ -58,7 +58,7 @@ def weight(card: Json) -> int:
     return len(json.dumps(json.dumps(card)))
 
 
-def marked(text: Text, longest: int = LENGTHS[0]) -> str:
+def render_markdown(text: Text, longest: int = LENGTHS[0]) -> str:
     """A text in the Markdown of cards: moments become the reader's own, words stay words and are cut to a length."""
     made, left = "", longest
     for part in text:
@@ -90,9 +90,9 @@ def escaped(words: str) -> str:
     return re.sub(r"(?<=[<@{$&])(?=\S)|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=mailto)(?=:)", _GAP, words, flags=re.IGNORECASE)
 
 
-def _words(part: str | Who) -> str:
+def _words(part: str | PrincipalRef) -> str:
     """On one line: whoever wrote it makes no paragraphs of their own."""
-    return re.sub(r"\s+", " ", part.principal if isinstance(part, Who) else part)
+    return re.sub(r"\s+", " ", part.principal if isinstance(part, PrincipalRef) else part)
 
 
 def _plain(text: Text, longest: int) -> str:
@@ -115,26 +115,26 @@ def _body(card: Card, longest: int) -> Iterator[Json]:
         "style": _STYLES[card.tone],
         "bleed": True,
         "items": [
-            _block(marked((card.title,), longest), size="Large", weight="Bolder", style="heading"),
-            _block(marked(card.summary, longest)),
+            _block(render_markdown((card.title,), longest), size="Large", weight="Bolder", style="heading"),
+            _block(render_markdown(card.summary, longest)),
         ],
     }
     for told, facts in groupby(card.facts, key=lambda fact: any(isinstance(part, datetime) for part in fact[1])):
         if told:  # only a TextBlock is said to show moments
-            yield from (_block(f"**{label}:** {marked(text, longest)}") for label, text in facts)
+            yield from (_block(f"**{label}:** {render_markdown(text, longest)}") for label, text in facts)
         else:
-            yield {"type": "FactSet", "facts": [{"title": label, "value": marked(text, longest)} for label, text in facts]}
+            yield {"type": "FactSet", "facts": [{"title": label, "value": render_markdown(text, longest)} for label, text in facts]}
     for line in card.lines:
-        items = [_block(marked(line.text, longest))]
+        items = [_block(render_markdown(line.text, longest))]
         if line.buttons:
             items.append({"type": "ActionSet", "spacing": "Small", "actions": [*map(_action, line.buttons)]})
         yield {"type": "Container", "separator": True, "items": items}
     for note in card.notes:
-        yield _block(marked(note, longest))
+        yield _block(render_markdown(note, longest))
     if card.code is not None:
         yield _block(f"The page asks for this code: **{card.code}**")
     if card.footer:
-        yield _block(marked((card.footer,), longest), size="Small", isSubtle=True)
+        yield _block(render_markdown((card.footer,), longest), size="Small", isSubtle=True)
 
 
 def _block(text: str, **more: object) -> Json:
@@ -159,7 +159,7 @@ def _adaptive(body: list[Json], actions: list[Json], fallback: str) -> Json:
 
 def _fitted(make: Callable[[int], Json]) -> Json:
     """The message, with texts as long as there is room for."""
-    card = next((made for made in map(make, LENGTHS) if weight(made) <= LARGEST), None) or make(LENGTHS[-1])
+    card = next((made for made in map(make, LENGTHS) if card_size(made) <= MAX_CARD_BYTES), None) or make(LENGTHS[-1])
     return {
         "type": "message",
         "attachments": [{"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}],

@@ -8,9 +8,9 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.chat import MessageGone, carried
+from relay.chat import MessageGone, embedded_secrets
 from relay.chat.cards.card import Card, Text
-from relay.chat.platforms.teams.card import Json, follow_up, message_of
+from relay.chat.platforms.teams.card import Json, card_message, follow_up
 from relay.chat.platforms.teams.settings import MAKE_ONE, Settings
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -45,14 +45,14 @@ class Workflow:
 
     async def post(self, card: Card) -> str | None:
         """Post a card. Raises Deferred."""
-        await self._send(message_of(card))
+        await self._send(card_message(card))
         return None
 
     async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited here
         """Raises MessageGone: a message that has a name was posted by a sink of another kind, which had this one's."""
         raise MessageGone("the message was posted elsewhere")
 
-    async def tell(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
         """Post a short card. Raises Deferred."""
         await self._send(follow_up(lines))
 
@@ -70,7 +70,7 @@ class Workflow:
 def build(url: URL, message: Json) -> Request:
     """The request of one attempt. Pure."""
     signature, body = url.query.get("sig", ""), orjson.dumps(message)
-    return Request(url, {"Content-Type": "application/json"}, body, (*((signature,) if signature else ()), *carried(body)))
+    return Request(url, {"Content-Type": "application/json"}, body, (*((signature,) if signature else ()), *embedded_secrets(body)))
 
 
 def _in_words(refused: Deferred, answer: Response) -> Deferred:
