@@ -92,7 +92,7 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         )
         if not store.trusted:
             _log.warning("the state file is bound to a VM, and which VM this is is not known: approvals are off")
-        say = _sayer(store, origin, clock)
+        say = _relay_event_recorder(store, origin, clock)
         store.listeners.failing.append(lambda reason: _on_store(reason, say))
         ledger = ApprovalService(config.approvals, origin, store.trusted, client_resources=config.api.client_resources)
         board = ChatBoard(store, ledger, clock, config.api.public_url)
@@ -181,7 +181,7 @@ def _origin(config: Config, instance: Instance | None) -> Origin:
     return Origin(scope, relay)
 
 
-def _sayer(store: Store, origin: Origin, clock: Clock) -> Callable[[str, str | None, str, int], None]:
+def _relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> Callable[[str, str | None, str, int], None]:
     def say(name: str, sink: str | None, reason: str, count: int) -> None:
         at = clock.now()
         future = store.submit(

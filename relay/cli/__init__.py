@@ -20,8 +20,8 @@ from relay.cli import explain as explaining
 from relay.cli import init as beginning
 from relay.cli import run as running
 from relay.cli import simulate as simulating
-from relay.cli._exit_codes import DONE, FAILED, WRONG, alone, code_of, sentence_of
-from relay.cli._output import tell
+from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, error_text, exit_code, unwrap_group
+from relay.cli._output import print_status
 
 app = typer.Typer(name="imds-relay", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -58,28 +58,28 @@ def _relay(context: typer.Context, version: Annotated[bool, typer.Option("--vers
     """Hears Azure's Scheduled Events, tells everyone who must know, and brings their answer back."""
     if version:
         print(f"imds-relay {__version__}")  # noqa: T201  # it was asked for
-        raise typer.Exit(DONE)
+        raise typer.Exit(EXIT_DONE)
     if context.invoked_subcommand is None:
         print(context.get_help())  # noqa: T201  # nothing else to do
-        raise typer.Exit(WRONG)
+        raise typer.Exit(EXIT_USAGE)
 
 
 def main() -> None:
     """Run the command line; ends the process with the exit code. Errors are sentences on standard error, never tracebacks."""
     try:
         # A verb returns nothing; what comes back is the code of an Exit, and 130 after Ctrl-C.
-        code = app(prog_name="imds-relay", standalone_mode=False) or DONE
+        code = app(prog_name="imds-relay", standalone_mode=False) or EXIT_DONE
     except typer.TyperException as error:
-        tell(f"imds-relay: {error.format_message().rstrip('.')}. See imds-relay --help")
-        code = WRONG
+        print_status(f"imds-relay: {error.format_message().rstrip('.')}. See imds-relay --help")
+        code = EXIT_USAGE
     except typer.Abort:
-        code = FAILED
+        code = EXIT_FAILED
     except Exception as error:  # noqa: BLE001  # the last one to hear of it: a person reads what comes of it
-        code = _end(alone(error))
-    sys.exit(code if code in range(4) else FAILED)
+        code = _end(unwrap_group(error))
+    sys.exit(code if code in range(4) else EXIT_FAILED)
 
 
 def _end(error: Exception) -> int:
-    for line in sentence_of(error).splitlines():
-        tell(f"imds-relay: {line}")
-    return code_of(error)
+    for line in error_text(error).splitlines():
+        print_status(f"imds-relay: {line}")
+    return exit_code(error)

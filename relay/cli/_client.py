@@ -190,7 +190,7 @@ def _key(key: str | None, file: Path | None) -> str | None:
     return key
 
 
-def talking(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Callable[..., None]:
+def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Callable[..., None]:
     """Make a verb of work that talks to a running relay: adds the options that say which one, and connects."""
 
     @functools.wraps(work)

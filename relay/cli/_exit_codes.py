@@ -10,11 +10,11 @@ from aiohttp import ClientError
 
 from relay.errors import ConfigError, RelayError
 
-DONE = 0
-FAILED = 1
-WRONG = 2
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
 """Wrong usage or configuration."""
-REFUSED = 3
+EXIT_REFUSED = 3
 """Refused by policy."""
 
 
@@ -26,21 +26,21 @@ class RefusedByPolicy(RelayError):
     """The relay may not do it, or not for this caller, or not now: its rules, or the state of the event, forbid it."""
 
 
-def alone(error: Exception) -> Exception:
+def unwrap_group(error: Exception) -> Exception:
     """The error itself where it is the only one of a group, as task groups wrap what goes through them."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
-def code_of(error: Exception) -> int:
+def exit_code(error: Exception) -> int:
     """The exit code that an error ends in."""
     if isinstance(error, ConfigError):
-        return WRONG
-    return REFUSED if isinstance(error, RefusedByPolicy) else FAILED
+        return EXIT_USAGE
+    return EXIT_REFUSED if isinstance(error, RefusedByPolicy) else EXIT_FAILED
 
 
-def sentence_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What a person is told of an error."""
     match error:
         case RelayError():

@@ -20,16 +20,16 @@ _WIDEST = 500  # where no terminal sets a width, a row is one line for grep
 _LAST = 20  # what the last column needs at least
 
 
-def show(*parts: str | Table) -> None:
+def print_output(*parts: str | Table) -> None:
     """Print to standard output."""
     for part in parts:
-        text = plain(part) if isinstance(part, str) else _drawn(part)
+        text = strip_control(part) if isinstance(part, str) else _drawn(part)
         print(text, flush=True)  # noqa: T201  # this is where a person is spoken to
 
 
-def tell(text: str) -> None:
+def print_status(text: str) -> None:
     """Print for the person alone: standard error, so that what a program reads stays clean."""
-    print(plain(text), file=sys.stderr, flush=True)  # noqa: T201  # the same
+    print(strip_control(text), file=sys.stderr, flush=True)  # noqa: T201  # the same
 
 
 @contextmanager
@@ -41,55 +41,55 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def show_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Print for a program, and for people who have no jq."""
     print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), flush=True)  # noqa: T201  # the same
 
 
-def show_line(value: object) -> None:
+def print_json_line(value: object) -> None:
     """Print one line of JSON lines."""
     print(orjson.dumps(value).decode(), flush=True)  # noqa: T201  # the same
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
     """Print a table, of which the last column alone is broken into lines; where it is too wide, a block for each row.
 
     None is a dash; without rows ``empty`` is printed.
     """
     if not rows:
-        show(empty)
+        print_output(empty)
         return
     cells = [["–" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(line[index]) for line in (columns, *cells)) for index in range(len(columns))]
     if sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], _LAST) > _width():
-        show(*(part for row in cells for part in ("", facts(zip(columns, row, strict=True)))))
+        print_output(*(part for row in cells for part in ("", print_fields(zip(columns, row, strict=True)))))
         return
     made = _grid(header=True)
     for column in columns[:-1]:
         made.add_column(column, no_wrap=True)
     made.add_column(columns[-1], overflow="fold")
     for row in cells:
-        made.add_row(*(Text(plain(cell)) for cell in row))
-    show(made)
+        made.add_row(*(Text(strip_control(cell)) for cell in row))
+    print_output(made)
 
 
-def facts(pairs: Iterable[tuple[str, object]]) -> Table:
+def print_fields(pairs: Iterable[tuple[str, object]]) -> Table:
     """Names and what they are, a line each; those without a value are left out."""
     made = _grid(header=False)
     made.add_column(no_wrap=True, style="bold")
     made.add_column(overflow="fold")
     for name, value in pairs:
         if value is not None and value != "":
-            made.add_row(name, Text(plain(str(value))))
+            made.add_row(name, Text(strip_control(str(value))))
     return made
 
 
-def plain(text: str) -> str:
+def strip_control(text: str) -> str:
     """The same without what moves the cursor or colours the screen: some of it was written by strangers."""
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def local(moment: str | None, now: datetime | None = None, *, relative: bool = True) -> str | None:
+def format_local_time(moment: str | None, now: datetime | None = None, *, relative: bool = True) -> str | None:
     """A moment for people: ``14:26:58 (in 12 min)``, in the local time zone, with the date where it is not today.
 
     What cannot be read as a moment is given back as it came. ``relative``: say how far away it is.
@@ -100,16 +100,16 @@ def local(moment: str | None, now: datetime | None = None, *, relative: bool = T
     now = now or datetime.now(UTC)
     here, today = at.astimezone(), now.astimezone()
     day = "" if here.date() == today.date() else f"{here:%Y-%m-%d} "
-    return f"{day}{here:%H:%M:%S}" + (f" ({away((at - now).total_seconds())})" if relative else "")
+    return f"{day}{here:%H:%M:%S}" + (f" ({format_relative((at - now).total_seconds())})" if relative else "")
 
 
-def away(seconds: float) -> str:
+def format_relative(seconds: float) -> str:
     """How far a moment is away: ``in 12 min``, ``3 h ago``."""
-    span = spoken(abs(seconds))
+    span = format_duration(abs(seconds))
     return f"in {span}" if seconds > 0 else f"{span} ago"
 
 
-def spoken(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A length of time in at most two units: ``45 s``, ``12 min``, ``3 h 5 min``, ``2 d 4 h``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -126,7 +126,7 @@ def spoken(seconds: float) -> str:
     return f"{large} {units[0]} {small} {units[1]}" if small else f"{large} {units[0]}"
 
 
-def named(things: Sequence[Any] | None, *, most: int = 5) -> str:
+def join_names(things: Sequence[Any] | None, *, most: int = 5) -> str:
     """Names in a row, the first few of many."""
     if not things:
         return ""
@@ -134,7 +134,7 @@ def named(things: Sequence[Any] | None, *, most: int = 5) -> str:
     return ", ".join(str(thing) for thing in things[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """A number of things: ``1 vote``, ``2 votes``, ``3 tries``."""
     many = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
     return f"{number} {thing if number == 1 else many}"

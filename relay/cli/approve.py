@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from relay.cli._client import Client, talking
+from relay.cli._client import Client, with_client
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import counted, local, named, show, show_json, tell
+from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_output, print_status
 from relay.cli.events import AsJson, EventId, about
 from relay.errors import ConfigError
 
@@ -25,7 +25,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _REGARDLESS = "Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still approve."
 
 
-@talking
+@with_client
 async def approve(
     relay: Client, event: EventId, *, revision: Revision = None, reason: Reason = None, yes: Yes = False, as_json: AsJson = False
 ) -> None:
@@ -38,25 +38,25 @@ async def approve(
     found = await relay.get("events", event)
     for name, value in about(found):
         if value is not None:
-            tell(f"{name:<11} {value}")
+            print_status(f"{name:<11} {value}")
     everywhere = f", for all {len(found['resources'])} machines" if len(found["resources"]) > 1 else ""
-    tell(f"Approval lets Azure start it at once{everywhere}. Without it Azure proceeds at NotBefore regardless.")
+    print_status(f"Approval lets Azure start it at once{everywhere}. Without it Azure proceeds at NotBefore regardless.")
     if not yes and sys.stdin.isatty() and not _agreed():
         raise CommandFailed("nothing was approved")
     answer = await _decide(relay, found, "approve", revision, reason)
     if as_json:
-        show_json(answer)
+        print_json(answer)
         return
-    votes = f"{answer['votes']} of {counted(answer['required'], 'vote')}" if answer["required"] else f"rule {answer['rule']}"
+    votes = f"{answer['votes']} of {pluralize(answer['required'], 'vote')}" if answer["required"] else f"rule {answer['rule']}"
     said = {
         "granted": f"granted ({votes}): the StartRequest follows",
         "pending": f"recorded, and pending: {votes}",
         "held": f"recorded, and held ({votes}): somebody holds this event; `imds-relay release` ends a hold",
     }
-    show(said.get(answer["state"], f"{answer['state']} ({votes})"))
+    print_output(said.get(answer["state"], f"{answer['state']} ({votes})"))
 
 
-@talking
+@with_client
 async def hold(relay: Client, event: EventId, *, revision: Revision = None, reason: Reason = None, as_json: AsJson = False) -> None:
     """Keep this relay from approving an event, whatever rules and votes say.
 
@@ -64,20 +64,20 @@ async def hold(relay: Client, event: EventId, *, revision: Revision = None, reas
     """
     found = await relay.get("events", event)
     answer = await _decide(relay, found, "hold", revision, reason)
-    tell(_REGARDLESS)
+    print_status(_REGARDLESS)
     if as_json:
-        show_json(answer)
+        print_json(answer)
     else:
-        show(f"held: this relay sends no StartRequest for {_named(found)} until it is released")
+        print_output(f"held: this relay sends no StartRequest for {_named(found)} until it is released")
 
 
-@talking
+@with_client
 async def release(relay: Client, event: EventId, *, revision: Revision = None, reason: Reason = None, as_json: AsJson = False) -> None:
     """End a hold. Rules and votes are weighed again."""
     found = await relay.get("events", event)
     answer = await _decide(relay, found, "release", revision, reason)
     if as_json:
-        show_json(answer)
+        print_json(answer)
         return
     said = {
         "granted": "released, and granted: rules and votes are satisfied, the StartRequest follows",
@@ -85,10 +85,10 @@ async def release(relay: Client, event: EventId, *, revision: Revision = None, r
         "released": "released; nobody has voted",
         "held": f"released; somebody else still holds it. {_REGARDLESS}",
     }
-    show(said.get(answer["state"], answer["state"]))
+    print_output(said.get(answer["state"], answer["state"]))
 
 
-@talking
+@with_client
 async def approvals(
     relay: Client, mode: Annotated[Literal["on", "dry-run", "off"], typer.Argument(show_default=False)], *, as_json: AsJson = False
 ) -> None:
@@ -98,10 +98,10 @@ async def approvals(
     """
     answer = await relay.put("approvals", "mode", body={"mode": mode})
     if as_json:
-        show_json(answer)
+        print_json(answer)
         return
     now = answer["mode"]
-    show(
+    print_output(
         f"approvals are {now}"
         + ("" if now == mode else f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)")
     )
@@ -113,15 +113,15 @@ def _agreed() -> bool:
     try:
         return typer.confirm("Approve this?", err=True)
     except typer.Abort:
-        tell("")  # ends the line of the question
+        print_status("")  # ends the line of the question
         return False
     finally:
         signal.signal(signal.SIGINT, of_the_loop)
 
 
 def _named(event: Mapping[str, Any]) -> str:
-    due = f", not before {local(event['notBefore'])}" if event["notBefore"] else ""
-    return f"{event['eventType'] or 'event'} of {named(event['resources']) or 'no machine'}{due}"
+    due = f", not before {format_local_time(event['notBefore'])}" if event["notBefore"] else ""
+    return f"{event['eventType'] or 'event'} of {join_names(event['resources']) or 'no machine'}{due}"
 
 
 async def _decide(relay: Client, event: dict[str, Any], decision: str, revision: str | None, reason: str | None) -> dict[str, Any]:

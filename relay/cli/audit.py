@@ -13,7 +13,7 @@ import orjson
 import typer
 
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import counted, local, show, show_json, show_line, show_table
+from relay.cli._output import format_local_time, pluralize, print_json, print_json_line, print_output, print_table
 from relay.cli.events import AsJson, EventId, told
 from relay.cli.run import ConfigFile
 from relay.config import load
@@ -62,11 +62,11 @@ def verify_chain(*, expect: Expect = None, store: StoreFile = None, config: Conf
     with _journal(store, config) as (connection, path):
         head, count = verify(connection, expected)
     if as_json:
-        show_json({"store": str(path), "rows": count, "position": head.position, "hash": head.hash, "journalhead": str(head)})
+        print_json({"store": str(path), "rows": count, "position": head.position, "hash": head.hash, "journalhead": str(head)})
         return
-    show(f"the chain of {path} holds: {counted(count, 'row')}, journalhead {head}")
+    print_output(f"the chain of {path} holds: {pluralize(count, 'row')}, journalhead {head}")
     if expected is not None:
-        show(f"it goes on from {expected}" if expected != head else "it ends where it was seen to end")
+        print_output(f"it goes on from {expected}" if expected != head else "it ends where it was seen to end")
 
 
 @verbs.command("show")
@@ -77,10 +77,12 @@ def show_rows(event: EventId, *, store: StoreFile = None, config: ConfigFile = N
     if not found:
         raise CommandFailed(f"the journal in {path} has no row about event {event}; see `imds-relay audit export`")
     if as_json:
-        show_json([_exported(row) for row in found])
+        print_json([_exported(row) for row in found])
         return
-    show_table(
-        ("row", "at", "what", "by", "detail"), [(row.position, local(row.at, relative=False), *_summary(row)) for row in found], empty=""
+    print_table(
+        ("row", "at", "what", "by", "detail"),
+        [(row.position, format_local_time(row.at, relative=False), *_summary(row)) for row in found],
+        empty="",
     )
 
 
@@ -93,11 +95,11 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     """
     with _journal(store, config) as (connection, _):
         head = read_checkpoint(connection)
-        show_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
+        print_json_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
         for row in rows(connection):
-            show_line(_exported(row))
+            print_json_line(_exported(row))
             head = Head(row.position, row.hash)
-        show_line({"kind": "head", "position": head.position, "hash": head.hash, "journalhead": str(head)})
+        print_json_line({"kind": "head", "position": head.position, "hash": head.hash, "journalhead": str(head)})
 
 
 @contextmanager

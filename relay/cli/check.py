@@ -16,7 +16,17 @@ from relay.approvals.rules import Hours, Quorum, Rule
 from relay.approvals.service import stricter
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
-from relay.cli._output import counted, facts, local, named, show, show_json, show_table, spoken, tell
+from relay.cli._output import (
+    format_duration,
+    format_local_time,
+    join_names,
+    pluralize,
+    print_fields,
+    print_json,
+    print_output,
+    print_status,
+    print_table,
+)
 from relay.cli.events import AsJson
 from relay.cli.run import ConfigFile
 from relay.config import USER_EVENTS_WAIT, Config, Loaded, load
@@ -52,19 +62,19 @@ def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson
             "config": loaded.config.model_dump(mode="json", by_alias=True),
             "warnings": warnings,
         }
-        show_json(said if decided is None else {**said, "events": decided})
+        print_json(said if decided is None else {**said, "events": decided})
         return
     _show(loaded)
     if decided is not None:
         rows = [
-            (one["eventId"], one["eventType"], one["eventSource"], named(one["resources"], most=3), one["rule"], one["follows"])
+            (one["eventId"], one["eventType"], one["eventSource"], join_names(one["resources"], most=3), one["rule"], one["follows"])
             for one in decided
         ]
         columns = ("event", "type", "source", "machines", "rule", "what follows")
-        show("")
-        show_table(columns, rows, empty="the document holds no events")
+        print_output("")
+        print_table(columns, rows, empty="the document holds no events")
     for warning in warnings:
-        tell(f"warning: {warning}")
+        print_status(f"warning: {warning}")
 
 
 def decisions(config: Config, document: Document, now: datetime) -> Iterator[dict[str, Any]]:
@@ -116,9 +126,9 @@ def _follows(standing: ApprovalStatus) -> str:
         return "nothing: no rule, no approval"
     how = _how(standing.rule)
     if standing.voting_closes_at is not None and standing.quorum is not None:
-        how = f"{how}; voting {'closes' if standing.now < standing.voting_closes_at else 'closed'} {local(format_rfc3339(standing.voting_closes_at))}"
+        how = f"{how}; voting {'closes' if standing.now < standing.voting_closes_at else 'closed'} {format_local_time(format_rfc3339(standing.voting_closes_at))}"
     if standing.rule.match.time is not None and (turns := standing.rule.match.time.next_change(standing.now)) is not None:
-        how = f"{how}; the rule holds until {local(format_rfc3339(turns))}"
+        how = f"{how}; the rule holds until {format_local_time(format_rfc3339(turns))}"
     return how if standing.mode == "on" else f"nothing: approvals are {standing.mode} (else {how})"
 
 
@@ -134,30 +144,30 @@ def _show(loaded: Loaded) -> None:
     config, approvals, api = loaded.config, loaded.config.approvals, loaded.config.api
     reached = f"{api.listen} {'with' if api.tls else 'without'} TLS" + (f", and {api.socket}" if api.socket else "")
     mode = stricter(approvals, "on", trusted=True)
-    show(
-        facts(
+    print_output(
+        print_fields(
             (
                 ("configuration", loaded.file or "the defaults: there is no file"),
                 ("scope", config.scope),
                 ("relay", config.relay),
-                ("source", f"{config.source.url} every {spoken(config.source.interval)}"),
+                ("source", f"{config.source.url} every {format_duration(config.source.interval)}"),
                 (
                     "store",
-                    f"{config.store.path}; deliveries kept {spoken(config.store.retain)}, the journal {spoken(config.store.audit_retain)}",
+                    f"{config.store.path}; deliveries kept {format_duration(config.store.retain)}, the journal {format_duration(config.store.audit_retain)}",
                 ),
-                ("approvals", f"{mode}, {counted(len(approvals.rules), 'rule')}; a hold holds {spoken(approvals.hold_expires)}"),
+                ("approvals", f"{mode}, {pluralize(len(approvals.rules), 'rule')}; a hold holds {format_duration(approvals.hold_expires)}"),
                 ("API", reached),
                 ("log", config.telemetry.log),
             )
         ),
     )
     rules = [(number, rule.name, _conditions_of(rule) or "every event", _how(rule)) for number, rule in enumerate(approvals.rules, start=1)]
-    show("")
-    show_table(("sink", "kind", "to", "events", "only"), [_sink(sink) for sink in config.sinks], empty="no sinks: nobody is told")
-    show("")
-    show_table(("rule", "name", "if", "then"), rules, empty="no rules: nothing is approved")
-    show("")
-    show_table(
+    print_output("")
+    print_table(("sink", "kind", "to", "events", "only"), [_sink(sink) for sink in config.sinks], empty="no sinks: nobody is told")
+    print_output("")
+    print_table(("rule", "name", "if", "then"), rules, empty="no rules: nothing is approved")
+    print_output("")
+    print_table(
         ("client", "may", "about", "comes with"),
         [_client(client) for client in api.clients],
         empty="no clients: the API answers nobody from elsewhere",
@@ -165,7 +175,7 @@ def _show(loaded: Loaded) -> None:
 
 
 def _sink(sink: SinkSettings) -> tuple[object, ...]:
-    return sink.name, getattr(sink, "kind", None), _where(sink), named(sink.events), _conditions(sink.match)
+    return sink.name, getattr(sink, "kind", None), _where(sink), join_names(sink.events), _conditions(sink.match)
 
 
 def _where(sink: SinkSettings) -> str:
@@ -188,24 +198,24 @@ def _conditions_of(rule: Rule) -> str:
 
 
 def _hours(hours: Hours) -> str:
-    return f"{hours.from_} to {hours.to} {hours.zone}" + (f" on {named(hours.days, most=7)}" if len(set(hours.days)) < 7 else "")
+    return f"{hours.from_} to {hours.to} {hours.zone}" + (f" on {join_names(hours.days, most=7)}" if len(set(hours.days)) < 7 else "")
 
 
 def _how(rule: Rule) -> str:
     if not isinstance(rule.approve, Quorum):
         return "approved at once"
     votes = rule.approve
-    expires = f", each good for {spoken(votes.expires)}" if votes.expires is not None else ""
-    closes = f", until {spoken(votes.close_before)} before NotBefore" if votes.close_before else ""
+    expires = f", each good for {format_duration(votes.expires)}" if votes.expires is not None else ""
+    closes = f", until {format_duration(votes.close_before)} before NotBefore" if votes.close_before else ""
     machines = " that speak for every machine together" if votes.each_resource else ""
-    sent = f"; sent within {spoken(votes.execution_expires)} or void" if votes.execution_expires is not None else ""
-    return f"{counted(votes.votes, 'vote')} of {named(votes.from_)}{machines}{expires}{closes}{sent}"
+    sent = f"; sent within {format_duration(votes.execution_expires)} or void" if votes.execution_expires is not None else ""
+    return f"{pluralize(votes.votes, 'vote')} of {join_names(votes.from_)}{machines}{expires}{closes}{sent}"
 
 
 def _client(client: Client) -> tuple[object, ...]:
     return (
         client.name,
         ", ".join(client.can),
-        named(client.resources) or "every machine",
+        join_names(client.resources) or "every machine",
         ", ".join(client.credential_kinds),
     )

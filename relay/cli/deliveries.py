@@ -7,8 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.cli._client import Client, talking
-from relay.cli._output import counted, facts, local, progress, show, show_json, show_table, spoken, tell
+from relay.cli._client import Client, with_client
+from relay.cli._output import (
+    format_duration,
+    format_local_time,
+    pluralize,
+    print_fields,
+    print_json,
+    print_output,
+    print_status,
+    print_table,
+    progress,
+)
 from relay.cli.events import AsJson, Every
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -17,7 +27,7 @@ from relay.settings import parse_duration
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")]
 
 
-@talking
+@with_client
 async def deliveries(
     relay: Client,
     delivery: Annotated[str | None, typer.Argument(metavar="ID", show_default=False, help="One of the list, with every try.")] = None,
@@ -31,24 +41,30 @@ async def deliveries(
         return
     found = await relay.get("deliveries", delivery)
     if as_json:
-        show_json(found)
+        print_json(found)
         return
     named = {"id": "id", "sink": "sink", "type": "what", "eventId": "event", "state": "state", "reason": "reason"}
-    show(facts((label, event_name(found[name]) if name == "type" else found[name]) for name, label in named.items()), "")
+    print_output(print_fields((label, event_name(found[name]) if name == "type" else found[name]) for name, label in named.items()), "")
     tries = [
-        (local(one["at"], relative=False), spoken(one["tookSeconds"]), one["outcome"], one["status"], one["reason"] or one["answer"])
+        (
+            format_local_time(one["at"], relative=False),
+            format_duration(one["tookSeconds"]),
+            one["outcome"],
+            one["status"],
+            one["reason"] or one["answer"],
+        )
         for one in found["log"]
     ]
-    show_table(("tried", "took", "outcome", "status", "what was said"), tries, empty="it was not tried yet")
+    print_table(("tried", "took", "outcome", "status", "what was said"), tries, empty="it was not tried yet")
 
 
-@talking
+@with_client
 async def dead_letters(relay: Client, *, every: Every = False, as_json: AsJson = False) -> None:
     """List what was given up, and why. `imds-relay redeliver` sends one again."""
     _list(await relay.pages("dead-letters", every=every), "no dead letters", as_json=as_json)
 
 
-@talking
+@with_client
 async def redeliver(
     relay: Client,
     dead_letter: Annotated[
@@ -72,10 +88,10 @@ async def redeliver(
         raise typer.BadParameter("expected an id, or --sink, --type, --event, --since or --all")
     if dead_letter is not None:
         await relay.post("dead-letters", dead_letter, "redeliver")
-        show(f"{dead_letter} goes out again; see `imds-relay deliveries`")
+        print_output(f"{dead_letter} goes out again; see `imds-relay deliveries`")
         return
     count = await _redeliver_some(relay, meant)
-    show(f"{counted(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; see `imds-relay deliveries`")
+    print_output(f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; see `imds-relay deliveries`")
 
 
 async def _redeliver_some(relay: Client, meant: dict[str, Any]) -> int:
@@ -104,30 +120,30 @@ def _moment(text: str | None) -> str | None:
     return format_rfc3339(moment)
 
 
-@talking
+@with_client
 async def ping(relay: Client, sink: SinkName) -> None:
     """Send a sink a test message. Only that sink gets it."""
     await relay.post("sinks", sink, "ping")
-    show(f"a relay.ping goes to {sink}; see `imds-relay deliveries`")
+    print_output(f"a relay.ping goes to {sink}; see `imds-relay deliveries`")
 
 
-@talking
+@with_client
 async def pause(relay: Client, sink: SinkName) -> None:
     """Send a sink nothing until it is resumed. What it wants is kept."""
     await relay.post("sinks", sink, "pause")
-    show(f"{sink} is paused; what it wants is kept until `imds-relay resume {sink}`")
+    print_output(f"{sink} is paused; what it wants is kept until `imds-relay resume {sink}`")
 
 
-@talking
+@with_client
 async def resume(relay: Client, sink: SinkName) -> None:
     """Send to a paused or disabled sink again, what was kept first."""
     await relay.post("sinks", sink, "resume")
-    show(f"{sink} gets what was kept for it, and what comes")
+    print_output(f"{sink} gets what was kept for it, and what comes")
 
 
 def _list(found: dict[str, Any], empty: str, *, as_json: bool) -> None:
     if as_json:
-        show_json(found)
+        print_json(found)
         return
     rows = [
         (
@@ -135,12 +151,12 @@ def _list(found: dict[str, Any], empty: str, *, as_json: bool) -> None:
             one["sink"],
             event_name(one["type"]),
             one["eventId"],
-            f"{one['state']}, {counted(one['attempts'], 'try')}",
-            local(one["settled"] or one["nextAttempt"] or one["recorded"], relative=False),
+            f"{one['state']}, {pluralize(one['attempts'], 'try')}",
+            format_local_time(one["settled"] or one["nextAttempt"] or one["recorded"], relative=False),
             one["reason"],
         )
         for one in found["items"]
     ]
-    show_table(("id", "sink", "what", "event", "state", "when", "reason"), rows, empty=empty)
+    print_table(("id", "sink", "what", "event", "state", "when", "reason"), rows, empty=empty)
     if found["next"] is not None:
-        tell("there are more: --all")
+        print_status("there are more: --all")

@@ -18,7 +18,7 @@ import typer
 from relay.app import started
 from relay.cli._client import Client, connected
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import counted, local, show
+from relay.cli._output import format_local_time, pluralize, print_output
 from relay.cli._signals import until_stopped
 from relay.cli._webhook_receiver import Receiver, receiving
 from relay.clock import SystemClock
@@ -61,7 +61,7 @@ class Steps:
         """A step is done."""
         now = time.monotonic()
         took = now - self.last
-        show(f"{now - self.began:6.2f} s  {f'+{took:.2f} s' if took >= 1 else f'+{took * 1000:.0f} ms':>8}  {text}")
+        print_output(f"{now - self.began:6.2f} s  {f'+{took:.2f} s' if took >= 1 else f'+{took * 1000:.0f} ms':>8}  {text}")
         self.last = now
 
     def received(self, name: str) -> None:
@@ -96,7 +96,9 @@ async def perform(steps: Steps, *, stay: bool) -> None:
         await _approve(parts, steps, event_id)
         outcome = await _watch(parts, steps, event_id)
         count = len(parts.receiver.events)
-        show(f"done in {time.monotonic() - steps.began:.1f} s: told in {count} signed CloudEvents, approved by client:operator, {outcome}")
+        print_output(
+            f"done in {time.monotonic() - steps.began:.1f} s: told in {count} signed CloudEvents, approved by client:operator, {outcome}"
+        )
         steps.ended = True
         if stay:
             _invite(parts)
@@ -143,7 +145,7 @@ def _config(azure: str, receiver: str, secret: str, key: str, store: Path) -> Co
 
 async def _announce(parts: _Set, steps: Steps) -> str:
     event = parts.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
-    steps.done(f"Azure announces a Reboot of {_NAME}, not before {local(event.not_before.isoformat())}")
+    steps.done(f"Azure announces a Reboot of {_NAME}, not before {format_local_time(event.not_before.isoformat())}")
     await _receive(parts, steps, "event.scheduled", event.event_id)
     return event.event_id
 
@@ -157,7 +159,7 @@ async def _receive(parts: _Set, steps: Steps, name: str, event_id: str) -> Cloud
 
 async def _approve(parts: _Set, steps: Steps, event_id: str) -> None:
     event: dict[str, Any] = await parts.relay.get("events", event_id)
-    steps.done(f"GET /v1/events/{event_id[:8]}…: {event['approval']['state']}, {counted(event['approval']['missing'], 'vote')} missing")
+    steps.done(f"GET /v1/events/{event_id[:8]}…: {event['approval']['state']}, {pluralize(event['approval']['missing'], 'vote')} missing")
     body = {"eventId": event_id, "decision": "approve", "revision": event["revision"], "reason": "drained"}
     answer = await parts.relay.post("approvals", body=body)
     steps.done(f"POST /v1/approvals by client:operator: {answer['state']}, {answer['votes']} of {answer['required']} votes")
@@ -189,7 +191,7 @@ async def _watch(parts: _Set, steps: Steps, event_id: str) -> str:
 
 
 def _invite(parts: _Set) -> None:
-    show(
+    print_output(
         "\nThe relay runs on until Ctrl-C. Elsewhere:\n"
         f"  export IMDS_RELAY_URL={parts.url} IMDS_RELAY_KEY={parts.key}\n"
         "  imds-relay tail\n"

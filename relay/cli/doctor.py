@@ -12,14 +12,14 @@ import typer
 from relay.amqp import approval_consumer as approvals_over_amqp
 from relay.amqp.diagnostics import diagnose as examine_broker
 from relay.api.diagnostics import diagnose as examine_api
-from relay.cli._exit_codes import DONE, FAILED
-from relay.cli._output import counted, show, show_json, show_table, tell
+from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
+from relay.cli._output import pluralize, print_json, print_output, print_status, print_table
 from relay.cli.check import warnings_of
 from relay.cli.events import AsJson
 from relay.cli.run import ConfigFile
 from relay.clock import Clock, SystemClock
 from relay.config import Config, Loaded, load, sink_members
-from relay.config.file_permissions import exposed
+from relay.config.file_permissions import exposed_secret_files
 from relay.diagnostics import Finding, ok
 from relay.imds.diagnostics import diagnose as examine_source
 from relay.imds.discovery import Instance, derive_scope, resource_names
@@ -45,21 +45,21 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
     loaded = load(config)
     findings = asyncio.run(_examined(loaded, SystemClock(), poll=poll))
     if as_json:
-        show_json([asdict(one) for one in findings])
+        print_json([asdict(one) for one in findings])
     else:
-        show_table(("", "what", "how it is"), [(one.state, one.subject, one.line) for one in findings], empty="")
+        print_table(("", "what", "how it is"), [(one.state, one.subject, one.line) for one in findings], empty="")
         wrong = [sum(one.state == state for one in findings) for state in ("warning", "failed")]
-        show("", f"{counted(wrong[0], 'warning')}, {wrong[1]} failed")
-    raise typer.Exit(FAILED if any(one.state == "failed" for one in findings) else DONE)
+        print_output("", f"{pluralize(wrong[0], 'warning')}, {wrong[1]} failed")
+    raise typer.Exit(EXIT_FAILED if any(one.state == "failed" for one in findings) else EXIT_DONE)
 
 
 async def _examined(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding]:
     config = loaded.config
-    findings = [ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"), *exposed(loaded)]
+    findings = [ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"), *exposed_secret_files(loaded)]
     findings += [Finding("rules", "warning", one) for one in warnings_of(config)]
     at_api, runs = await examine_api(config.api)
     needed = "auto" in (config.scope, config.relay)
-    at_source, instance = await examine_source(config.source, clock, needed=needed, poll=poll, running=runs, progress=tell)
+    at_source, instance = await examine_source(config.source, clock, needed=needed, poll=poll, running=runs, progress=print_status)
     scope = config.scope if config.scope != "auto" else derive_scope(instance) if instance is not None else None
     vm_id = instance.vm_id if instance is not None else None
     at_store = await asyncio.to_thread(examine_store, config.store, scope=scope, vm_id=vm_id)

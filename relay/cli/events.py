@@ -9,8 +9,18 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from relay.cli._client import Client, talking
-from relay.cli._output import counted, facts, local, named, show, show_json, show_line, show_table, tell
+from relay.cli._client import Client, with_client
+from relay.cli._output import (
+    format_local_time,
+    join_names,
+    pluralize,
+    print_fields,
+    print_json,
+    print_json_line,
+    print_output,
+    print_status,
+    print_table,
+)
 from relay.cli._server_sent_events import Message, Stream
 from relay.cli._signals import until_stopped
 from relay.events.cloudevent import event_name
@@ -23,40 +33,40 @@ _AGAIN, _AGAIN_LATEST = 0.5, 15.0
 """Seconds before a broken stream is taken up again; doubled from one to the other."""
 
 
-@talking
+@with_client
 async def events(relay: Client, *, every: Every = False, as_json: AsJson = False) -> None:
     """List current and recent events."""
     found = await relay.pages("events", every=every)
     if as_json:
-        show_json(found)
+        print_json(found)
         return
     rows = [
         (
             one["eventId"],
             one["eventType"],
             one["outcome"] or one["eventStatus"],
-            named(one["resources"], most=3),
-            local(one["notBefore"]) if one["outcome"] is None else None,
+            join_names(one["resources"], most=3),
+            format_local_time(one["notBefore"]) if one["outcome"] is None else None,
             _standing(one),
         )
         for one in found["items"]
     ]
-    show_table(("event", "type", "state", "machines", "not before", "approval"), rows, empty="no events")
+    print_table(("event", "type", "state", "machines", "not before", "approval"), rows, empty="no events")
     if found["next"] is not None:
-        tell("there are more: --all")
+        print_status("there are more: --all")
 
 
-@talking
+@with_client
 async def show_event(relay: Client, event: EventId, *, as_json: AsJson = False) -> None:
     """Show one event: its history, votes and deliveries."""
     found = await relay.get("events", event)
     if as_json:
-        show_json(found)
+        print_json(found)
         return
-    show(facts(about(found)))
+    print_output(print_fields(about(found)))
     votes = [
         (
-            local(one["at"], relative=False),
+            format_local_time(one["at"], relative=False),
             one["decision"],
             one["principal"],
             one["channel"],
@@ -65,15 +75,15 @@ async def show_event(relay: Client, event: EventId, *, as_json: AsJson = False) 
         for one in found["votes"]
     ]
     sent = [(event_name(one["type"]), one["sink"], one["state"], one["attempts"], one["reason"]) for one in found["deliveries"]]
-    show("")
-    show_table(("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything")
-    show("")
-    show_table(("told", "what", "by", "detail"), [told(one) for one in found["history"]], empty="nothing was told")
-    show("")
-    show_table(("delivery of", "to", "state", "tries", "reason"), sent, empty="nothing was sent: no sink wants it")
+    print_output("")
+    print_table(("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything")
+    print_output("")
+    print_table(("told", "what", "by", "detail"), [told(one) for one in found["history"]], empty="nothing was told")
+    print_output("")
+    print_table(("delivery of", "to", "state", "tries", "reason"), sent, empty="nothing was sent: no sink wants it")
 
 
-@talking
+@with_client
 async def tail(relay: Client, *, as_json: AsJson = False) -> None:
     """Follow what the relay says, as it says it, until Ctrl-C."""
     await until_stopped(_follow(relay, Stream(), as_json=as_json))
@@ -85,7 +95,7 @@ async def _follow(relay: Client, stream: Stream, *, as_json: bool) -> None:
         try:
             async with relay.stream("stream", headers=stream.headers()) as chunks:
                 if stream.broken:
-                    tell("connected again; nothing is left out")
+                    print_status("connected again; nothing is left out")
                 async for chunk in chunks:
                     pause = _AGAIN
                     for message in stream.feed(chunk):
@@ -96,7 +106,7 @@ async def _follow(relay: Client, stream: Stream, *, as_json: bool) -> None:
                 raise
             reason = str(error)
         if not stream.broken:
-            tell(f"{reason}; trying again until it is there")
+            print_status(f"{reason}; trying again until it is there")
         stream.break_off()
         await asyncio.sleep(pause)
         pause = min(2 * pause, _AGAIN_LATEST)
@@ -108,13 +118,13 @@ def about(event: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("event", event["eventId"]),
         ("what", " ".join(part for part in (event["eventType"], event["eventStatus"]) if part)),
         ("outcome", event["outcome"]),
-        ("machines", named(event["resources"], most=50) or "none named"),
-        ("not before", local(event["notBefore"])),
+        ("machines", join_names(event["resources"], most=50) or "none named"),
+        ("not before", format_local_time(event["notBefore"])),
         ("takes", "unknown" if event["durationSeconds"] is None else f"{event['durationSeconds']} s"),
         ("started by", event["eventSource"]),
         ("because", event["description"]),
         ("approval", _standing(event)),
-        ("closes", local(event["approval"]["closes"]) if event["outcome"] is None else None),
+        ("closes", format_local_time(event["approval"]["closes"]) if event["outcome"] is None else None),
         ("revision", event["revision"]),
     ]
 
@@ -125,7 +135,7 @@ def _standing(event: Mapping[str, Any]) -> str | None:
         return None
     # Afterwards they are counted against another revision than the one that was voted on.
     matters = approval["required"] and approval["state"] in ("pending", "held")
-    votes = f"{approval['votes']} of {counted(approval['required'], 'vote')}" if matters else None
+    votes = f"{approval['votes']} of {pluralize(approval['required'], 'vote')}" if matters else None
     rule = f"rule {approval['rule']}" if approval["rule"] else "no rule"
     return ", ".join(part for part in (approval["state"], votes, rule) if part)
 
@@ -134,7 +144,7 @@ def told(event: Mapping[str, Any]) -> tuple[object, object, object, str]:
     """A CloudEvent on a line: when, what, by whom, and the rest."""
     data = event["data"]
     name = event_name(event["type"])
-    return local(event["time"], relative=False), name, data.get("principal"), _detail(name, data)
+    return format_local_time(event["time"], relative=False), name, data.get("principal"), _detail(name, data)
 
 
 def _detail(name: str, data: Mapping[str, Any]) -> str:
@@ -144,13 +154,13 @@ def _detail(name: str, data: Mapping[str, Any]) -> str:
         case "relay":
             parts = [data["sink"], data["reason"]]
         case "approval":
-            votes = f"{data['votes']} of {counted(data['required'], 'vote')}" if data.get("required") else None
+            votes = f"{data['votes']} of {pluralize(data['required'], 'vote')}" if data.get("required") else None
             dry = "dry run" if data.get("dryRun") else None
             parts = [data.get("decision"), data.get("refusal"), data.get("why"), data.get("reason"), votes, dry]
         case "startrequest":
             parts = [data["reason"], f"sent {data['attempts']} times" if data["attempts"] > 1 else None]
         case _:
-            due = f"not before {local(data['notBefore'])}" if data["notBefore"] and not data.get("outcome") else None
+            due = f"not before {format_local_time(data['notBefore'])}" if data["notBefore"] and not data.get("outcome") else None
             parts = [data.get("outcome"), due, *(f"{key} was {value}" for key, value in (data.get("changed") or {}).items())]
     return ", ".join(str(part) for part in parts if part)
 
@@ -158,13 +168,13 @@ def _detail(name: str, data: Mapping[str, Any]) -> str:
 def _print(message: Message, *, as_json: bool) -> None:
     event = orjson.loads(message.data)
     if as_json:
-        show_line(event)
+        print_json_line(event)
         return
     at, name, by, detail = told(event)
     data = event["data"]
     subject = (
-        f"{data.get('eventType') or 'event'} {data['eventId']} of {named(data.get('resources')) or 'unknown machines'}"
+        f"{data.get('eventType') or 'event'} {data['eventId']} of {join_names(data.get('resources')) or 'unknown machines'}"
         if "eventId" in data
         else ""
     )
-    show("  ".join(str(part) for part in (at, f"{name:<21}", subject, by, detail) if part))
+    print_output("  ".join(str(part) for part in (at, f"{name:<21}", subject, by, detail) if part))

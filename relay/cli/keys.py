@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from relay.api import CLIENT_NAME
-from relay.cli._output import show, show_json
+from relay.cli._output import print_json, print_output
 from relay.cli.events import AsJson
 from relay.signature import PREFIX
 
@@ -33,9 +33,9 @@ def keys(
     digest = hashlib.sha256(key.encode()).hexdigest()
     secret = PREFIX + base64.b64encode(secrets.token_bytes(_BYTES)).decode()
     if as_json:
-        show_json({"key": key, "key_sha256": digest, "secret": secret})
+        print_json({"key": key, "key_sha256": digest, "secret": secret})
         return
-    show(
+    print_output(
         f"# The client keeps these: the bearer key for Authorization, the secret to sign callbacks with.\n"
         f"#   key:    {key}\n"
         f"#   secret: {secret}\n"

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from relay import app
-from relay.cli._exit_codes import CommandFailed, alone
+from relay.cli._exit_codes import CommandFailed, unwrap_group
 from relay.config import load
 from relay.errors import ConfigError, RelayError
 from relay.telemetry.log import set_up
@@ -49,7 +49,7 @@ def run(config: ConfigFile = None) -> None:
         # No wrong configuration: a service manager may try again.
         raise CommandFailed(f"{error}. Does another relay run here already? Else choose another address") from error
     except Exception as error:
-        if not isinstance(alone(error), RelayError):
+        if not isinstance(unwrap_group(error), RelayError):
             # The one place that shows a traceback: nobody watches a service, and its log is where a mistake is looked for.
             _log.critical("the relay ends because of a mistake of its own", exc_info=True)
         raise

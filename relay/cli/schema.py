@@ -8,7 +8,7 @@ import typer
 
 from relay.amqp import asyncapi
 from relay.chat.platforms.slack.manifest import manifest
-from relay.cli._output import show_json, show_table
+from relay.cli._output import print_json, print_table
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG
 from relay.events.catalog import event_schema as schema_of
@@ -34,23 +34,23 @@ def schema(
 ) -> None:
     """Print the JSON Schema of one CloudEvent, or of all by type; what goes over RabbitMQ (asyncapi); or a Slack app's manifest."""
     if listed and as_json:
-        show_json([{"type": one.type, "when": one.when} for one in CATALOG])
+        print_json([{"type": one.type, "when": one.when} for one in CATALOG])
         return
     if listed:
-        show_table(("type", "when"), [(one.type, one.when) for one in CATALOG], empty="")
+        print_table(("type", "when"), [(one.type, one.when) for one in CATALOG], empty="")
         return
     if name is None:
-        show_json({one.type: schema_of(one) for one in CATALOG})
+        print_json({one.type: schema_of(one) for one in CATALOG})
         return
     if name == "asyncapi":
-        show_json(asyncapi.describe())
+        print_json(asyncapi.describe())
         return
     if name == "slack-manifest":
         if answers not in ("none", "socket") and not answers.startswith("https://"):
             raise ConfigError(f"--answers: expected none, socket, or a URL that starts with https://, got {answers!r}")
-        show_json(manifest(answers))
+        print_json(manifest(answers))
         return
     found = next((one for one in CATALOG if name in (one.name, one.type)), None)
     if found is None:
         raise ConfigError(f"expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got {name!r}")
-    show_json(schema_of(found))
+    print_json(schema_of(found))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import show, show_json, show_table
+from relay.cli._output import print_json, print_output, print_table
 from relay.cli._signals import until_stopped
 from relay.simulator import list_playbooks, run_simulator
 from relay.simulator.run import DEFAULT_PORT
@@ -41,16 +41,16 @@ def simulate(
 ) -> None:
     """Be an Azure to test with: IMDS for one or more VMs, with maintenance as a playbook has it."""
     if listed and as_json:
-        show_json([{"name": name, "description": one.description} for name, one in list_playbooks().items()])
+        print_json([{"name": name, "description": one.description} for name, one in list_playbooks().items()])
         return
     if listed:
-        show_table(("playbook", "what happens"), [(name, one.description) for name, one in list_playbooks().items()], empty="")
+        print_table(("playbook", "what happens"), [(name, one.description) for name, one in list_playbooks().items()], empty="")
         return
     if scale is not None and not scale > 0:
         raise typer.BadParameter("expected more than 0", param_hint="--scale")
     if once and playbook is None:
         raise typer.BadParameter("expected a playbook that can end", param_hint="--once")
     try:
-        asyncio.run(until_stopped(run_simulator(host=host, port=port, playbook=playbook, scale=scale, stay=not once, tell=show)))
+        asyncio.run(until_stopped(run_simulator(host=host, port=port, playbook=playbook, scale=scale, stay=not once, tell=print_output)))
     except OSError as error:
         raise CommandFailed(f"cannot listen on {host} port {port}: {error.strerror or error}. --port 0 takes free ones") from error

@@ -22,8 +22,8 @@ from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
 from relay.approvals.rules import Quorum, eligible_voters, person_for
 from relay.chat import ChatSettings, platforms
-from relay.config.document import PREFIX, filled, override, read
-from relay.config.problems import Given, sentences
+from relay.config.document import PREFIX, expand_variables, override, read
+from relay.config.problems import ConfigInput, describe_errors
 from relay.errors import ConfigError
 from relay.events.match import matches_any
 from relay.files import may_be_file
@@ -154,14 +154,14 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) 
     named = path or (Path(environment["IMDS_RELAY_CONFIG"]) if environment.get("IMDS_RELAY_CONFIG") else None)
     file = named or next((place for place in PLACES if may_be_file(place)), None)
     document = read(file or DEFAULTS)
-    values = filled(file, document, environment)
+    values = expand_variables(file, document, environment)
     variables = {name: value for name, value in environment.items() if name.startswith(PREFIX) and name not in OWN}
     override(values, variables)
     try:
         return Loaded(Config.model_validate(values), file)
     except ValidationError as error:
-        given = Given(file, document if file is not None else None, values, variables, _secret_names(), sink_members())
-        raise ConfigError("\n".join(sentences(error, given))) from None
+        given = ConfigInput(file, document if file is not None else None, values, variables, _secret_names(), sink_members())
+        raise ConfigError("\n".join(describe_errors(error, given))) from None
 
 
 @functools.cache

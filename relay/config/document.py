@@ -53,7 +53,7 @@ def _without_values(problem: str) -> str:
     return re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'…'", problem.split(" with value ", maxsplit=1)[0])
 
 
-def filled(file: Traversable | None, document: Any, environment: Mapping[str, str]) -> Any:
+def expand_variables(file: Traversable | None, document: Any, environment: Mapping[str, str]) -> Any:
     """A plain copy of the document with its variables filled in. Raises ConfigError for one that is not set."""
 
     def copy(value: Any, path: KeyPath) -> Any:

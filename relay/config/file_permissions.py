@@ -16,7 +16,7 @@ _PUBLIC = frozenset({"cert_file", "ca_file", "client_ca_file"})
 """Files that are shown to everybody anyway."""
 
 
-def exposed(loaded: Loaded) -> list[Finding]:
+def exposed_secret_files(loaded: Loaded) -> list[Finding]:
     """A finding for each file that others can read or write though it holds a secret; one alone where there is none."""
     files = dict(_secret_files("", loaded.config))
     if loaded.file is not None and any(_plain(loaded.config)):

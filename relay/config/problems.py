@@ -42,7 +42,7 @@ _KIND = frozenset({"union_tag_invalid", "union_tag_not_found"})
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ConfigInput:
     """What was read: the file, its document with the lines, the variables, and the values that all of it came to.
 
     ``secret`` are the names of keys whose values are never shown; ``kinds`` those that a sink can have.
@@ -56,7 +56,7 @@ class Given:
     kinds: Collection[str]
 
 
-def sentences(error: ValidationError, given: Given) -> Iterator[str]:
+def describe_errors(error: ValidationError, given: ConfigInput) -> Iterator[str]:
     """A line for each place where something is wrong."""
     wrong: dict[KeyPath, list[ErrorDetails]] = {}
     for one in error.errors(include_url=False):
@@ -104,14 +104,14 @@ def _is_branch(error: ErrorDetails, path: KeyPath) -> bool:
     return error["type"] not in ("missing", "value_error") and len(error["loc"]) > len(path)
 
 
-def _place(path: KeyPath, given: Given) -> str:
+def _place(path: KeyPath, given: ConfigInput) -> str:
     for name in given.variables:
         if path and all(str(part).lower() == given_part for part, given_part in zip(path, path_of(name), strict=False)):
             return f"environment variable {name}: {dotted(path)}: "
     return at(given.file, given.document, path)
 
 
-def _problem(errors: Sequence[ErrorDetails], path: KeyPath, given: Given) -> str:
+def _problem(errors: Sequence[ErrorDetails], path: KeyPath, given: ConfigInput) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
         return "expected no such key; is it spelled right and in its place?"
@@ -123,7 +123,7 @@ def _problem(errors: Sequence[ErrorDetails], path: KeyPath, given: Given) -> str
     return f"{sentence}; got {_shown(first, path, given)}"
 
 
-def _expected(error: ErrorDetails, path: KeyPath, given: Given) -> str:
+def _expected(error: ErrorDetails, path: KeyPath, given: ConfigInput) -> str:
     if error["type"] == "union_tag_not_found":
         return f"expected one of {', '.join(sorted(given.kinds))}"
     if error["type"] in _EXPECTED:
@@ -136,7 +136,7 @@ def _message(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def _shown(error: ErrorDetails, path: KeyPath, given: Given) -> str:
+def _shown(error: ErrorDetails, path: KeyPath, given: ConfigInput) -> str:
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
     if any(part in given.secret for part in path):
         return "something else (not shown: it may be a secret)"

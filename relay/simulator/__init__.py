@@ -10,7 +10,7 @@ from relay.simulator.faults import Fault
 from relay.simulator.instance import VM
 from relay.simulator.playbook import Playbook, list_playbooks, load_playbook, perform
 from relay.simulator.run import play, run_simulator
-from relay.simulator.scope import Setup, UnknownEvent, WrongMove
+from relay.simulator.scope import InvalidTransition, Setup, UnknownEvent
 from relay.simulator.server import Simulator
 from relay.simulator.stage import Call
 
@@ -19,12 +19,12 @@ __all__ = [
     "Call",
     "Event",
     "Fault",
+    "InvalidTransition",
     "Plan",
     "Playbook",
     "Setup",
     "Simulator",
     "UnknownEvent",
-    "WrongMove",
     "list_playbooks",
     "load_playbook",
     "perform",

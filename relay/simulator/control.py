@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from relay.simulator.playbook import ACTIONS, Action, perform, problems
-from relay.simulator.scope import UnknownEvent, WrongMove
+from relay.simulator.scope import InvalidTransition, UnknownEvent
 from relay.simulator.stage import Stage
 
 
@@ -62,7 +62,7 @@ class Control:
             return _json({"error": "; ".join(problems(error.errors()))}, status=400)
         except UnknownEvent as error:
             return _json({"error": str(error)}, status=404)
-        except WrongMove as error:
+        except InvalidTransition as error:
             return _json({"error": str(error)}, status=409)
         return _json(event or {})
 

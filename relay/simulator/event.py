@@ -102,7 +102,7 @@ def rfc1123(moment: datetime) -> str:
     return format_datetime(moment.replace(microsecond=0), usegmt=True)
 
 
-def shown(event: Event, api_version: str) -> dict[str, Any] | None:
+def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
     """The event as the document of ``api_version`` holds it; None where that version does not know its type."""
     plan = event.plan
     if api_version < _TYPE_SINCE.get(plan.type, ""):

@@ -113,7 +113,7 @@ class Faults:
         return None
 
 
-def distorted(body: bytes, fault: Fault) -> tuple[bytes, str]:
+def distort_body(body: bytes, fault: Fault) -> tuple[bytes, str]:
     """The right body of an answer gone wrong, with its content type. An answer without a body cannot go wrong in its JSON."""
     if not body:
         return body, JSON

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from relay.simulator.playbook import Playbook, Step, When, load_playbook, perform
-from relay.simulator.scope import Setup, WrongMove
+from relay.simulator.scope import InvalidTransition, Setup
 from relay.simulator.server import Simulator
 from relay.simulator.stage import Stage
 
@@ -24,7 +24,7 @@ async def play(stage: Stage, playbook: Playbook) -> None:
             await _wait_for(stage, step, began)
             try:
                 perform(stage, step)
-            except WrongMove as error:  # whoever is tested was faster, or slower, than the playbook
+            except InvalidTransition as error:  # whoever is tested was faster, or slower, than the playbook
                 stage.tell(f"a step is left out: {error}")
         await stage.until(lambda: not stage.events)
         if not playbook.loop:

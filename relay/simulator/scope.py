@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from relay.errors import RelayError
 from relay.settings import Duration
-from relay.simulator.event import NEWEST, NOTICE, Event, Plan, Status, shown
+from relay.simulator.event import NEWEST, NOTICE, Event, Plan, Status, event_fields
 from relay.simulator.instance import VM
 
 _REMEMBERED = 1000  # events that are gone, for tests and people who ask what became of them
@@ -22,7 +22,7 @@ class UnknownEvent(RelayError):
     """No event has this EventId or name."""
 
 
-class WrongMove(RelayError):
+class InvalidTransition(RelayError):
     """The event is not in a state where that can happen to it."""
 
 
@@ -62,7 +62,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class Transition:
     """One thing that happened, for whoever watches."""
 
     at: datetime
@@ -74,7 +74,7 @@ class Happening:
 class Scope:
     """The state machine. When a method that is given ``now`` returns, all that was due until then has happened."""
 
-    def __init__(self, setup: Setup, *, new_id: Callable[[], str], watch: Callable[[Happening], None] = lambda _: None) -> None:
+    def __init__(self, setup: Setup, *, new_id: Callable[[], str], watch: Callable[[Transition], None] = lambda _: None) -> None:
         self.setup = setup
         self.incarnation = setup.incarnation
         self._new_id = new_id
@@ -105,7 +105,7 @@ class Scope:
 
     def document(self, api_version: str = NEWEST, vm: str | None = None) -> dict[str, Any]:
         """What a GET by ``vm`` is answered (None: what a VM that every event names would see)."""
-        entries = (shown(event, api_version) for event in self._live.values() if self._sees(vm, event))
+        entries = (event_fields(event, api_version) for event in self._live.values() if self._sees(vm, event))
         return {"DocumentIncarnation": self.incarnation, "Events": [entry for entry in entries if entry is not None]}
 
     def due(self) -> datetime | None:
@@ -121,7 +121,7 @@ class Scope:
             if self._hidden and self._shows_from is not None and self._shows_from <= at:
                 self._hidden = False
                 self._bump(changed=bool(self._live))
-                self._watch(Happening(at, "shown", detail="events are shown from now on"))
+                self._watch(Transition(at, "shown", detail="events are shown from now on"))
                 continue
             event = next(event for event in self._live.values() if (event.starts or event.ends) == at)
             if event.status == "Scheduled":
@@ -146,14 +146,14 @@ class Scope:
         self._answers_from = self._shows_from = None
         self._hidden = self.setup.events_after > 0
         self.incarnation = 1
-        self._watch(Happening(now, "disabled", detail="the service is off until the next call"))
+        self._watch(Transition(now, "disabled", detail="the service is off until the next call"))
 
     def schedule(self, plan: Plan, now: datetime) -> Event:
         """A new event appears. Raises WrongMove when the document already holds its EventId."""
         self.tick(now)
         event_id = plan.id if plan.id is not None else self._new_id().upper()
         if any(event_id.casefold() == known.casefold() for known in self._live):
-            raise WrongMove(f"expected a new EventId, {event_id} is in the document")
+            raise InvalidTransition(f"expected a new EventId, {event_id} is in the document")
         if plan.resources is None:
             plan = replace(plan, resources=(self.setup.vms[0].name,))
         not_before = now + self.span(plan.notice if plan.notice is not None else NOTICE[plan.type])
@@ -226,7 +226,7 @@ class Scope:
         event = replace(event, plan=plan)
         if notice is not None:
             if event.status != "Scheduled":
-                raise WrongMove(f"expected a Scheduled event to give a new notice, {event.event_id} is {event.status}")
+                raise InvalidTransition(f"expected a Scheduled event to give a new notice, {event.event_id} is {event.status}")
             not_before = now + self.span(notice)
             forward = event.approved and plan.approvals != "ignored"
             event = replace(event, not_before=not_before, starts=event.starts if forward else not_before + self.span(plan.starts_after))
@@ -242,7 +242,7 @@ class Scope:
         """Let DocumentIncarnation go on from ``incarnation``, which may be lower."""
         self.tick(now)
         self.incarnation = incarnation
-        self._watch(Happening(now, "reset", detail=f"DocumentIncarnation is {incarnation}"))
+        self._watch(Transition(now, "reset", detail=f"DocumentIncarnation is {incarnation}"))
 
     def _sees(self, vm: str | None, event: Event) -> bool:
         return not self._hidden and (self.setup.broadcast or vm is None or vm in event.resources)
@@ -255,7 +255,7 @@ class Scope:
         self.tick(now)
         event = self.find(ref)
         if not event.live or status not in (None, event.status):
-            raise WrongMove(f"expected {event.event_id} to be {status or 'in the document'}, it is {event.status}")
+            raise InvalidTransition(f"expected {event.event_id} to be {status or 'in the document'}, it is {event.status}")
         return event
 
     def _end_of(self, plan: Plan, started: datetime) -> datetime | None:
@@ -276,14 +276,14 @@ class Scope:
         del self._live[event.event_id]
         self._past.append(gone)
         self._bump(changed=True)
-        self._watch(Happening(at, "completed" if status == "Completed" else "canceled", gone))
+        self._watch(Transition(at, "completed" if status == "Completed" else "canceled", gone))
         return gone
 
     def _put(self, event: Event, at: datetime, what: What, detail: str = "") -> None:
         before = self._live.get(event.event_id)
         self._live[event.event_id] = event
-        self._bump(changed=before is None or shown(before, NEWEST) != shown(event, NEWEST))
-        self._watch(Happening(at, what, event, detail))
+        self._bump(changed=before is None or event_fields(before, NEWEST) != event_fields(event, NEWEST))
+        self._watch(Transition(at, what, event, detail))
 
     def _bump(self, *, changed: bool) -> None:
         if changed and not self._hidden:

@@ -139,7 +139,7 @@ class Simulator(Stage):
             return await faults.drip(request, body, pause=pause, clock=self.clock)
         if fault.kind == "delay":
             await self.clock.sleep(pause)
-        wrong, content_type = faults.distorted(body, fault)
+        wrong, content_type = faults.distort_body(body, fault)
         return web.Response(body=wrong, content_type=content_type, charset="utf-8")
 
     async def _instead(self, request: web.Request, call: Call, vm: VM, target: Target, fault: Fault) -> web.StreamResponse:

@@ -13,7 +13,7 @@ from typing import Any
 from relay.clock import Clock, SystemClock
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault, Faults
-from relay.simulator.scope import Happening, Scope, Setup
+from relay.simulator.scope import Scope, Setup, Transition
 
 _CALLS = 10_000  # remembered
 
@@ -205,7 +205,7 @@ class Stage:
         self.notify()
         return event
 
-    def _watch(self, happening: Happening) -> None:
+    def _watch(self, happening: Transition) -> None:
         self._tell(f"{happening.at:%H:%M:%S} {_line(happening)}")
 
     async def _wait(self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float) -> Event:
@@ -228,7 +228,7 @@ def _ref(event: Event | str) -> str:
     return event if isinstance(event, str) else event.event_id
 
 
-def _line(happening: Happening) -> str:
+def _line(happening: Transition) -> str:
     event = happening.event
     if event is None:
         return happening.detail

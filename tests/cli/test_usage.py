@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from relay import __version__
 from relay.cli import app
-from relay.cli._exit_codes import CommandFailed, RefusedByPolicy, alone, code_of, sentence_of
-from relay.cli._output import away, counted, local, named, plain, spoken
+from relay.cli._exit_codes import CommandFailed, RefusedByPolicy, error_text, exit_code, unwrap_group
+from relay.cli._output import format_duration, format_local_time, format_relative, join_names, pluralize, strip_control
 from relay.errors import ConfigError, StoreLocked
 from tests.cli.command import answering, environment, run, running, typed
 
@@ -122,21 +122,21 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     ],
 )
 def test_every_error_has_its_code_and_its_sentence(error: Exception, code: int, sentence: str) -> None:
-    assert (code_of(error), sentence_of(error)) == (code, sentence)
+    assert (exit_code(error), error_text(error)) == (code, sentence)
 
 
 def test_an_error_that_came_through_task_groups_is_told_as_itself() -> None:
     inner = CommandFailed("no")
-    assert alone(ExceptionGroup("outer", [ExceptionGroup("inner", [inner])])) is inner
+    assert unwrap_group(ExceptionGroup("outer", [ExceptionGroup("inner", [inner])])) is inner
     two = ExceptionGroup("two", [inner, inner])
-    assert alone(two) is two
+    assert unwrap_group(two) is two
 
 
 def test_a_mistake_of_our_own_names_its_place() -> None:
     with pytest.raises(TypeError) as error:
-        plain(None)  # type: ignore[arg-type]  # the mistake
-    assert sentence_of(error.value).startswith("a mistake in imds-relay itself, please report it: ")
-    assert "(_screen.py:" in sentence_of(error.value)
+        strip_control(None)  # type: ignore[arg-type]  # the mistake
+    assert error_text(error.value).startswith("a mistake in imds-relay itself, please report it: ")
+    assert "(_screen.py:" in error_text(error.value)
 
 
 # --- what a person reads
@@ -144,8 +144,8 @@ def test_a_mistake_of_our_own_names_its_place() -> None:
 
 @given(st.text())
 def test_printed_text_never_moves_the_cursor(text: str) -> None:
-    assert all(char.isprintable() or char == "\n" for char in plain(text))
-    assert len(plain(text)) == len(text)
+    assert all(char.isprintable() or char == "\n" for char in strip_control(text))
+    assert len(strip_control(text)) == len(text)
 
 
 @pytest.mark.parametrize(
@@ -165,22 +165,22 @@ def test_printed_text_never_moves_the_cursor(text: str) -> None:
     ],
 )
 def test_lengths_of_time_are_spoken(seconds: float, text: str) -> None:
-    assert spoken(seconds) == text
-    assert (away(seconds), away(-seconds)) == (f"in {text}", f"{text} ago")
+    assert format_duration(seconds) == text
+    assert (format_relative(seconds), format_relative(-seconds)) == (f"in {text}", f"{text} ago")
 
 
 def test_moments_are_local_and_say_how_far_away_they_are() -> None:
     now = datetime(2026, 4, 11, 12, 0, tzinfo=UTC)
     today, tomorrow = now + timedelta(minutes=12), now + timedelta(days=1)
     here = f"{today.astimezone():%H:%M:%S}"
-    assert local(today.isoformat(), now) == f"{here} (in 12 min)"
-    assert local(today.isoformat(), now, relative=False) == here
-    assert local(tomorrow.isoformat(), now) == f"{tomorrow.astimezone():%Y-%m-%d %H:%M:%S} (in 1 d)"
-    assert local(None) is None
-    assert local("soon") == "soon"
+    assert format_local_time(today.isoformat(), now) == f"{here} (in 12 min)"
+    assert format_local_time(today.isoformat(), now, relative=False) == here
+    assert format_local_time(tomorrow.isoformat(), now) == f"{tomorrow.astimezone():%Y-%m-%d %H:%M:%S} (in 1 d)"
+    assert format_local_time(None) is None
+    assert format_local_time("soon") == "soon"
 
 
 def test_names_and_numbers_are_spoken() -> None:
-    assert named(None) == named([]) == ""
-    assert named(["a", "b", "c"], most=2) == "a, b and 1 more"
-    assert [counted(number, thing) for number, thing in ((1, "vote"), (2, "vote"), (0, "try"))] == ["1 vote", "2 votes", "0 tries"]
+    assert join_names(None) == join_names([]) == ""
+    assert join_names(["a", "b", "c"], most=2) == "a, b and 1 more"
+    assert [pluralize(number, thing) for number, thing in ((1, "vote"), (2, "vote"), (0, "try"))] == ["1 vote", "2 votes", "0 tries"]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from relay.simulator.event import API_VERSIONS, Event, EventType, Plan, shown
+from relay.simulator.event import API_VERSIONS, Event, EventType, Plan, event_fields
 from relay.simulator.instance import VM, compute
 
 NOT_BEFORE = datetime(2022, 4, 11, 22, 26, 58, 999999, tzinfo=UTC)
@@ -30,34 +30,34 @@ def event(plan: Plan) -> Event:
     ],
 )
 def test_each_api_version_shows_the_fields_that_it_knows(api_version: str, more: set[str]) -> None:
-    entry = shown(event(Plan()), api_version)
+    entry = event_fields(event(Plan()), api_version)
     assert entry is not None
     assert set(entry) == OLDEST_FIELDS | more
 
 
 @pytest.mark.parametrize(("kind", "since"), [("Freeze", "2017-03-01"), ("Preempt", "2017-11-01"), ("Terminate", "2019-01-01")])
 def test_a_type_is_shown_from_the_api_version_on_that_knows_it(kind: EventType, since: str) -> None:
-    assert [version for version in API_VERSIONS if shown(event(Plan(type=kind)), version)] == [
+    assert [version for version in API_VERSIONS if event_fields(event(Plan(type=kind)), version)] == [
         version for version in API_VERSIONS if version >= since
     ]
 
 
 def test_the_preview_version_puts_an_underscore_before_names() -> None:
     plan = Plan(resources=("FrontEnd_IN_0",))
-    names = {version: entry["Resources"] for version in API_VERSIONS if (entry := shown(event(plan), version))}
+    names = {version: entry["Resources"] for version in API_VERSIONS if (entry := event_fields(event(plan), version))}
     assert names.pop("2017-03-01") == ["_FrontEnd_IN_0"]
     assert set(map(tuple, names.values())) == {("FrontEnd_IN_0",)}
 
 
 def test_not_before_is_rfc_1123_and_never_later_than_it_is() -> None:
     """Whole seconds are all that the format has; cutting keeps the promise that an event does not start before NotBefore."""
-    entry = shown(event(Plan()), "2020-07-01")
+    entry = event_fields(event(Plan()), "2020-07-01")
     assert entry is not None
     assert entry["NotBefore"] == "Mon, 11 Apr 2022 22:26:58 GMT"
 
 
 def test_odd_fields_replace_the_right_ones_and_none_takes_a_field_away() -> None:
-    entry = shown(event(Plan(fields={"NotBefore": None, "EventType": "Hibernate", "Severity": 1})), "2020-07-01")
+    entry = event_fields(event(Plan(fields={"NotBefore": None, "EventType": "Hibernate", "Severity": 1})), "2020-07-01")
     assert entry is not None
     assert "NotBefore" not in entry
     assert (entry["EventType"], entry["Severity"]) == ("Hibernate", 1)

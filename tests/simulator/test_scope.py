@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from relay.simulator.event import API_VERSIONS, Plan
 from relay.simulator.instance import VM
-from relay.simulator.scope import Happening, Scope, Setup, UnknownEvent, WrongMove
+from relay.simulator.scope import InvalidTransition, Scope, Setup, Transition, UnknownEvent
 
 T0 = datetime(2022, 4, 11, 22, 11, 58, tzinfo=UTC)
 VMS = (VM("vm-0"), VM("vm-1"))
@@ -24,7 +24,7 @@ def later(seconds: float) -> datetime:
     return T0 + timedelta(seconds=seconds)
 
 
-def scope(watch: Callable[[Happening], None] = lambda _: None, **setup: Any) -> Scope:
+def scope(watch: Callable[[Transition], None] = lambda _: None, **setup: Any) -> Scope:
     numbers = itertools.count(1)
     return Scope(Setup(**{"vms": VMS} | setup), new_id=lambda: f"event-{next(numbers)}", watch=watch)
 
@@ -75,7 +75,7 @@ def test_new_event_ids_are_upper_case_and_given_ones_stay_as_they_are() -> None:
 def test_an_event_id_cannot_be_in_the_document_twice() -> None:
     machine = scope()
     machine.schedule(Plan(id="A"), T0)
-    with pytest.raises(WrongMove, match="expected a new EventId"):
+    with pytest.raises(InvalidTransition, match="expected a new EventId"):
         machine.schedule(Plan(id="a"), T0)
 
 
@@ -131,7 +131,7 @@ def test_what_is_over_when_its_approval_comes_is_a_wrong_move() -> None:
     """It ends between two looks at the clock: a playbook leaves the step out, and does not end."""
     machine = scope()
     machine.schedule(Plan(id="A", name="reboot", started=True, lasts=5.0), T0)
-    with pytest.raises(WrongMove, match="expected A to be in the document, it is Completed"):
+    with pytest.raises(InvalidTransition, match="expected A to be in the document, it is Completed"):
         machine.approve_one("reboot", "vm-0", later(6))
 
 
@@ -172,7 +172,7 @@ def test_a_canceled_event_leaves_from_scheduled() -> None:
 def test_what_cannot_happen_in_a_state_is_refused(started: bool, move: str) -> None:
     machine = scope()
     machine.schedule(Plan(id="A", started=started), T0)
-    with pytest.raises(WrongMove, match=r"expected A to be \w+, it is \w+"):
+    with pytest.raises(InvalidTransition, match=r"expected A to be \w+, it is \w+"):
         getattr(machine, move)("A", later(1))
 
 
@@ -207,7 +207,7 @@ def test_a_new_notice_does_not_take_back_what_an_approval_brought_forward() -> N
 def test_a_started_event_gets_no_new_notice() -> None:
     machine = scope()
     machine.schedule(Plan(id="A", started=True), T0)
-    with pytest.raises(WrongMove, match="new notice"):
+    with pytest.raises(InvalidTransition, match="new notice"):
         machine.update("A", later(1), notice=60.0)
 
 
@@ -323,7 +323,7 @@ def do(machine: Scope, deed: Deed, now: datetime) -> None:
                 machine.tick(now)
             case _:
                 getattr(machine, what)(given, now)
-    except (UnknownEvent, WrongMove):
+    except (UnknownEvent, InvalidTransition):
         pass
 
 
@@ -366,7 +366,7 @@ def test_how_often_time_is_looked_at_changes_nothing(deeds: list[Deed], looks: l
 def test_an_event_only_goes_from_scheduled_to_started_to_gone(deeds: list[Deed]) -> None:
     told: dict[str, list[str]] = {}
 
-    def watch(happening: Happening) -> None:
+    def watch(happening: Transition) -> None:
         if happening.event is not None and happening.what in ("scheduled", "started", "completed", "canceled"):
             told.setdefault(happening.event.event_id, []).append(happening.what)
 
@@ -383,7 +383,7 @@ def test_an_event_only_goes_from_scheduled_to_started_to_gone(deeds: list[Deed])
 def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(deeds: list[Deed]) -> None:
     by_hand: set[str] = set()
 
-    def watch(happening: Happening) -> None:
+    def watch(happening: Transition) -> None:
         event = happening.event
         if happening.what == "started" and event is not None and not event.plan.started and event.event_id not in by_hand:
             brought_forward = event.approved and event.plan.approvals != "ignored"
