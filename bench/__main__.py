@@ -26,7 +26,9 @@ MEASURES: dict[str, Callable[[str], Awaitable[list[Figure]]]] = {
 
 def main() -> None:
     """Measure what is named, or everything, one after the other."""
-    named = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(MEASURES)
+    named = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(
+        MEASURES
+    )
     unknown = [name for name in named if name not in MEASURES]
     if unknown:
         sys.exit(f"expected some of {', '.join(MEASURES)}, got {', '.join(unknown)}")
@@ -37,7 +39,11 @@ def main() -> None:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             found[name] = asyncio.run(_measured(MEASURES[name], broker.amqp_url()))
     if "--json" in sys.argv:
-        print(orjson.dumps({name: [asdict(figure) for figure in figures] for name, figures in found.items()}).decode())
+        print(
+            orjson.dumps(
+                {name: [asdict(figure) for figure in figures] for name, figures in found.items()}
+            ).decode()
+        )
         return
     table = Table("what", "value", "aim")
     for figures in found.values():
@@ -47,7 +53,9 @@ def main() -> None:
     Console().print(table)
 
 
-async def _measured(measure: Callable[[str], Awaitable[list[Figure]]], amqp_url: str) -> list[Figure]:
+async def _measured(
+    measure: Callable[[str], Awaitable[list[Figure]]], amqp_url: str
+) -> list[Figure]:
     return await measure(amqp_url)
 
 

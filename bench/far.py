@@ -26,7 +26,9 @@ async def endpoint() -> AsyncIterator[str]:
     application.router.add_post("/", receive)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()  # with less, some of many that connect at once wait a second
+    await web.TCPSite(
+        runner, "127.0.0.1", 0, backlog=1024
+    ).start()  # with less, some of many that connect at once wait a second
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
     finally:
@@ -52,7 +54,9 @@ async def queue(amqp_url: str) -> AsyncIterator[AbstractQueue]:
     connection = await aio_pika.connect(amqp_url)
     async with connection, connection.channel() as channel:
         arguments: dict[str, Any] = {"alternate-exchange": f"{EXCHANGE}.unrouted"}
-        await channel.declare_exchange(EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True, arguments=arguments)
+        await channel.declare_exchange(
+            EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True, arguments=arguments
+        )
         bound = await channel.declare_queue(exclusive=True)
         await bound.bind(EXCHANGE, "#")
         yield bound

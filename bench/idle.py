@@ -20,7 +20,15 @@ async def measure(amqp_url: str) -> list[Figure]:
     async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         document = {
             "source": {"url": sim.url},
-            "sinks": [{"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": "imds-relay.bench"}, webhook(box.url)],
+            "sinks": [
+                {
+                    "kind": "rabbitmq",
+                    "name": "bus",
+                    "url": amqp_url,
+                    "exchange": "imds-relay.bench",
+                },
+                webhook(box.url),
+            ],
             "api": {"clients": [client()]},
         }
         with tempfile.TemporaryDirectory() as directory:
@@ -33,7 +41,10 @@ async def measure(amqp_url: str) -> list[Figure]:
                 share = (_cpu(pid) - before) / (time.perf_counter() - began)
                 memory = _memory(pid)
                 await process.stop()
-    return [Figure("idle relay, CPU", share * 100, "% of a core", "under 1.5"), Figure("idle relay, memory", memory, "MB", "under 80")]
+    return [
+        Figure("idle relay, CPU", share * 100, "% of a core", "under 1.5"),
+        Figure("idle relay, memory", memory, "MB", "under 80"),
+    ]
 
 
 def _cpu(pid: int) -> float:

@@ -24,13 +24,20 @@ async def measure(amqp_url: str) -> list[Figure]:
     arrived: dict[str, dict[str, float]] = {"webhook": {}, "queue": {}}
     answered: dict[str, float] = {}
     exchange = "imds-relay.bench"
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim, asyncio.TaskGroup() as group:
+    async with (
+        inbox() as box,
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        asyncio.TaskGroup() as group,
+    ):
         box.on_event = lambda event: _note(arrived["webhook"], event)
         front = await _front(sim, answered)
         consumer = group.create_task(_consume(amqp_url, exchange, arrived["queue"]))
         document = {
             "source": {"url": front.name},
-            "sinks": [{"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": exchange}, webhook(box.url)],
+            "sinks": [
+                {"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": exchange},
+                webhook(box.url),
+            ],
         }
         with tempfile.TemporaryDirectory() as directory:
             async with relay(Path(directory), document) as process:
@@ -38,15 +45,25 @@ async def measure(amqp_url: str) -> list[Figure]:
                 await asyncio.sleep(3)
                 for number in range(EVENTS):
                     event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
-                    await eventually(lambda key=event.event_id: all(key in found for found in arrived.values()))
+                    await eventually(
+                        lambda key=event.event_id: all(key in found for found in arrived.values())
+                    )
                     sim.cancel(event)
                     await asyncio.sleep(0.7 + 0.3 * (number % 3))
                 await process.stop()
         consumer.cancel()
         await front.cleanup()
     return [
-        *percentiles("poll returned to received by the webhook", _spans(answered, arrived["webhook"]), "under 20"),
-        *percentiles("poll returned to consumed from the queue", _spans(answered, arrived["queue"]), "under 20"),
+        *percentiles(
+            "poll returned to received by the webhook",
+            _spans(answered, arrived["webhook"]),
+            "under 20",
+        ),
+        *percentiles(
+            "poll returned to consumed from the queue",
+            _spans(answered, arrived["queue"]),
+            "under 20",
+        ),
     ]
 
 
@@ -83,7 +100,10 @@ async def _consume(url: str, exchange: str, arrived: dict[str, float]) -> None:
     connection = await aio_pika.connect(url)
     async with connection, connection.channel() as channel:
         await channel.declare_exchange(
-            exchange, aio_pika.ExchangeType.TOPIC, durable=True, arguments={"alternate-exchange": f"{exchange}.unrouted"}
+            exchange,
+            aio_pika.ExchangeType.TOPIC,
+            durable=True,
+            arguments={"alternate-exchange": f"{exchange}.unrouted"},
         )
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(exchange, "event.scheduled.#")

@@ -40,7 +40,10 @@ async def _post_all(url: str, events: Iterator[CloudEvent]) -> None:
                     "webhook-timestamp": str(now),
                     "webhook-signature": sign([SECRET], event.id, now, event.body),
                 }
-                async with asyncio.timeout(TIMEOUT), session.post(url, data=event.body, headers=headers) as answer:
+                async with (
+                    asyncio.timeout(TIMEOUT),
+                    session.post(url, data=event.body, headers=headers) as answer,
+                ):
                     await answer.read()
 
         async with asyncio.TaskGroup() as group:

@@ -44,7 +44,9 @@ class Relayed:
             recorded = self.record(events[first : first + AT_ONCE])
             if first % BACKLOG == 0:
                 await recorded
-                await until(lambda: max(status.waiting for status in self.dispatcher.status()) < BACKLOG)
+                await until(
+                    lambda: max(status.waiting for status in self.dispatcher.status()) < BACKLOG
+                )
         await self.store.read(lambda _: None)  # behind the last that was recorded
         await self.delivered()
         while await self.store.read(lambda tx: tx.deliveries.waiting()):  # noqa: ASYNC110  # the last are being written down
@@ -52,7 +54,11 @@ class Relayed:
 
     async def delivered(self, sink: str | None = None) -> None:
         """Wait until nothing waits, for that sink or for any."""
-        await until(lambda: not any(one.waiting for one in self.dispatcher.status() if sink in {None, one.name}))
+        await until(
+            lambda: (
+                not any(one.waiting for one in self.dispatcher.status() if sink in {None, one.name})
+            )
+        )
 
     async def spans(self, sink: str | None = None) -> list[float]:
         """Seconds from recorded to delivered."""
@@ -64,7 +70,9 @@ class Relayed:
         return {one.event_id: moment(one.recorded).timestamp() for one in await self._shown(None)}
 
     async def _shown(self, sink: str | None) -> list[Delivery]:
-        return await self.store.read(lambda tx: tx.deliveries.page(states=("delivered",), sink=sink, limit=1_000_000))
+        return await self.store.read(
+            lambda tx: tx.deliveries.page(states=("delivered",), sink=sink, limit=1_000_000)
+        )
 
 
 @asynccontextmanager
@@ -73,13 +81,24 @@ async def relaying(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Relayed]
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        settings = [sink_members()[section["kind"]].Settings.model_validate(section) for section in sections]
+        settings = [
+            sink_members()[section["kind"]].Settings.model_validate(section) for section in sections
+        ]
         names = [one.name for one in settings]
         store = await stack.enter_async_context(
-            open_store(StoreSettings(path=Path(directory) / "bench.db"), Identity("bench", None), clock, lambda _: names)
+            open_store(
+                StoreSettings(path=Path(directory) / "bench.db"),
+                Identity("bench", None),
+                clock,
+                lambda _: names,
+            )
         )
         opened: dict[str, tuple[sinks.SinkSettings, sinks.Sink]] = {
-            one.name: (one, await stack.enter_async_context(sink_members()[one.kind].connect(one, clock))) for one in settings
+            one.name: (
+                one,
+                await stack.enter_async_context(sink_members()[one.kind].connect(one, clock)),
+            )
+            for one in settings
         }
         dispatcher = Dispatcher(opened, store, clock, lambda *_: None)
         await dispatcher.start()

@@ -91,7 +91,9 @@ async def _compare(
     async def half(send: Callable[[list[CloudEvent]], Awaitable[None]]) -> Half:
         wall, cpu = time.perf_counter(), time.process_time()
         await send(events)
-        return Half((time.perf_counter() - wall) / DELIVERIES, (time.process_time() - cpu) / DELIVERIES)
+        return Half(
+            (time.perf_counter() - wall) / DELIVERIES, (time.process_time() - cpu) / DELIVERIES
+        )
 
     async def raw_half() -> Half:
         async with place():
@@ -109,10 +111,23 @@ async def _compare(
     return [
         Figure(f"{name}, durable", median(1 / relayed.wall for _, relayed in rounds), "/s"),
         Figure(f"{name}, raw loop", median(1 / plain.wall for plain, _ in rounds), "/s"),
-        Figure(f"{name}, ratio", median(plain.wall / relayed.wall for plain, relayed in rounds), "", aim),
+        Figure(
+            f"{name}, ratio",
+            median(plain.wall / relayed.wall for plain, relayed in rounds),
+            "",
+            aim,
+        ),
         Figure(f"{name}, CPU", median(relayed.cpu for _, relayed in rounds) * 1e6, "µs each"),
-        Figure(f"{name}, CPU of the raw loop", median(plain.cpu for plain, _ in rounds) * 1e6, "µs each"),
-        Figure(f"{name}, ratio of CPU", median(plain.cpu / relayed.cpu for plain, relayed in rounds), ""),
+        Figure(
+            f"{name}, CPU of the raw loop",
+            median(plain.cpu for plain, _ in rounds) * 1e6,
+            "µs each",
+        ),
+        Figure(
+            f"{name}, ratio of CPU",
+            median(plain.cpu / relayed.cpu for plain, relayed in rounds),
+            "",
+        ),
         *percentiles(spans, took),
     ]
 
@@ -129,7 +144,10 @@ async def _consumed(amqp_url: str, bus: dict[str, Any]) -> list[Figure]:
         await relay.carry(_events(DELIVERIES))
         await until(lambda: len(arrived) == DELIVERIES)
         recorded = await relay.recorded()
-    return percentiles("recorded to consumed", [arrived[event_id] - moment for event_id, moment in recorded.items()])
+    return percentiles(
+        "recorded to consumed",
+        [arrived[event_id] - moment for event_id, moment in recorded.items()],
+    )
 
 
 async def _isolation(url: str) -> list[Figure]:
@@ -146,7 +164,10 @@ async def _isolation(url: str) -> list[Figure]:
                     await asyncio.sleep(PACE)
             for relay in (alone, beside):
                 await relay.delivered("healthy")
-            p99 = [quantiles(await relay.spans("healthy"), n=100, method="inclusive")[98] for relay in (alone, beside)]
+            p99 = [
+                quantiles(await relay.spans("healthy"), n=100, method="inclusive")[98]
+                for relay in (alone, beside)
+            ]
     return [
         Figure("recorded to delivered, alone, p99", p99[0] * 1000, "ms"),
         Figure("recorded to delivered, beside a hung endpoint, p99", p99[1] * 1000, "ms"),

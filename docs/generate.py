@@ -48,16 +48,25 @@ def generated() -> dict[Path, str]:
     """Every generated file with the text that it should hold."""
     by_hand = EVENTS_PAGE.read_text(encoding="utf-8").partition(MARK)[0]
     return {
-        **{SCHEMAS / f"{kind.name}.v1.json": _pretty(event_schema(kind)) + "\n" for kind in CATALOG},
+        **{
+            SCHEMAS / f"{kind.name}.v1.json": _pretty(event_schema(kind)) + "\n" for kind in CATALOG
+        },
         EVENTS_PAGE: f"{by_hand}{MARK}\n{catalogue()}",
-        **{ROOT / "docs" / f"{name}.md": with_mark(ROOT / "docs" / f"{name}.md", make()) for name, make in PAGES.items()},
+        **{
+            ROOT / "docs" / f"{name}.md": with_mark(ROOT / "docs" / f"{name}.md", make())
+            for name, make in PAGES.items()
+        },
     }
 
 
 def stale() -> list[Path]:
     """What is missing, out of date, or a schema of no event."""
     wanted = generated()
-    wrong = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    wrong = [
+        path
+        for path, text in wanted.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
     return wrong + [path for path in sorted(SCHEMAS.glob("*.json")) if path not in wanted]
 
 
@@ -124,10 +133,25 @@ def _of_decisions() -> Iterator[CloudEvent]:
         "required": 2,
         "rule": "databases",
     }
-    granted = {**vote, "principal": "client:alice", "channel": "callback", "reason": None, "votes": 2}
-    refused = {**vote, "principal": "client:intern", "reason": None, "refusal": "the rule databases takes no vote of client:intern"}
+    granted = {
+        **vote,
+        "principal": "client:alice",
+        "channel": "callback",
+        "reason": None,
+        "votes": 2,
+    }
+    refused = {
+        **vote,
+        "principal": "client:intern",
+        "reason": None,
+        "refusal": "the rule databases takes no vote of client:intern",
+    }
     accepted: dict[str, Any] = {"status": 200, "attempts": 1, "reason": None}
-    failed = {"status": 400, "attempts": 1, "reason": "IMDS refused the StartRequest as malformed (400)"}
+    failed = {
+        "status": 400,
+        "attempts": 1,
+        "reason": "IMDS refused the StartRequest as malformed (400)",
+    }
     yield _decided(1, "approval.recorded", vote, cause="7a0e1c1e-3d8f-4f0a-9a57-1d5f0c8f3b61")
     yield _decided(2, "approval.granted", granted)
     yield _decided(3, "approval.refused", refused)
@@ -136,9 +160,19 @@ def _of_decisions() -> Iterator[CloudEvent]:
     yield _decided(6, "startrequest.failed", failed)
 
 
-def _decided(position: int, name: str, added: Mapping[str, Any], cause: str | None = None) -> CloudEvent:
+def _decided(
+    position: int, name: str, added: Mapping[str, Any], cause: str | None = None
+) -> CloudEvent:
     at = _BEGAN + timedelta(minutes=1, seconds=position)
-    return decision_event(name, _ORIGIN, at, event=event_data(_EVENT, 2), added=added, cause=cause, head=_head(position))
+    return decision_event(
+        name,
+        _ORIGIN,
+        at,
+        event=event_data(_EVENT, 2),
+        added=added,
+        cause=cause,
+        head=_head(position),
+    )
 
 
 def _of_the_relay() -> Iterator[CloudEvent]:
@@ -155,7 +189,15 @@ def _of_the_relay() -> Iterator[CloudEvent]:
     ]
     for position, (name, sink, reason, count) in enumerate(told, start=7):
         at = _BEGAN + timedelta(hours=1, minutes=position)
-        yield relay_event(f"relay.{name}", _ORIGIN, at, sink=sink, reason=reason, count=count, head=_head(position))
+        yield relay_event(
+            f"relay.{name}",
+            _ORIGIN,
+            at,
+            sink=sink,
+            reason=reason,
+            count=count,
+            head=_head(position),
+        )
 
 
 def _with(event: Event, **changes: Any) -> Event:
@@ -170,8 +212,14 @@ def _section(kind: EventDefinition, example: CloudEvent) -> str:
     described = TypeAdapter(kind.data).json_schema()
     known = TypeAdapter(EventData).json_schema()["properties"] if kind.data is not EventData else {}
     fields = {name: field for name, field in described["properties"].items() if name not in known}
-    introduced = "`data` is that of the event, and:" if known and "eventId" in described["properties"] else "`data`:"
-    rows = [f"| `{name}` | {_type(field)} | {field['description']} |" for name, field in fields.items()]
+    introduced = (
+        "`data` is that of the event, and:"
+        if known and "eventId" in described["properties"]
+        else "`data`:"
+    )
+    rows = [
+        f"| `{name}` | {_type(field)} | {field['description']} |" for name, field in fields.items()
+    ]
     return "\n".join(
         [
             f"## {kind.name}",

@@ -38,7 +38,9 @@ def configuration() -> str:
     return "\n".join(_sections("", Config, "The whole document", set()))
 
 
-def _sections(path: str, model: type[BaseModel], title: str, seen: set[type[BaseModel]]) -> Iterator[str]:
+def _sections(
+    path: str, model: type[BaseModel], title: str, seen: set[type[BaseModel]]
+) -> Iterator[str]:
     if model in seen:  # the conditions of rules are those of sinks
         return
     seen.add(model)
@@ -61,7 +63,9 @@ def _sections(path: str, model: type[BaseModel], title: str, seen: set[type[Base
                 yield from _sections(f"sinks (kind: {kind})", member.Settings, kind, seen)
             continue
         for inner in _models(field.annotation):
-            yield from _sections(f"{key}[]" if _is_list(field.annotation) else key, inner, key, seen)
+            yield from _sections(
+                f"{key}[]" if _is_list(field.annotation) else key, inner, key, seen
+            )
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -89,7 +93,9 @@ def _default(field: FieldInfo, model: type[BaseModel]) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple | Mapping):
-        return "`" + (str(list(value)).replace("'", '"') if isinstance(value, tuple) else "{}") + "`"
+        return (
+            "`" + (str(list(value)).replace("'", '"') if isinstance(value, tuple) else "{}") + "`"
+        )
     return f"`{value}`"
 
 
@@ -120,7 +126,9 @@ def _group(path: str, group: Any) -> Iterator[str]:
 
 
 def _command(path: str, command: Any) -> Iterator[str]:
-    arguments = [(one.name or "").upper() for one in command.params if one.param_type_name == "argument"]
+    arguments = [
+        (one.name or "").upper() for one in command.params if one.param_type_name == "argument"
+    ]
     yield f"## {path}\n"
     yield f"`{' '.join((path, *arguments))}`\n"
     yield f"{(command.help or '').strip()}\n"
@@ -141,10 +149,14 @@ def api() -> str:
     rows = ["| call | needs | does | answers |", "| --- | --- | --- | --- |"]
     for path, item in asyncio.run(_described())["paths"].items():
         for method, operation in item.items():
-            needs = operation.get("description", "").removeprefix("Needs the right ").removesuffix(".")
+            needs = (
+                operation.get("description", "").removeprefix("Needs the right ").removesuffix(".")
+            )
             signed = any("standardWebhooks" in one for one in operation["security"])
             answers = ", ".join(operation["responses"])
-            rows.append(f"| `{method.upper()} {path}` | {'a signature' if signed else needs or '–'} | {operation['summary']} | {answers} |")
+            rows.append(
+                f"| `{method.upper()} {path}` | {'a signature' if signed else needs or '–'} | {operation['summary']} | {answers} |"
+            )
     return "\n".join(rows) + "\n"
 
 
@@ -171,7 +183,12 @@ def slack() -> str:
         "",
         *_json(manifest("socket")),
     ]
-    parts += ["", f"For calls of Slack to the relay, `imds-relay schema slack-manifest --answers {url}`:", "", *_json(manifest(url))]
+    parts += [
+        "",
+        f"For calls of Slack to the relay, `imds-relay schema slack-manifest --answers {url}`:",
+        "",
+        *_json(manifest(url)),
+    ]
     parts += [
         "",
         "`--answers none` leaves out commands, buttons and every scope but the first.",
@@ -180,7 +197,13 @@ def slack() -> str:
         "| --- | --- |",
     ]
     parts += [f"| `{scope}` | {use} |" for scope, use in SCOPES.items()]
-    parts += ["", "## What Slack refuses, and what to do", "", "| it says | remedy |", "| --- | --- |"]
+    parts += [
+        "",
+        "## What Slack refuses, and what to do",
+        "",
+        "| it says | remedy |",
+        "| --- | --- |",
+    ]
     parts += [f"| `{word}` | {remedy} |" for word, remedy in REMEDIES.items()]
     return "\n".join(parts) + "\n"
 

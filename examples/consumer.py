@@ -18,7 +18,9 @@ from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity
 
 EXCHANGE = os.environ.get("EXCHANGE", "azure.scheduledevents")
 QUEUE = os.environ.get("QUEUE", "example.events")
-BINDING = os.environ.get("BINDING", "#")  # event.# for changes alone, event.*.reboot.# for reboots alone
+BINDING = os.environ.get(
+    "BINDING", "#"
+)  # event.# for changes alone, event.*.reboot.# for reboots alone
 
 REMEMBERED = 10_000
 
@@ -56,7 +58,9 @@ def line(event: dict[str, Any]) -> str:
         "by": data.get("principal"),
         "because": data.get("reason"),
     }
-    said = " ".join(f"{word} {value}".strip() for word, value in known.items() if value not in {None, ""})
+    said = " ".join(
+        f"{word} {value}".strip() for word, value in known.items() if value not in {None, ""}
+    )
     return f"{event['time']} {change} {said} [{event.get('subject', '-')}]"
 
 
@@ -66,7 +70,9 @@ async def consume(url: str) -> None:
     connection = await aio_pika.connect_robust(url, client_properties={"connection_name": QUEUE})
     async with connection, connection.channel() as channel:
         await channel.set_qos(prefetch_count=32)
-        queue = await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+        queue = await channel.declare_queue(
+            QUEUE, durable=True, arguments={"x-queue-type": "quorum"}
+        )
         await queue.bind(EXCHANGE, BINDING)
         print(f"consuming {QUEUE}", flush=True)
         async with queue.iterator() as messages:
@@ -76,9 +82,19 @@ async def consume(url: str) -> None:
                     if event not in seen:
                         print(line(event), flush=True)
                         seen.add(event)
-                except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                except (
+                    ValueError,
+                    LookupError,
+                    TypeError,
+                    AttributeError,
+                    RecursionError,
+                ) as error:
                     # No event: taking it up again mends nothing.
-                    print(f"rejected a message that is no event: {error!r}", file=sys.stderr, flush=True)
+                    print(
+                        f"rejected a message that is no event: {error!r}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     await message.reject(requeue=False)
                 else:
                     await message.ack()  # done with it; until here the broker would send it again
@@ -86,7 +102,9 @@ async def consume(url: str) -> None:
 
 async def main() -> None:
     """Run until Ctrl-C or SIGTERM."""
-    task = asyncio.ensure_future(consume(os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/")))
+    task = asyncio.ensure_future(
+        consume(os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/"))
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
@@ -94,7 +112,9 @@ async def main() -> None:
     except asyncio.CancelledError:
         return
     except ChannelNotFoundEntity:
-        sys.exit(f"expected the exchange {EXCHANGE}, there is none: start the relay first, it makes it")
+        sys.exit(
+            f"expected the exchange {EXCHANGE}, there is none: start the relay first, it makes it"
+        )
     except (AMQPError, OSError) as error:
         sys.exit(f"expected a RabbitMQ that lets us in: {error}")
 

@@ -38,8 +38,14 @@ def read(body: bytes) -> dict[str, Any]:
     json.dumps(event, ensure_ascii=False).encode()  # half a surrogate pair could not be printed
     data, used = event["data"], [event["source"], event["id"], event["type"]]
     if event["type"].startswith(CHANGE):
-        used += [event["scope"], *(data[name] for name in ("eventId", "eventStatus", "revision")), *(data["resources"] or ())]
-    if not isinstance(data, dict) or not all(isinstance(text, str) and text and "\0" not in text for text in used):
+        used += [
+            event["scope"],
+            *(data[name] for name in ("eventId", "eventStatus", "revision")),
+            *(data["resources"] or ()),
+        ]
+    if not isinstance(data, dict) or not all(
+        isinstance(text, str) and text and "\0" not in text for text in used
+    ):
         raise ValueError("a field is missing or no text")
     return event
 
@@ -63,7 +69,12 @@ async def drain(event: dict[str, Any]) -> None:
 async def approve(event: dict[str, Any], approvals: AbstractExchange) -> None:
     """Publish the decision; return once it is in the relay's queue, raise where there is none."""
     data = event["data"]
-    decision = {"eventId": data["eventId"], "decision": "approve", "revision": data["revision"], "reason": "drained"}
+    decision = {
+        "eventId": data["eventId"],
+        "decision": "approve",
+        "revision": data["revision"],
+        "reason": "drained",
+    }
     message = aio_pika.Message(
         json.dumps(decision).encode(),
         content_type="application/json",
@@ -74,7 +85,11 @@ async def approve(event: dict[str, Any], approvals: AbstractExchange) -> None:
     await approvals.publish(message, f"approve.{event['scope']}", mandatory=True, timeout=10)
 
 
-async def handle(message: AbstractIncomingMessage, seen: OrderedDict[tuple[str, str], None], approvals: AbstractExchange) -> None:
+async def handle(
+    message: AbstractIncomingMessage,
+    seen: OrderedDict[tuple[str, str], None],
+    approvals: AbstractExchange,
+) -> None:
     """One message: acknowledged when everything is done, buried when it is no event."""
     try:
         event = read(message.body)
@@ -86,7 +101,9 @@ async def handle(message: AbstractIncomingMessage, seen: OrderedDict[tuple[str, 
         await message.reject(requeue=False)
         return
     if key not in seen and ours:
-        print(f"answered: {said}: {data.get('refusal') or data.get('reason') or 'done'}", flush=True)
+        print(
+            f"answered: {said}: {data.get('refusal') or data.get('reason') or 'done'}", flush=True
+        )
     elif key not in seen and wanted(event):
         await drain(event)
         await approve(event, approvals)
@@ -103,7 +120,9 @@ async def serve() -> None:
     A robust connection subscribes again when the broker cancels us, as when the queue is deleted; a plain one would wait for ever.
     """
     seen: OrderedDict[tuple[str, str], None] = OrderedDict()
-    connection = await aio_pika.connect_robust(AMQP_URL, client_properties={"connection_name": QUEUE})
+    connection = await aio_pika.connect_robust(
+        AMQP_URL, client_properties={"connection_name": QUEUE}
+    )
     async with connection, connection.channel(on_return_raises=True) as channel:
         await channel.set_qos(prefetch_count=1)
         queue = await channel.declare_queue(QUEUE, durable=True, arguments=ARGUMENTS)

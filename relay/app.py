@@ -24,7 +24,15 @@ from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.events.build import Origin, relay_event
 from relay.imds.client import ImdsClient
-from relay.imds.discovery import Instance, derive_relay_name, derive_scope, discover, names_this_vm, read_boot_id, resource_names
+from relay.imds.discovery import (
+    Instance,
+    derive_relay_name,
+    derive_scope,
+    discover,
+    names_this_vm,
+    read_boot_id,
+    resource_names,
+)
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
 from relay.outbox import Identity
@@ -64,7 +72,10 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
         relay.cancel()  # stopped while it still waited for the metadata service
     _, unfinished = await asyncio.wait({relay}, timeout=GIVE_UP)
     if unfinished:
-        _log.error("the relay did not stop within %g s and is stopped by force; what waits is in the store", GIVE_UP)
+        _log.error(
+            "the relay did not stop within %g s and is stopped by force; what waits is in the store",
+            GIVE_UP,
+        )
     elif not relay.cancelled():
         relay.result()
 
@@ -77,7 +88,9 @@ async def _live(config: Config, clock: Clock, stop: asyncio.Event, up: asyncio.E
 
 
 @asynccontextmanager
-async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None] = read_boot_id) -> AsyncIterator[Running]:
+async def started(
+    config: Config, clock: Clock, *, boot: Callable[[], str | None] = read_boot_id
+) -> AsyncIterator[Running]:
     """A relay that runs inside this context and drains when it is left. ``boot`` names the machine's running boot."""
     if config.user_events_wait:
         _log.warning("%s", USER_EVENTS_WAIT)
@@ -88,25 +101,59 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
         origin = _origin(config, instance)
         identity = Identity(origin.scope, instance.vm_id if instance is not None else None)
         store = await stack.enter_async_context(
-            open_store(config.store, identity, clock, lambda event: tuple(matching_sinks(event, config.sinks)))
+            open_store(
+                config.store,
+                identity,
+                clock,
+                lambda event: tuple(matching_sinks(event, config.sinks)),
+            )
         )
         if not store.trusted:
-            _log.warning("the state file is bound to a VM, and which VM this is is not known: approvals are off")
+            _log.warning(
+                "the state file is bound to a VM, and which VM this is is not known: approvals are off"
+            )
         say = _relay_event_recorder(store, origin, clock)
         store.listeners.failing.append(lambda reason: _on_store(reason, say))
-        ledger = ApprovalService(config.approvals, origin, store.trusted, client_resources=config.api.client_resources)
+        ledger = ApprovalService(
+            config.approvals, origin, store.trusted, client_resources=config.api.client_resources
+        )
         board = ChatBoard(store, ledger, clock, config.api.public_url)
-        sinks = {settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board))) for settings in config.sinks}
+        sinks = {
+            settings.name: (
+                settings,
+                await stack.enter_async_context(_connect(settings, clock, board)),
+            )
+            for settings in config.sinks
+        }
         dispatcher = Dispatcher(sinks, store, clock, say)
         await dispatcher.start()
         names = resource_names(instance, socket.gethostname()) if instance is not None else None
-        poller, gate = await _source_and_gate(config, client, store, ledger, clock, names=names, boot=boot(), say=say)
+        poller, gate = await _source_and_gate(
+            config, client, store, ledger, clock, names=names, boot=boot(), say=say
+        )
         board.attach(gate.submit)
-        chats = {name: sink for name, (settings, sink) in sinks.items() if isinstance(settings, ChatSettings)}
+        chats = {
+            name: sink
+            for name, (settings, sink) in sinks.items()
+            if isinstance(settings, ChatSettings)
+        }
         relay = Relay(store, gate, dispatcher, poller, origin, clock, chats)
-        _log.info("relay %s of scope %s runs; the API listens on %s", origin.relay, origin.scope, server.address)
+        _log.info(
+            "relay %s of scope %s runs; the API listens on %s",
+            origin.relay,
+            origin.scope,
+            server.address,
+        )
         doors = (
-            [ApprovalConsumer(config.approvals.amqp, config.answers_on, config.api.clients, relay, server.rejections)]
+            [
+                ApprovalConsumer(
+                    config.approvals.amqp,
+                    config.answers_on,
+                    config.api.clients,
+                    relay,
+                    server.rejections,
+                )
+            ]
             if config.approvals.amqp
             else []
         )
@@ -118,7 +165,12 @@ async def started(config: Config, clock: Clock, *, boot: Callable[[], str | None
 
 @asynccontextmanager
 async def _tasks(
-    poller: Poller, gate: Gate, dispatcher: Dispatcher, store: Store, clock: Clock, doors: Sequence[ApprovalConsumer]
+    poller: Poller,
+    gate: Gate,
+    dispatcher: Dispatcher,
+    store: Store,
+    clock: Clock,
+    doors: Sequence[ApprovalConsumer],
 ) -> AsyncIterator[None]:
     """Everything that runs at the side. None of it lives without the others; at the end sinks have a moment to send."""
     async with asyncio.TaskGroup() as group:
@@ -162,30 +214,55 @@ async def _source_and_gate(
         return names is None or names_this_vm(resources, names)
 
     last_read = await store.transact(lambda tx: tx.take_last_read(), fail_open=True)
-    poller = Poller(config.source, client, Recorder(ledger.origin, boot, names), store, clock, say=say, last_read=last_read)
+    poller = Poller(
+        config.source,
+        client,
+        Recorder(ledger.origin, boot, names),
+        store,
+        clock,
+        say=say,
+        last_read=last_read,
+    )
     gate = Gate(ledger, store, poller, clock, names_us)
     return poller, gate
 
 
-def _connect(settings: SinkSettings, clock: Clock, board: ChatBoard) -> AbstractAsyncContextManager[Any]:
+def _connect(
+    settings: SinkSettings, clock: Clock, board: ChatBoard
+) -> AbstractAsyncContextManager[Any]:
     member = sink_members()[settings.kind]  # type: ignore[attr-defined]  # each member's settings have a kind
     found: AbstractAsyncContextManager[Any] = (
-        member.connect(settings, clock, board) if isinstance(settings, ChatSettings) else member.connect(settings, clock)
+        member.connect(settings, clock, board)
+        if isinstance(settings, ChatSettings)
+        else member.connect(settings, clock)
     )
     return found
 
 
 def _origin(config: Config, instance: Instance | None) -> Origin:
-    scope = derive_scope(instance) if config.scope == "auto" and instance is not None else config.scope
-    relay = derive_relay_name(instance) if config.relay == "auto" and instance is not None else config.relay
+    scope = (
+        derive_scope(instance) if config.scope == "auto" and instance is not None else config.scope
+    )
+    relay = (
+        derive_relay_name(instance)
+        if config.relay == "auto" and instance is not None
+        else config.relay
+    )
     return Origin(scope, relay)
 
 
-def _relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> Callable[[str, str | None, str, int], None]:
+def _relay_event_recorder(
+    store: Store, origin: Origin, clock: Clock
+) -> Callable[[str, str | None, str, int], None]:
     def say(name: str, sink: str | None, reason: str, count: int) -> None:
         at = clock.now()
         future = store.submit(
-            lambda tx: tx.record(relay_event(name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+            lambda tx: tx.record(
+                relay_event(
+                    name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())
+                ),
+                at,
+            ),
             fail_open=True,
         )
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -197,7 +274,10 @@ def _on_store(reason: str | None, say: Callable[[str, str | None, str, int], Non
     if reason is None:
         _log.info("the state file can be written again; what was seen meanwhile is in it")
         return
-    _log.error("the state file cannot be written: %s. Notices go out from memory, approvals are refused", reason)
+    _log.error(
+        "the state file cannot be written: %s. Notices go out from memory, approvals are refused",
+        reason,
+    )
     say("relay.store-failing", None, f"the state file cannot be written: {reason}", 1)
 
 

@@ -45,7 +45,9 @@ class SourceError(RelayError):
 class SourceUnavailable(SourceError):
     """A later call may work. ``retry_after`` is what the service asked for, in seconds, or None."""
 
-    def __init__(self, reason: str, *, status: int | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self, reason: str, *, status: int | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(reason, status=status)
         self.retry_after = retry_after
 
@@ -65,7 +67,14 @@ class DeliveryError(RelayError):
     is ahead of ours, None where that is not known.
     """
 
-    def __init__(self, reason: str, *, status: int | None = None, answer: str | None = None, skew: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        status: int | None = None,
+        answer: str | None = None,
+        skew: float | None = None,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status

@@ -23,6 +23,8 @@ def members(family: ModuleType) -> dict[str, ModuleType]:
     }
     for point in entry_points(group=family.__name__):
         if point.name in found:
-            raise ConfigError(f"expected one member named {point.name} in {family.__name__}, {point.value} is a second one")
+            raise ConfigError(
+                f"expected one member named {point.name} in {family.__name__}, {point.value} is a second one"
+            )
         found[point.name] = point.load()
     return found

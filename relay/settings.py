@@ -6,7 +6,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SecretStr, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PrivateAttr,
+    SecretStr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from relay.files import reason
 
@@ -30,7 +38,13 @@ def _duration(value: object) -> float:
 Duration = Annotated[
     float,
     BeforeValidator(_duration),
-    WithJsonSchema({"type": "string", "pattern": rf"^{_DURATION.pattern}$", "examples": ["500ms", "1s", "5m", "2h", "7d"]}),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": rf"^{_DURATION.pattern}$",
+            "examples": ["500ms", "1s", "5m", "2h", "7d"],
+        }
+    ),
 ]
 """A span of time: text with a unit in the YAML document, seconds as a float in the code."""
 
@@ -57,7 +71,9 @@ class SecretFile:
         except (OSError, UnicodeDecodeError) as error:
             if self._stamp is None:
                 problem = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
-                raise ValueError(f"expected a readable file, {self._path} could not be read: {problem}") from error
+                raise ValueError(
+                    f"expected a readable file, {self._path} could not be read: {problem}"
+                ) from error
         return self._text
 
 
@@ -68,7 +84,9 @@ class Section(BaseModel):
     give the current secret wherever it lives.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     _files: dict[str, SecretFile] = PrivateAttr(default_factory=dict)
 

@@ -42,7 +42,9 @@ def key_of(secret: str) -> bytes:
     try:
         key = binascii.a2b_base64(secret.removeprefix(PREFIX), strict_mode=True)
     except ValueError:
-        raise ValueError(f"{wanted}, got something else than padded base64 after {PREFIX}") from None
+        raise ValueError(
+            f"{wanted}, got something else than padded base64 after {PREFIX}"
+        ) from None
     if not SHORTEST <= len(key) <= LONGEST:
         raise ValueError(f"{wanted}, got {len(key)} bytes")
     return key
@@ -54,7 +56,9 @@ def sign(secrets: Iterable[str], message_id: str, timestamp: int, body: bytes) -
     ``timestamp`` is the attempt's, in seconds since 1970. Raises ValueError for an unusable id or secret, or without secrets.
     """
     if _ID.fullmatch(message_id) is None:
-        raise ValueError("expected an id of at most 256 visible ASCII characters without a full stop")
+        raise ValueError(
+            "expected an id of at most 256 visible ASCII characters without a full stop"
+        )
     signatures = _signatures(secrets, message_id, str(timestamp), body)
     if not signatures:
         raise ValueError("expected at least one secret to sign with, got none")
@@ -72,16 +76,24 @@ def verify(secrets: Iterable[str], headers: Mapping[str, str], body: bytes, now:
     offered = _single(headers, "webhook-signature").encode("utf-8", "replace").split(b" ")
     age = now.timestamp() - int(timestamp)
     if age > MAX_AGE:
-        raise SignatureRefused(f"webhook-timestamp: expected at most {MAX_AGE:g} s ago, got {age:.0f} s")
+        raise SignatureRefused(
+            f"webhook-timestamp: expected at most {MAX_AGE:g} s ago, got {age:.0f} s"
+        )
     if -age > MAX_AHEAD:
-        raise SignatureRefused(f"webhook-timestamp: expected at most {MAX_AHEAD:g} s ahead of our clock, got {-age:.0f} s")
+        raise SignatureRefused(
+            f"webhook-timestamp: expected at most {MAX_AHEAD:g} s ahead of our clock, got {-age:.0f} s"
+        )
     try:
-        expected = [signature.encode() for signature in _signatures(secrets, message_id, timestamp, body)]
+        expected = [
+            signature.encode() for signature in _signatures(secrets, message_id, timestamp, body)
+        ]
     except ValueError as error:
         raise SignatureRefused(f"the secrets to verify with cannot be used: {error}") from None
     # The texts are compared, not what they decode to: one signature has one spelling. All are compared, without a short cut.
     if not sum(hmac.compare_digest(one, other) for one in expected for other in offered):
-        raise SignatureRefused("webhook-signature: expected a v1 signature of this body by one of the secrets, got none")
+        raise SignatureRefused(
+            "webhook-signature: expected a v1 signature of this body by one of the secrets, got none"
+        )
     return message_id
 
 

@@ -32,9 +32,13 @@ def client_context(ca_file: _File | None = None) -> ssl.SSLContext:
     return context
 
 
-def load_certificate(context: ssl.SSLContext, cert_file: _File, key_file: _File | None = None) -> None:
+def load_certificate(
+    context: ssl.SSLContext, cert_file: _File, key_file: _File | None = None
+) -> None:
     """Show this certificate to the far side. Raises OSError, which includes ssl.SSLError."""
-    context.load_cert_chain(cert_file, key_file, password=lambda: "")  # else OpenSSL asks for it on the terminal
+    context.load_cert_chain(
+        cert_file, key_file, password=lambda: ""
+    )  # else OpenSSL asks for it on the terminal
 
 
 @cache
@@ -53,7 +57,10 @@ def explain_refusal(error: Exception, ca_option: str) -> tuple[str, str]:
     said: str = getattr(error, "verify_message", "") or "it was not accepted"
     code = getattr(error, "verify_code", None)
     if code in _OTHER_NAME:
-        return "it is for another name", "correct the name in the url, or add that name to the certificate (subjectAltName)"
+        return (
+            "it is for another name",
+            "correct the name in the url, or add that name to the certificate (subjectAltName)",
+        )
     if code in _UNKNOWN_ISSUER:
         return said, f"name the CA that signed it in {ca_option}"
     if code == _EXPIRED:

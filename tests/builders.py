@@ -24,7 +24,10 @@ DATA: dict[str, Any] = {
 
 
 def cloudevent(
-    name: str = "event.scheduled", subject: str | None = EVENT_ID, data: dict[str, Any] | None = None, **attributes: str | None
+    name: str = "event.scheduled",
+    subject: str | None = EVENT_ID,
+    data: dict[str, Any] | None = None,
+    **attributes: str | None,
 ) -> CloudEvent:
     """A CloudEvent as the relay makes them; ``attributes`` replace or, with None, take away."""
     made: dict[str, str | None] = {
@@ -42,4 +45,6 @@ def cloudevent(
         "correlationid": subject,
         "partitionkey": subject,
     }
-    return CloudEvent.build({**made, **attributes}, {**DATA, "eventId": subject} if data is None else data)
+    return CloudEvent.build(
+        {**made, **attributes}, {**DATA, "eventId": subject} if data is None else data
+    )

@@ -41,10 +41,19 @@ class Authority:
     ``strict=False`` leaves out the key usage and both key identifiers, which many private CAs lack.
     """
 
-    def __init__(self, name: str, *, strict: bool = True, ca: bool = True, sans: Sequence[x509.GeneralName] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        strict: bool = True,
+        ca: bool = True,
+        sans: Sequence[x509.GeneralName] = (),
+    ) -> None:
         self._strict = strict
         self._key = ec.generate_private_key(ec.SECP256R1())
-        builder = _begun(name, name, self._key).add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        builder = _begun(name, name, self._key).add_extension(
+            x509.BasicConstraints(ca=ca, path_length=None), critical=True
+        )
         if strict and ca:
             builder = builder.add_extension(_SIGNS, critical=True)
         self.certificate = self._signed(builder, self._key, sans)
@@ -82,19 +91,28 @@ class Authority:
         return str(self.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
     def _signed(
-        self, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, sans: Sequence[x509.GeneralName]
+        self,
+        builder: x509.CertificateBuilder,
+        key: ec.EllipticCurvePrivateKey,
+        sans: Sequence[x509.GeneralName],
     ) -> x509.Certificate:
         if sans:
             builder = builder.add_extension(x509.SubjectAlternativeName(sans), critical=False)
         if self._strict:
             by = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-            builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
             builder = builder.add_extension(by, critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
 
 def _begun(
-    name: str, issuer: str, key: ec.EllipticCurvePrivateKey, begins: dt.timedelta = _AN_HOUR_AGO, ends: dt.timedelta = _LATER
+    name: str,
+    issuer: str,
+    key: ec.EllipticCurvePrivateKey,
+    begins: dt.timedelta = _AN_HOUR_AGO,
+    ends: dt.timedelta = _LATER,
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
@@ -109,7 +127,9 @@ def _begun(
 
 
 def _pem(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> bytes:
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     return secret + certificate.public_bytes(serialization.Encoding.PEM)
 
 
@@ -126,12 +146,19 @@ _ours = Authority("authority of these tests")
 
 AUTHORITY: Final = _written("authority", _ours.pem)
 """The CA of the server's and the client's certificates."""
-SERVER: Final = _written("server", _ours.issue("localhost", LOCALHOST, usage=ExtendedKeyUsageOID.SERVER_AUTH))
-RENEWED: Final = _written("renewed", _ours.issue("localhost", LOCALHOST, usage=ExtendedKeyUsageOID.SERVER_AUTH))
+SERVER: Final = _written(
+    "server", _ours.issue("localhost", LOCALHOST, usage=ExtendedKeyUsageOID.SERVER_AUTH)
+)
+RENEWED: Final = _written(
+    "renewed", _ours.issue("localhost", LOCALHOST, usage=ExtendedKeyUsageOID.SERVER_AUTH)
+)
 """The server's next certificate."""
 CLIENT: Final = _written("client", _ours.issue("drain", usage=ExtendedKeyUsageOID.CLIENT_AUTH))
 """Its common name is a RabbitMQ user with EXTERNAL."""
-IMPOSTOR: Final = _written("impostor", Authority("stranger of these tests").issue("drain", usage=ExtendedKeyUsageOID.CLIENT_AUTH))
+IMPOSTOR: Final = _written(
+    "impostor",
+    Authority("stranger of these tests").issue("drain", usage=ExtendedKeyUsageOID.CLIENT_AUTH),
+)
 """The client's names, from a CA that nobody trusts."""
 LOOPBACK: Final = _written("loopback", Authority("imds-relay tests", sans=LOCALHOST).own)
 """A self-signed certificate of a server, which is its own CA."""

@@ -36,7 +36,11 @@ def executable() -> Path | None:
 def driver() -> Path | None:
     """Return the program that drives the browser, or None where it does not start: it is dynamically linked."""
     node = Path(playwright.__file__).parent / "driver" / "node"
-    return node if subprocess.run([node, "--version"], check=False, capture_output=True).returncode == 0 else None
+    return (
+        node
+        if subprocess.run([node, "--version"], check=False, capture_output=True).returncode == 0
+        else None
+    )
 
 
 GUARD = 'read _; kill -s TERM -- -"$0"'
@@ -50,18 +54,35 @@ def serving(chromium: Path, directory: Path) -> Iterator[str]:
     It runs without Chromium's sandbox, which root cannot have: it is shown the relay's own pages and nothing else.
     """
     settings = directory / "browser.json"
-    settings.write_text(json.dumps({"executablePath": str(chromium), "chromiumSandbox": False, "host": "127.0.0.1"}))
-    command = [sys.executable, "-m", "playwright", "launch-server", "--browser", "chromium", "--config", str(settings)]
+    settings.write_text(
+        json.dumps({"executablePath": str(chromium), "chromiumSandbox": False, "host": "127.0.0.1"})
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "playwright",
+        "launch-server",
+        "--browser",
+        "chromium",
+        "--config",
+        str(settings),
+    ]
     with (
         (directory / "output").open("w+") as output,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True) as server,
-        subprocess.Popen(["sh", "-c", GUARD, str(server.pid)], stdin=subprocess.PIPE, start_new_session=True) as guard,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True
+        ) as server,
+        subprocess.Popen(
+            ["sh", "-c", GUARD, str(server.pid)], stdin=subprocess.PIPE, start_new_session=True
+        ) as guard,
     ):
         assert server.stdout is not None
         address = server.stdout.readline().strip()
         try:
             if not address:
-                raise RuntimeError(f"the browser did not start; it said:\n{(directory / 'output').read_text()}")
+                raise RuntimeError(
+                    f"the browser did not start; it said:\n{(directory / 'output').read_text()}"
+                )
             yield address
         finally:
             guard.kill()

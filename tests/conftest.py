@@ -139,7 +139,9 @@ def chromium() -> Path:
     """The program of Chromium, which `make test` sees to."""
     found = executable()
     if found is None:
-        raise FileNotFoundError("expected an installed Chromium, found none: `make test` sees to one, or install the package chromium")
+        raise FileNotFoundError(
+            "expected an installed Chromium, found none: `make test` sees to one, or install the package chromium"
+        )
     return found
 
 

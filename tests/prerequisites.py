@@ -23,9 +23,7 @@ from tests import rabbitmq
 IMAGE = "docker.io/library/python:3.13-bookworm"
 """Debian with Python, make and git: a bare machine."""
 
-COPY_AND_MAKE = (
-    "mkdir /relay && cd /relay && tar -C /from --exclude=./.venv -cf - . | tar --no-same-owner -xf - && exec make --no-print-directory "
-)
+COPY_AND_MAKE = "mkdir /relay && cd /relay && tar -C /from --exclude=./.venv -cf - . | tar --no-same-owner -xf - && exec make --no-print-directory "
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -67,18 +65,39 @@ RABBITMQ = Need(
 )
 NEEDS_OF_TESTS = (
     RABBITMQ,
-    Need("Chromium", "chromium", browser.executable, "tests look at the pages of the relay; Google Chrome will do", required=True),
-    Need("libatomic", "libatomic1", browser.driver, "the browser driver of Playwright is linked with it", required=True),
+    Need(
+        "Chromium",
+        "chromium",
+        browser.executable,
+        "tests look at the pages of the relay; Google Chrome will do",
+        required=True,
+    ),
+    Need(
+        "libatomic",
+        "libatomic1",
+        browser.driver,
+        "the browser driver of Playwright is linked with it",
+        required=True,
+    ),
     Need("strace", "strace", program("strace"), "tests kill the relay at an exact system call"),
     Need("curl", "curl", program("curl"), "a test runs the commands of docs/simulator.md"),
     Need("bash", "bash", program("bash"), "the same test"),
-    Need("ip", "iproute2", program("ip"), "a test gives addresses to a network namespace, to see which the relay dials"),
+    Need(
+        "ip",
+        "iproute2",
+        program("ip"),
+        "a test gives addresses to a network namespace, to see which the relay dials",
+    ),
     Need("unshare", "util-linux", program("unshare"), "the same test"),
     Need("mount", "mount", program("mount"), "the same test, and as root those that fill a disk"),
     Need("npm", "npm", program("npm"), "a test runs examples/drain.mjs", installed=False),
     Need("Go", "golang-go", program("go"), "a test runs examples/drain.go", installed=False),
 )
-NEEDS = {"test": NEEDS_OF_TESTS, "bench": (RABBITMQ,), "chaos": (RABBITMQ, *(need for need in NEEDS_OF_TESTS if need.name == "strace"))}
+NEEDS = {
+    "test": NEEDS_OF_TESTS,
+    "bench": (RABBITMQ,),
+    "chaos": (RABBITMQ, *(need for need in NEEDS_OF_TESTS if need.name == "strace")),
+}
 """By make target."""
 
 
@@ -88,18 +107,30 @@ def main() -> NoReturn:
     missing = missing_of(NEEDS[target])
     to_install = [need for need in missing if need.installed]
     if to_install and os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"Not installed: {listed(to_install)}. Installing Debian's packages, without starting a service …", flush=True)
+        print(
+            f"Not installed: {listed(to_install)}. Installing Debian's packages, without starting a service …",
+            flush=True,
+        )
         install_on_debian([need.package for need in to_install])
         missing = missing_of(NEEDS[target])
         if unmet := [need for need in missing if need.installed]:
-            sys.exit(f"Packages were installed, but these are still not found or do not start: {listed(unmet)}.")
+            sys.exit(
+                f"Packages were installed, but these are still not found or do not start: {listed(unmet)}."
+            )
     elif required := [need for need in missing if need.required]:
         if engine := container_engine():
-            print(f"Not installed: {listed(required)}. Running `make {target}` with {engine} in {IMAGE} …", flush=True)
+            print(
+                f"Not installed: {listed(required)}. Running `make {target}` with {engine} in {IMAGE} …",
+                flush=True,
+            )
             run_in_container(engine, target)
-        sys.exit(f"Not installed: {listed(required)}. Install them, or docker or podman, or run as root on Debian to have it done.")
+        sys.exit(
+            f"Not installed: {listed(required)}. Install them, or docker or podman, or run as root on Debian to have it done."
+        )
     if missing:
-        print(f"Not installed, so the tests that use them are skipped: {listed(missing)}.", flush=True)
+        print(
+            f"Not installed, so the tests that use them are skipped: {listed(missing)}.", flush=True
+        )
     os.execvp(command[0], command)
 
 
@@ -142,7 +173,10 @@ def install_on_debian(packages: list[str]) -> None:
 def container_engine() -> str | None:
     """Return the first container engine that works for this user."""
     for name in ("docker", "podman"):
-        if shutil.which(name) and subprocess.run([name, "info"], check=False, capture_output=True).returncode == 0:
+        if (
+            shutil.which(name)
+            and subprocess.run([name, "info"], check=False, capture_output=True).returncode == 0
+        ):
             return name
     return None
 
@@ -152,7 +186,22 @@ def run_in_container(engine: str, target: str) -> NoReturn:
     here = f"{Path.cwd()}:/from:ro"
     os.execvp(
         engine,
-        [engine, "run", "--rm", "--init", "--env", "CI", "--env", "ARGS", "--volume", here, IMAGE, "sh", "-ec", COPY_AND_MAKE + target],
+        [
+            engine,
+            "run",
+            "--rm",
+            "--init",
+            "--env",
+            "CI",
+            "--env",
+            "ARGS",
+            "--volume",
+            here,
+            IMAGE,
+            "sh",
+            "-ec",
+            COPY_AND_MAKE + target,
+        ],
     )
 
 

@@ -100,7 +100,9 @@ class Broker:
         self._passwords = {"guest": "guest"}
         (directory / "enabled_plugins").write_text("[rabbitmq_auth_mechanism_ssl].\n")
         (directory / "rabbitmq-env.conf").touch()
-        (directory / "rabbitmq.conf").write_text(f"{CONFIGURATION}listeners.ssl.default = 127.0.0.1:{self.tls_port}\n")
+        (directory / "rabbitmq.conf").write_text(
+            f"{CONFIGURATION}listeners.ssl.default = 127.0.0.1:{self.tls_port}\n"
+        )
         loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
         self._environment = {
             "PATH": os.environ["PATH"],
@@ -154,13 +156,18 @@ class Broker:
                 start_new_session=True,  # all that belongs to the node is one process group: a signal reaches the whole of it
             )
         self._guard = subprocess.Popen(
-            ["sh", "-c", GUARD, str(self._process.pid)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+            ["sh", "-c", GUARD, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
         )
         deadline = time.monotonic() + BOOT_SECONDS
         while not self.answers():
             if not self.running or time.monotonic() > deadline:
                 self._end(signal.SIGKILL)
-                raise RuntimeError(f"the RabbitMQ node did not start within {BOOT_SECONDS:.0f} s; it said:\n{self.output()}")
+                raise RuntimeError(
+                    f"the RabbitMQ node did not start within {BOOT_SECONDS:.0f} s; it said:\n{self.output()}"
+                )
             time.sleep(0.05)
 
     def answers(self, within: float = 0.5) -> bool:
@@ -218,10 +225,16 @@ class Broker:
 
         """
         done = subprocess.run(
-            [self._scripts / "rabbitmqctl", "--quiet", *arguments], env=self._environment, check=False, capture_output=True, text=True
+            [self._scripts / "rabbitmqctl", "--quiet", *arguments],
+            env=self._environment,
+            check=False,
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
-            raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+            raise RuntimeError(
+                f"rabbitmqctl {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}"
+            )
         return done.stdout
 
     def evaluate(self, expressions: str) -> str:
@@ -246,14 +259,31 @@ class Broker:
             text=True,
         )
         if not done.stdout.startswith("{ok, "):
-            raise RuntimeError(f"the evaluation of {expressions} failed:\n{done.stdout}{done.stderr}")
+            raise RuntimeError(
+                f"the evaluation of {expressions} failed:\n{done.stdout}{done.stderr}"
+            )
         return done.stdout.removeprefix("{ok, ").removesuffix("}")
 
-    def add_user(self, name: str, password: str, *, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+    def add_user(
+        self,
+        name: str,
+        password: str,
+        *,
+        configure: str = ".*",
+        write: str = ".*",
+        read: str = ".*",
+    ) -> None:
         """Make a user with rights in the virtual host `/` (three regular expressions), or give an existing one these rights."""
-        self.define({"users": [{"name": name, "password": password, "tags": ""}], "permissions": [_rights(name, configure, write, read)]})
+        self.define(
+            {
+                "users": [{"name": name, "password": password, "tags": ""}],
+                "permissions": [_rights(name, configure, write, read)],
+            }
+        )
 
-    def set_permissions(self, name: str, *, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+    def set_permissions(
+        self, name: str, *, configure: str = ".*", write: str = ".*", read: str = ".*"
+    ) -> None:
         """Replace the rights of a user in the virtual host `/`."""
         self.define({"permissions": [_rights(name, configure, write, read)]})
 
@@ -261,14 +291,22 @@ class Broker:
         """Import definitions, users with plain passwords among them."""
         file = self._directory / "definitions.json"
         file.write_text(json.dumps(definitions))
-        said = self.evaluate(f'{{ok, Definitions}} = file:read_file("{file}"), rabbit_definitions:import_raw(Definitions).')
+        said = self.evaluate(
+            f'{{ok, Definitions}} = file:read_file("{file}"), rabbit_definitions:import_raw(Definitions).'
+        )
         if said.strip() != "ok":
             raise RuntimeError(f"the import of definitions failed:\n{said}")
-        self._passwords |= {user["name"]: user["password"] for user in definitions.get("users", ()) if "password" in user}
+        self._passwords |= {
+            user["name"]: user["password"]
+            for user in definitions.get("users", ())
+            if "password" in user
+        }
 
     def alarm(self, *, on: bool) -> None:
         """Raise the memory alarm, which blocks every connection that publishes, or end it."""
-        self.evaluate(f"vm_memory_monitor:set_vm_memory_high_watermark({'0.0000001' if on else '0.6'}).")
+        self.evaluate(
+            f"vm_memory_monitor:set_vm_memory_high_watermark({'0.0000001' if on else '0.6'})."
+        )
 
     def alarmed(self) -> bool:
         """Whether an alarm is raised now."""
@@ -277,7 +315,11 @@ class Broker:
     def output(self) -> str:
         """Return the end of what the node printed and logged."""
         files = [self._directory / "output", *sorted((self._directory / "log").glob("*.log"))]
-        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-4000:]}" for file in files if file.exists())
+        return "\n".join(
+            f"--- {file.name}\n{file.read_text(errors='replace')[-4000:]}"
+            for file in files
+            if file.exists()
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -297,7 +339,9 @@ class Broker:
         deadline = time.monotonic() + STOP_SECONDS
         while self._listens():  # the script may be gone an instant before the virtual machine
             if time.monotonic() > deadline:
-                raise TimeoutError(f"port {self.port} still listens {STOP_SECONDS:.0f} s after the node ended")
+                raise TimeoutError(
+                    f"port {self.port} still listens {STOP_SECONDS:.0f} s after the node ended"
+                )
             time.sleep(0.01)
 
     def _listens(self) -> bool:

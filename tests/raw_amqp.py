@@ -33,7 +33,9 @@ class RawChannel:
         self._writer.write(ProtocolHeader().marshal())
         await self._next(spec.Connection.Start)
         secret = f"\0{self._url.user}\0{self._url.password}"
-        self._send(spec.Connection.StartOk(client_properties={}, mechanism="PLAIN", response=secret), 0)
+        self._send(
+            spec.Connection.StartOk(client_properties={}, mechanism="PLAIN", response=secret), 0
+        )
         await self._next(spec.Connection.Tune)
         self._send(spec.Connection.TuneOk(channel_max=8, frame_max=_LARGEST_FRAME, heartbeat=0), 0)
         self._send(spec.Connection.Open(virtual_host="/"), 0)
@@ -46,7 +48,9 @@ class RawChannel:
         self._writer.close()
         await self._writer.wait_closed()
 
-    async def publish(self, exchange: str, key: str, body: bytes, properties: spec.Basic.Properties | bytes) -> None:
+    async def publish(
+        self, exchange: str, key: str, body: bytes, properties: spec.Basic.Properties | bytes
+    ) -> None:
         """Publish, and wait until the broker has routed it. ``properties`` may be their very bytes, from the flags on.
 
         Raises RefusedError.
@@ -56,7 +60,9 @@ class RawChannel:
         self._send(spec.Basic.Publish(exchange=exchange, routing_key=key), 1)
         self._writer.write(struct.pack(">BHI", _HEADER, 1, len(header)) + header + b"\xce")
         for start in range(0, len(body), _LARGEST_FRAME // 2):
-            self._writer.write(pamqp.frame.marshal(ContentBody(body[start : start + _LARGEST_FRAME // 2]), 1))
+            self._writer.write(
+                pamqp.frame.marshal(ContentBody(body[start : start + _LARGEST_FRAME // 2]), 1)
+            )
         self._send(spec.Confirm.Select(), 1)  # answered after what came before
         await self._next(spec.Confirm.SelectOk)
 

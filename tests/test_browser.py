@@ -10,10 +10,15 @@ from pytest_aiohttp import AiohttpServer
 DARK = "() => matchMedia('(prefers-color-scheme: dark)').matches"
 
 
-async def test_a_page_runs_scripts_and_talks_to_a_server(page: Page, aiohttp_server: AiohttpServer) -> None:
+async def test_a_page_runs_scripts_and_talks_to_a_server(
+    page: Page, aiohttp_server: AiohttpServer
+) -> None:
     async def home(_: web.Request) -> web.Response:
         script = "fetch('/word').then(answer => answer.text()).then(word => document.querySelector('h1').textContent = word)"
-        return web.Response(text=f"<!doctype html><title>Home</title><h1></h1><script>{script}</script>", content_type="text/html")
+        return web.Response(
+            text=f"<!doctype html><title>Home</title><h1></h1><script>{script}</script>",
+            content_type="text/html",
+        )
 
     async def word(_: web.Request) -> web.Response:
         return web.Response(text="fetched")
@@ -26,7 +31,9 @@ async def test_a_page_runs_scripts_and_talks_to_a_server(page: Page, aiohttp_ser
     assert await page.title() == "Home"
 
 
-@pytest.mark.parametrize("page", [{"color_scheme": "dark", "viewport": {"width": 320, "height": 568}}], indirect=True)
+@pytest.mark.parametrize(
+    "page", [{"color_scheme": "dark", "viewport": {"width": 320, "height": 568}}], indirect=True
+)
 async def test_a_page_is_as_wide_and_dark_as_was_asked(page: Page) -> None:
     assert await page.evaluate(DARK) is True
     assert await page.evaluate("() => innerWidth") == 320

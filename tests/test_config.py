@@ -55,7 +55,9 @@ def refused(file: Path, text: str, environment: Mapping[str, str] | None = None)
     """What is said about a wrong text, without the name of the file."""
     with pytest.raises(ConfigError) as error:
         loaded(file, text, environment)
-    return "\n".join(line.removeprefix(f"{file}:").removeprefix(" ") for line in str(error.value).splitlines())
+    return "\n".join(
+        line.removeprefix(f"{file}:").removeprefix(" ") for line in str(error.value).splitlines()
+    )
 
 
 def with_examples(text: str) -> str:
@@ -78,7 +80,10 @@ def test_the_shipped_document_is_the_defaults_field_by_field() -> None:
     assert load(None, {}).config == Config()
 
 
-@pytest.mark.parametrize("text", [pytest.param(DEFAULTS.read_text(), id="defaults"), pytest.param(beginning(), id="init")])
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param(DEFAULTS.read_text(), id="defaults"), pytest.param(beginning(), id="init")],
+)
 def test_every_example_in_the_shipped_documents_works(file: Path, text: str) -> None:
     config = loaded(file, with_examples(text), FOR_EXAMPLES)
     assert {getattr(sink, "kind", None) for sink in config.sinks} == set(sink_members())
@@ -86,7 +91,9 @@ def test_every_example_in_the_shipped_documents_works(file: Path, text: str) -> 
     assert config.approvals.amqp is not None
 
 
-def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what_it_is_for() -> None:
+def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what_it_is_for() -> (
+    None
+):
     text = with_examples(DEFAULTS.read_text())
     lines = text.splitlines()
     said: dict[tuple[str, str], bool] = {}
@@ -94,22 +101,42 @@ def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what
     def visit(models: Sequence[type[BaseModel]], node: Any) -> None:
         if isinstance(node, list):
             for one in node:
-                visit([sink_members()[one["kind"]].Settings] if isinstance(one, dict) and "kind" in one else models, one)
+                visit(
+                    [sink_members()[one["kind"]].Settings]
+                    if isinstance(one, dict) and "kind" in one
+                    else models,
+                    one,
+                )
         elif isinstance(node, CommentedMap):
             for model in models:
                 for key, inner in settings_of(model).items():
                     if key in node:
                         # What a section has from another one is explained in either's place.
-                        for owner in (one for one in model.__mro__ if issubclass(one, Section) and key in settings_of(one)):
-                            said[owner.__name__, key] = said.get((owner.__name__, key), False) or "#" in lines[node.lc.data[key][0]]
+                        for owner in (
+                            one
+                            for one in model.__mro__
+                            if issubclass(one, Section) and key in settings_of(one)
+                        ):
+                            said[owner.__name__, key] = (
+                                said.get((owner.__name__, key), False)
+                                or "#" in lines[node.lc.data[key][0]]
+                            )
                         visit(inner, node[key])
 
     visit([Config], YAML(typ="rt", pure=True).load(text))
-    sections = {model for one in (Config, *(member.Settings for member in sink_members().values())) for model in all_sections(one)}
+    sections = {
+        model
+        for one in (Config, *(member.Settings for member in sink_members().values()))
+        for model in all_sections(one)
+    }
     wanted = {(model.__name__, key) for model in sections for key in settings_of(model)} - {
         ("SinkSettings", key) for key in ("name", "events")
     }
-    missing = {(section, key) for section, key in wanted if section != "SinkSettings" and (section, key) not in said}
+    missing = {
+        (section, key)
+        for section, key in wanted
+        if section != "SinkSettings" and (section, key) not in said
+    }
     assert missing == set()
     assert [place for place, commented in said.items() if not commented] == []
 
@@ -133,7 +160,15 @@ def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def all_sections(model: type[BaseModel]) -> set[type[BaseModel]]:
     """A section and all that are in it."""
-    return {model, *(deeper for inner in settings_of(model).values() for one in inner for deeper in all_sections(one))}
+    return {
+        model,
+        *(
+            deeper
+            for inner in settings_of(model).values()
+            for one in inner
+            for deeper in all_sections(one)
+        ),
+    }
 
 
 def test_what_init_prints_is_in_the_repository() -> None:
@@ -142,8 +177,13 @@ def test_what_init_prints_is_in_the_repository() -> None:
 
 def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(file: Path) -> None:
     config = loaded(file, beginning())
-    assert [(rule.match.event_source, rule.approve) for rule in config.approvals.rules] == [(("User",), "automatic")]
-    assert config.model_copy(update={"approvals": config.approvals.model_copy(update={"rules": ()})}) == Config()
+    assert [(rule.match.event_source, rule.approve) for rule in config.approvals.rules] == [
+        (("User",), "automatic")
+    ]
+    assert (
+        config.model_copy(update={"approvals": config.approvals.model_copy(update={"rules": ()})})
+        == Config()
+    )
     assert Config().user_events_wait
     assert not config.user_events_wait
 
@@ -235,7 +275,9 @@ def test_the_document_is_that_of_the_option_else_of_the_variable_else_of_a_usual
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_a_document_that_was_named_must_exist(tmp_path: Path, how: str) -> None:
     absent = tmp_path / "absent.yaml"
-    with pytest.raises(ConfigError, match=r"absent\.yaml: expected a file that can be read: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"absent\.yaml: expected a file that can be read: No such file"
+    ):
         load(absent if how == "option" else None, {"IMDS_RELAY_CONFIG": str(absent)})
 
 
@@ -250,7 +292,11 @@ def test_an_empty_document_is_the_defaults(file: Path, text: str) -> None:
 def test_variables_are_filled_in_and_two_dollars_are_one(file: Path) -> None:
     text = "scope: ${WHERE}-${N}\napi: {public_url: 'https://a/$${x}$$'}\nsource: &same {interval: '${N}s'}\nstore: {retain: '${N}d'}\n"
     config = loaded(file, text, {"WHERE": "west", "N": "2"})
-    assert (config.scope, config.source.interval, config.store.retain) == ("west-2", 2.0, 2 * 86400.0)
+    assert (config.scope, config.source.interval, config.store.retain) == (
+        "west-2",
+        2.0,
+        2 * 86400.0,
+    )
     assert config.api.public_url == "https://a/${x}$"
 
 
@@ -260,13 +306,19 @@ sinks:
   - &first {{kind: webhook, name: a, url: "https://a/$$b", secrets: ["{SECRET}"]}}
   - {{<<: *first, name: b}}
 """
-    assert [sink.reveal("url") for sink in loaded(file, text).sinks] == ["https://a/$b", "https://a/$b"]
+    assert [sink.reveal("url") for sink in loaded(file, text).sinks] == [
+        "https://a/$b",
+        "https://a/$b",
+    ]
 
 
 @pytest.mark.parametrize("text", ["scope: ${NOPE}", "relay: a\nscope: ${NOPE}"])
 def test_a_variable_that_is_not_set_is_an_error(file: Path, text: str) -> None:
     line = len(text.splitlines())
-    assert refused(file, text) == f"{line}: scope: expected the environment variable NOPE, it is not set"
+    assert (
+        refused(file, text)
+        == f"{line}: scope: expected the environment variable NOPE, it is not set"
+    )
 
 
 @pytest.mark.parametrize("value", ["a$b", "$", "${}", "$5"])
@@ -287,22 +339,35 @@ def test_the_environment_wins_over_the_document(file: Path) -> None:
         "IMDS_RELAY_KEY": "likewise",
         "OTHER": "none of ours",
     }
-    config = loaded(file, "scope: from-document\nsource: {interval: 1s, timeout: 7s}\napi: {socket: /run/x}\n", environment)
-    assert (config.scope, config.source.interval, config.source.timeout) == ("from-environment", 3.0, 7.0)
+    config = loaded(
+        file,
+        "scope: from-document\nsource: {interval: 1s, timeout: 7s}\napi: {socket: /run/x}\n",
+        environment,
+    )
+    assert (config.scope, config.source.interval, config.source.timeout) == (
+        "from-environment",
+        3.0,
+        7.0,
+    )
     assert (config.approvals.enabled, config.api.socket) == (False, None)
     assert (config.store.path, config.store.retain) == (Path("/x"), 86400.0)
     assert [sink.name for sink in config.sinks] == ["x"]
 
 
 def test_a_value_from_the_environment_is_not_filled_in_again() -> None:
-    assert load(None, {"IMDS_RELAY_API__PUBLIC_URL": "https://a/$b"}).config.api.public_url == "https://a/$b"
+    assert (
+        load(None, {"IMDS_RELAY_API__PUBLIC_URL": "https://a/$b"}).config.api.public_url
+        == "https://a/$b"
+    )
 
 
 def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> None:
     url, secrets = tmp_path / "url", tmp_path / "secrets"
     url.write_text("https://a.example/x\n")
     secrets.write_text(f"{SECRET}\n\n{SECRET}\n")
-    config = loaded(file, f"sinks: [{{kind: webhook, name: a, url_file: {url}, secrets_file: {secrets}}}]")
+    config = loaded(
+        file, f"sinks: [{{kind: webhook, name: a, url_file: {url}, secrets_file: {secrets}}}]"
+    )
     sink = config.sinks[0]
     assert sink.reveal("url") == "https://a.example/x"
     assert sink.reveal_all("secrets") == (SECRET, SECRET)
@@ -316,40 +381,88 @@ def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> 
 
 WRONG = [
     ("sources: {}", "1: sources: expected no such key; is it spelled right and in its place?"),
-    ("source:\n  intervall: 1s", "2: source.intervall: expected no such key; is it spelled right and in its place?"),
-    ("source:\n  interval: fast", "2: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'fast'"),
-    ("source: {interval: 5}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 5"),
-    ("source: {interval: 1.5}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'"),
-    ("source: {interval: .inf}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'inf'"),
-    ("source: {interval: 1 s}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1 s'"),
-    ("source: {interval: -1s}", "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '-1s'"),
+    (
+        "source:\n  intervall: 1s",
+        "2: source.intervall: expected no such key; is it spelled right and in its place?",
+    ),
+    (
+        "source:\n  interval: fast",
+        "2: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'fast'",
+    ),
+    (
+        "source: {interval: 5}",
+        "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 5",
+    ),
+    (
+        "source: {interval: 1.5}",
+        "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'",
+    ),
+    (
+        "source: {interval: .inf}",
+        "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'inf'",
+    ),
+    (
+        "source: {interval: 1 s}",
+        "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1 s'",
+    ),
+    (
+        "source: {interval: -1s}",
+        "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '-1s'",
+    ),
     (
         "source: {interval: 499ms}",
         "1: source.interval: expected 500ms or more: Azure allows a VM five calls a second, shared with all that poll there; got '499ms'",
     ),
     ("source: {timeout: 0s}", "1: source.timeout: expected more than 0s; got '0s'"),
-    ("source: {api_version: newest}", r"1: source.api_version: expected text that matches ^\d{4}-\d{2}-\d{2}$; got 'newest'"),
+    (
+        "source: {api_version: newest}",
+        r"1: source.api_version: expected text that matches ^\d{4}-\d{2}-\d{2}$; got 'newest'",
+    ),
     ("source:", "1: source: expected a mapping; got nothing"),
     ("source: http://x", "1: source: expected a mapping; got text"),
-    ("scope: Prod_1", "1: scope: expected 'auto' or text that matches ^[a-z0-9-]{1,80}$; got 'Prod_1'"),
+    (
+        "scope: Prod_1",
+        "1: scope: expected 'auto' or text that matches ^[a-z0-9-]{1,80}$; got 'Prod_1'",
+    ),
     ("scope: 5", "1: scope: expected 'auto' or text; got 5"),
     ("telemetry: {log: xml}", "1: telemetry.log: expected 'text' or 'json'; got 'xml'"),
-    ("approvals: {enabled: perhaps}", "1: approvals.enabled: expected true or false; got 'perhaps'"),
+    (
+        "approvals: {enabled: perhaps}",
+        "1: approvals.enabled: expected true or false; got 'perhaps'",
+    ),
     ("sinks: {}", "1: sinks: expected a list; got a mapping"),
-    ("sinks:\n  - name: a", f"2: sinks[0].kind: expected one of {', '.join(sorted(sink_members()))}; got nothing"),
-    ("sinks:\n  - {kind: kafka, name: a}", f"2: sinks[0].kind: expected one of {', '.join(map(repr, sink_members()))}; got 'kafka'"),
+    (
+        "sinks:\n  - name: a",
+        f"2: sinks[0].kind: expected one of {', '.join(sorted(sink_members()))}; got nothing",
+    ),
+    (
+        "sinks:\n  - {kind: kafka, name: a}",
+        f"2: sinks[0].kind: expected one of {', '.join(map(repr, sink_members()))}; got 'kafka'",
+    ),
     (
         "sinks:\n  - {kind: webhook, name: a, webhook: 1}",
         "2: sinks[0].webhook: expected no such key; is it spelled right and in its place?",
     ),
-    ("sinks:\n  - {kind: webhook, name: a, timeout: 0s}", "2: sinks[0].timeout: expected more than 0; got '0s'"),
-    ("sinks:\n  - {kind: webhook, name: a, give_up_after: 0s}", "2: sinks[0].give_up_after: expected more than 0; got '0s'"),
+    (
+        "sinks:\n  - {kind: webhook, name: a, timeout: 0s}",
+        "2: sinks[0].timeout: expected more than 0; got '0s'",
+    ),
+    (
+        "sinks:\n  - {kind: webhook, name: a, give_up_after: 0s}",
+        "2: sinks[0].give_up_after: expected more than 0; got '0s'",
+    ),
     (
         "sinks:\n  - {kind: slack, name: a, channel: C0123456789, give_up_after: 0s}",
         "2: sinks[0].give_up_after: expected more than 0; got '0s'",
     ),
-    ("sinks:\n  - {kind: webhook, name: a, rate: 0}", "2: sinks[0].rate: expected more than 0; got 0"),
-    ("sinks:\n  - {kind: webhook, url: 'https://x'}", "2: sinks[0].name: expected this key, it is missing"),
+    (
+        "sinks:\n  - {kind: webhook, name: a, rate: 0}",
+        "2: sinks[0].rate: expected more than 0; got 0",
+    ),
+    (
+        "sinks:\n  - {kind: webhook, url: 'https://x'}",
+        "2: sinks[0].name: expected this key, it is missing",
+    ),
     (
         "sinks:\n  - {kind: webhook, name: a, url: 'https://x', secrets: [SECRET], events: [event.new.v1]}",
         "2: sinks[0].events[0]: expected a pattern over <family>.<change> such as event.scheduled, approval.* or *; got 'event.new.v1'",
@@ -382,9 +495,18 @@ WRONG = [
         "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x'}\n  - {kind: rabbitmq, name: a, url: 'amqp://y'}",
         "1: sinks: expected every name once, a comes again",
     ),
-    ("approvals:\n  rules:\n    - {name: a}", "3: approvals.rules[0].approve: expected this key, it is missing"),
-    ("approvals:\n  rules:\n    - {name: a, approve: yes}", "3: approvals.rules[0].approve: expected 'automatic' or a mapping; got 'yes'"),
-    ("approvals:\n  rules:\n    - {name: a, approve: {votes: 1}}", "3: approvals.rules[0].approve.from: expected this key, it is missing"),
+    (
+        "approvals:\n  rules:\n    - {name: a}",
+        "3: approvals.rules[0].approve: expected this key, it is missing",
+    ),
+    (
+        "approvals:\n  rules:\n    - {name: a, approve: yes}",
+        "3: approvals.rules[0].approve: expected 'automatic' or a mapping; got 'yes'",
+    ),
+    (
+        "approvals:\n  rules:\n    - {name: a, approve: {votes: 1}}",
+        "3: approvals.rules[0].approve.from: expected this key, it is missing",
+    ),
     (
         "approvals:\n  rules:\n    - {name: a, approve: {votes: 0, from: ['client:a']}}",
         "3: approvals.rules[0].approve.votes: expected 1 or more; got 0",
@@ -409,7 +531,10 @@ WRONG = [
         "approvals:\n  rules:\n    - {name: a, approve: {votes: 2, from: ['client:a']}}",
         "1: approvals: rules.a.approve: 2 votes can never come from 1 principals",
     ),
-    ("api: {listen: '8080'}", "1: api.listen: expected <host>:<port> such as 127.0.0.1:8080; got '8080'"),
+    (
+        "api: {listen: '8080'}",
+        "1: api.listen: expected <host>:<port> such as 127.0.0.1:8080; got '8080'",
+    ),
     (
         f"api: {{socket: /{'é' * 54}}}",
         "1: api.socket: expected a path of at most 107 bytes, which is what a socket can have, got one of 109",
@@ -435,13 +560,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_a_wrong_document_is_refused_with_line_key_path_expectation_and_value(file: Path, text: str, said: str) -> None:
+def test_a_wrong_document_is_refused_with_line_key_path_expectation_and_value(
+    file: Path, text: str, said: str
+) -> None:
     assert refused(file, text.replace("SECRET", SECRET)) == said
 
 
 def test_everything_that_is_wrong_is_said_at_once(file: Path) -> None:
     said = refused(file, "scope: A\nsource:\n  interval: 1\napi:\n  listen: x\n")
-    assert [line.partition(": expected")[0] for line in said.splitlines()] == ["1: scope", "3: source.interval", "5: api.listen"]
+    assert [line.partition(": expected")[0] for line in said.splitlines()] == [
+        "1: scope",
+        "3: source.interval",
+        "5: api.listen",
+    ]
 
 
 def test_a_document_that_is_not_utf8_is_refused(file: Path) -> None:
@@ -457,22 +588,40 @@ def test_the_file_is_named(file: Path) -> None:
 
 
 WRONG_VARIABLES = [
-    ("SOURCE__INTERVAL", "fast", "source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'fast'"),
+    (
+        "SOURCE__INTERVAL",
+        "fast",
+        "source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'fast'",
+    ),
     ("SOURC__INTERVAL", "1s", "sourc: expected no such key; is it spelled right and in its place?"),
-    ("SERVICE_HOST", "10.0.0.1", "service_host: expected no such key; is it spelled right and in its place?"),
+    (
+        "SERVICE_HOST",
+        "10.0.0.1",
+        "service_host: expected no such key; is it spelled right and in its place?",
+    ),
     ("SINKS__0__URL", "https://x", "sinks: expected a list; got a mapping"),
-    ("SINKS", '[{"kind": "webhook"', "expected one JSON value: unexpected end of data: line 1 column 20 (char 19)"),
+    (
+        "SINKS",
+        '[{"kind": "webhook"',
+        "expected one JSON value: unexpected end of data: line 1 column 20 (char 19)",
+    ),
     (
         "API__CLIENTS",
         '[{"name": "a", "can": ["fly"]}]',
         "api.clients[0].can[0]: expected 'read', 'approve', 'hold' or 'operate'; got 'fly'",
     ),
-    ("SOURCE", '{"timeout": 1.5}', "source.timeout: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'"),
+    (
+        "SOURCE",
+        '{"timeout": 1.5}',
+        "source.timeout: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'",
+    ),
     ("STORE", "null", "store: expected a mapping; got nothing"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "said"), WRONG_VARIABLES, ids=[name for name, _, _ in WRONG_VARIABLES])
+@pytest.mark.parametrize(
+    ("name", "value", "said"), WRONG_VARIABLES, ids=[name for name, _, _ in WRONG_VARIABLES]
+)
 def test_a_wrong_variable_is_named(name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(None, {f"IMDS_RELAY_{name}": value})
@@ -480,19 +629,31 @@ def test_a_wrong_variable_is_named(name: str, value: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["0", "12", "007", "1.5", "0.001"])
-@pytest.mark.parametrize(("unit", "seconds"), [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)])
-def test_a_duration_is_a_number_and_a_unit(file: Path, number: str, unit: str, seconds: float) -> None:
-    assert loaded(file, f"store: {{retain: {number}{unit}}}").store.retain == pytest.approx(float(number) * seconds)
+@pytest.mark.parametrize(
+    ("unit", "seconds"), [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)]
+)
+def test_a_duration_is_a_number_and_a_unit(
+    file: Path, number: str, unit: str, seconds: float
+) -> None:
+    assert loaded(file, f"store: {{retain: {number}{unit}}}").store.retain == pytest.approx(
+        float(number) * seconds
+    )
 
 
 def test_an_api_version_needs_no_quotes(file: Path) -> None:
-    assert loaded(file, "source: {api_version: 2019-08-01}").source == SourceSettings(api_version="2019-08-01")
+    assert loaded(file, "source: {api_version: 2019-08-01}").source == SourceSettings(
+        api_version="2019-08-01"
+    )
 
 
-def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a folder that is closed to us; root, for whom none is, meets the same with a name that is too long."""
     monkeypatch.setattr("relay.config.PLACES", (tmp_path / ("x" * 300) / "relay.yaml",))
-    with pytest.raises(ConfigError, match=r"relay\.yaml: expected a file that can be read: File name too long"):
+    with pytest.raises(
+        ConfigError, match=r"relay\.yaml: expected a file that can be read: File name too long"
+    ):
         load(None, {})
 
 
@@ -546,7 +707,9 @@ BROKEN = [
 @given(secret=st.text(string.ascii_letters + string.digits + "-_", min_size=12, max_size=60))
 @example(secret="hunter2-hunter2")
 @settings(max_examples=15)
-def test_no_error_shows_a_secret(tmp_path_factory: pytest.TempPathFactory, text: str, secret: str) -> None:
+def test_no_error_shows_a_secret(
+    tmp_path_factory: pytest.TempPathFactory, text: str, secret: str
+) -> None:
     file = tmp_path_factory.getbasetemp() / "broken.yaml"
     assert secret not in refused(file, text.replace("SECRET", secret).replace("GOOD", SECRET))
 
@@ -575,7 +738,9 @@ def test_a_configuration_that_is_printed_shows_no_secret(file: Path) -> None:
     assert isinstance(config.api.clients[0].secrets[0], SecretStr)
 
 
-def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(tmp_path: Path) -> None:
+def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(
+    tmp_path: Path,
+) -> None:
     """The environment wins, whichever of x and x_file it gives."""
     secret = tmp_path / "url"
     secret.write_text("amqp://guest:guest@127.0.0.1:5672/\n", encoding="utf-8")
@@ -592,11 +757,19 @@ def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(t
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ("sinks: [{kind: rabbitmq, name: bus, url: 'amqp://a:b@h/', events: ['nope.*']}]", "a pattern that some type of event fits"),
-        ("approvals: {rules: [{name: a, match: {duration: {min: 9s, max: 8s}}, approve: automatic}]}", "expected min to be at most max"),
+        (
+            "sinks: [{kind: rabbitmq, name: bus, url: 'amqp://a:b@h/', events: ['nope.*']}]",
+            "a pattern that some type of event fits",
+        ),
+        (
+            "approvals: {rules: [{name: a, match: {duration: {min: 9s, max: 8s}}, approve: automatic}]}",
+            "expected min to be at most max",
+        ),
     ],
 )
-def test_a_condition_that_nothing_can_meet_is_an_error(tmp_path: Path, document: str, expected: str) -> None:
+def test_a_condition_that_nothing_can_meet_is_an_error(
+    tmp_path: Path, document: str, expected: str
+) -> None:
     """A sink that never gets anything, and a rule that never decides, are mistakes."""
     file = tmp_path / "relay.yaml"
     file.write_text(document, encoding="utf-8")

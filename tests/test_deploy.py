@@ -18,7 +18,11 @@ from typing import Any
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
-from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, ProbableAuthenticationError
+from aio_pika.exceptions import (
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    ProbableAuthenticationError,
+)
 from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
@@ -70,31 +74,57 @@ async def channel_of(node: Broker, user: str) -> AsyncIterator[AbstractChannel]:
 
 def url_of(node: Broker, user: str) -> str:
     """Return the URL of a defined user at the node."""
-    passwords = {entry["name"]: entry["password"] for entry in json.loads(DEFINITIONS.read_text())["users"]}
-    return str(URL.build(scheme="amqp", user=user, password=passwords[user], host="127.0.0.1", port=node.port, path=f"/{VHOST}"))
+    passwords = {
+        entry["name"]: entry["password"] for entry in json.loads(DEFINITIONS.read_text())["users"]
+    }
+    return str(
+        URL.build(
+            scheme="amqp",
+            user=user,
+            password=passwords[user],
+            host="127.0.0.1",
+            port=node.port,
+            path=f"/{VHOST}",
+        )
+    )
 
 
 async def test_the_definitions_make_what_declare_true_makes(defined: Broker) -> None:
     """Nothing less, nothing more, nothing else, but for the queue of the example consumer."""
     await asyncio.to_thread(defined.ctl, "add_vhost", "made")
-    await asyncio.to_thread(defined.ctl, "set_permissions", "--vhost", "made", "admin", ".*", ".*", ".*")
+    await asyncio.to_thread(
+        defined.ctl, "set_permissions", "--vhost", "made", "admin", ".*", ".*", ".*"
+    )
     connection = Connection(URL(url_of(defined, "admin")).with_path("/made"), "test")
     await connection.connect()
     async with connection:
-        await establish(connection, (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)), declare=True)
+        await establish(
+            connection, (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)), declare=True
+        )
     everything = json.loads(await asyncio.to_thread(defined.ctl, "export_definitions", "-"))
-    found = {vhost: [_named(everything, kind, vhost) for kind in ("exchanges", "queues", "bindings")] for vhost in (VHOST, "made")}
+    found = {
+        vhost: [_named(everything, kind, vhost) for kind in ("exchanges", "queues", "bindings")]
+        for vhost in (VHOST, "made")
+    }
     assert found["made"][0]
     assert found[VHOST] == found["made"]
-    async with channel_of(defined, "admin") as channel:  # and a relay that declares finds nothing to differ
+    async with channel_of(
+        defined, "admin"
+    ) as channel:  # and a relay that declares finds nothing to differ
         for name in (f"{MAIN}.unrouted", f"{MAIN}.dead", APPROVALS, EXAMPLE_QUEUE):
             await channel.declare_queue(name, passive=True)
 
 
 def _named(definitions: dict[str, Any], kind: str, vhost: str) -> list[dict[str, Any]]:
     """The entries of a virtual host, in order, without what says whose they are; queues of others left out."""
-    mine = [{key: value for key, value in entry.items() if key != "vhost"} for entry in definitions[kind] if entry["vhost"] == vhost]
-    return sorted((entry for entry in mine if EXAMPLE_QUEUE not in json.dumps(entry)), key=json.dumps)
+    mine = [
+        {key: value for key, value in entry.items() if key != "vhost"}
+        for entry in definitions[kind]
+        if entry["vhost"] == vhost
+    ]
+    return sorted(
+        (entry for entry in mine if EXAMPLE_QUEUE not in json.dumps(entry)), key=json.dumps
+    )
 
 
 async def test_messages_find_the_defined_queues(defined: Broker) -> None:
@@ -128,7 +158,11 @@ async def test_the_relay_may_publish_and_take_approvals_and_nothing_else(defined
     connection = Connection(URL(url_of(defined, "relay")), "test")
     await connection.connect()
     async with connection:
-        unseen = await establish(connection, (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)), declare="passive")
+        unseen = await establish(
+            connection,
+            (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)),
+            declare="passive",
+        )
     assert not {MAIN, APPROVALS} & {part.name for part in unseen}
     async with channel_of(defined, "relay") as channel:
         queue = await channel.get_queue(EXAMPLE_QUEUE, ensure=False)
@@ -138,11 +172,15 @@ async def test_the_relay_may_publish_and_take_approvals_and_nothing_else(defined
         await (await channel.get_queue(EXAMPLE_QUEUE)).purge()
 
 
-async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for_this_scope_alone(defined: Broker) -> None:
+async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for_this_scope_alone(
+    defined: Broker,
+) -> None:
     """Topic permissions: drain may write approve.compose; neither another scope's key, nor events, nor may the others approve."""
     async with channel_of(defined, "drain") as channel:
         there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
-        await there.publish(aio_pika.Message(b"{}", user_id="drain"), f"approve.{SCOPE}", mandatory=True, timeout=60)
+        await there.publish(
+            aio_pika.Message(b"{}", user_id="drain"), f"approve.{SCOPE}", mandatory=True, timeout=60
+        )
         with pytest.raises(ChannelAccessRefused, match=r"topic 'approve\.elsewhere'"):
             await there.publish(aio_pika.Message(b"{}"), "approve.elsewhere", timeout=60)
     for user, exchange, key in (
@@ -181,37 +219,61 @@ async def test_nobody_may_speak_for_anybody_else(defined: Broker) -> None:
     async with channel_of(defined, "drain") as channel:
         there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
         with pytest.raises(ChannelPreconditionFailed, match="user_id property set to 'admin'"):
-            await there.publish(aio_pika.Message(b"{}", user_id="admin"), f"approve.{SCOPE}", timeout=60)
+            await there.publish(
+                aio_pika.Message(b"{}", user_id="admin"), f"approve.{SCOPE}", timeout=60
+            )
 
 
-async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(defined: Broker) -> None:
+async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(
+    defined: Broker,
+) -> None:
     """The policies hold: of approvals at most so many wait, and a consumer's rejects are kept apart."""
     said = await asyncio.to_thread(defined.ctl, "list_queues", "--vhost", VHOST, "name", "policy")
     policies = dict(line.split("\t") for line in said.splitlines())
-    assert (policies[APPROVALS], policies[EXAMPLE_QUEUE], policies[f"{MAIN}.unrouted"]) == ("approvals", "consumers", "")
+    assert (policies[APPROVALS], policies[EXAMPLE_QUEUE], policies[f"{MAIN}.unrouted"]) == (
+        "approvals",
+        "consumers",
+        "",
+    )
     async with channel_of(defined, "admin") as channel:
-        await channel.default_exchange.publish(aio_pika.Message(b"no event"), EXAMPLE_QUEUE, timeout=60)
+        await channel.default_exchange.publish(
+            aio_pika.Message(b"no event"), EXAMPLE_QUEUE, timeout=60
+        )
         await (await _got(await channel.get_queue(EXAMPLE_QUEUE))).reject(requeue=False)
         assert (await _taken(await channel.get_queue(f"{MAIN}.dead"))).body == b"no event"
 
 
-async def test_an_approval_that_cannot_be_used_waits_until_there_is_a_place_for_it(defined: Broker) -> None:
+async def test_an_approval_that_cannot_be_used_waits_until_there_is_a_place_for_it(
+    defined: Broker,
+) -> None:
     """At least once: with the queue of dead letters gone for a while, nothing is lost. By itself a quorum queue would drop it.
 
     The broker tries again every three minutes, unless told otherwise before the queue is there.
     """
-    await asyncio.to_thread(defined.ctl, "eval", "application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, 500).")
+    await asyncio.to_thread(
+        defined.ctl,
+        "eval",
+        "application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, 500).",
+    )
     queue_name = f"{MAIN}.approvals.elsewhere"
     async with channel_of(defined, "admin") as channel:
-        arguments: Arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-dead-letter-exchange": f"{MAIN}.dlx"}
+        arguments: Arguments = {
+            "x-queue-type": "quorum",
+            "x-single-active-consumer": True,
+            "x-dead-letter-exchange": f"{MAIN}.dlx",
+        }
         queue = await channel.declare_queue(queue_name, durable=True, arguments=arguments)
         dead = await channel.get_queue(f"{MAIN}.dead")
         await dead.unbind(f"{MAIN}.dlx", "#")
         taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         await queue.consume(taken.put)
-        await channel.default_exchange.publish(aio_pika.Message(b"unusable"), queue_name, timeout=10)
+        await channel.default_exchange.publish(
+            aio_pika.Message(b"unusable"), queue_name, timeout=10
+        )
         await (await taken.get()).reject(requeue=False)
-        await channel.declare_queue(queue_name, passive=True)  # answered by the queue after the reject
+        await channel.declare_queue(
+            queue_name, passive=True
+        )  # answered by the queue after the reject
         await dead.bind(f"{MAIN}.dlx", "#")
         assert (await _taken(dead)).body == b"unusable"
         await channel.queue_delete(queue_name)
@@ -232,7 +294,9 @@ async def test_the_consumer_may_read_its_queue_and_not_publish_events(defined: B
     async with channel_of(defined, "example") as channel:
         there = await channel.get_exchange(MAIN, ensure=False)
         with pytest.raises(ChannelAccessRefused):
-            await there.publish(aio_pika.Message(b"forged"), "event.scheduled.reboot.compose", timeout=60)
+            await there.publish(
+                aio_pika.Message(b"forged"), "event.scheduled.reboot.compose", timeout=60
+            )
 
 
 def event(number: int, change: str = "event.scheduled", **data: object) -> dict[str, object]:
@@ -244,14 +308,21 @@ def event(number: int, change: str = "event.scheduled", **data: object) -> dict[
         "type": f"io.imdsrelay.{change}.v1",
         "subject": "C7061BAC",
         "time": "2026-04-11T22:11:58Z",
-        "data": {"eventType": "Reboot", "resources": ["vm-0", "vm-1"], "eventSource": "Platform", **data},
+        "data": {
+            "eventType": "Reboot",
+            "resources": ["vm-0", "vm-1"],
+            "eventSource": "Platform",
+            **data,
+        },
     }
 
 
 @asynccontextmanager
 async def program(path: str, environment: dict[str, str]) -> AsyncIterator[asyncio.StreamReader]:
     """An example that runs; what it prints. At the end SIGTERM ends it in order."""
-    process = await asyncio.create_subprocess_exec(sys.executable, ROOT / path, env=environment, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, ROOT / path, env=environment, stdout=asyncio.subprocess.PIPE
+    )
     assert process.stdout is not None
     try:
         yield process.stdout
@@ -267,13 +338,19 @@ async def program(path: str, environment: dict[str, str]) -> AsyncIterator[async
 async def test_the_example_consumer_prints_each_event_once(defined: Broker) -> None:
     """Repeats are dropped, what cannot be read is left out, and SIGTERM ends it in order."""
     environment = {**os.environ, "AMQP_URL": url_of(defined, "example")}
-    async with program("examples/consumer.py", environment) as output, asyncio.timeout(60), channel_of(defined, "relay") as channel:
+    async with (
+        program("examples/consumer.py", environment) as output,
+        asyncio.timeout(60),
+        channel_of(defined, "relay") as channel,
+    ):
         assert await output.readline() == f"consuming {EXAMPLE_QUEUE}\n".encode()
         there = await channel.get_exchange(MAIN, ensure=False)
         ended = json.dumps(event(2, "event.ended", outcome="completed")).encode()
         scheduled = json.dumps(event(1, notBefore="2026-04-11T22:26:58Z")).encode()
         for body in (scheduled, b"not JSON", b"[1]", b"{}", scheduled, ended):
-            await there.publish(aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=60)
+            await there.publish(
+                aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=60
+            )
         assert (await output.readline()).decode() == (
             "2026-04-11T22:11:58Z event.scheduled Reboot of vm-0, vm-1 started by Platform not before 2026-04-11T22:26:58Z [C7061BAC]\n"
         )
@@ -282,10 +359,17 @@ async def test_the_example_consumer_prints_each_event_once(defined: Broker) -> N
         )
 
 
-async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_file(defined: Broker, tmp_path: Path) -> None:
+async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_file(
+    defined: Broker, tmp_path: Path
+) -> None:
     """The whole journey with the files that are shipped: definitions, the relay's document, the program."""
     drained = tmp_path / "drained"
-    environment = {**os.environ, "AMQP_URL": url_of(defined, "drain"), "MACHINES": "vm-*", "DRAIN": f"sh -c 'echo $0 >>{drained}'"}
+    environment = {
+        **os.environ,
+        "AMQP_URL": url_of(defined, "drain"),
+        "MACHINES": "vm-*",
+        "DRAIN": f"sh -c 'echo $0 >>{drained}'",
+    }
     document = read_yaml(ROOT / "deploy/compose/relay.yaml")
     document["sinks"][0]["url"] = document["approvals"]["amqp"]["url"] = url_of(defined, "relay")
     document["store"] = {"path": str(tmp_path / "relay.db")}
@@ -298,8 +382,14 @@ async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_fi
                 foreign = sim.schedule(Plan(type="Reboot", resources=("vm-0", "db-0"), lasts=None))
                 event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
                 await sim.approved(event, within=60)
-                assert await output.readline() == f"drained and approved: io.imdsrelay.event.scheduled.v1 {event.event_id}\n".encode()
-                assert await output.readline() == f"answered: io.imdsrelay.startrequest.accepted.v1 {event.event_id}: done\n".encode()
+                assert (
+                    await output.readline()
+                    == f"drained and approved: io.imdsrelay.event.scheduled.v1 {event.event_id}\n".encode()
+                )
+                assert (
+                    await output.readline()
+                    == f"answered: io.imdsrelay.startrequest.accepted.v1 {event.event_id}: done\n".encode()
+                )
                 await _deleted_and_made_again(defined, "drain")
                 another = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
                 await sim.approved(another, within=60)
@@ -315,7 +405,9 @@ async def _deleted_and_made_again(node: Broker, queue: str) -> None:
         while True:
             async with channel_of(node, "admin") as channel:
                 with contextlib.suppress(ChannelNotFoundEntity):
-                    if (await channel.declare_queue(queue, passive=True)).declaration_result.consumer_count:
+                    if (
+                        await channel.declare_queue(queue, passive=True)
+                    ).declaration_result.consumer_count:
                         return
 
 
@@ -327,7 +419,9 @@ def services() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["simulator", "relay", "consumer", "drain"])
-def test_what_runs_our_image_has_no_rights_and_a_root_that_cannot_be_written(services: dict[str, Any], name: str) -> None:
+def test_what_runs_our_image_has_no_rights_and_a_root_that_cannot_be_written(
+    services: dict[str, Any], name: str
+) -> None:
     service = services[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -347,10 +441,15 @@ def test_every_mounted_file_exists_and_every_port_is_on_loopback(services: dict[
 
 def test_the_compose_file_uses_the_users_of_the_definitions(services: dict[str, Any]) -> None:
     """URLs and definitions agree on names, passwords and virtual host, and each comes as itself."""
-    users = {user["name"]: user["password"] for user in json.loads(DEFINITIONS.read_text())["users"]}
+    users = {
+        user["name"]: user["password"] for user in json.loads(DEFINITIONS.read_text())["users"]
+    }
     document = read_yaml(ROOT / "deploy/compose/relay.yaml")
     urls = {name: services[name]["environment"]["AMQP_URL"] for name in ("consumer", "drain")}
-    urls |= {"relay": document["sinks"][0]["url"], "relay, approvals": document["approvals"]["amqp"]["url"]}
+    urls |= {
+        "relay": document["sinks"][0]["url"],
+        "relay, approvals": document["approvals"]["amqp"]["url"],
+    }
     for name, text in urls.items():
         url = URL(text)
         assert url.user == {"consumer": "example", "relay, approvals": "relay"}.get(name, name)
@@ -358,15 +457,23 @@ def test_the_compose_file_uses_the_users_of_the_definitions(services: dict[str, 
     assert services["consumer"]["environment"]["QUEUE"] == EXAMPLE_QUEUE
     mounted = dict(volume.split(":")[:2][::-1] for volume in services["rabbitmq"]["volumes"])
     assert mounted["/etc/rabbitmq/conf.d/50-definitions.conf"] == "./deploy/rabbitmq/rabbitmq.conf"
-    loaded = re.search(r"^load_definitions = (\S+)$", (ROOT / "deploy/rabbitmq/rabbitmq.conf").read_text(), re.MULTILINE)
+    loaded = re.search(
+        r"^load_definitions = (\S+)$",
+        (ROOT / "deploy/rabbitmq/rabbitmq.conf").read_text(),
+        re.MULTILINE,
+    )
     assert loaded is not None
     assert mounted[loaded[1]] == f"./{DEFINITIONS.relative_to(ROOT)}"
     assert document["scope"] == SCOPE
 
 
-async def test_the_simulator_of_the_compose_file_starts_with_the_command_given(services: dict[str, Any]) -> None:
+async def test_the_simulator_of_the_compose_file_starts_with_the_command_given(
+    services: dict[str, Any],
+) -> None:
     command = [*services["simulator"]["command"], "--port", "0"]
-    simulator = await asyncio.create_subprocess_exec(sys.executable, "-m", "relay", *command, stdout=asyncio.subprocess.PIPE)
+    simulator = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "relay", *command, stdout=asyncio.subprocess.PIPE
+    )
     assert simulator.stdout is not None
     try:
         async with asyncio.timeout(60):
@@ -380,7 +487,10 @@ async def test_the_simulator_of_the_compose_file_starts_with_the_command_given(s
 
 
 def test_the_relay_of_the_compose_file_has_a_configuration_that_holds() -> None:
-    config = load(ROOT / "deploy/compose/relay.yaml", {"IMDS_RELAY_STORE__PATH": "/var/lib/imds-relay/relay.db"}).config
+    config = load(
+        ROOT / "deploy/compose/relay.yaml",
+        {"IMDS_RELAY_STORE__PATH": "/var/lib/imds-relay/relay.db"},
+    ).config
     assert str(config.store.path) == "/var/lib/imds-relay/relay.db"
     assert not config.user_events_wait
 
@@ -390,7 +500,9 @@ def test_image_and_unit_keep_the_store_where_the_documentation_says() -> None:
     assert "\nEnvironment=IMDS_RELAY_STORE__PATH=/var/lib/imds-relay/relay.db\n" in unit
     assert "\nEnvironment=IMDS_RELAY_API__SOCKET=/run/imds-relay/relay.sock\n" in unit
     image = (ROOT / "Dockerfile").read_text()
-    assert re.search(r"^\s+IMDS_RELAY_STORE__PATH=/var/lib/imds-relay/relay\.db$", image, re.MULTILINE)
+    assert re.search(
+        r"^\s+IMDS_RELAY_STORE__PATH=/var/lib/imds-relay/relay\.db$", image, re.MULTILINE
+    )
 
 
 UNIT = ROOT / "deploy/systemd/imds-relay.service"
@@ -409,7 +521,9 @@ def documented_commands(heading: str) -> str:
     return re.sub(r" *\\\n *", " ", found[1])
 
 
-def test_the_unit_makes_files_for_its_user_alone_and_a_folder_for_the_socket_that_the_group_may_enter() -> None:
+def test_the_unit_makes_files_for_its_user_alone_and_a_folder_for_the_socket_that_the_group_may_enter() -> (
+    None
+):
     assert directives("UMask") == ["0077"]
     assert directives("StateDirectoryMode") == ["0700"]
     assert directives("RuntimeDirectoryMode") == ["0750"]
@@ -430,7 +544,9 @@ def test_the_unit_leaves_out_groups_of_system_calls_that_debian_12_knows() -> No
 def test_the_documented_commands_install_files_that_exist_in_folders_that_need_not() -> None:
     commands = documented_commands("On a VM, under systemd")
     installed = re.findall(r"^install (.*) (deploy/\S+) (/etc/\S+)", commands, re.MULTILINE)
-    assert {source for _, source, _ in installed} == {path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/systemd").iterdir()}
+    assert {source for _, source, _ in installed} == {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/systemd").iterdir()
+    }
     for options, _, target in installed:
         assert "-D" in options.split()
         assert not target.endswith("/")
@@ -441,18 +557,27 @@ def test_the_documented_doctor_runs_as_the_unit_does() -> None:
     doctor = next(line for line in commands.splitlines() if line.endswith("imds-relay doctor"))
     for name in ("User", "EnvironmentFile", "StateDirectory", "StateDirectoryMode"):
         assert f" --property={name}={directives(name)[0]} " in doctor
-    assert f" --setenv={next(one for one in directives('Environment') if 'STORE__PATH' in one)} " in doctor
+    assert (
+        f" --setenv={next(one for one in directives('Environment') if 'STORE__PATH' in one)} "
+        in doctor
+    )
 
 
 def test_the_documented_removal_takes_away_what_was_installed() -> None:
     removed = documented_commands("Backup, upgrade, removal")
-    for _, target in re.findall(r"^install .*(deploy/\S+) (/etc/\S+)", documented_commands("On a VM, under systemd"), re.MULTILINE):
+    for _, target in re.findall(
+        r"^install .*(deploy/\S+) (/etc/\S+)",
+        documented_commands("On a VM, under systemd"),
+        re.MULTILINE,
+    ):
         assert f" {target} " in removed
     assert "rm -r /opt/imds-relay /etc/imds-relay /var/lib/imds-relay\n" in removed
 
 
 @pytest.mark.parametrize("name", ["rabbitmq", "simulator", "relay"])
-def test_health_checks_survive_an_api_that_splits_them_at_spaces(services: dict[str, Any], name: str) -> None:
+def test_health_checks_survive_an_api_that_splits_them_at_spaces(
+    services: dict[str, Any], name: str
+) -> None:
     """Podman's API does so with arguments of CMD. The relay has a check of its own: OCI images lose that of the Dockerfile."""
     kind, *arguments = services[name]["healthcheck"]["test"]
     assert kind in {"CMD", "CMD-SHELL"}
@@ -463,17 +588,25 @@ def test_health_checks_survive_an_api_that_splits_them_at_spaces(services: dict[
         assert not any(set(one) & set(" \t\n") for one in arguments)
 
 
-async def test_the_simulator_is_healthy_where_it_listens_and_not_elsewhere(services: dict[str, Any]) -> None:
+async def test_the_simulator_is_healthy_where_it_listens_and_not_elsewhere(
+    services: dict[str, Any],
+) -> None:
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         port = URL(sim.url).port
         assert await _health(services["simulator"], "8169", port) == 0
     assert await _health(services["simulator"], "8169", port) != 0
 
 
-async def test_the_relay_is_healthy_where_it_listens_and_not_elsewhere(services: dict[str, Any], tmp_path: Path) -> None:
+async def test_the_relay_is_healthy_where_it_listens_and_not_elsewhere(
+    services: dict[str, Any], tmp_path: Path
+) -> None:
     (port,) = reserve(1)
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = {"source": {"url": sim.url}, "store": {"path": str(tmp_path / "relay.db")}, "api": {"listen": f"127.0.0.1:{port}"}}
+        document = {
+            "source": {"url": sim.url},
+            "store": {"path": str(tmp_path / "relay.db")},
+            "api": {"listen": f"127.0.0.1:{port}"},
+        }
         async with started(Config.model_validate(document), SystemClock()):
             assert await _health(services["relay"], "8080", port) == 0
         assert await _health(services["relay"], "8080", port) != 0
@@ -485,6 +618,10 @@ async def _health(service: dict[str, Any], shipped: str, port: int | None) -> in
     assert shipped in command
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", command.replace(shipped, str(port)), env=environment, stderr=asyncio.subprocess.DEVNULL
+        "sh",
+        "-c",
+        command.replace(shipped, str(port)),
+        env=environment,
+        stderr=asyncio.subprocess.DEVNULL,
     )
     return await process.wait()

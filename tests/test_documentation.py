@@ -10,13 +10,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-SOURCES = sorted(path for folder in ("relay", "tests", "bench", "examples") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path
+    for folder in ("relay", "tests", "bench", "examples")
+    for path in (ROOT / folder).rglob("*.py")
+)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
 
 
@@ -40,14 +46,22 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_that_the_code_cites_is_there() -> None:
-    cited = {one for path in SOURCES for one in re.findall(r"\bdocs/[\w/.-]+\.md(?:#[\w-]+)?", path.read_text(encoding="utf-8"))}
+    cited = {
+        one
+        for path in SOURCES
+        for one in re.findall(r"\bdocs/[\w/.-]+\.md(?:#[\w-]+)?", path.read_text(encoding="utf-8"))
+    }
     assert len(cited) > 30
-    wrong = [one for one in cited if leads_nowhere(ROOT / one.partition("#")[0], one.partition("#")[2])]
+    wrong = [
+        one for one in cited if leads_nowhere(ROOT / one.partition("#")[0], one.partition("#")[2])
+    ]
     assert wrong == []
 
 
 def test_every_test_that_a_guarantee_names_is_there() -> None:
-    parts = re.split(r"^## ", (ROOT / "docs/guarantees.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    parts = re.split(
+        r"^## ", (ROOT / "docs/guarantees.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )[1:]
     named = {part.splitlines()[0]: re.findall(r"`(tests/[\w/]+\.py)`", part) for part in parts}
     assert [title for title, tests in named.items() if not tests] == []
     assert [one for tests in named.values() for one in tests if not (ROOT / one).exists()] == []
@@ -56,5 +70,9 @@ def test_every_test_that_a_guarantee_names_is_there() -> None:
 def test_the_index_names_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     named = {path.resolve() for path, _ in links(index)}
-    pages = {page for page in PAGES if page.is_relative_to(ROOT / "docs") and page.parent.name != "decisions"}
+    pages = {
+        page
+        for page in PAGES
+        if page.is_relative_to(ROOT / "docs") and page.parent.name != "decisions"
+    }
     assert [str(page) for page in sorted(pages - named - {index})] == []

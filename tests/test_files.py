@@ -40,15 +40,26 @@ def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    found = {path: [asked(path) for asked in ASKED] for path in (file, tmp_path, tmp_path / "no", file / "within", tmp_path / "loop")}
-    assert list(found.values()) == [[True, True, False], [True, False, True], [False] * 3, [False] * 3, [False] * 3]
+    found = {
+        path: [asked(path) for asked in ASKED]
+        for path in (file, tmp_path, tmp_path / "no", file / "within", tmp_path / "loop")
+    }
+    assert list(found.values()) == [
+        [True, True, False],
+        [True, False, True],
+        [False] * 3,
+        [False] * 3,
+        [False] * 3,
+    ]
 
 
 def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
     assert [asked(closed / "relay.yaml") for asked in ASKED] == [True] * 3
 
 
-def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
+    closed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("relay.config.PLACES", (closed / "relay.yaml",))
     said = rf"relay\.yaml: expected a file that can be read: Permission denied \(this runs as {user()}\)"
     with pytest.raises(ConfigError, match=said):
@@ -59,15 +70,22 @@ def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed:
 
 def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
     path = closed / "relay.db"
-    findings = {one.subject: one for one in diagnose(StoreSettings(path=path), scope=None, vm_id=None)}
+    findings = {
+        one.subject: one for one in diagnose(StoreSettings(path=path), scope=None, vm_id=None)
+    }
     assert findings["state file"].state == "failed"
-    assert findings["state file"].message == f"{path} cannot be read: Permission denied (this runs as {user()})"
+    assert (
+        findings["state file"].message
+        == f"{path} cannot be read: Permission denied (this runs as {user()})"
+    )
     assert findings["state folder"].message == f"{closed} cannot be written by {user()}"
     with pytest.raises(StoreError, match="Permission denied"):
         open_for_reading(path)
 
 
-def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(
+    closed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("relay.cli._client.USUAL_SOCKET", closed / "relay.sock")
     monkeypatch.chdir("/")
     done = typed("events")

@@ -42,7 +42,10 @@ async def take(url: str, queue: str) -> bytes:
 
 
 async def test_a_shared_broker_takes_and_gives_a_message(broker: Reachable, exchange: str) -> None:
-    async with await aio_pika.connect(broker.amqp_url()) as connection, connection.channel() as channel:
+    async with (
+        await aio_pika.connect(broker.amqp_url()) as connection,
+        connection.channel() as channel,
+    ):
         there = await channel.declare_exchange(exchange, "topic", durable=True)
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(there, "#")
@@ -81,12 +84,17 @@ async def test_a_restart_in_order_keeps_data_and_port(own_broker: Broker) -> Non
 
 async def test_a_frozen_broker_is_silent_and_goes_on_when_thawed(own_broker: Broker) -> None:
     """The connection stays open and nothing is refused; only answers fail to come."""
-    async with await aio_pika.connect(own_broker.amqp_url()) as connection, connection.channel() as channel:
+    async with (
+        await aio_pika.connect(own_broker.amqp_url()) as connection,
+        connection.channel() as channel,
+    ):
         await durable_queue(channel, "frozen")
         own_broker.freeze()
         assert own_broker.running
         assert not own_broker.answers()
-        waiting = asyncio.ensure_future(channel.default_exchange.publish(aio_pika.Message(b"late"), "frozen"))
+        waiting = asyncio.ensure_future(
+            channel.default_exchange.publish(aio_pika.Message(b"late"), "frozen")
+        )
         done, _ = await asyncio.wait([waiting], timeout=0.3)
         assert not done
         own_broker.thaw()
@@ -96,10 +104,15 @@ async def test_a_frozen_broker_is_silent_and_goes_on_when_thawed(own_broker: Bro
 
 
 async def test_an_alarm_blocks_publishers_until_it_ends(own_broker: Broker) -> None:
-    async with await aio_pika.connect(own_broker.amqp_url()) as connection, connection.channel() as channel:
+    async with (
+        await aio_pika.connect(own_broker.amqp_url()) as connection,
+        connection.channel() as channel,
+    ):
         await durable_queue(channel, "alarmed")
         await asyncio.to_thread(own_broker.alarm, on=True)
-        waiting = asyncio.ensure_future(channel.default_exchange.publish(aio_pika.Message(b"blocked"), "alarmed"))
+        waiting = asyncio.ensure_future(
+            channel.default_exchange.publish(aio_pika.Message(b"blocked"), "alarmed")
+        )
         done, _ = await asyncio.wait([waiting], timeout=0.3)
         assert not done
         await asyncio.to_thread(own_broker.alarm, on=False)
@@ -115,7 +128,9 @@ async def test_a_user_has_the_rights_that_were_given(own_broker: Broker) -> None
         queue = await channel.declare_queue("readable", passive=True)
         await (await queue.get(timeout=60)).ack()
         with pytest.raises(ChannelAccessRefused):
-            await channel.declare_queue("made-by-reader", durable=True, arguments={"x-queue-type": "quorum"})
+            await channel.declare_queue(
+                "made-by-reader", durable=True, arguments={"x-queue-type": "quorum"}
+            )
 
 
 async def test_a_wrong_password_is_refused(own_broker: Broker) -> None:
@@ -142,7 +157,13 @@ def test_the_node_ends_when_the_tests_are_killed(tmp_path: Path) -> None:
         "node = Broker(pathlib.Path(sys.argv[1])); node.start(); print(node.port, flush=True)\n"
         "node.freeze(); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    run = subprocess.run([sys.executable, "-c", program, tmp_path], check=False, capture_output=True, text=True, env=os.environ)
+    run = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+    )
     port = int(run.stdout)
     deadline = time.monotonic() + 60
     while True:

@@ -58,7 +58,10 @@ def test_what_the_project_asks_for_is_in_the_locks() -> None:
         "dev": project()["dependency-groups"]["dev"],
     }
     for name, requirements in wanted.items():
-        names = {re.split(r"[<>=!~\[; ]", requirement)[0].lower().replace(".", "-") for requirement in requirements}
+        names = {
+            re.split(r"[<>=!~\[; ]", requirement)[0].lower().replace(".", "-")
+            for requirement in requirements
+        }
         assert names - versions(name).keys() == set()
 
 
@@ -67,11 +70,24 @@ def test_the_package_says_the_version_of_its_distribution() -> None:
 
 
 def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        str(tmp_path),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("imds_relay-*.whl")
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    written = {str(path.relative_to(ROOT)) for path in (ROOT / "relay").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    written = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "relay").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert inside == written
     assert {"relay/py.typed", "relay/outbox/schema/1.sql"} <= inside
 
@@ -80,10 +96,16 @@ def test_every_rule_that_is_switched_off_has_its_reason() -> None:
     """In every list of ignored rules in pyproject.toml, each line ends in a comment."""
     text = (ROOT / "pyproject.toml").read_text()
     ignores = re.search(r"^ignore = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    per_file = re.search(r"^\[tool\.ruff\.lint\.per-file-ignores\]\n(.*?)^\[", text, re.MULTILINE | re.DOTALL)
+    per_file = re.search(
+        r"^\[tool\.ruff\.lint\.per-file-ignores\]\n(.*?)^\[", text, re.MULTILINE | re.DOTALL
+    )
     assert ignores is not None
     assert per_file is not None
-    rules = [line for line in (ignores[1] + per_file[1]).splitlines() if re.match(r'\s+"[A-Z]+[0-9]*",', line)]
+    rules = [
+        line
+        for line in (ignores[1] + per_file[1]).splitlines()
+        if re.match(r'\s+"[A-Z]+[0-9]*",', line)
+    ]
     assert len(rules) > 20
     assert [rule for rule in rules if not re.search(r"# \S", rule)] == []
 

@@ -27,7 +27,9 @@ def secret_of(length: int, filler: int = 7) -> str:
 OLD, NEW, STRANGE = secret_of(24, 1), secret_of(64, 2), secret_of(32, 3)
 
 
-def headers_for(body: bytes = BODY, at: datetime = NOW, message_id: str = MESSAGE_ID, *secrets: str) -> dict[str, str]:
+def headers_for(
+    body: bytes = BODY, at: datetime = NOW, message_id: str = MESSAGE_ID, *secrets: str
+) -> dict[str, str]:
     timestamp = int(at.timestamp())
     return {
         "webhook-id": message_id,
@@ -62,7 +64,9 @@ def test_a_secret_holds_24_to_64_bytes(length: int) -> None:
         ("whsec_" + "\udc80" * 32, "padded base64"),
     ],
 )
-def test_any_other_secret_is_an_error_that_says_what_came_but_not_the_secret(secret: str, came: str) -> None:
+def test_any_other_secret_is_an_error_that_says_what_came_but_not_the_secret(
+    secret: str, came: str
+) -> None:
     with pytest.raises(ValueError, match=came) as caught:
         signature.key_of(secret)
     assert "24 to 64 random bytes in base64" in str(caught.value)
@@ -74,7 +78,11 @@ def test_any_other_secret_is_an_error_that_says_what_came_but_not_the_secret(sec
 
 def test_the_reference_library_verifies_what_we_sign_with_either_secret_of_a_rotation() -> None:
     headers = headers_for(BODY, datetime.now(UTC), MESSAGE_ID, OLD, NEW)
-    assert headers["webhook-signature"].count("v1,") == len(headers["webhook-signature"].split(" ")) == 2
+    assert (
+        headers["webhook-signature"].count("v1,")
+        == len(headers["webhook-signature"].split(" "))
+        == 2
+    )
     for secret in (OLD, NEW):
         assert Webhook(secret).verify(BODY, headers) == {"name": "påvirker"}
     with pytest.raises(WebhookVerificationError):
@@ -82,7 +90,9 @@ def test_the_reference_library_verifies_what_we_sign_with_either_secret_of_a_rot
 
 
 @given(body=st.binary(max_size=200), seconds=st.integers(0, 2**33), length=st.integers(24, 64))
-def test_our_signature_is_the_one_of_the_reference_library(body: bytes, seconds: int, length: int) -> None:
+def test_our_signature_is_the_one_of_the_reference_library(
+    body: bytes, seconds: int, length: int
+) -> None:
     text = body.decode("latin-1")  # the library signs text only
     secret = secret_of(length)
     theirs = Webhook(secret).sign(MESSAGE_ID, datetime.fromtimestamp(seconds, UTC), text)
@@ -113,14 +123,23 @@ def test_what_the_reference_library_signs_is_verified_and_its_id_returned() -> N
 def test_signatures_of_other_versions_stand_beside_ours_and_count_for_nothing() -> None:
     headers = headers_for()
     ours = headers["webhook-signature"]
-    assert signature.verify([NEW], {**headers, "webhook-signature": f"v1a,AAAA v2,x {ours}"}, BODY, NOW) == MESSAGE_ID
+    assert (
+        signature.verify(
+            [NEW], {**headers, "webhook-signature": f"v1a,AAAA v2,x {ours}"}, BODY, NOW
+        )
+        == MESSAGE_ID
+    )
     with pytest.raises(SignatureRefused):
-        signature.verify([NEW], {**headers, "webhook-signature": ours.replace("v1,", "v1a,")}, BODY, NOW)
+        signature.verify(
+            [NEW], {**headers, "webhook-signature": ours.replace("v1,", "v1a,")}, BODY, NOW
+        )
 
 
 def test_headers_are_found_without_case_and_in_a_multidict() -> None:
     headers = headers_for()
-    assert signature.verify([NEW], {name.upper(): value for name, value in headers.items()}, BODY, NOW)
+    assert signature.verify(
+        [NEW], {name.upper(): value for name, value in headers.items()}, BODY, NOW
+    )
     assert signature.verify([NEW], CIMultiDict(headers), BODY, NOW)
 
 
@@ -128,15 +147,21 @@ def test_headers_are_found_without_case_and_in_a_multidict() -> None:
 def test_each_header_must_be_there_exactly_once(name: str) -> None:
     headers = headers_for()
     with pytest.raises(SignatureRefused, match=f"{name}: expected it once, got it 0 times"):
-        signature.verify([NEW], {key: value for key, value in headers.items() if key != name}, BODY, NOW)
+        signature.verify(
+            [NEW], {key: value for key, value in headers.items() if key != name}, BODY, NOW
+        )
     twice = CIMultiDict(headers)
     twice.add(name.title(), headers[name])
     with pytest.raises(SignatureRefused, match=f"{name}: expected it once, got it 2 times"):
         signature.verify([NEW], twice, BODY, NOW)
 
 
-@pytest.mark.parametrize(("age", "good"), [(-61, False), (-60, True), (0, True), (300, True), (301, False)])
-def test_a_signature_is_good_for_300_s_and_at_most_60_s_ahead_of_our_clock(age: int, good: bool) -> None:
+@pytest.mark.parametrize(
+    ("age", "good"), [(-61, False), (-60, True), (0, True), (300, True), (301, False)]
+)
+def test_a_signature_is_good_for_300_s_and_at_most_60_s_ahead_of_our_clock(
+    age: int, good: bool
+) -> None:
     now = NOW.replace(microsecond=0)
     headers = headers_for(at=now - timedelta(seconds=age))
     if good:
@@ -212,7 +237,11 @@ def test_the_end_of_a_part_cannot_be_moved_over_a_full_stop() -> None:
     """``id.timestamp.body`` is signed: a body that starts like a timestamp would otherwise make a second, valid message."""
     later = int(NOW.timestamp()) + 30
     headers = headers_for(f"{later}.{{}}".encode())
-    moved = {**headers, "webhook-id": f"{headers['webhook-id']}.{headers['webhook-timestamp']}", "webhook-timestamp": str(later)}
+    moved = {
+        **headers,
+        "webhook-id": f"{headers['webhook-id']}.{headers['webhook-timestamp']}",
+        "webhook-timestamp": str(later),
+    }
     with pytest.raises(SignatureRefused, match="webhook-id"):
         signature.verify([NEW], moved, b"{}", NOW)
 
@@ -220,9 +249,21 @@ def test_the_end_of_a_part_cannot_be_moved_over_a_full_stop() -> None:
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()), max_size=60)
 
 
-@given(ANY_TEXT, ANY_TEXT, ANY_TEXT | ANY_TEXT.map(lambda text: f"v1,{text}"), st.binary(max_size=20))
-def test_arbitrary_headers_raise_nothing_but_the_refusal(message_id: str, timestamp: str, offered: str, body: bytes) -> None:
-    headers = {"webhook-id": message_id, "webhook-timestamp": timestamp, "webhook-signature": offered}
-    for tried in (headers, {**headers_for(body), "webhook-signature": offered}, {**headers, "webhook-id": MESSAGE_ID}):
+@given(
+    ANY_TEXT, ANY_TEXT, ANY_TEXT | ANY_TEXT.map(lambda text: f"v1,{text}"), st.binary(max_size=20)
+)
+def test_arbitrary_headers_raise_nothing_but_the_refusal(
+    message_id: str, timestamp: str, offered: str, body: bytes
+) -> None:
+    headers = {
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": offered,
+    }
+    for tried in (
+        headers,
+        {**headers_for(body), "webhook-signature": offered},
+        {**headers, "webhook-id": MESSAGE_ID},
+    ):
         with pytest.raises(SignatureRefused):
             signature.verify([NEW], tried, body, NOW)

@@ -31,7 +31,9 @@ class Files:
     def __init__(self, folder: Path, authority: Authority, server: bytes | None = None) -> None:
         self.ca, self.server = folder / "ca.pem", folder / "server.pem"
         self.ca.write_bytes(authority.pem)
-        self.server.write_bytes(authority.issue("localhost", LOCALHOST) if server is None else server)
+        self.server.write_bytes(
+            authority.issue("localhost", LOCALHOST) if server is None else server
+        )
 
 
 @pytest.fixture
@@ -72,7 +74,9 @@ async def test_a_broker_behind_such_a_ca_is_spoken_to(lax: Files) -> None:
 
     async with listening(broker, tls=True, certificate=lax.server) as receiver:
         with pytest.raises(Deferred):
-            async with connected(URL(f"amqps://guest:guest@localhost:{receiver.port}/?cafile={lax.ca}"), "test"):
+            async with connected(
+                URL(f"amqps://guest:guest@localhost:{receiver.port}/?cafile={lax.ca}"), "test"
+            ):
                 pass
     assert heard == [b"AMQP\x00\x00\x09\x01"]
 

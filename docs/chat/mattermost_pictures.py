@@ -56,8 +56,14 @@ def words(text: str) -> str:
 
 def card(one: Mapping[str, Any]) -> str:
     """An attachment."""
-    fields = "".join(f"<dt>{html.escape(field['title'])}</dt><dd>{words(field['value'])}</dd>" for field in one.get("fields", []))
-    buttons = "".join(f'<button class="{button["style"]}">{html.escape(button["name"])}</button>' for button in one["actions"])
+    fields = "".join(
+        f"<dt>{html.escape(field['title'])}</dt><dd>{words(field['value'])}</dd>"
+        for field in one.get("fields", [])
+    )
+    buttons = "".join(
+        f'<button class="{button["style"]}">{html.escape(button["name"])}</button>'
+        for button in one["actions"]
+    )
     paragraphs = "".join(f"<p>{words(part)}</p>" for part in one["text"].split("\n\n"))
     return (
         f'<div class="card" style="border-left-color: {one["color"]}"><h4>{words(one.get("title", ""))}</h4>{paragraphs}'
@@ -67,7 +73,10 @@ def card(one: Mapping[str, Any]) -> str:
 
 def post(one: Mapping[str, Any]) -> str:
     """A post: a message, or attachments."""
-    inner = "".join(card(each) for each in one["props"].get("attachments", [])) or f"<div>{words(one['message'])}</div>"
+    inner = (
+        "".join(card(each) for each in one["props"].get("attachments", []))
+        or f"<div>{words(one['message'])}</div>"
+    )
     return f'<div class="post"><div class="face">IR</div><div class="who"><b>imds-relay</b><i>BOT</i>{inner}</div></div>'
 
 
@@ -91,8 +100,15 @@ async def announced(*, in_chat: bool) -> AsyncIterator[tuple[Stage, Mattermost, 
             sink = server.sink(approve_in_chat=in_chat, secret=SECRET)
             async with stage(Path(folder), [sink], approvals=rules, azure=azure) as here:
                 server.relay = here.url
-                event = here.reboot("db-1", "db-2", description="Host server is undergoing maintenance.")
-                await eventually(lambda: bool(server.roots) and here.running.relay.dispatcher.status()[0].waiting == 0)
+                event = here.reboot(
+                    "db-1", "db-2", description="Host server is undergoing maintenance."
+                )
+                await eventually(
+                    lambda: (
+                        bool(server.roots)
+                        and here.running.relay.dispatcher.status()[0].waiting == 0
+                    )
+                )
                 yield here, server, event, people
 
 

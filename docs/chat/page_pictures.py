@@ -19,9 +19,17 @@ from tests.api.running_relay import running as relay_running
 from tests.chromium import executable, running
 
 HERE = Path(__file__).parent
-DESK: dict[str, Any] = {"color_scheme": "light", "viewport": {"width": 620, "height": 400}, "device_scale_factor": 0.62}
+DESK: dict[str, Any] = {
+    "color_scheme": "light",
+    "viewport": {"width": 620, "height": 400},
+    "device_scale_factor": 0.62,
+}
 PHONE: dict[str, Any] = {"color_scheme": "dark", "viewport": {"width": 320, "height": 560}}
-SEEN = {"resources": ("WestNO_0", "WestNO_1"), "description": "Host server is undergoing maintenance.", "duration": None}
+SEEN = {
+    "resources": ("WestNO_0", "WestNO_1"),
+    "description": "Host server is undergoing maintenance.",
+    "duration": None,
+}
 
 
 async def main() -> None:
@@ -39,7 +47,9 @@ async def main() -> None:
             await _granted(browser, relay, sent)
 
 
-async def _ready(browser: Browser, relay: Running, sent: Message, decision: str, visitor: dict[str, Any]) -> None:
+async def _ready(
+    browser: Browser, relay: Running, sent: Message, decision: str, visitor: dict[str, Any]
+) -> None:
     page = await _opened(browser, relay, sent.tokens[decision], visitor)
     await page.locator("#decide").wait_for()
     await page.screenshot(path=HERE / f"page-{decision}.png", full_page=visitor is DESK)

@@ -58,7 +58,13 @@ def element(one: Mapping[str, Any]) -> str:
     else:
         text = html.escape(one["text"])
     style = one.get("style", {})
-    return f"<b>{text}</b>" if style.get("bold") else f"<code>{text}</code>" if style.get("code") else text
+    return (
+        f"<b>{text}</b>"
+        if style.get("bold")
+        else f"<code>{text}</code>"
+        if style.get("code")
+        else text
+    )
 
 
 def block(one: Mapping[str, Any]) -> str:
@@ -68,10 +74,14 @@ def block(one: Mapping[str, Any]) -> str:
             mark, _, title = one["text"]["text"].partition(" ")
             return f'<h4><span style="background: {MARKS[mark]}"></span>{html.escape(title)}</h4>'
         case "context":
-            return "".join(f"<div><small>{html.escape(each['text'])}</small></div>" for each in one["elements"])
+            return "".join(
+                f"<div><small>{html.escape(each['text'])}</small></div>" for each in one["elements"]
+            )
         case "actions":
             return f"<div>{''.join(map(button, one['elements']))}</div>"
-    return "".join(f"<p>{''.join(map(element, section['elements']))}</p>" for section in one["elements"])
+    return "".join(
+        f"<p>{''.join(map(element, section['elements']))}</p>" for section in one["elements"]
+    )
 
 
 def button(one: Mapping[str, Any]) -> str:
@@ -90,7 +100,9 @@ def dialog(message: Posted, label: str) -> str:
     asked = message.buttons()[label]["confirm"]
     text = {name: html.escape(asked[name]["text"]) for name in ("title", "text", "confirm", "deny")}
     buttons = f'<button>{text["deny"]}</button><button class="primary">{text["confirm"]}</button>'
-    return f'<div class="dialog"><b>{text["title"]}</b><p>{text["text"]}</p><div>{buttons}</div></div>'
+    return (
+        f'<div class="dialog"><b>{text["title"]}</b><p>{text["text"]}</p><div>{buttons}</div></div>'
+    )
 
 
 def alone(said: Mapping[str, Any]) -> str:
@@ -99,15 +111,27 @@ def alone(said: Mapping[str, Any]) -> str:
 
 
 @asynccontextmanager
-async def announced(*machines: str, in_chat: bool) -> AsyncIterator[tuple[Stage, SlackServer, Event]]:
+async def announced(
+    *machines: str, in_chat: bool
+) -> AsyncIterator[tuple[Stage, SlackServer, Event]]:
     """A relay that has posted about a reboot, and the workspace."""
     async with slack() as server, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
         rules = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
         with TemporaryDirectory() as folder:
-            async with stage(Path(folder), [server.settings(approve_in_chat=in_chat)], approvals=rules, azure=azure) as here:
+            async with stage(
+                Path(folder),
+                [server.settings(approve_in_chat=in_chat)],
+                approvals=rules,
+                azure=azure,
+            ) as here:
                 server.relay = f"{here.url}/v1/chat/ops"
                 event = here.reboot(*machines, description="Host server is undergoing maintenance.")
-                await eventually(lambda: bool(server.tops()) and here.running.relay.dispatcher.status()[0].waiting == 0)
+                await eventually(
+                    lambda: (
+                        bool(server.tops())
+                        and here.running.relay.dispatcher.status()[0].waiting == 0
+                    )
+                )
                 yield here, server, event
 
 
@@ -139,7 +163,9 @@ async def main() -> None:
     async with running(chromium) as browser:
         page = await browser.new_page(viewport={"width": 530, "height": 200})
         for name, body in (await pages()).items():
-            await page.set_content(f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{body}")
+            await page.set_content(
+                f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{body}"
+            )
             await page.locator("body").screenshot(path=HERE / f"slack-{name}.png")
 
 

@@ -46,7 +46,9 @@ def words(text: str) -> str:
         at = datetime.strptime(found[2], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC) + READER
         return f"{at:%a, %b %-d, %Y}" if found[1] == "DATE" else f"{at:%-I:%M %p}"
 
-    text = re.sub(r"\{\{(DATE|TIME)\(([^,)]+)(?:, SHORT)?\)\}\}", told, html.escape(text, quote=False))
+    text = re.sub(
+        r"\{\{(DATE|TIME)\(([^,)]+)(?:, SHORT)?\)\}\}", told, html.escape(text, quote=False)
+    )
     text = re.sub(r"(?<!\\)\*\*(.+?)(?<!\\)\*\*", r"<b>\1</b>", text)
     return re.sub(r"\\([\\*_\[\]`~])", r"\1", text)
 
@@ -55,11 +57,20 @@ def drawn(element: dict[str, Any]) -> str:
     """An element of a card."""
     match element["type"]:
         case "TextBlock":
-            large = "large" if element.get("size") == "Large" else "subtle" if element.get("isSubtle") else ""
+            large = (
+                "large"
+                if element.get("size") == "Large"
+                else "subtle"
+                if element.get("isSubtle")
+                else ""
+            )
             bold = ' style="font-weight: 600"' if element.get("weight") == "Bolder" else ""
             return f'<div class="block {large} {"small" if element.get("spacing") == "Small" else ""}"{bold}>{words(element["text"])}</div>'
         case "FactSet":
-            facts = "".join(f"<b>{words(fact['title'])}</b><span>{words(fact['value'])}</span>" for fact in element["facts"])
+            facts = "".join(
+                f"<b>{words(fact['title'])}</b><span>{words(fact['value'])}</span>"
+                for fact in element["facts"]
+            )
             return f'<div class="facts">{facts}</div>'
         case "Container":
             kind = f"tone {element['style']}" if "style" in element else "line"
@@ -76,14 +87,18 @@ def actions(found: list[dict[str, Any]]) -> str:
 
 def post(card: dict[str, Any]) -> str:
     """A message in the channel."""
-    inner = "".join(map(drawn, card["body"])) + (actions(card["actions"]) if "actions" in card else "")
+    inner = "".join(map(drawn, card["body"])) + (
+        actions(card["actions"]) if "actions" in card else ""
+    )
     head = '<div class="face">W</div><div><div class="who"><b>Workflows</b></div>'
     return f'<div class="post">{head}<div class="card">{inner}</div></div></div>'
 
 
 async def announced(on: Stage, there: Workflow, cards: int) -> None:
     """Return when so many cards were posted, and nothing waits."""
-    await eventually(lambda: len(there.cards) >= cards and on.running.relay.dispatcher.status()[0].waiting == 0)
+    await eventually(
+        lambda: len(there.cards) >= cards and on.running.relay.dispatcher.status()[0].waiting == 0
+    )
 
 
 async def pages() -> dict[str, str]:
@@ -94,7 +109,9 @@ async def pages() -> dict[str, str]:
         sink = {"kind": "teams", "name": "ops", "url": there.url, "allow_http": True}
         with TemporaryDirectory() as folder:
             async with stage(Path(folder), [sink], approvals=rules) as on:
-                event = on.reboot("db-1", "db-2", description="Host server is undergoing maintenance.")
+                event = on.reboot(
+                    "db-1", "db-2", description="Host server is undergoing maintenance."
+                )
                 await announced(on, there, 1)
                 made["announced"] = post(there.cards[0])
                 for client in (ALICE, BOB):
@@ -111,7 +128,9 @@ async def pages() -> dict[str, str]:
                 for number in range(50):
                     on.reboot(f"web-{number}")
                 await announced(on, there, before + 1)
-                made["burst"] = post({**there.cards[-1], "body": shortened(there.cards[-1]["body"])})
+                made["burst"] = post(
+                    {**there.cards[-1], "body": shortened(there.cards[-1]["body"])}
+                )
     return made
 
 

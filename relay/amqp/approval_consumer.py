@@ -18,7 +18,13 @@ from aiormq.exceptions import ChannelAccessRefused
 from relay.amqp.approval_message import UnusableMessage, parse_message
 from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import raise_if_cancelled
-from relay.amqp.connection import CLOSE_TIMEOUT, HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.connection import (
+    CLOSE_TIMEOUT,
+    HEARTBEAT,
+    SETUP_TIMEOUT,
+    Connection,
+    keep_connected,
+)
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.topology import Exchange, Queue, establish, not_seen
 from relay.api import Client, Relay
@@ -63,11 +69,22 @@ def topology(exchange: str, scope: str) -> tuple[Exchange | Queue, ...]:
 class ApprovalConsumer:
     """Consumes this scope's queue for as long as approvals may be taken."""
 
-    def __init__(self, settings: AmqpSettings, exchange: str, clients: Sequence[Client], relay: Relay, strangers: RejectionLog) -> None:
+    def __init__(
+        self,
+        settings: AmqpSettings,
+        exchange: str,
+        clients: Sequence[Client],
+        relay: Relay,
+        strangers: RejectionLog,
+    ) -> None:
         scope = relay.origin.scope
         self._settings = settings
         self._parts = topology(exchange, scope)
-        self._exchange, self._queue, self._key = f"{exchange}.approvals", queue_of(exchange, scope), f"approve.{scope}"
+        self._exchange, self._queue, self._key = (
+            f"{exchange}.approvals",
+            queue_of(exchange, scope),
+            f"approve.{scope}",
+        )
         self._clients = clients
         self._relay = relay
         self._strangers = strangers
@@ -77,15 +94,27 @@ class ApprovalConsumer:
     async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
         """Connect for ever, and decide what comes, until cancelled. ``heartbeat`` is in seconds."""
         name = f"imds-relay approvals of {self._relay.origin.scope} at {self._relay.origin.relay}"
-        await keep_connected(self._settings.targets, name, self._relay.clock, self._serve, self._tell, heartbeat=heartbeat)
+        await keep_connected(
+            self._settings.targets,
+            name,
+            self._relay.clock,
+            self._serve,
+            self._tell,
+            heartbeat=heartbeat,
+        )
 
     async def _serve(self, connection: Connection) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
-            self._unseen = not_seen(await establish(connection, self._parts, self._settings.declare))
+            self._unseen = not_seen(
+                await establish(connection, self._parts, self._settings.declare)
+            )
         rest = LOOK
         while True:
             while (why := await self._closed()) is not None:
-                self._log_once(logging.INFO, f"connected to {host_port(connection.url)}; messages wait: {why}{self._unseen}")
+                self._log_once(
+                    logging.INFO,
+                    f"connected to {host_port(connection.url)}; messages wait: {why}{self._unseen}",
+                )
                 await self._relay.clock.sleep(LOOK)
                 if connection.lost:
                     raise Deferred(f"the connection to {host_port(connection.url)} was lost")
@@ -109,19 +138,32 @@ class ApprovalConsumer:
         channel = await connection.channel(publisher_confirms=False)
         came: asyncio.Queue[DeliveredMessage | str] = asyncio.Queue()
         channel.close_callbacks.add(
-            lambda _, error: came.put_nowait(f"the channel was closed: {describe_failure(error or amqp.ChannelClosed()).reason}")
+            lambda _, error: came.put_nowait(
+                f"the channel was closed: {describe_failure(error or amqp.ChannelClosed()).reason}"
+            )
         )
         line = await channel.get_underlay_channel()
-        line.on_consumer_cancel_callbacks.add(lambda _: came.put_nowait(f"the queue {self._queue} is there no more"))
+        line.on_consumer_cancel_callbacks.add(
+            lambda _: came.put_nowait(f"the queue {self._queue} is there no more")
+        )
         await line.basic_qos(prefetch_count=PREFETCH)
         try:
-            await line.basic_consume(self._queue, came.put, consumer_tag=f"imds-relay {self._relay.origin.relay}")
+            await line.basic_consume(
+                self._queue, came.put, consumer_tag=f"imds-relay {self._relay.origin.relay}"
+            )
         except amqp.ChannelNotFoundEntity as error:
-            raise Deferred(f"the broker has no such queue ({broker_message(error)}): make it, or set declare: true") from None
+            raise Deferred(
+                f"the broker has no such queue ({broker_message(error)}): make it, or set declare: true"
+            ) from None
         except ChannelAccessRefused as error:
-            raise Deferred(f"the broker refused the queue ({broker_message(error)}): grant the user read on it") from None
+            raise Deferred(
+                f"the broker refused the queue ({broker_message(error)}): grant the user read on it"
+            ) from None
         raise_if_cancelled()
-        self._log_once(logging.INFO, f"connected to {host_port(connection.url)}; messages are taken from {self._queue}{self._unseen}")
+        self._log_once(
+            logging.INFO,
+            f"connected to {host_port(connection.url)}; messages are taken from {self._queue}{self._unseen}",
+        )
         recorded = True
         while recorded and await self._closed() is None:
             try:
@@ -141,12 +183,18 @@ class ApprovalConsumer:
         """Decide one message; False where the decision cannot be put on disk now, and the message must wait."""
         tag = message.delivery_tag or 0
         try:
-            caller, identity, body = parse_message(message, self._exchange, self._key, self._clients)
+            caller, identity, body = parse_message(
+                message, self._exchange, self._key, self._clients
+            )
         except UnusableMessage as error:
-            self._strangers.unusable_message(message.header.properties.user_id, str(error), self._relay.clock.monotonic())
+            self._strangers.unusable_message(
+                message.header.properties.user_id, str(error), self._relay.clock.monotonic()
+            )
             await message.channel.basic_reject(tag, requeue=False)
             return True
-        approval = body.approval(caller, self._relay.clock.now(), message.body, request_id=identity, message_id=identity)
+        approval = body.approval(
+            caller, self._relay.clock.now(), message.body, request_id=identity, message_id=identity
+        )
         try:
             answer = await self._relay.gate.submit(approval)
         except Exception:  # noqa: BLE001  # an error of our own, logged with its traceback

@@ -10,7 +10,14 @@ from aiormq.abc import DeliveredMessage
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
 from relay.api.auth.authentication import client_caller
-from relay.approvals.request import Caller, DecisionBody, InvalidField, MalformedBody, read_json, validate_body
+from relay.approvals.request import (
+    Caller,
+    DecisionBody,
+    InvalidField,
+    MalformedBody,
+    read_json,
+    validate_body,
+)
 
 _TOLD = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # what CloudEvents allow in the causationid
 
@@ -19,7 +26,9 @@ class UnusableMessage(Exception):
     """A message that no client's decision can be made of. The text says why, and may quote what was sent."""
 
 
-def parse_message(message: DeliveredMessage, exchange: str, key: str, clients: Sequence[Client]) -> tuple[Caller, str, DecisionBody]:
+def parse_message(
+    message: DeliveredMessage, exchange: str, key: str, clients: Sequence[Client]
+) -> tuple[Caller, str, DecisionBody]:
     """Whose decision a message is, the id that makes a repeat known, and the decision. Raises UnusableError.
 
     ``exchange`` and ``key`` are where it must have been published to. RabbitMQ 3.10 checks no topic permission for the
@@ -32,7 +41,11 @@ def parse_message(message: DeliveredMessage, exchange: str, key: str, clients: S
         raise UnusableMessage(f"it was not published to {exchange} with the routing key {key}")
     if "x-death" in (properties.headers or {}):
         raise UnusableMessage("it is the dead letter of some queue, and was not published here")
-    return authenticate_sender(properties.user_id, clients), parse_message_id(properties.message_id), parse_body(message.body)
+    return (
+        authenticate_sender(properties.user_id, clients),
+        parse_message_id(properties.message_id),
+        parse_body(message.body),
+    )
 
 
 def authenticate_sender(user_id: str | None, clients: Sequence[Client]) -> Caller:

@@ -15,7 +15,13 @@ from relay.sinks.rabbitmq import Settings as SinkSettings
 from relay.sinks.rabbitmq import topology as events_topology
 
 _BINDING = {"bindingVersion": "0.3.0"}
-_ANSWERS = ("approval.recorded", "approval.granted", "approval.refused", "startrequest.accepted", "startrequest.failed")
+_ANSWERS = (
+    "approval.recorded",
+    "approval.granted",
+    "approval.refused",
+    "startrequest.accepted",
+    "startrequest.failed",
+)
 _SCOPE = {"description": "the group of VMs that reads the same document: the relay's scope"}
 
 
@@ -38,18 +44,31 @@ def describe(exchange: str = SinkSettings.model_fields["exchange"].default) -> d
                 "protocol": "amqps",
                 "protocolVersion": "0-9-1",
                 "description": "the RabbitMQ of the sink's url; that of approvals.amqp may be another",
-                "security": [{"$ref": "#/components/securitySchemes/password"}, {"$ref": "#/components/securitySchemes/certificate"}],
+                "security": [
+                    {"$ref": "#/components/securitySchemes/password"},
+                    {"$ref": "#/components/securitySchemes/certificate"},
+                ],
             }
         },
         "channels": {
             "events": {
                 "address": "{family}.{change}.{detail}.{scope}",
                 "description": "Bind a queue of your own. Lower case; every character outside [a-z0-9_-] is _.",
-                "messages": {kind.name: {"$ref": f"#/components/messages/{kind.name}"} for kind in CATALOG},
+                "messages": {
+                    kind.name: {"$ref": f"#/components/messages/{kind.name}"} for kind in CATALOG
+                },
                 "parameters": {
-                    "family": {"description": "what it is about", "enum": sorted({kind.name.partition(".")[0] for kind in CATALOG})},
-                    "change": {"description": "what happened", "enum": sorted({kind.name.partition(".")[2] for kind in CATALOG})},
-                    "detail": {"description": "the event type; of relay.* the sink's name; none where there is neither"},
+                    "family": {
+                        "description": "what it is about",
+                        "enum": sorted({kind.name.partition(".")[0] for kind in CATALOG}),
+                    },
+                    "change": {
+                        "description": "what happened",
+                        "enum": sorted({kind.name.partition(".")[2] for kind in CATALOG}),
+                    },
+                    "detail": {
+                        "description": "the event type; of relay.* the sink's name; none where there is neither"
+                    },
                     "scope": _SCOPE,
                 },
                 "bindings": {"amqp": _exchange(exchanges[exchange])},
@@ -57,7 +76,10 @@ def describe(exchange: str = SinkSettings.model_fields["exchange"].default) -> d
             "approvals": {
                 "address": "approve.{scope}",
                 "description": "Publish with this very key: what comes by CC, or as the dead letter of another queue, is not taken.",
-                "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in ("decision", "decisionEvent")},
+                "messages": {
+                    name: {"$ref": f"#/components/messages/{name}"}
+                    for name in ("decision", "decisionEvent")
+                },
                 "parameters": {"scope": _SCOPE},
                 "bindings": {"amqp": _exchange(exchanges[f"{exchange}.approvals"])},
             },
@@ -72,7 +94,9 @@ def describe(exchange: str = SinkSettings.model_fields["exchange"].default) -> d
                 "action": "send",
                 "channel": {"$ref": "#/channels/events"},
                 "summary": "Tell what happened, at least once, in order per EventId. Drop repeats by source and id.",
-                "bindings": {"amqp": {"deliveryMode": 2, "mandatory": True, "timestamp": True, **_BINDING}},
+                "bindings": {
+                    "amqp": {"deliveryMode": 2, "mandatory": True, "timestamp": True, **_BINDING}
+                },
             },
             "decide": {
                 "action": "receive",
@@ -82,17 +106,27 @@ def describe(exchange: str = SinkSettings.model_fields["exchange"].default) -> d
                 "bindings": {"amqp": {"deliveryMode": 2, "ack": True, **_BINDING}},
                 "reply": {
                     "channel": {"$ref": "#/channels/events"},
-                    "messages": [{"$ref": f"#/channels/events/messages/{name}"} for name in _ANSWERS],
+                    "messages": [
+                        {"$ref": f"#/channels/events/messages/{name}"} for name in _ANSWERS
+                    ],
                 },
             },
         },
         "components": {
             "messages": {**{kind.name: _event(kind) for kind in CATALOG}, **_decisions()},
             "schemas": {"decision": _decision()},
-            "correlationIds": {"event": {"description": "the EventId", "location": "$message.payload#/correlationid"}},
+            "correlationIds": {
+                "event": {
+                    "description": "the EventId",
+                    "location": "$message.payload#/correlationid",
+                }
+            },
             "securitySchemes": {
                 "password": {"type": "userPassword"},
-                "certificate": {"type": "X509", "description": "a client certificate, with auth=external"},
+                "certificate": {
+                    "type": "X509",
+                    "description": "a client certificate, with auth=external",
+                },
             },
         },
     }
@@ -105,7 +139,12 @@ def _exchange(part: Exchange) -> dict[str, Any]:
 
 def _queue(part: Queue) -> dict[str, Any]:
     bound = {"name": part.name, "durable": True, "exclusive": False, "autoDelete": False}
-    binding = {"is": "queue", "queue": bound, **_arguments({"x-queue-type": "quorum", **part.arguments}), **_BINDING}
+    binding = {
+        "is": "queue",
+        "queue": bound,
+        **_arguments({"x-queue-type": "quorum", **part.arguments}),
+        **_BINDING,
+    }
     channel: dict[str, Any] = {
         "address": part.name,
         "description": f"Bound to the exchange {part.source} with the key {part.key or '(none)'}.",
@@ -119,16 +158,29 @@ def _arguments(arguments: Any) -> dict[str, Any]:
 
 
 def _event(kind: EventDefinition) -> dict[str, Any]:
-    payload = {name: value for name, value in event_schema(kind).items() if not name.startswith("$")}
-    attributes = {name: {"type": "string", "maxLength": LONGEST_TEXT} for name in payload["properties"] if name != "data"}
+    payload = {
+        name: value for name, value in event_schema(kind).items() if not name.startswith("$")
+    }
+    attributes = {
+        name: {"type": "string", "maxLength": LONGEST_TEXT}
+        for name in payload["properties"]
+        if name != "data"
+    }
     return {
         "name": kind.type,
         "title": kind.name,
         "summary": kind.when,
         "contentType": CONTENT_TYPE,
-        "headers": {"type": "object", "properties": {f"ce-{name}": value for name, value in attributes.items()}},
+        "headers": {
+            "type": "object",
+            "properties": {f"ce-{name}": value for name, value in attributes.items()},
+        },
         "payload": payload,
-        **({"correlationId": {"$ref": "#/components/correlationIds/event"}} if not kind.name.startswith("relay.") else {}),
+        **(
+            {"correlationId": {"$ref": "#/components/correlationIds/event"}}
+            if not kind.name.startswith("relay.")
+            else {}
+        ),
         "bindings": {"amqp": {"messageType": kind.type, **_BINDING}},
         "x-amqp-properties": {
             "message_id": "the CloudEvent's id",
@@ -149,10 +201,19 @@ def _decisions() -> dict[str, Any]:
         "properties": {"specversion": {"const": "1.0"}, "data": reference},
         "required": ["specversion", "data"],
     }
-    common = {"contentType": "application/json", "bindings": {"amqp": _BINDING}, "x-amqp-properties": properties}
+    common = {
+        "contentType": "application/json",
+        "bindings": {"amqp": _BINDING},
+        "x-amqp-properties": properties,
+    }
     return {
         "decision": {"name": "decision", "title": "A decision", "payload": reference, **common},
-        "decisionEvent": {"name": "decisionEvent", "title": "The same as a CloudEvent", "payload": cloud_event, **common},
+        "decisionEvent": {
+            "name": "decisionEvent",
+            "title": "The same as a CloudEvent",
+            "payload": cloud_event,
+            **common,
+        },
     }
 
 

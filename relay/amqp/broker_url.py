@@ -21,14 +21,29 @@ def parse_urls(text: str) -> tuple[URL, ...]:
     """
     match = _URL.fullmatch(text)
     try:
-        urls = tuple(URL(f"{match['begin']}{host}{match['end'] or ''}") for host in match["hosts"].split(",")) if match else ()
+        urls = (
+            tuple(
+                URL(f"{match['begin']}{host}{match['end'] or ''}")
+                for host in match["hosts"].split(",")
+            )
+            if match
+            else ()
+        )
     except ValueError:
         urls = ()
     if not urls or not all(url.host for url in urls):
-        raise ValueError("expected a URL such as amqps://user:password@broker.example.com/vhost, got something else")
+        raise ValueError(
+            "expected a URL such as amqps://user:password@broker.example.com/vhost, got something else"
+        )
     # What a name resolves to is seen when it is dialled.
-    if any(is_refused(address) for url in urls if (address := parse_address_literal(url.host or "")) is not None):
-        raise ValueError("expected a broker's address, got a metadata or host address, which no sink may reach")
+    if any(
+        is_refused(address)
+        for url in urls
+        if (address := parse_address_literal(url.host or "")) is not None
+    ):
+        raise ValueError(
+            "expected a broker's address, got a metadata or host address, which no sink may reach"
+        )
     _check_options(urls[0])
     return urls
 
@@ -36,7 +51,9 @@ def parse_urls(text: str) -> tuple[URL, ...]:
 def _check_options(url: URL) -> None:
     auth = url.query.get("auth", "plain")
     if not _OPTIONS.issuperset(url.query) or len(url.query) != len(set(url.query)):
-        raise ValueError(f"expected nothing behind the ? but {', '.join(sorted(_OPTIONS))}, each once")
+        raise ValueError(
+            f"expected nothing behind the ? but {', '.join(sorted(_OPTIONS))}, each once"
+        )
     if url.query and url.scheme != "amqps":
         raise ValueError(f"expected amqps, got amqp: {', '.join(sorted(_OPTIONS))} are for TLS")
     if auth not in ("plain", "external"):

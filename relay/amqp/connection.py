@@ -51,14 +51,18 @@ class Connection(aio_pika.Connection):
         """Whether it is no more, whoever ended it; ``is_closed`` is true only of one that we left."""
         return not self.connected.is_set()
 
-    async def create(self, url: URL, **_: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def create(
+        self, url: URL, **_: object
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Dial, as aiormq asks of a transport factory. Raises OSError."""
         loop = asyncio.get_running_loop()
         for name in FILES & url.query.keys():
             Path(url.query[name]).open("rb").close()  # noqa: ASYNC230  # the error of ssl does not say which file it is about
         context = await asyncio.to_thread(_context, url) if url.scheme == "amqps" else None
         addresses = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-        dialled = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=0.25, socket_factory=guarded_socket)
+        dialled = await aiohappyeyeballs.start_connection(
+            addresses, happy_eyeballs_delay=0.25, socket_factory=guarded_socket
+        )
         reader = SanitizingReader()
         transport, protocol = await loop.create_connection(
             lambda: asyncio.StreamReaderProtocol(reader),
@@ -73,7 +77,10 @@ class Connection(aio_pika.Connection):
     async def leave(self) -> None:
         """Close in order, or without a farewell after `CLOSE_TIMEOUT` seconds. Raises nothing but a cancellation."""
         try:
-            with contextlib.suppress(Exception), self.cut_after(CLOSE_TIMEOUT):  # it is over either way
+            with (
+                contextlib.suppress(Exception),
+                self.cut_after(CLOSE_TIMEOUT),
+            ):  # it is over either way
                 await self.close()
         finally:
             self._cut()
@@ -162,7 +169,9 @@ async def connected(url: URL, name: str, heartbeat: int = HEARTBEAT) -> AsyncIte
             if is_cancelled():
                 raise
             trouble = describe_failure(error)
-            raise Deferred(f"no connection to {host_port(url)}: {trouble.reason}", status=trouble.status) from None
+            raise Deferred(
+                f"no connection to {host_port(url)}: {trouble.reason}", status=trouble.status
+            ) from None
         raise_if_cancelled()
         yield connection
     finally:

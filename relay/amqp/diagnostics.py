@@ -42,38 +42,75 @@ async def diagnose(
     looked = False
     for url in urls:
         try:
-            async with connected(url, "imds-relay doctor") as connection, asyncio.timeout(SETUP_TIMEOUT):
-                findings.append(ok(about, f"connected to {host_port(url)}{' with TLS' if url.scheme == 'amqps' else ''}"))
+            async with (
+                connected(url, "imds-relay doctor") as connection,
+                asyncio.timeout(SETUP_TIMEOUT),
+            ):
+                findings.append(
+                    ok(
+                        about,
+                        f"connected to {host_port(url)}{' with TLS' if url.scheme == 'amqps' else ''}",
+                    )
+                )
                 if not looked:
-                    findings.extend([await _exists(about, connection, part, declare, reads) for part in parts])
-                    findings.extend([await _may_write(about, connection, *writes)] if writes is not None else [])
+                    findings.extend(
+                        [await _exists(about, connection, part, declare, reads) for part in parts]
+                    )
+                    findings.extend(
+                        [await _may_write(about, connection, *writes)] if writes is not None else []
+                    )
                     looked = True
         except Deferred as error:
-            findings.append(failure(about, error.reason, "correct the url, or see that the broker runs and lets this VM through"))
+            findings.append(
+                failure(
+                    about,
+                    error.reason,
+                    "correct the url, or see that the broker runs and lets this VM through",
+                )
+            )
         except (Exception, asyncio.CancelledError) as error:  # aiormq cancels whom nobody cancelled
             if is_cancelled():
                 raise
-            findings.append(failure(about, f"{host_port(url)}: {describe_failure(error).reason}", "see the broker's log"))
+            findings.append(
+                failure(
+                    about,
+                    f"{host_port(url)}: {describe_failure(error).reason}",
+                    "see the broker's log",
+                )
+            )
     return findings
 
 
-async def _exists(about: str, connection: Connection, part: Exchange | Queue, declare: Declare, reads: str | None) -> Finding:
+async def _exists(
+    about: str, connection: Connection, part: Exchange | Queue, declare: Declare, reads: str | None
+) -> Finding:
     async with connection.channel(publisher_confirms=False) as channel:
         try:
             await part.declare(channel, passive=True)
         except amqp.ChannelNotFoundEntity:
             if declare is True:
-                return ok(about, f"{part.title} is not there yet: the relay makes it, for which its user needs configure")
-            return failure(about, f"the broker has no {part.title}", "make it, or set declare: true")
+                return ok(
+                    about,
+                    f"{part.title} is not there yet: the relay makes it, for which its user needs configure",
+                )
+            return failure(
+                about, f"the broker has no {part.title}", "make it, or set declare: true"
+            )
         except ChannelAccessRefused as error:
             if declare is True:
                 return failure(
-                    about, f"the user has no right on {part.title} ({broker_message(error)})", "grant it configure, write and read on it"
+                    about,
+                    f"the user has no right on {part.title} ({broker_message(error)})",
+                    "grant it configure, write and read on it",
                 )
             unknown = f"whether {part.title} is there is unknown: the user has no right to look ({broker_message(error)})"
             # Of the parts the relay itself uses the exchange, for which `_may_write` asks, and this queue.
             is_read = isinstance(part, Queue) and part.name == reads
-            return warning(about, unknown, "grant the user read on it") if is_read else ok(about, unknown)
+            return (
+                warning(about, unknown, "grant the user read on it")
+                if is_read
+                else ok(about, unknown)
+            )
     return ok(about, f"{part.title} is there")
 
 
@@ -81,11 +118,24 @@ async def _may_write(about: str, connection: Connection, exchange: str, key: str
     async with connection.channel() as channel:
         wire = cast("aiormq.Channel", await channel.get_underlay_channel())
         try:
-            await wire.basic_publish(b"", exchange=exchange, routing_key=key, properties=Basic.Properties(expiration=_NEVER))
+            await wire.basic_publish(
+                b"",
+                exchange=exchange,
+                routing_key=key,
+                properties=Basic.Properties(expiration=_NEVER),
+            )
         except ChannelAccessRefused as error:
-            return failure(about, f"the user may not publish ({broker_message(error)})", "grant it write on the exchange, and on the topic")
+            return failure(
+                about,
+                f"the user may not publish ({broker_message(error)})",
+                "grant it write on the exchange, and on the topic",
+            )
         except amqp.ChannelPreconditionFailed:
             return ok(about, f"the user may publish to {exchange}")
         except amqp.ChannelNotFoundEntity:
             return ok(about, f"whether the user may publish shows when {exchange} is there")
-    return warning(about, "whether the user may publish could not be seen", "see the rights of the user on the broker")
+    return warning(
+        about,
+        "whether the user may publish could not be seen",
+        "see the rights of the user on the broker",
+    )

@@ -30,7 +30,10 @@ class ConnectionFailure:
 
 def combine(troubles: Sequence[ConnectionFailure]) -> ConnectionFailure:
     """The same troubles as one, whatever their order: those of several hosts."""
-    reasons, failures = {trouble.reason for trouble in troubles}, {trouble.failure for trouble in troubles}
+    reasons, failures = (
+        {trouble.reason for trouble in troubles},
+        {trouble.failure for trouble in troubles},
+    )
     failure = troubles[-1].failure if len(failures) == 1 else "transient"
     return ConnectionFailure("; ".join(sorted(reasons)), failure, troubles[-1].status)
 
@@ -51,14 +54,21 @@ def describe_failure(error: BaseException) -> ConnectionFailure:
             return ConnectionFailure("the broker did not answer in time")
         case amqp.ProbableAuthenticationError():
             return ConnectionFailure(
-                f"the broker refused user, password or certificate ({broker_message(error)}): correct the url", status=403
+                f"the broker refused user, password or certificate ({broker_message(error)}): correct the url",
+                status=403,
             )
         case amqp.AuthenticationError(args=(offered, _)):
-            remedy = "correct auth in the url, or for auth=external enable rabbitmq_auth_mechanism_ssl"
+            remedy = (
+                "correct auth in the url, or for auth=external enable rabbitmq_auth_mechanism_ssl"
+            )
             return ConnectionFailure(f"the broker takes {offered} alone: {remedy}", status=403)
-        case amqp.InvalidFrameError() if "Connection.Close" in broker_message(error):  # aiormq keeps the broker's own words to itself
+        case amqp.InvalidFrameError() if "Connection.Close" in broker_message(
+            error
+        ):  # aiormq keeps the broker's own words to itself
             remedy = "see that it exists, that the user has rights in it, and that no limit of connections is reached"
-            return ConnectionFailure(f"the broker did not open the virtual host: {remedy}", status=530)
+            return ConnectionFailure(
+                f"the broker did not open the virtual host: {remedy}", status=530
+            )
         case OSError() if not isinstance(error, amqp.AMQPError):
             return ConnectionFailure(_of_system(error))
         case _:
@@ -74,7 +84,9 @@ def _of_system(error: OSError) -> str:
             return f"the broker's certificate is not one that we trust ({why}): {remedy}"
         case ssl.SSLError():
             return f"no TLS with the broker: {error.reason or broker_message(error)}"
-        case OSError(errno=int(number)) if "Connect call failed" in broker_message(error):  # asyncio's words, which hide the system's
+        case OSError(errno=int(number)) if "Connect call failed" in broker_message(
+            error
+        ):  # asyncio's words, which hide the system's
             return os.strerror(number)
         case OSError(filename=str(file)):
             return f"{file}: {error.strerror}"

@@ -27,7 +27,9 @@ class SanitizingReader(asyncio.StreamReader):
     def __init__(self) -> None:
         super().__init__(loop=asyncio.get_running_loop())
         self._frame = b""  # what is left of one, which aiormq reads in three pieces
-        self._left_out: dict[int, int] = {}  # by channel: bytes of a body that are still to come, and are not handed on
+        self._left_out: dict[
+            int, int
+        ] = {}  # by channel: bytes of a body that are still to come, and are not handed on
 
     @override
     async def readexactly(self, n: int) -> bytes:
@@ -55,7 +57,12 @@ class SanitizingReader(asyncio.StreamReader):
 class CoalescingWriter(asyncio.StreamWriter):
     """A stream to the broker. What is written in one turn of the loop goes out in one piece, as aiormq writes each message alone."""
 
-    def __init__(self, transport: asyncio.WriteTransport, protocol: asyncio.StreamReaderProtocol, reader: asyncio.StreamReader) -> None:
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        protocol: asyncio.StreamReaderProtocol,
+        reader: asyncio.StreamReader,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         super().__init__(transport, protocol, reader, self._loop)
         self._written: list[bytes] = []

@@ -32,7 +32,9 @@ class Exchange:
 
     async def declare(self, channel: aio_pika.abc.AbstractChannel, *, passive: bool) -> None:
         """Make it, or only see that it exists. Raises what aio-pika raises."""
-        await channel.declare_exchange(self.name, self.type, durable=True, passive=passive, arguments=dict(self.arguments))
+        await channel.declare_exchange(
+            self.name, self.type, durable=True, passive=passive, arguments=dict(self.arguments)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,17 @@ class Queue:
     async def declare(self, channel: aio_pika.abc.AbstractChannel, *, passive: bool) -> None:
         """Make and bind it, or only see that it exists. Raises what aio-pika raises."""
         arguments = {"x-queue-type": "quorum", **self.arguments}
-        queue = await channel.declare_queue(self.name, durable=True, passive=passive, arguments=arguments)
+        queue = await channel.declare_queue(
+            self.name, durable=True, passive=passive, arguments=arguments
+        )
         if not passive:
             await queue.bind(self.source, self.key)
 
 
 async def establish(
-    connection: aio_pika.abc.AbstractConnection, parts: tuple[Exchange | Queue, ...], declare: Declare
+    connection: aio_pika.abc.AbstractConnection,
+    parts: tuple[Exchange | Queue, ...],
+    declare: Declare,
 ) -> tuple[Exchange | Queue, ...]:
     """See to it that the parts exist, as ``declare`` says: True makes them, ``passive`` looks, False does neither.
 
@@ -82,18 +88,27 @@ async def establish(
                     raise Deferred(reason, failure="slow", status=403) from None
                 unseen.append(part)
             except amqp.ChannelPreconditionFailed as error:
-                remedy = "delete it so that it is made anew, or set declare: passive to use it as it is"
+                remedy = (
+                    "delete it so that it is made anew, or set declare: passive to use it as it is"
+                )
                 raise Deferred(
-                    f"{part.title} exists and is another than this relay makes ({broker_message(error)}): {remedy}", status=406
+                    f"{part.title} exists and is another than this relay makes ({broker_message(error)}): {remedy}",
+                    status=406,
                 ) from None
         raise_if_cancelled()
     if missing:
         remedy = "make what is missing, or set declare: true, or declare: false to go without"
-        raise Deferred(f"the broker has no {', no '.join(missing)}: {remedy}", failure="slow", status=404)
+        raise Deferred(
+            f"the broker has no {', no '.join(missing)}: {remedy}", failure="slow", status=404
+        )
     return tuple(unseen)
 
 
 def not_seen(parts: tuple[Exchange | Queue, ...]) -> str:
     """The end of a sentence that says which parts could not be looked at; empty where there is none."""
     titles = ", ".join(part.title for part in parts)
-    return f"; whether these exist is unknown, as the user has no right to look: {titles}" if parts else ""
+    return (
+        f"; whether these exist is unknown, as the user has no right to look: {titles}"
+        if parts
+        else ""
+    )

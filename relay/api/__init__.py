@@ -30,7 +30,9 @@ _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})
 
 def _sha256(text: str) -> str:
     if re.fullmatch(r"[0-9a-fA-F]{64}", text) is None:
-        raise ValueError("expected 64 hexadecimal digits: the SHA-256 of the key, as `imds-relay keys` prints it")
+        raise ValueError(
+            "expected 64 hexadecimal digits: the SHA-256 of the key, as `imds-relay keys` prints it"
+        )
     return text.lower()
 
 
@@ -43,7 +45,9 @@ def _listen(text: str) -> str:
 
 def _socket(path: Path) -> Path:
     if (length := len(os.fsencode(path))) > _LONGEST_SOCKET:
-        raise ValueError(f"expected a path of at most {_LONGEST_SOCKET} bytes, which is what a socket can have, got one of {length}")
+        raise ValueError(
+            f"expected a path of at most {_LONGEST_SOCKET} bytes, which is what a socket can have, got one of {length}"
+        )
     return path
 
 
@@ -52,7 +56,9 @@ class Client(Section):
 
     name: str = Field(pattern=CLIENT_NAME)
     """The principal is client:<name>."""
-    key_sha256: tuple[Annotated[str, AfterValidator(_sha256)], ...] = Field(default=(), max_length=2)
+    key_sha256: tuple[Annotated[str, AfterValidator(_sha256)], ...] = Field(
+        default=(), max_length=2
+    )
     """SHA-256 of the bearer key; two while it is changed."""
     key: SecretStr | None = None
     """The bearer key itself, where it must be."""
@@ -108,7 +114,9 @@ class Client(Section):
         try:
             return tuple(key_of(secret) for secret in self.reveal_all("secrets"))
         except ValueError as error:
-            raise ValueError(f"clients: {self.name}: secrets{'_file' if self.secrets_file is not None else ''}: {error}") from None
+            raise ValueError(
+                f"clients: {self.name}: secrets{'_file' if self.secrets_file is not None else ''}: {error}"
+            ) from None
 
 
 class ServerTlsSettings(Section):
@@ -148,14 +156,25 @@ class ApiSettings(Section):
     @property
     def client_resources(self) -> dict[str, tuple[str, ...] | None]:
         """The principals of those clients that may approve, and the machines that each may speak for; None: every one."""
-        return {principal: one.resources for one in self.clients if "approve" in one.can for principal in one.principals}
+        return {
+            principal: one.resources
+            for one in self.clients
+            if "approve" in one.can
+            for principal in one.principals
+        }
 
     @model_validator(mode="after")
     def _safe(self) -> ApiSettings:
         if self.tls is None and not self.allow_http and _LOOPBACK.fullmatch(self.host) is None:
-            raise ValueError(f"listen: expected tls, or allow_http: true behind a proxy, to listen on {self.listen}")
-        if any(one.san for one in self.clients) and (self.tls is None or self.tls.client_ca_file is None):
-            raise ValueError("clients: expected tls.client_ca_file, which signs the certificates that a san is in")
+            raise ValueError(
+                f"listen: expected tls, or allow_http: true behind a proxy, to listen on {self.listen}"
+            )
+        if any(one.san for one in self.clients) and (
+            self.tls is None or self.tls.client_ca_file is None
+        ):
+            raise ValueError(
+                "clients: expected tls.client_ca_file, which signs the certificates that a san is in"
+            )
         # The names in a certificate are compared without case.
         sans = [one.san.lower() if one.san is not None else None for one in self.clients]
         named: dict[str, list[str | None]] = {
@@ -166,16 +185,22 @@ class ApiSettings(Section):
         for what, values in named.items():
             repeated = {value for value in values if value is not None and values.count(value) > 1}
             if repeated:
-                raise ValueError(f"clients: expected every {what} once, {', '.join(sorted(repeated))} comes again")
+                raise ValueError(
+                    f"clients: expected every {what} once, {', '.join(sorted(repeated))} comes again"
+                )
         owners: dict[bytes, str] = {}
         for one in self.clients:
             for digest in one.key_digests():
                 if owners.setdefault(digest, one.name) != one.name:
-                    raise ValueError(f"clients: expected a key of its own for each, {owners[digest]} and {one.name} have the same")
+                    raise ValueError(
+                        f"clients: expected a key of its own for each, {owners[digest]} and {one.name} have the same"
+                    )
             # A signature covers the body, and not whose it is said to be: with one secret, one's vote would be another's too.
             for key in one.signing_keys():
                 if owners.setdefault(key, one.name) != one.name:
-                    raise ValueError(f"clients: expected secrets of its own for each, {owners[key]} and {one.name} share one")
+                    raise ValueError(
+                        f"clients: expected secrets of its own for each, {owners[key]} and {one.name} share one"
+                    )
         return self
 
 

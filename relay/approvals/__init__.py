@@ -12,10 +12,27 @@ from pydantic import Field, model_validator
 
 from relay.amqp.settings import BrokerSection
 from relay.amqp.topology import Declare
-from relay.approvals.rules import Lifetime, Member, Principal, Quorum, Rule, RuleConditions, Span, eligible_voters, person_for
+from relay.approvals.rules import (
+    Lifetime,
+    Member,
+    Principal,
+    Quorum,
+    Rule,
+    RuleConditions,
+    Span,
+    eligible_voters,
+    person_for,
+)
 from relay.settings import Section
 
-__all__ = ["AmqpSettings", "ApprovalsSettings", "Quorum", "Rule", "StartRequestPort", "eligible_voters"]
+__all__ = [
+    "AmqpSettings",
+    "ApprovalsSettings",
+    "Quorum",
+    "Rule",
+    "StartRequestPort",
+    "eligible_voters",
+]
 
 
 class AmqpSettings(BrokerSection):
@@ -51,11 +68,15 @@ class ApprovalsSettings(Section):
         for name, principals in self.people.items():
             for one in principals:
                 if owners.setdefault(one, name) != name:
-                    raise ValueError(f"people: expected every principal for one person, {one} is of {owners[one]} and of {name}")
+                    raise ValueError(
+                        f"people: expected every principal for one person, {one} is of {owners[one]} and of {name}"
+                    )
         for name, members in self.groups.items():
             for one in members:
                 if one.startswith("person:") and one.removeprefix("person:") not in self.people:
-                    raise ValueError(f"groups.{name}: expected a person of approvals.people, {one} is none")
+                    raise ValueError(
+                        f"groups.{name}: expected a person of approvals.people, {one} is none"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -65,7 +86,9 @@ class ApprovalsSettings(Section):
             if names.count(rule.name) > 1:
                 raise ValueError(f"rules: expected names that differ, {rule.name} comes twice")
             if any(earlier.match == RuleConditions() for earlier in self.rules[:number]):
-                raise ValueError(f"rules.{rule.name}: it can never decide, since a rule before it matches every event; put that one last")
+                raise ValueError(
+                    f"rules.{rule.name}: it can never decide, since a rule before it matches every event; put that one last"
+                )
             if isinstance(rule.approve, Quorum):
                 self._can_be_met(rule.name, rule.approve)
         return self
@@ -74,13 +97,22 @@ class ApprovalsSettings(Section):
         for one in approve.from_:
             kind, _, named = one.partition(":")
             if kind == "group" and named not in self.groups:
-                raise ValueError(f"rules.{name}.approve.from: expected a group of approvals.groups, {one} is none")
+                raise ValueError(
+                    f"rules.{name}.approve.from: expected a group of approvals.groups, {one} is none"
+                )
             if kind == "person" and named not in self.people:
-                raise ValueError(f"rules.{name}.approve.from: expected a person of approvals.people, {one} is none")
-        able = {person_for(one, self.people) for one in eligible_voters(approve, self.groups, self.people)}
+                raise ValueError(
+                    f"rules.{name}.approve.from: expected a person of approvals.people, {one} is none"
+                )
+        able = {
+            person_for(one, self.people)
+            for one in eligible_voters(approve, self.groups, self.people)
+        }
         if len(able) < approve.votes:
             once = ", of whom each person counts once" if self.people else ""
-            raise ValueError(f"rules.{name}.approve: {approve.votes} votes can never come from {len(able)} principals{once}")
+            raise ValueError(
+                f"rules.{name}.approve: {approve.votes} votes can never come from {len(able)} principals{once}"
+            )
 
 
 class StartRequestPort(Protocol):

@@ -10,9 +10,7 @@ from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all
 from relay.events.timestamps import format_rfc3339
 
-HOLD_NOTICE = (
-    "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"
-)
+HOLD_NOTICE = "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"
 """Every text about a hold says it (docs/guarantees.md#a-hold-stops-this-relay-only)."""
 
 
@@ -31,10 +29,14 @@ def authorize(approval: DecisionRequest, standing: ApprovalStatus | None) -> Ref
     ``standing`` is None when the EventId is unknown or the scope is another.
     """
     if standing is None:
-        return Refusal(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`")
+        return Refusal(
+            404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
+        )
     refusal = _too_late(approval, standing) or _not_allowed(approval, standing)
     if refusal is None and standing.mode == "off":
-        refusal = Refusal(503, "approvals are off; an operator can turn them on: imds-relay approvals on")
+        refusal = Refusal(
+            503, "approvals are off; an operator can turn them on: imds-relay approvals on"
+        )
     return refusal
 
 
@@ -45,16 +47,33 @@ def _too_late(approval: DecisionRequest, standing: ApprovalStatus) -> Refusal | 
     if event.started:
         return Refusal(409, "the event has started already")
     if approval.decision == "release":
-        return Refusal(409, f"no hold is on this event; {HOLD_NOTICE}") if not standing.active_holds else None
+        return (
+            Refusal(409, f"no hold is on this event; {HOLD_NOTICE}")
+            if not standing.active_holds
+            else None
+        )
     closes = standing.voting_closes_at if approval.decision == "approve" else standing.not_before
     if closes is not None and standing.now >= closes:
-        return Refusal(409, f"too late: it closed at {format_rfc3339(closes)}, it is {format_rfc3339(standing.now)}")
+        return Refusal(
+            409,
+            f"too late: it closed at {format_rfc3339(closes)}, it is {format_rfc3339(standing.now)}",
+        )
     if approval.decision == "hold":
-        return Refusal(409, f"too late: the StartRequest is on its way; {HOLD_NOTICE}") if standing.is_claimed else None
+        return (
+            Refusal(409, f"too late: the StartRequest is on its way; {HOLD_NOTICE}")
+            if standing.is_claimed
+            else None
+        )
     if approval.revision != occurrence.revision:
-        return Refusal(409, f"the event has changed since that revision; the current one is {occurrence.revision}")
+        return Refusal(
+            409,
+            f"the event has changed since that revision; the current one is {occurrence.revision}",
+        )
     if not is_scheduled(event):
-        return Refusal(409, f"only a Scheduled event can be approved, this one is {event.event_status or 'without a status'}")
+        return Refusal(
+            409,
+            f"only a Scheduled event can be approved, this one is {event.event_status or 'without a status'}",
+        )
     if standing.refused_by_imds:
         return Refusal(409, "IMDS refused the StartRequest for this event (400)")
     return None
@@ -66,29 +85,50 @@ def _not_allowed(approval: DecisionRequest, standing: ApprovalStatus) -> Refusal
     if lacking is not None:
         return Refusal(403, lacking)
     if not _may_speak(approval, rights, standing):
-        return Refusal(403, "the event concerns resources that you may not speak for; every one must be yours")
+        return Refusal(
+            403, "the event concerns resources that you may not speak for; every one must be yours"
+        )
     if approval.decision != "approve":
         return None
     if standing.rule is None:
         return Refusal(403, "no rule of approvals.rules allows this event to be approved")
-    if standing.quorum is not None and approval.caller.principal not in eligible_voters(standing.quorum, standing.groups, standing.people):
+    if standing.quorum is not None and approval.caller.principal not in eligible_voters(
+        standing.quorum, standing.groups, standing.people
+    ):
         return Refusal(403, f"rule {standing.rule.name} takes votes from others only")
     return None
 
 
 def _may_speak(approval: DecisionRequest, rights: Rights, standing: ApprovalStatus) -> bool:
     resources = standing.occurrence.event.resources
-    if approval.decision == "approve" and standing.quorum is not None and standing.quorum.each_resource:
-        return any(covers_all(rights.resources, (one,)) for one in resources)  # others speak for the rest
+    if (
+        approval.decision == "approve"
+        and standing.quorum is not None
+        and standing.quorum.each_resource
+    ):
+        return any(
+            covers_all(rights.resources, (one,)) for one in resources
+        )  # others speak for the rest
     return covers_all(rights.resources, resources)
 
 
 def _lacking(approval: DecisionRequest, rights: Rights, standing: ApprovalStatus) -> str | None:
     if approval.decision != "release":
-        return None if approval.decision in rights.can else f"you may not {approval.decision}: it is not in your rights (can)"
+        return (
+            None
+            if approval.decision in rights.can
+            else f"you may not {approval.decision}: it is not in your rights (can)"
+        )
     if "operate" in rights.can:
         return None
     if "hold" not in rights.can:
         return "you may not release: neither hold nor operate is in your rights (can)"
-    own = any(standing.person(hold.principal) == standing.person(approval.caller.principal) for hold in standing.active_holds)
-    return None if own else f"the hold is another's; its holder, or one who may operate, can release it; {HOLD_NOTICE}"
+    own = any(
+        standing.person(hold.principal) == standing.person(approval.caller.principal)
+        for hold in standing.active_holds
+    )
+    return (
+        None
+        if own
+        else f"the hold is another's; its holder, or one who may operate, can release it; {HOLD_NOTICE}"
+    )

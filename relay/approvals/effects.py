@@ -25,15 +25,23 @@ class ApprovalJournal:
 
     origin: Origin
 
-    def apply(self, tx: Transaction, effect: Transition, standing: ApprovalStatus, now: datetime) -> None:
+    def apply(
+        self, tx: Transaction, effect: Transition, standing: ApprovalStatus, now: datetime
+    ) -> None:
         """Write down one thing that follows from how an event stands, and tell it."""
         match effect:
             case VoidVotes(decisions, why):
                 for decision in decisions:
                     tx.decisions.stop_counting(decision.approval_id)
                 if why is not None:
-                    cause = decisions[-1].recorded_event_id if why == "expired" else standing.occurrence.last_event_id
-                    told = {"why": why} | ({"dryRun": True} if all(one.dry_run for one in decisions) else {})
+                    cause = (
+                        decisions[-1].recorded_event_id
+                        if why == "expired"
+                        else standing.occurrence.last_event_id
+                    )
+                    told = {"why": why} | (
+                        {"dryRun": True} if all(one.dry_run for one in decisions) else {}
+                    )
                     self.say(tx, "approval.voided", standing.occurrence.data, told, cause, now)
             case ExpireHold(hold):
                 tx.decisions.stop_counting(hold.approval_id)
@@ -61,10 +69,23 @@ class ApprovalJournal:
             "rule": rule,
         }
         # The cause is the vote, or the release, that completed it; of an automatic grant, the event itself.
-        completed = last is not None and (completing is not None or (last.decision == "release" and last.at == now))
+        completed = last is not None and (
+            completing is not None or (last.decision == "release" and last.at == now)
+        )
         by = last if completed else None
-        cause = (by.message_id or by.recorded_event_id) if by is not None else standing.occurrence.last_event_id
-        granted = self.say(tx, "approval.granted", standing.occurrence.data, with_mode(standing.mode, told), cause, now)
+        cause = (
+            (by.message_id or by.recorded_event_id)
+            if by is not None
+            else standing.occurrence.last_event_id
+        )
+        granted = self.say(
+            tx,
+            "approval.granted",
+            standing.occurrence.data,
+            with_mode(standing.mode, told),
+            cause,
+            now,
+        )
         tx.decisions.add_grant(
             standing.occurrence.id,
             standing.occurrence.revision,
@@ -75,7 +96,9 @@ class ApprovalJournal:
             cause=(by.message_id if by is not None else None) or granted,
         )
 
-    def _tell_expired(self, tx: Transaction, hold: Decision, standing: ApprovalStatus, now: datetime) -> None:
+    def _tell_expired(
+        self, tx: Transaction, hold: Decision, standing: ApprovalStatus, now: datetime
+    ) -> None:
         approval_id = new_id()
         told = {
             "approvalId": approval_id,
@@ -85,7 +108,14 @@ class ApprovalJournal:
             "reason": f"the hold of {hold.principal} expired; {HOLD_NOTICE}",
             **count(standing),
         }
-        said = self.say(tx, "approval.recorded", standing.occurrence.data, with_mode(standing.mode, told), hold.recorded_event_id, now)
+        said = self.say(
+            tx,
+            "approval.recorded",
+            standing.occurrence.data,
+            with_mode(standing.mode, told),
+            hold.recorded_event_id,
+            now,
+        )
         tx.decisions.add_decision(
             Decision(
                 approval_id,
@@ -104,15 +134,27 @@ class ApprovalJournal:
             )
         )
 
-    def tell_start(self, tx: Transaction, name: str, grant: Grant, reason: str | None, now: datetime) -> None:
+    def tell_start(
+        self, tx: Transaction, name: str, grant: Grant, reason: str | None, now: datetime
+    ) -> None:
         """Tell what became of a StartRequest."""
         after = next(one for one in tx.decisions.grants(grant.occurrence) if one.id == grant.id)
         told = {"status": after.status, "attempts": after.attempts, "reason": reason}
         self.say(tx, name, tx.snapshot.by_id(grant.occurrence).data, told, grant.cause, now)
 
-    def say(self, tx: Transaction, name: str, event: Mapping[str, Any], told: Mapping[str, Any], cause: str | None, at: datetime) -> str:
+    def say(
+        self,
+        tx: Transaction,
+        name: str,
+        event: Mapping[str, Any],
+        told: Mapping[str, Any],
+        cause: str | None,
+        at: datetime,
+    ) -> str:
         """Tell of an event what ``told`` says, because of ``cause``; returns the id."""
-        said = decision_event(name, self.origin, at, event=event, added=told, cause=cause, head=str(tx.head()))
+        said = decision_event(
+            name, self.origin, at, event=event, added=told, cause=cause, head=str(tx.head())
+        )
         tx.record(said, at)
         return said.id
 

@@ -45,7 +45,11 @@ def explain(standing: ApprovalStatus, rules: Sequence[Rule], scope: str) -> Appr
     """Everything that a person would ask about an event's approval."""
     have = {standing.person(one.principal) for one in standing.counted_votes}
     asks = standing.quorum
-    may = eligible_voters(asks, standing.groups, standing.people) if asks is not None and standing.is_open else frozenset()
+    may = (
+        eligible_voters(asks, standing.groups, standing.people)
+        if asks is not None and standing.is_open
+        else frozenset()
+    )
     return ApprovalExplanation(
         state=approval_state(standing),
         mode=standing.mode,
@@ -56,9 +60,15 @@ def explain(standing: ApprovalStatus, rules: Sequence[Rule], scope: str) -> Appr
         may_vote=tuple(sorted(one for one in may if standing.person(one) not in have)),
         uncovered_resources=standing.uncovered_resources if standing.is_open else (),
         voting_closes_at=standing.voting_closes_at,
-        counted_votes=tuple((one.principal, standing.expires_at(one)) for one in standing.counted_votes) if asks is not None else (),
+        counted_votes=tuple(
+            (one.principal, standing.expires_at(one)) for one in standing.counted_votes
+        )
+        if asks is not None
+        else (),
         holds=tuple((one.principal, one.expires) for one in standing.active_holds),
-        grant_expires_at=grant_expires_at(standing.active_grant, standing) if standing.active_grant is not None else None,
+        grant_expires_at=grant_expires_at(standing.active_grant, standing)
+        if standing.active_grant is not None
+        else None,
     )
 
 
@@ -73,5 +83,7 @@ def _weighed(rule: Rule, standing: ApprovalStatus, scope: str) -> RuleExplanatio
 
 
 def _meets(rule: Rule, key: str, standing: ApprovalStatus, scope: str) -> bool:
-    alone = rule.model_copy(update={"match": RuleConditions().model_copy(update={key: getattr(rule.match, key)})})
+    alone = rule.model_copy(
+        update={"match": RuleConditions().model_copy(update={key: getattr(rule.match, key)})}
+    )
     return alone.matches(standing.occurrence.data, scope, standing.now)

@@ -36,7 +36,12 @@ class Gate:
     """Approvals in, StartRequests out. ``names_us`` tells whether an event's resources name this VM."""
 
     def __init__(
-        self, ledger: ApprovalService, store: Store, port: StartRequestPort, clock: Clock, names_us: Callable[[Sequence[str]], bool]
+        self,
+        ledger: ApprovalService,
+        store: Store,
+        port: StartRequestPort,
+        clock: Clock,
+        names_us: Callable[[Sequence[str]], bool],
     ) -> None:
         self.service = ledger
         self._store = store
@@ -45,7 +50,9 @@ class Gate:
         self._names_us = names_us
         self._stepped = asyncio.Event()
         self._granted = asyncio.Event()
-        self._alone: set[int] = set()  # grants that a shared StartRequest with a 400 held: each is sent by itself
+        self._alone: set[int] = (
+            set()
+        )  # grants that a shared StartRequest with a 400 held: each is sent by itself
         self._first_seen: dict[int, float] = {}  # open grants, by the clock that nobody sets
         self._failures = 0
         store.listeners.recorded.append(lambda _: self.changed())
@@ -55,7 +62,10 @@ class Gate:
         try:
             return await self._store.transact(lambda tx: self.service.submit(tx, approval))
         except StoreUnavailable:
-            return DecisionAnswer(503, {"detail": "the decision cannot be recorded now; nothing was decided, try again"})
+            return DecisionAnswer(
+                503,
+                {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
+            )
 
     async def mode(self) -> Mode:
         """The switch as it holds."""
@@ -96,11 +106,16 @@ class Gate:
         while True:
             self._stepped.clear()
             try:
-                moment = await self._store.transact(lambda tx: self.service.apply_transitions(tx, self._clock.now()))
+                moment = await self._store.transact(
+                    lambda tx: self.service.apply_transitions(tx, self._clock.now())
+                )
             except StoreUnavailable:
                 await self._wait(self._stepped, _AGAIN)
                 continue
-            await self._wait(self._stepped, None if moment is None else (moment - self._clock.now()).total_seconds())
+            await self._wait(
+                self._stepped,
+                None if moment is None else (moment - self._clock.now()).total_seconds(),
+            )
 
     async def _send(self) -> None:
         """Send what was granted, as soon as it may go."""
@@ -154,14 +169,18 @@ class Gate:
             await self._clock.sleep(_AGAIN)
         else:
             if not claimed:
-                await self._wait(self._granted, _LOOK)  # what stood in the way is for the next step to tell
+                await self._wait(
+                    self._granted, _LOOK
+                )  # what stood in the way is for the next step to tell
 
     async def _claim_and_post(self, grants: Sequence[Grant]) -> bool:
         """Whether any could be claimed. Raises StoreUnavailable, with nothing sent, and what `_post` raises."""
         # Set before the claim is on disk: from then on a step must leave these grants to their answer.
         self.service.in_flight = frozenset(grant.id for grant in grants)
         try:
-            claims = await self._store.transact(lambda tx: self._claim(tx, grants, self._clock.now()))
+            claims = await self._store.transact(
+                lambda tx: self._claim(tx, grants, self._clock.now())
+            )
             if claims:
                 await self._post(claims)
         finally:
@@ -202,17 +221,25 @@ class Gate:
 
     async def _rest(self, error: SourceError) -> None:
         if self._failures == 0:
-            _log.warning("a StartRequest could not be sent, it will be tried again: %s", error.reason)
+            _log.warning(
+                "a StartRequest could not be sent, it will be tried again: %s", error.reason
+            )
         self._failures += 1
-        asked = error.retry_after if isinstance(error, SourceUnavailable) and error.retry_after else 0.0
-        await self._clock.sleep(max(asked, min(_AGAIN * 2.0 ** (self._failures - 1), _AGAIN_LATEST)))
+        asked = (
+            error.retry_after if isinstance(error, SourceUnavailable) and error.retry_after else 0.0
+        )
+        await self._clock.sleep(
+            max(asked, min(_AGAIN * 2.0 ** (self._failures - 1), _AGAIN_LATEST))
+        )
 
     async def _wait(self, event: asyncio.Event, seconds: float | None) -> None:
         """Return when the event is set, or after so many seconds, a minute at most; without seconds, only when it is set."""
         async with asyncio.TaskGroup() as group:
             waits: list[asyncio.Task[object]] = [group.create_task(event.wait())]
             if seconds is not None:
-                waits.append(group.create_task(self._clock.sleep(min(max(0.0, seconds), _LOOK_AT_LATEST))))
+                waits.append(
+                    group.create_task(self._clock.sleep(min(max(0.0, seconds), _LOOK_AT_LATEST)))
+                )
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()

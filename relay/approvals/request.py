@@ -94,7 +94,13 @@ class InvalidField(ValueError):
 class DecisionBody(BaseModel):
     """The body of ``POST /v1/approvals``, of a signed callback, and of a message."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
 
     # It is told as it was sent, as `subject`, where CloudEvents allow no control characters.
     eventId: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")  # noqa: N815  # the documented name
@@ -108,7 +114,13 @@ class DecisionBody(BaseModel):
     """Guards against a request that reached the wrong relay."""
 
     def approval(
-        self, caller: Caller, at: datetime, raw: bytes, *, request_id: str | None = None, message_id: str | None = None
+        self,
+        caller: Caller,
+        at: datetime,
+        raw: bytes,
+        *,
+        request_id: str | None = None,
+        message_id: str | None = None,
     ) -> DecisionRequest:
         """The request that this body makes when it comes from this caller; ``raw`` are its bytes."""
         return DecisionRequest(
@@ -148,7 +160,9 @@ def _once(pairs: list[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise MalformedBody(f"expected a JSON object with every key once, {key!r:.80} comes again")
+            raise MalformedBody(
+                f"expected a JSON object with every key once, {key!r:.80} comes again"
+            )
         seen.add(key)
 
 
@@ -160,4 +174,6 @@ def validate_body(fields: object) -> DecisionBody:
         return DecisionBody.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise InvalidField(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
+        raise InvalidField(
+            ".".join(str(part) for part in first["loc"]) or "body", first["msg"]
+        ) from error

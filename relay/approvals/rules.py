@@ -54,10 +54,15 @@ def _some_time(seconds: float) -> float:
 def _zone(name: str) -> str:
     try:
         ZoneInfo(name)
-    except (OSError, ValueError):  # ZoneInfoNotFoundError is a KeyError, and a folder of zones an OSError
+    except (
+        OSError,
+        ValueError,
+    ):  # ZoneInfoNotFoundError is a KeyError, and a folder of zones an OSError
         raise ValueError("expected a time zone such as UTC or Europe/Oslo") from None
     except KeyError:
-        raise ValueError("expected a time zone that this machine knows, such as UTC or Europe/Oslo") from None
+        raise ValueError(
+            "expected a time zone that this machine knows, such as UTC or Europe/Oslo"
+        ) from None
     return name
 
 
@@ -90,8 +95,15 @@ class Hours(Section):
     def are_active(self, now: datetime) -> bool:
         """Whether it is one of these hours now."""
         local = now.astimezone(ZoneInfo(self.zone))
-        minute, first, last = local.hour * 60 + local.minute, _minutes(self.from_), _minutes(self.to)
-        today, yesterday = _DAYS[local.weekday()] in self.days, _DAYS[local.weekday() - 1] in self.days
+        minute, first, last = (
+            local.hour * 60 + local.minute,
+            _minutes(self.from_),
+            _minutes(self.to),
+        )
+        today, yesterday = (
+            _DAYS[local.weekday()] in self.days,
+            _DAYS[local.weekday() - 1] in self.days,
+        )
         if first < last:
             return today and first <= minute < last
         return (today and minute >= first) or (yesterday and minute < last)
@@ -146,22 +158,37 @@ class Rule(Section):
 
     def matches(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
         """Whether an event (its CloudEvents ``data``) meets the conditions at this moment."""
-        return matches(self.match, data, scope) and (self.match.time is None or self.match.time.are_active(now))
+        return matches(self.match, data, scope) and (
+            self.match.time is None or self.match.time.are_active(now)
+        )
 
 
 def eligible_voters(
-    approve: Quorum, groups: Mapping[str, Sequence[str]], people: Mapping[str, Sequence[str]] = MappingProxyType({})
+    approve: Quorum,
+    groups: Mapping[str, Sequence[str]],
+    people: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> frozenset[str]:
     """The principals who may vote under a rule, groups and people taken apart. Raises KeyError for one that is not there."""
-    members = [member for one in approve.from_ for member in (groups[one.removeprefix("group:")] if one.startswith("group:") else (one,))]
+    members = [
+        member
+        for one in approve.from_
+        for member in (groups[one.removeprefix("group:")] if one.startswith("group:") else (one,))
+    ]
     return frozenset(
-        principal for one in members for principal in (people[one.removeprefix("person:")] if one.startswith("person:") else (one,))
+        principal
+        for one in members
+        for principal in (
+            people[one.removeprefix("person:")] if one.startswith("person:") else (one,)
+        )
     )
 
 
 def person_for(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     """Whose principal it is: ``person:<name>``, or the principal itself where no person is named for it."""
-    return next((f"person:{name}" for name, principals in people.items() if principal in principals), principal)
+    return next(
+        (f"person:{name}" for name, principals in people.items() if principal in principals),
+        principal,
+    )
 
 
 def _minutes(text: str) -> int:

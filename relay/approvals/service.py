@@ -23,7 +23,16 @@ from relay.outbox import Decision, Grant, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 
 _STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
-_UNKNOWN = ("eventType", "eventStatus", "resourceType", "resources", "notBefore", "description", "eventSource", "durationSeconds")
+_UNKNOWN = (
+    "eventType",
+    "eventStatus",
+    "resourceType",
+    "resources",
+    "notBefore",
+    "description",
+    "eventSource",
+    "durationSeconds",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,10 @@ class ApprovalService:
         return ApprovalStatus(
             occurrence,
             # A hold belongs to the EventId: one that left the document and is back is held as before.
-            (*tx.decisions.holds_before(occurrence.key, occurrence.id), *tx.decisions.for_occurrence(occurrence.id, counting=True)),
+            (
+                *tx.decisions.holds_before(occurrence.key, occurrence.id),
+                *tx.decisions.for_occurrence(occurrence.id, counting=True),
+            ),
             tuple(tx.decisions.grants(occurrence.id)),
             rule_for(self.settings.rules, occurrence, self.origin.scope, now),
             self.settings.groups,
@@ -84,7 +96,9 @@ class ApprovalService:
         # What time and the document made necessary comes first: a vote that is void, or a hold that has expired, is told as such.
         standing = self._step(tx, occurrence, approval.at) if occurrence is not None else None
         if first is not None:
-            refusal: Refusal | None = Refusal(409, "this id came before with another body; give each request an id of its own")
+            refusal: Refusal | None = Refusal(
+                409, "this id came before with another body; give each request an id of its own"
+            )
         else:
             refusal = authorize(approval, standing)
             if refusal is None and standing is not None and approval.link is not None:
@@ -96,9 +110,22 @@ class ApprovalService:
             answer = self._accept(tx, approval, standing)
         # A 404 may be asked again over HTTP; a message that comes again is to get no second event.
         # A link is used up by the decision that counts: a wrong code, or a right that was lacking, can be mended.
-        final = (202,) if approval.link else (202, 403, 409) if approval.message_id is None else (202, 403, 404, 409)
+        final = (
+            (202,)
+            if approval.link
+            else (202, 403, 409)
+            if approval.message_id is None
+            else (202, 403, 404, 409)
+        )
         if request_id is not None and first is None and answer.status in final:
-            tx.decisions.remember_answer(principal, request_id, approval.digest, answer.status, dict(answer.body), approval.at)
+            tx.decisions.remember_answer(
+                principal,
+                request_id,
+                approval.digest,
+                answer.status,
+                dict(answer.body),
+                approval.at,
+            )
         return answer
 
     def apply_transitions(self, tx: Transaction, now: datetime) -> datetime | None:
@@ -141,7 +168,9 @@ class ApprovalService:
                 "approvalId": grant.approval_id,
                 "grant": grant.id,
             }
-            tx.journal.append_note(now, "claim", {**facts, "attempt": grant.attempts + 1}, event_key=occurrence.key)
+            tx.journal.append_note(
+                now, "claim", {**facts, "attempt": grant.attempts + 1}, event_key=occurrence.key
+            )
             claims.append(Claim(grant, event_id))
         return claims
 
@@ -151,7 +180,14 @@ class ApprovalService:
             tx.decisions.record_answer(claim.grant.id, "accepted", 200)
             self._scribe.tell_start(tx, "startrequest.accepted", claim.grant, None, now)
 
-    def failed(self, tx: Transaction, claims: Sequence[Claim], status: int | None, reason: str, now: datetime) -> None:
+    def failed(
+        self,
+        tx: Transaction,
+        claims: Sequence[Claim],
+        status: int | None,
+        reason: str,
+        now: datetime,
+    ) -> None:
         """IMDS answered 400: another try would fare no better."""
         for claim in claims:
             tx.decisions.record_answer(claim.grant.id, "refused", status)
@@ -164,12 +200,24 @@ class ApprovalService:
 
     # --- a request
 
-    def _refuse(self, tx: Transaction, approval: DecisionRequest, standing: ApprovalStatus | None, refusal: Refusal) -> DecisionAnswer:
+    def _refuse(
+        self,
+        tx: Transaction,
+        approval: DecisionRequest,
+        standing: ApprovalStatus | None,
+        refusal: Refusal,
+    ) -> DecisionAnswer:
         if refusal.status != 503:  # HTTP
-            event = standing.occurrence.data if standing is not None else _unknown(approval.event_id)
+            event = (
+                standing.occurrence.data if standing is not None else _unknown(approval.event_id)
+            )
             told = _told(new_id(), approval, standing) | {"refusal": refusal.reason}
-            cause = approval.message_id or (standing.occurrence.last_event_id if standing is not None else None)
-            self._scribe.say(tx, "approval.refused", event, with_mode(self.mode(tx), told), cause, approval.at)
+            cause = approval.message_id or (
+                standing.occurrence.last_event_id if standing is not None else None
+            )
+            self._scribe.say(
+                tx, "approval.refused", event, with_mode(self.mode(tx), told), cause, approval.at
+            )
         body: dict[str, Any] = {"detail": refusal.reason}
         if refusal.status == 409 and standing is not None:  # HTTP
             body["revision"] = standing.occurrence.revision
@@ -177,7 +225,9 @@ class ApprovalService:
             body["field"] = refusal.field
         return DecisionAnswer(refusal.status, body)
 
-    def _accept(self, tx: Transaction, approval: DecisionRequest, standing: ApprovalStatus) -> DecisionAnswer:
+    def _accept(
+        self, tx: Transaction, approval: DecisionRequest, standing: ApprovalStatus
+    ) -> DecisionAnswer:
         # A request with an id of its own is told anew: over AMQP that is its answer. It replaces the vote that it repeats.
         live = _live(approval, standing) if approval.request_id is None else None
         approval_id = live.approval_id if live is not None else self._record(tx, approval, standing)
@@ -203,10 +253,18 @@ class ApprovalService:
             own = (hold for hold in standing.active_holds if _may_release(approval, hold, standing))
         else:
             # A principal has one vote and one hold: the newest.
-            same = (one for one in standing.decisions if (one.decision, one.principal) == (approval.decision, principal))
-            own = (one for one in same if one.decision == "hold" or one.revision == approval.revision)
+            same = (
+                one
+                for one in standing.decisions
+                if (one.decision, one.principal) == (approval.decision, principal)
+            )
+            own = (
+                one for one in same if one.decision == "hold" or one.revision == approval.revision
+            )
         for one in own:
-            if one.dry_run or not dry_run:  # what was said in a dry run replaces and releases nothing that was meant
+            if (
+                one.dry_run or not dry_run
+            ):  # what was said in a dry run replaces and releases nothing that was meant
                 tx.decisions.stop_counting(one.approval_id)
         decision = Decision(
             new_id(),
@@ -226,14 +284,20 @@ class ApprovalService:
         counted = replace(standing, decisions=(*standing.decisions, decision))
         told = with_mode(standing.mode, _told(decision.approval_id, approval, counted))
         cause = approval.message_id or standing.occurrence.last_event_id
-        said = self._scribe.say(tx, "approval.recorded", standing.occurrence.data, told, cause, approval.at)
+        said = self._scribe.say(
+            tx, "approval.recorded", standing.occurrence.data, told, cause, approval.at
+        )
         tx.decisions.add_decision(replace(decision, recorded_event_id=said))
         return decision.approval_id
 
     def _expires(self, approval: DecisionRequest, standing: ApprovalStatus) -> datetime | None:
         if approval.decision == "hold":
             return approval.at + timedelta(seconds=self.settings.hold_expires)
-        if approval.decision == "approve" and standing.quorum is not None and standing.quorum.expires is not None:
+        if (
+            approval.decision == "approve"
+            and standing.quorum is not None
+            and standing.quorum.expires is not None
+        ):
             return approval.at + timedelta(seconds=standing.quorum.expires)
         return None
 
@@ -241,7 +305,9 @@ class ApprovalService:
 
     def _step(self, tx: Transaction, occurrence: Occurrence, now: datetime) -> ApprovalStatus:
         """Step until nothing is left to be done; returns how it stands then."""
-        while effects := next_transitions(standing := self.status(tx, occurrence, now), self.in_flight):
+        while effects := next_transitions(
+            standing := self.status(tx, occurrence, now), self.in_flight
+        ):
             for effect in effects:
                 self._scribe.apply(tx, effect, standing, now)
         return standing
@@ -249,7 +315,9 @@ class ApprovalService:
 
 def stricter(settings: ApprovalsSettings, remembered: Mode, *, trusted: bool) -> Mode:
     """Of what the file says and what an operator said, the stricter; off where the store is not to be trusted."""
-    configured: Mode = "off" if not (settings.enabled and trusted) else "dry-run" if settings.dry_run else "on"
+    configured: Mode = (
+        "off" if not (settings.enabled and trusted) else "dry-run" if settings.dry_run else "on"
+    )
     return max(configured, remembered, key=_STRICTNESS.index)
 
 
@@ -259,11 +327,15 @@ def approval_summary(standing: ApprovalStatus) -> dict[str, Any]:
         "state": approval_state(standing),
         **count(standing),
         "missing": standing.votes_missing if standing.is_open else 0,
-        "closes": format_rfc3339(standing.voting_closes_at) if standing.voting_closes_at is not None else None,
+        "closes": format_rfc3339(standing.voting_closes_at)
+        if standing.voting_closes_at is not None
+        else None,
     }
 
 
-def _told(approval_id: str, approval: DecisionRequest, standing: ApprovalStatus | None) -> dict[str, Any]:
+def _told(
+    approval_id: str, approval: DecisionRequest, standing: ApprovalStatus | None
+) -> dict[str, Any]:
     return {
         "approvalId": approval_id,
         "decision": approval.decision,
@@ -275,14 +347,24 @@ def _told(approval_id: str, approval: DecisionRequest, standing: ApprovalStatus 
 
 
 def _unknown(event_id: str) -> dict[str, Any]:
-    return {"eventId": event_id, **dict.fromkeys(_UNKNOWN), "documentIncarnation": None, "revision": None}
+    return {
+        "eventId": event_id,
+        **dict.fromkeys(_UNKNOWN),
+        "documentIncarnation": None,
+        "revision": None,
+    }
 
 
 def _live(approval: DecisionRequest, standing: ApprovalStatus) -> Decision | None:
     """The same decision of the same principal on the same revision that counts already."""
     same = (approval.decision, approval.caller.principal, approval.revision)
     return next(
-        (one for one in (*standing.counted_votes, *standing.active_holds) if (one.decision, one.principal, one.revision) == same), None
+        (
+            one
+            for one in (*standing.counted_votes, *standing.active_holds)
+            if (one.decision, one.principal, one.revision) == same
+        ),
+        None,
     )
 
 

@@ -46,30 +46,48 @@ class ApprovalStatus:
         """When voting closes."""
         before = self.quorum.close_before if self.quorum is not None else 0.0
         try:
-            return self.not_before - timedelta(seconds=before) if self.not_before is not None else None
+            return (
+                self.not_before - timedelta(seconds=before) if self.not_before is not None else None
+            )
         except OverflowError:  # a NotBefore in the year 1, as .NET writes "none"
             return self.not_before
 
     @property
     def quorum(self) -> Quorum | None:
         """The votes that the rule asks for; None where it is automatic or there is none."""
-        return self.rule.approve if self.rule is not None and isinstance(self.rule.approve, Quorum) else None
+        return (
+            self.rule.approve
+            if self.rule is not None and isinstance(self.rule.approve, Quorum)
+            else None
+        )
 
     @property
     def is_open(self) -> bool:
         """Whether the event is in the document, Scheduled and not yet due: nothing else is ever started by us."""
         event = self.occurrence.event
-        return self.occurrence.live and is_scheduled(event) and (event.not_before_time is None or self.now < event.not_before_time)
+        return (
+            self.occurrence.live
+            and is_scheduled(event)
+            and (event.not_before_time is None or self.now < event.not_before_time)
+        )
 
     @property
     def active_holds(self) -> tuple[Decision, ...]:
         """Holds that hold now; on what has left the document there is nothing to hold."""
-        return tuple(one for one in self.decisions if one.decision == "hold" and not self.is_expired(one)) if self.occurrence.live else ()
+        return (
+            tuple(
+                one for one in self.decisions if one.decision == "hold" and not self.is_expired(one)
+            )
+            if self.occurrence.live
+            else ()
+        )
 
     @property
     def counted_votes(self) -> tuple[Decision, ...]:
         """Votes that count for the event as it is now, one of each principal who may vote."""
-        return tuple(one for one in self.decisions if one.decision == "approve" and self._counts(one))
+        return tuple(
+            one for one in self.decisions if one.decision == "approve" and self._counts(one)
+        )
 
     @property
     def votes_required(self) -> int:
@@ -79,7 +97,11 @@ class ApprovalStatus:
     @property
     def vote_count(self) -> int:
         """How many people's the rule has got; 0 when it is automatic."""
-        return len({self.person(one.principal) for one in self.counted_votes}) if self.votes_required else 0
+        return (
+            len({self.person(one.principal) for one in self.counted_votes})
+            if self.votes_required
+            else 0
+        )
 
     @property
     def uncovered_resources(self) -> tuple[str, ...]:
@@ -87,7 +109,11 @@ class ApprovalStatus:
         if self.quorum is None or not self.quorum.each_resource:
             return ()
         who = [one.principal for one in self.counted_votes]
-        return tuple(name for name in self.occurrence.event.resources if not any(self._speaks(one, name) for one in who))
+        return tuple(
+            name
+            for name in self.occurrence.event.resources
+            if not any(self._speaks(one, name) for one in who)
+        )
 
     @property
     def votes_missing(self) -> int:
@@ -103,7 +129,11 @@ class ApprovalStatus:
     def active_grant(self) -> Grant | None:
         """The grant for the event as it is now that is neither failed nor, when it is serious, a dry run."""
         for one in reversed(self.grants):
-            if one.revision == self.occurrence.revision and one.state not in OVER and one.dry_run == (self.mode == "dry-run"):
+            if (
+                one.revision == self.occurrence.revision
+                and one.state not in OVER
+                and one.dry_run == (self.mode == "dry-run")
+            ):
                 return one
         return None
 
@@ -115,12 +145,19 @@ class ApprovalStatus:
     @property
     def refused_by_imds(self) -> bool:
         """Whether IMDS answered 400 to a StartRequest for the event as it is now: another would fare no better."""
-        return any(one.state == "refused" and one.revision == self.occurrence.revision for one in self.grants)
+        return any(
+            one.state == "refused" and one.revision == self.occurrence.revision
+            for one in self.grants
+        )
 
     def expires_at(self, decision: Decision) -> datetime | None:
         """How long a decision counts; None: until NotBefore. Of the rule under which a vote was given and that of now the shorter."""
         asks = self.quorum if decision.decision == "approve" else None
-        by_now = decision.at + timedelta(seconds=asks.expires) if asks is not None and asks.expires is not None else None
+        by_now = (
+            decision.at + timedelta(seconds=asks.expires)
+            if asks is not None and asks.expires is not None
+            else None
+        )
         return min((one for one in (decision.expires, by_now) if one is not None), default=None)
 
     def is_expired(self, decision: Decision) -> bool:
@@ -142,14 +179,19 @@ class ApprovalStatus:
         )
 
     def _speaks(self, principal: str, resource: str) -> bool:
-        return not self._is_gone(principal) and covers_all(self.client_resources.get(principal), (resource,))
+        return not self._is_gone(principal) and covers_all(
+            self.client_resources.get(principal), (resource,)
+        )
 
     def _counts(self, vote: Decision) -> bool:
         return (
             vote.revision == self.occurrence.revision
             and not self.is_expired(vote)
             and (not vote.dry_run or self.mode == "dry-run")
-            and (self.quorum is None or vote.principal in eligible_voters(self.quorum, self.groups, self.people))
+            and (
+                self.quorum is None
+                or vote.principal in eligible_voters(self.quorum, self.groups, self.people)
+            )
             and self._may_still(vote.principal)
         )
 
@@ -158,10 +200,15 @@ class ApprovalStatus:
         resources = self.occurrence.event.resources
         if self.quorum is not None and self.quorum.each_resource:
             return any(self._speaks(principal, one) for one in resources)
-        return not self._is_gone(principal) and covers_all(self.client_resources.get(principal), resources)
+        return not self._is_gone(principal) and covers_all(
+            self.client_resources.get(principal), resources
+        )
 
     def _is_gone(self, principal: str) -> bool:
-        return principal.partition(":")[0] in ("client", "mtls") and principal not in self.client_resources
+        return (
+            principal.partition(":")[0] in ("client", "mtls")
+            and principal not in self.client_resources
+        )
 
 
 def is_scheduled(event: Event) -> bool:
@@ -169,7 +216,9 @@ def is_scheduled(event: Event) -> bool:
     return (event.event_status or "").lower() == "scheduled"
 
 
-def rule_for(rules: Sequence[Rule], occurrence: Occurrence, scope: str, now: datetime) -> Rule | None:
+def rule_for(
+    rules: Sequence[Rule], occurrence: Occurrence, scope: str, now: datetime
+) -> Rule | None:
     """The first rule whose conditions the event meets now: it alone decides."""
     return next((rule for rule in rules if rule.matches(occurrence.data, scope, now)), None)
 

@@ -47,17 +47,28 @@ class CreateGrant:
 Transition = VoidVotes | ExpireHold | FailGrant | CreateGrant
 
 
-def next_transitions(standing: ApprovalStatus, in_flight: frozenset[int] = frozenset()) -> list[Transition]:
+def next_transitions(
+    standing: ApprovalStatus, in_flight: frozenset[int] = frozenset()
+) -> list[Transition]:
     """What has to be done about an event now; nothing when it was done already.
 
     ``in_flight`` are grants whose StartRequest is being sent at this moment: what becomes of them is for its answer to say.
     """
-    return [*_discounts(standing, in_flight), *_expiries(standing), *_failures(standing, in_flight), *_allowance(standing)]
+    return [
+        *_discounts(standing, in_flight),
+        *_expiries(standing),
+        *_failures(standing, in_flight),
+        *_allowance(standing),
+    ]
 
 
 def _discounts(standing: ApprovalStatus, in_flight: frozenset[int]) -> list[Transition]:
     undecided = {grant.revision for grant in standing.grants if grant.id in in_flight}
-    votes = [one for one in standing.decisions if one.decision == "approve" and one.revision not in undecided]
+    votes = [
+        one
+        for one in standing.decisions
+        if one.decision == "approve" and one.revision not in undecided
+    ]
     spent = {grant.revision for grant in standing.grants if grant.state == "accepted"}
     by_reason: dict[VoidReason | None, list[Decision]] = {}
     for vote in votes:
@@ -66,7 +77,9 @@ def _discounts(standing: ApprovalStatus, in_flight: frozenset[int]) -> list[Tran
             by_reason.setdefault(None if vote.revision in spent else why, []).append(vote)
     if not standing.occurrence.live:
         # Until then they hold: the same EventId may come back.
-        by_reason.setdefault(None, []).extend(one for one in standing.decisions if one.decision == "hold" and standing.is_expired(one))
+        by_reason.setdefault(None, []).extend(
+            one for one in standing.decisions if one.decision == "hold" and standing.is_expired(one)
+        )
     return [VoidVotes(tuple(found), why) for why, found in by_reason.items() if found]
 
 
@@ -75,17 +88,26 @@ def _why_void(vote: Decision, standing: ApprovalStatus) -> VoidReason | None:
         return "ended"
     if vote.revision != standing.occurrence.revision:
         return "changed"
-    if standing.is_expired(vote) or (standing.not_before is not None and standing.now >= standing.not_before):
+    if standing.is_expired(vote) or (
+        standing.not_before is not None and standing.now >= standing.not_before
+    ):
         return "expired"
     # The votes of an approval that waited too long to be sent are not to grant it anew.
-    lapsed = any(grant.revision == vote.revision and _has_lapsed(grant, standing) for grant in standing.grants)
+    lapsed = any(
+        grant.revision == vote.revision and _has_lapsed(grant, standing)
+        for grant in standing.grants
+    )
     return "expired" if lapsed and not vote.dry_run else None
 
 
 def _expiries(standing: ApprovalStatus) -> list[Transition]:
     if not standing.occurrence.live:
         return []
-    return [ExpireHold(one) for one in standing.decisions if one.decision == "hold" and standing.is_expired(one)]
+    return [
+        ExpireHold(one)
+        for one in standing.decisions
+        if one.decision == "hold" and standing.is_expired(one)
+    ]
 
 
 def _failures(standing: ApprovalStatus, in_flight: frozenset[int]) -> list[Transition]:
@@ -119,7 +141,12 @@ def failure_reason(grant: Grant, standing: ApprovalStatus) -> str | None:
 
 def grant_expires_at(grant: Grant, standing: ApprovalStatus) -> datetime | None:
     """When an approval that is granted and has not been sent expires; None: never."""
-    if grant.state != "granted" or grant.dry_run or standing.quorum is None or standing.quorum.execution_expires is None:
+    if (
+        grant.state != "granted"
+        or grant.dry_run
+        or standing.quorum is None
+        or standing.quorum.execution_expires is None
+    ):
         return None
     return grant.granted_at + timedelta(seconds=standing.quorum.execution_expires)
 
@@ -156,8 +183,16 @@ def can_claim(grant: Grant, standing: ApprovalStatus) -> bool:
 
 def next_change_at(standing: ApprovalStatus) -> datetime | None:
     """When time alone will change something about an event; None: never."""
-    moments = [moment for one in standing.decisions if (moment := standing.expires_at(one)) is not None]
-    if standing.not_before is not None and (standing.decisions or any(grant.state in _OPEN for grant in standing.grants)):
+    moments = [
+        moment for one in standing.decisions if (moment := standing.expires_at(one)) is not None
+    ]
+    if standing.not_before is not None and (
+        standing.decisions or any(grant.state in _OPEN for grant in standing.grants)
+    ):
         moments.append(standing.not_before)
-    moments.extend(moment for grant in standing.grants if (moment := grant_expires_at(grant, standing)) is not None)
+    moments.extend(
+        moment
+        for grant in standing.grants
+        if (moment := grant_expires_at(grant, standing)) is not None
+    )
     return min((moment for moment in moments if moment > standing.now), default=None)

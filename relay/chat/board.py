@@ -65,14 +65,18 @@ class MessageUpdate:
 class ChatBoard:
     """One for all chat sinks. Of answers it knows what to do once a gate is attached."""
 
-    def __init__(self, store: Store, ledger: ApprovalService, clock: Clock, public_url: str | None) -> None:
+    def __init__(
+        self, store: Store, ledger: ApprovalService, clock: Clock, public_url: str | None
+    ) -> None:
         self._store = store
         self._ledger = ledger
         self._clock = clock
         self._public_url = public_url.rstrip("/") if public_url is not None else None
         self._known = _principals(ledger)
         self._submit: Callable[[DecisionRequest], Awaitable[DecisionAnswer]] | None = None
-        self._tries: dict[int, tuple[str, Token]] = {}  # by message: what is being tried to show, and its tokens
+        self._tries: dict[
+            int, tuple[str, Token]
+        ] = {}  # by message: what is being tried to show, and its tokens
 
     def attach(self, submit: Callable[[DecisionRequest], Awaitable[DecisionAnswer]]) -> None:
         """From now on answers reach the gate."""
@@ -88,11 +92,23 @@ class ChatBoard:
         return Caller(principal, channel, _RIGHTS) if principal in self._known else None
 
     async def decide(
-        self, caller: Caller, *, event_id: str, decision: DecisionKind, revision: str, request_id: str, reason: str | None = None
+        self,
+        caller: Caller,
+        *,
+        event_id: str,
+        decision: DecisionKind,
+        revision: str,
+        request_id: str,
+        reason: str | None = None,
     ) -> DecisionAnswer:
         """Hand an answer to the gate; on disk when this returns. ``request_id`` makes the same click known again."""
         if self._submit is None:
-            return DecisionAnswer(503, {"detail": "the relay is starting or stopping: nothing can be decided now, try again"})
+            return DecisionAnswer(
+                503,
+                {
+                    "detail": "the relay is starting or stopping: nothing can be decided now, try again"
+                },
+            )
         asked = "\n".join((event_id.lower(), decision, revision, reason or ""))
         return await self._submit(
             DecisionRequest(
@@ -112,11 +128,17 @@ class ChatBoard:
         scope = self._ledger.origin.scope
 
         def work(tx: Transaction) -> list[ApprovalStatus]:
-            return [self._standing(tx, one) for one in tx.snapshot.live() if matches(sink.match, one.data, scope, every=False)]
+            return [
+                self._standing(tx, one)
+                for one in tx.snapshot.live()
+                if matches(sink.match, one.data, scope, every=False)
+            ]
 
         return await self._store.read(work)
 
-    async def event_status(self, sink: SinkSettings, event_id: str, *, in_chat: bool) -> Card | None:
+    async def event_status(
+        self, sink: SinkSettings, event_id: str, *, in_chat: bool
+    ) -> Card | None:
         """An event of the document as it stands, for one person alone; its links are new ones of the message about it.
 
         None: it is in the document no more. Raises StoreUnavailable.
@@ -129,7 +151,9 @@ class ChatBoard:
                 return None
             message = tx.messages.showing(sink.name, occurrence.id)
             link = self._link(tx, message, token, in_chat=in_chat)
-            return self._card([self._standing(tx, occurrence)], message.code if message is not None else "", link)
+            return self._card(
+                [self._standing(tx, occurrence)], message.code if message is not None else "", link
+            )
 
         return await self._store.transact(work)
 
@@ -144,13 +168,17 @@ class ChatBoard:
 
         return await self._store.read(work)
 
-    async def plan_update(self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool) -> MessageUpdate | None:
+    async def plan_update(
+        self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool
+    ) -> MessageUpdate | None:
         """What is to be done in a sink about the message that an event belongs to; None: nothing, it shows all there is.
 
         ``in_chat``: decisions are taken in the chat itself, not behind links. Raises StoreUnavailable.
         """
         code, tries = f"{secrets.randbelow(10**6):06d}", _Try(self._tries)
-        return await self._store.transact(lambda tx: self._look(tx, sink, event, code, tries, in_chat=in_chat), fail_open=True)
+        return await self._store.transact(
+            lambda tx: self._look(tx, sink, event, code, tries, in_chat=in_chat), fail_open=True
+        )
 
     async def mark_shown(self, notice: MessageUpdate, ref: str | None) -> None:
         """The message is over there and shows the notice's card. Raises StoreUnavailable."""
@@ -164,7 +192,10 @@ class ChatBoard:
     async def mark_history_told(self, notice: MessageUpdate) -> None:
         """The thread tells the notice's news. Raises StoreUnavailable."""
         await self._store.transact(
-            lambda tx: tx.messages.mark_history_told(notice.message, notice.history_position, notice.refresh_at), fail_open=True
+            lambda tx: tx.messages.mark_history_told(
+                notice.message, notice.history_position, notice.refresh_at
+            ),
+            fail_open=True,
         )
 
     async def next_refresh(self, sink: str) -> datetime | None:
@@ -185,26 +216,51 @@ class ChatBoard:
         await self._store.transact(work, fail_open=True)
 
     def _look(
-        self, tx: Transaction, sink: SinkSettings, event: CloudEvent, code: str, this: _Try, *, in_chat: bool
+        self,
+        tx: Transaction,
+        sink: SinkSettings,
+        event: CloudEvent,
+        code: str,
+        this: _Try,
+        *,
+        in_chat: bool,
     ) -> MessageUpdate | None:
         at = parse_timestamp(event.attributes["time"])
         occurrence = tx.snapshot.at((event.subject or "").lower(), at) if at is not None else None
         if occurrence is None:
             return None
-        message = tx.messages.showing(sink.name, occurrence.id) or self._begin(tx, sink, occurrence, code)
-        if message.content_hash is not None and tx.journal.newest_position(occurrence.key) <= message.history_position:
+        message = tx.messages.showing(sink.name, occurrence.id) or self._begin(
+            tx, sink, occurrence, code
+        )
+        if (
+            message.content_hash is not None
+            and tx.journal.newest_position(occurrence.key) <= message.history_position
+        ):
             return None  # what is delivered now, an earlier delivery has told already
-        standings = [self._standing(tx, tx.snapshot.by_id(one)) for one in tx.messages.occurrences(message.id)]
+        standings = [
+            self._standing(tx, tx.snapshot.by_id(one))
+            for one in tx.messages.occurrences(message.id)
+        ]
 
         can_be_answered = in_chat or self._public_url is not None
-        looks = _digest(self._card(standings, message.code, (lambda _, __: None if in_chat else "") if can_be_answered else None))
+        looks = _digest(
+            self._card(
+                standings,
+                message.code,
+                (lambda _, __: None if in_chat else "") if can_be_answered else None,
+            )
+        )
         news = self._news(tx, sink, message, [one.occurrence for one in standings])
         return MessageUpdate(
             message.id,
             _about(standings),
             message.ref,
             message.posted,
-            self._card(standings, message.code, self._link(tx, message, this.tokens(message.id, looks), in_chat=in_chat))
+            self._card(
+                standings,
+                message.code,
+                self._link(tx, message, this.tokens(message.id, looks), in_chat=in_chat),
+            )
             if looks != message.content_hash
             else None,
             looks,
@@ -214,7 +270,9 @@ class ChatBoard:
             tx.head().position,
         )
 
-    def _link(self, tx: Transaction, message: ChatMessage | None, token: Token, *, in_chat: bool) -> Link | None:
+    def _link(
+        self, tx: Transaction, message: ChatMessage | None, token: Token, *, in_chat: bool
+    ) -> Link | None:
         """Where the buttons of a message lead; None: nothing can be decided from it."""
         if in_chat:
             return lambda _, __: None
@@ -223,17 +281,27 @@ class ChatBoard:
 
         def link(standing: ApprovalStatus, choice: DecisionKind) -> str:
             made = token(standing.occurrence.id, choice)
-            tx.messages.add_link(message.id, made, standing.occurrence.id, standing.occurrence.revision, choice, standing.now)
+            tx.messages.add_link(
+                message.id,
+                made,
+                standing.occurrence.id,
+                standing.occurrence.revision,
+                choice,
+                standing.now,
+            )
             return f"{self._public_url}/approve#{made}"
 
         return link
 
-    def _begin(self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence, code: str) -> ChatMessage:
+    def _begin(
+        self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence, code: str
+    ) -> ChatMessage:
         """A message for an event that has none: with the others of its document, where they are many."""
         together = [
             one
             for one in tx.snapshot.seen_together(occurrence)
-            if one.id == occurrence.id or (tx.messages.showing(sink.name, one.id) is None and self._wants(sink, one))
+            if one.id == occurrence.id
+            or (tx.messages.showing(sink.name, one.id) is None and self._wants(sink, one))
         ]
         chosen = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
         began = min(tx.journal.first_position(one.key, one.first_seen) for one in chosen)
@@ -256,7 +324,9 @@ class ChatBoard:
             tx.redeliver(end, sink.name, self._clock.now())
 
     def _wants(self, sink: SinkSettings, occurrence: Occurrence) -> bool:
-        return matches_any(sink.events, "event.scheduled") and matches(sink.match, occurrence.data, self._ledger.origin.scope, every=False)
+        return matches_any(sink.events, "event.scheduled") and matches(
+            sink.match, occurrence.data, self._ledger.origin.scope, every=False
+        )
 
     def _standing(self, tx: Transaction, occurrence: Occurrence) -> ApprovalStatus:
         return self._ledger.status(tx, occurrence, self._clock.now())
@@ -268,12 +338,19 @@ class ChatBoard:
         return grouped_card(standings, scope, link=link, code=code)
 
     def _news(
-        self, tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[Occurrence]
+        self,
+        tx: Transaction,
+        sink: SinkSettings,
+        message: ChatMessage,
+        occurrences: Sequence[Occurrence],
     ) -> list[tuple[Occurrence, CloudEvent]]:
         """What its thread does not tell yet. That an event was announced, the message itself tells."""
         by_key, news = {one.key: one for one in occurrences}, []
         for _, event in tx.journal.events_about(list(by_key), message.history_position):
-            at, occurrence = parse_timestamp(event.attributes["time"]), by_key[(event.subject or "").lower()]
+            at, occurrence = (
+                parse_timestamp(event.attributes["time"]),
+                by_key[(event.subject or "").lower()],
+            )
             ours = at is not None and tx.snapshot.at(occurrence.key, at) == occurrence
             if ours and event.name != "event.scheduled" and matches_any(sink.events, event.name):
                 news.append((occurrence, event))
@@ -294,16 +371,26 @@ def _lines(news: Sequence[tuple[Occurrence, CloudEvent]], events: int) -> tuple[
         about = (f"{join_names(occurrence.event.resources, most=3)}: ",) if events > 1 else ()
         lines.append((*about, *timeline_line(event)))
     before = len(news) - len(lines)
-    return ((f"… {before} more happened before: “imds-relay show” tells all.",), *lines) if before else tuple(lines)
+    return (
+        ((f"… {before} more happened before: “imds-relay show” tells all.",), *lines)
+        if before
+        else tuple(lines)
+    )
 
 
 def _principals(ledger: ApprovalService) -> frozenset[str]:
     """Everybody whom rules, groups and people name."""
     settings = ledger.settings
     asked = [rule.approve for rule in settings.rules if isinstance(rule.approve, Quorum)]
-    named_ = {one for asks in asked for one in eligible_voters(asks, settings.groups, settings.people)}
-    members = {one for group in settings.groups.values() for one in group if not one.startswith("person:")}
-    return frozenset(named_ | members | {one for principals in settings.people.values() for one in principals})
+    named_ = {
+        one for asks in asked for one in eligible_voters(asks, settings.groups, settings.people)
+    }
+    members = {
+        one for group in settings.groups.values() for one in group if not one.startswith("person:")
+    }
+    return frozenset(
+        named_ | members | {one for principals in settings.people.values() for one in principals}
+    )
 
 
 class _Try:

@@ -44,7 +44,15 @@ class LiveMessageSink:
     concurrency = 1
     longest_pause = 60.0
 
-    def __init__(self, settings: ChatSettings, board: ChatBoard, platform: Platform, clock: Clock, *, in_chat: bool = False) -> None:
+    def __init__(
+        self,
+        settings: ChatSettings,
+        board: ChatBoard,
+        platform: Platform,
+        clock: Clock,
+        *,
+        in_chat: bool = False,
+    ) -> None:
         self.give_up_after = settings.give_up_after
         self._settings = settings
         self._board = board
@@ -95,13 +103,18 @@ class LiveMessageSink:
             await self._board.mark_shown(notice, ref)
         elif notice.card is not None:
             if notice.updated:
-                await self._platform.post(notice.card)  # it cannot be edited; what it says is not so any more, and its buttons are void
+                await self._platform.post(
+                    notice.card
+                )  # it cannot be edited; what it says is not so any more, and its buttons are void
                 did.append("posted again")
             await self._board.mark_shown(notice, None)
         if notice.history_lines and "posted again" not in did:
             with suppress(MessageGone):  # it is posted anew when it changes next
                 await self._platform.reply_in_thread(
-                    ref, notice.history_lines if ref is not None else ((notice.subject,), *notice.history_lines)
+                    ref,
+                    notice.history_lines
+                    if ref is not None
+                    else ((notice.subject,), *notice.history_lines),
                 )
                 did.append("told")
         await self._board.mark_history_told(notice)
@@ -116,18 +129,28 @@ class LiveMessageSink:
                 if moment is not None and moment <= now:
                     await self._board.refresh(self._settings.name)
                     continue
-                pause = min((moment - now).total_seconds(), _LOOK_AT_LATEST) if moment is not None else _LOOK_AT_LATEST
+                pause = (
+                    min((moment - now).total_seconds(), _LOOK_AT_LATEST)
+                    if moment is not None
+                    else _LOOK_AT_LATEST
+                )
             except StoreUnavailable:
                 pause = _LOOK_AT_LATEST
             except Exception:  # noqa: BLE001  # whatever it is: nobody would miss this task until its messages are hours old
-                _log.exception("sink %s: an error in the relay's own code keeps its messages from changing with time", self._settings.name)
+                _log.exception(
+                    "sink %s: an error in the relay's own code keeps its messages from changing with time",
+                    self._settings.name,
+                )
                 pause = _LOOK_AT_LATEST
             await self._wait(pause)
 
     async def _wait(self, seconds: float) -> None:
         """Return when a message was changed, or after so many seconds."""
         async with asyncio.TaskGroup() as group:
-            waits = [group.create_task(self._changed.wait()), group.create_task(self._clock.sleep(seconds))]
+            waits = [
+                group.create_task(self._changed.wait()),
+                group.create_task(self._clock.sleep(seconds)),
+            ]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()

@@ -20,10 +20,22 @@ from relay.cli import explain as explaining
 from relay.cli import init as beginning
 from relay.cli import run as running
 from relay.cli import simulate as simulating
-from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, error_text, exit_code, unwrap_group
+from relay.cli._exit_codes import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_USAGE,
+    error_text,
+    exit_code,
+    unwrap_group,
+)
 from relay.cli._output import print_status
 
-app = typer.Typer(name="imds-relay", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="imds-relay",
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 _VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
     "Begin": {
@@ -35,7 +47,12 @@ _VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
         "run": running.run,
     },
     "Watch": {"events": events.events, "show": events.show_event, "tail": events.tail},
-    "Decide": {"approve": deciding.approve, "hold": deciding.hold, "release": deciding.release, "approvals": deciding.approvals},
+    "Decide": {
+        "approve": deciding.approve,
+        "hold": deciding.hold,
+        "release": deciding.release,
+        "approvals": deciding.approvals,
+    },
     "Send": {
         "deliveries": sending.deliveries,
         "dead-letters": sending.dead_letters,
@@ -54,7 +71,10 @@ app.add_typer(audit.verbs, name="audit", rich_help_panel="Decide")
 
 
 @app.callback()
-def _relay(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _relay(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     """Hears Azure's Scheduled Events, tells everyone who must know, and brings their answer back."""
     if version:
         print(f"imds-relay {__version__}")  # noqa: T201  # it was asked for

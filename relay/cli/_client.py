@@ -56,18 +56,26 @@ class Client:
 
     async def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         """POST, under an id by which the relay knows a repeat: where no answer came, it is tried again."""
-        return await self._call("POST", path, body=body, headers={"Idempotency-Key": str(uuid.uuid4())}, tries=_TRIES)
+        return await self._call(
+            "POST", path, body=body, headers={"Idempotency-Key": str(uuid.uuid4())}, tries=_TRIES
+        )
 
     async def put(self, *path: str, body: Mapping[str, Any]) -> Any:
         """PUT, and the JSON that came."""
         return await self._call("PUT", path, body=body)
 
     @asynccontextmanager
-    async def stream(self, *path: str, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def stream(
+        self, *path: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The bytes of an answer without end. Raises ConnectionError where there is none, or no more of it."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT.sock_connect, sock_read=_SILENCE)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=_TIMEOUT.sock_connect, sock_read=_SILENCE
+        )
         try:
-            async with self._session.get(self._url(path), headers=headers, timeout=timeout, allow_redirects=False) as response:
+            async with self._session.get(
+                self._url(path), headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
                 if response.status != HTTPStatus.OK:
                     raise refusal(response.status, await response.read())
                 yield response.content.iter_any()
@@ -84,15 +92,27 @@ class Client:
         headers: Mapping[str, str] | None = None,
         tries: int = 1,
     ) -> Any:
-        sent = {**(headers or {}), **({"Content-Type": "application/json"} if body is not None else {})}
+        sent = {
+            **(headers or {}),
+            **({"Content-Type": "application/json"} if body is not None else {}),
+        }
         data = orjson.dumps(body) if body is not None else None
         for left in reversed(range(tries)):
             try:
                 async with self._session.request(
-                    method, self._url(path, query), data=data, headers=sent, timeout=_TIMEOUT, allow_redirects=False
+                    method,
+                    self._url(path, query),
+                    data=data,
+                    headers=sent,
+                    timeout=_TIMEOUT,
+                    allow_redirects=False,
                 ) as response:
                     return self._read(response.status, await response.read())
-            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+            except (
+                aiohttp.ClientConnectionError,
+                aiohttp.ClientPayloadError,
+                TimeoutError,
+            ) as error:
                 if not left or isinstance(error, aiohttp.ClientConnectorError):
                     raise CommandFailed(self._no_answer(error)) from error
                 await asyncio.sleep(_PAUSE)
@@ -111,7 +131,9 @@ class Client:
 
     def _url(self, path: tuple[str, ...], query: Mapping[str, str] | None = None) -> URL:
         # Quoted by hand, as an EventId may hold anything.
-        return URL("/".join((self._base, "v1", *(quote(part, safe="") for part in path))), encoded=True).with_query(query or None)
+        return URL(
+            "/".join((self._base, "v1", *(quote(part, safe="") for part in path))), encoded=True
+        ).with_query(query or None)
 
     def _no_answer(self, error: BaseException) -> str:
         if isinstance(error, aiohttp.ClientConnectorError):
@@ -130,19 +152,25 @@ def refusal(status: int, answer: bytes) -> CommandFailed | RefusedByPolicy:
     except (orjson.JSONDecodeError, KeyError, TypeError):
         detail = f"expected a relay's answer, got HTTP {status}"
     if status == HTTPStatus.UNAUTHORIZED:
-        return CommandFailed(f"{detail} (401): give a key of api.clients in IMDS_RELAY_KEY or with --key-file")
+        return CommandFailed(
+            f"{detail} (401): give a key of api.clients in IMDS_RELAY_KEY or with --key-file"
+        )
     if status in (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT):
         return RefusedByPolicy(f"refused: {detail}")
     return CommandFailed(detail)
 
 
 @asynccontextmanager
-async def connected(config: Path | None, url: str | None, key: str | None, key_file: Path | None) -> AsyncIterator[Client]:
+async def connected(
+    config: Path | None, url: str | None, key: str | None, key_file: Path | None
+) -> AsyncIterator[Client]:
     """A client of the relay that is meant. Raises ConfigError where none can be made out."""
     if url is not None:
         place = _origin(url)
         headers = {"Authorization": f"Bearer {secret}"} if (secret := _key(key, key_file)) else {}
-        async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(ssl=default_context())) as session:
+        async with aiohttp.ClientSession(
+            headers=headers, connector=aiohttp.TCPConnector(ssl=default_context())
+        ) as session:
             yield Client(session, url, place)
         return
     socket = _socket(config)
@@ -157,7 +185,9 @@ def _origin(url: str) -> str:
             return str(parsed.origin())
     except ValueError:
         pass
-    raise ConfigError("--url: expected http:// or https:// and a host, such as https://relay.example.com:8443")
+    raise ConfigError(
+        "--url: expected http:// or https:// and a host, such as https://relay.example.com:8443"
+    )
 
 
 def _socket(config: Path | None) -> Path:
@@ -183,7 +213,9 @@ def _key(key: str | None, file: Path | None) -> str | None:
         try:
             key = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--key-file: expected a file that can be read, {file}: {getattr(error, 'strerror', error)}") from error
+            raise ConfigError(
+                f"--key-file: expected a file that can be read, {file}: {getattr(error, 'strerror', error)}"
+            ) from error
     key = key.strip() if key is not None else None
     if key and not (key.isascii() and key.isprintable()):
         raise ConfigError("expected a bearer key such as `imds-relay keys` makes, on one line")
@@ -209,8 +241,12 @@ def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Call
 
 
 def _option(name: str, kind: object, *declared: str, **told: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(*declared, show_default=False, rich_help_panel="Which relay", **told)]  # type: ignore[valid-type]  # made here
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    annotation = Annotated[
+        kind, typer.Option(*declared, show_default=False, rich_help_panel="Which relay", **told)
+    ]  # type: ignore[valid-type]  # made here
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 _WHICH_RELAY: Final = (
@@ -222,7 +258,13 @@ _WHICH_RELAY: Final = (
         metavar="URL",
         help="A relay elsewhere. Without it, the local socket of the one here.",
     ),
-    _option("key_file", Path | None, "--key-file", metavar="FILE", help="A file that holds the bearer key for --url."),
+    _option(
+        "key_file",
+        Path | None,
+        "--key-file",
+        metavar="FILE",
+        help="A file that holds the bearer key for --url.",
+    ),
     _option(
         "key",
         str | None,
@@ -231,5 +273,12 @@ _WHICH_RELAY: Final = (
         metavar="KEY",
         help="The bearer key itself. On the command line others on this machine can see it.",
     ),
-    _option("config", Path | None, "--config", "-c", metavar="FILE", help="The configuration that names the local socket."),
+    _option(
+        "config",
+        Path | None,
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The configuration that names the local socket.",
+    ),
 )

@@ -48,7 +48,11 @@ def error_text(error: Exception) -> str:
         case TimeoutError():
             return str(error) or "it took too long"
         case OSError() if error.errno is not None:
-            return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
+            return (
+                f"{error.filename}: {error.strerror}"
+                if error.filename is not None
+                else str(error.strerror)
+            )
         case OSError() | ClientError() | sqlite3.Error():
             return str(error) or type(error).__name__
     return f"a mistake in imds-relay itself, please report it: {type(error).__name__}: {error} ({_place(error)})"
@@ -56,5 +60,9 @@ def error_text(error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent.parent)] or frames
+    ours = [
+        frame
+        for frame in frames
+        if Path(frame.filename).is_relative_to(Path(__file__).parent.parent)
+    ] or frames
     return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"

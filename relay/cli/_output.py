@@ -62,7 +62,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     cells = [["–" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(line[index]) for line in (columns, *cells)) for index in range(len(columns))]
     if sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], _LAST) > _width():
-        print_output(*(part for row in cells for part in ("", print_fields(zip(columns, row, strict=True)))))
+        print_output(
+            *(part for row in cells for part in ("", print_fields(zip(columns, row, strict=True))))
+        )
         return
     made = _grid(header=True)
     for column in columns[:-1]:
@@ -86,10 +88,14 @@ def print_fields(pairs: Iterable[tuple[str, object]]) -> Table:
 
 def strip_control(text: str) -> str:
     """The same without what moves the cursor or colours the screen: some of it was written by strangers."""
-    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(
+        char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
 
 
-def format_local_time(moment: str | None, now: datetime | None = None, *, relative: bool = True) -> str | None:
+def format_local_time(
+    moment: str | None, now: datetime | None = None, *, relative: bool = True
+) -> str | None:
     """A moment for people: ``14:26:58 (in 12 min)``, in the local time zone, with the date where it is not today.
 
     What cannot be read as a moment is given back as it came. ``relative``: say how far away it is.
@@ -100,7 +106,9 @@ def format_local_time(moment: str | None, now: datetime | None = None, *, relati
     now = now or datetime.now(UTC)
     here, today = at.astimezone(), now.astimezone()
     day = "" if here.date() == today.date() else f"{here:%Y-%m-%d} "
-    return f"{day}{here:%H:%M:%S}" + (f" ({format_relative((at - now).total_seconds())})" if relative else "")
+    return f"{day}{here:%H:%M:%S}" + (
+        f" ({format_relative((at - now).total_seconds())})" if relative else ""
+    )
 
 
 def format_relative(seconds: float) -> str:
@@ -121,7 +129,9 @@ def format_duration(seconds: float) -> str:
         rest = whole % 60 if minutes < 5 else 0
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     large, small, units = (
-        (minutes // 60, minutes % 60, ("h", "min")) if minutes < 1440 else (minutes // 1440, minutes // 60 % 24, ("d", "h"))
+        (minutes // 60, minutes % 60, ("h", "min"))
+        if minutes < 1440
+        else (minutes // 1440, minutes // 60 % 24, ("d", "h"))
     )
     return f"{large} {units[0]} {small} {units[1]}" if small else f"{large} {units[0]}"
 
@@ -131,7 +141,9 @@ def join_names(things: Sequence[Any] | None, *, most: int = 5) -> str:
     if not things:
         return ""
     rest = len(things) - most
-    return ", ".join(str(thing) for thing in things[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(str(thing) for thing in things[:most]) + (
+        f" and {rest} more" if rest > 0 else ""
+    )
 
 
 def pluralize(number: int, thing: str) -> str:
@@ -141,7 +153,9 @@ def pluralize(number: int, thing: str) -> str:
 
 
 def _grid(*, header: bool) -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold")
+    return Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold"
+    )
 
 
 def _width() -> int:

@@ -32,7 +32,10 @@ class Stream:
 
     def headers(self) -> dict[str, str]:
         """What the next connection is asked for with."""
-        return {"Accept": "text/event-stream", **({"Last-Event-ID": self._last_id} if self._last_id is not None else {})}
+        return {
+            "Accept": "text/event-stream",
+            **({"Last-Event-ID": self._last_id} if self._last_id is not None else {}),
+        }
 
     def feed(self, chunk: bytes) -> Iterator[Message]:
         """The messages that this chunk completes."""

@@ -52,7 +52,9 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(secret: str, clock: Clock, told: Callable[[CloudEvent], None]) -> AsyncIterator[Receiver]:
+async def receiving(
+    secret: str, clock: Clock, told: Callable[[CloudEvent], None]
+) -> AsyncIterator[Receiver]:
     """A receiver that listens on a free port of loopback."""
     receiver = Receiver(secret, clock, told)
     application = web.Application()

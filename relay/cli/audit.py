@@ -13,7 +13,14 @@ import orjson
 import typer
 
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import format_local_time, pluralize, print_json, print_json_line, print_output, print_table
+from relay.cli._output import (
+    format_local_time,
+    pluralize,
+    print_json,
+    print_json_line,
+    print_output,
+    print_table,
+)
 from relay.cli.events import AsJson, EventId, told
 from relay.cli.run import ConfigFile
 from relay.config import load
@@ -23,7 +30,10 @@ from relay.outbox import Head
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import Row, read_checkpoint, rows, verify
 
-verbs = typer.Typer(invoke_without_command=True, help="Prove and show what was decided, from the journal of the state file.")
+verbs = typer.Typer(
+    invoke_without_command=True,
+    help="Prove and show what was decided, from the journal of the state file.",
+)
 
 Expect = Annotated[
     str | None,
@@ -37,7 +47,10 @@ Expect = Annotated[
 StoreFile = Annotated[
     Path | None,
     typer.Option(
-        "--store", metavar="FILE", show_default=False, help="The state file itself, or a copy of it; no configuration is read then."
+        "--store",
+        metavar="FILE",
+        show_default=False,
+        help="The state file itself, or a copy of it; no configuration is read then.",
     ),
 ]
 USUAL_STORE = Path("/var/lib/imds-relay/relay.db")
@@ -52,36 +65,63 @@ def audit_all(context: typer.Context, store: StoreFile = None, config: ConfigFil
     elif store is not None or config is not None:
         # Passing over it would prove another file than the one that was meant.
         verb = context.invoked_subcommand
-        raise typer.BadParameter(f"expected --store and --config behind the verb: imds-relay audit {verb} --store FILE")
+        raise typer.BadParameter(
+            f"expected --store and --config behind the verb: imds-relay audit {verb} --store FILE"
+        )
 
 
 @verbs.command("verify")
-def verify_chain(*, expect: Expect = None, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
+def verify_chain(
+    *,
+    expect: Expect = None,
+    store: StoreFile = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
     """Verify the hash chain of the journal, row by row."""
     expected = _head(expect) if expect is not None else None
     with _journal(store, config) as (connection, path):
         head, count = verify(connection, expected)
     if as_json:
-        print_json({"store": str(path), "rows": count, "position": head.position, "hash": head.hash, "journalhead": str(head)})
+        print_json(
+            {
+                "store": str(path),
+                "rows": count,
+                "position": head.position,
+                "hash": head.hash,
+                "journalhead": str(head),
+            }
+        )
         return
     print_output(f"the chain of {path} holds: {pluralize(count, 'row')}, journalhead {head}")
     if expected is not None:
-        print_output(f"it goes on from {expected}" if expected != head else "it ends where it was seen to end")
+        print_output(
+            f"it goes on from {expected}"
+            if expected != head
+            else "it ends where it was seen to end"
+        )
 
 
 @verbs.command("show")
-def show_rows(event: EventId, *, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
+def show_rows(
+    event: EventId, *, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
     """Show every row about one event, oldest first."""
     with _journal(store, config) as (connection, path):
         found = [row for row in rows(connection) if row.event_key == event.lower()]
     if not found:
-        raise CommandFailed(f"the journal in {path} has no row about event {event}; see `imds-relay audit export`")
+        raise CommandFailed(
+            f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
+        )
     if as_json:
         print_json([_exported(row) for row in found])
         return
     print_table(
         ("row", "at", "what", "by", "detail"),
-        [(row.position, format_local_time(row.at, relative=False), *_summary(row)) for row in found],
+        [
+            (row.position, format_local_time(row.at, relative=False), *_summary(row))
+            for row in found
+        ],
         empty="",
     )
 
@@ -99,7 +139,9 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
         for row in rows(connection):
             print_json_line(_exported(row))
             head = Head(row.position, row.hash)
-        print_json_line({"kind": "head", "position": head.position, "hash": head.hash, "journalhead": str(head)})
+        print_json_line(
+            {"kind": "head", "position": head.position, "hash": head.hash, "journalhead": str(head)}
+        )
 
 
 @contextmanager

@@ -53,9 +53,18 @@ def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson
     """Check the configuration and say what it means. Nothing is started, and nobody is called."""
     loaded = load(config)
     if loaded.config.api.tls is not None:
-        ServerTlsContext(loaded.config.api.tls)  # as run does: files that it refuses are refused here
-    decided = list(decisions(loaded.config, _document(against), datetime.now(UTC))) if against is not None else None
-    warnings = [*warnings_of(loaded.config), *(f"{one.subject}: {one.line}" for one in static_findings(loaded.config.api))]
+        ServerTlsContext(
+            loaded.config.api.tls
+        )  # as run does: files that it refuses are refused here
+    decided = (
+        list(decisions(loaded.config, _document(against), datetime.now(UTC)))
+        if against is not None
+        else None
+    )
+    warnings = [
+        *warnings_of(loaded.config),
+        *(f"{one.subject}: {one.line}" for one in static_findings(loaded.config.api)),
+    ]
     if as_json:
         said = {
             "file": loaded.file and str(loaded.file),
@@ -67,7 +76,14 @@ def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson
     _show(loaded)
     if decided is not None:
         rows = [
-            (one["eventId"], one["eventType"], one["eventSource"], join_names(one["resources"], most=3), one["rule"], one["follows"])
+            (
+                one["eventId"],
+                one["eventType"],
+                one["eventSource"],
+                join_names(one["resources"], most=3),
+                one["rule"],
+                one["follows"],
+            )
             for one in decided
         ]
         columns = ("event", "type", "source", "machines", "rule", "what follows")
@@ -83,7 +99,9 @@ def decisions(config: Config, document: Document, now: datetime) -> Iterator[dic
     for event in document.events:
         occurrence = _seen(event, document.incarnation)
         rule = rule_for(config.approvals.rules, occurrence, config.scope, now)
-        standing = ApprovalStatus(occurrence, (), (), rule, config.approvals.groups, mode, now, config.approvals.people)
+        standing = ApprovalStatus(
+            occurrence, (), (), rule, config.approvals.groups, mode, now, config.approvals.people
+        )
         yield {
             **occurrence.data,
             "rule": rule.name if rule else None,
@@ -96,7 +114,9 @@ def _document(file: Path) -> Document:
     try:
         return parse_document(file.read_bytes())
     except OSError as error:
-        raise ConfigError(f"--against: expected a file that can be read, {file}: {error.strerror}") from error
+        raise ConfigError(
+            f"--against: expected a file that can be read, {file}: {error.strerror}"
+        ) from error
     except DocumentError as error:
         raise ConfigError(f"--against: {file}: {error}") from error
 
@@ -127,7 +147,10 @@ def _follows(standing: ApprovalStatus) -> str:
     how = _how(standing.rule)
     if standing.voting_closes_at is not None and standing.quorum is not None:
         how = f"{how}; voting {'closes' if standing.now < standing.voting_closes_at else 'closed'} {format_local_time(format_rfc3339(standing.voting_closes_at))}"
-    if standing.rule.match.time is not None and (turns := standing.rule.match.time.next_change(standing.now)) is not None:
+    if (
+        standing.rule.match.time is not None
+        and (turns := standing.rule.match.time.next_change(standing.now)) is not None
+    ):
         how = f"{how}; the rule holds until {format_local_time(format_rfc3339(turns))}"
     return how if standing.mode == "on" else f"nothing: approvals are {standing.mode} (else {how})"
 
@@ -136,13 +159,17 @@ def warnings_of(config: Config) -> Iterator[str]:
     """What holds and is still worth a word."""
     if config.user_events_wait:
         yield USER_EVENTS_WAIT
-    if config.scope == "auto" and any(rule.match.scope is not None for rule in config.approvals.rules):
+    if config.scope == "auto" and any(
+        rule.match.scope is not None for rule in config.approvals.rules
+    ):
         yield "scope: auto is known on the VM alone; conditions on the scope are compared with the word auto here"
 
 
 def _show(loaded: Loaded) -> None:
     config, approvals, api = loaded.config, loaded.config.approvals, loaded.config.api
-    reached = f"{api.listen} {'with' if api.tls else 'without'} TLS" + (f", and {api.socket}" if api.socket else "")
+    reached = f"{api.listen} {'with' if api.tls else 'without'} TLS" + (
+        f", and {api.socket}" if api.socket else ""
+    )
     mode = stricter(approvals, "on", trusted=True)
     print_output(
         print_fields(
@@ -155,15 +182,25 @@ def _show(loaded: Loaded) -> None:
                     "store",
                     f"{config.store.path}; deliveries kept {format_duration(config.store.retain)}, the journal {format_duration(config.store.audit_retain)}",
                 ),
-                ("approvals", f"{mode}, {pluralize(len(approvals.rules), 'rule')}; a hold holds {format_duration(approvals.hold_expires)}"),
+                (
+                    "approvals",
+                    f"{mode}, {pluralize(len(approvals.rules), 'rule')}; a hold holds {format_duration(approvals.hold_expires)}",
+                ),
                 ("API", reached),
                 ("log", config.telemetry.log),
             )
         ),
     )
-    rules = [(number, rule.name, _conditions_of(rule) or "every event", _how(rule)) for number, rule in enumerate(approvals.rules, start=1)]
+    rules = [
+        (number, rule.name, _conditions_of(rule) or "every event", _how(rule))
+        for number, rule in enumerate(approvals.rules, start=1)
+    ]
     print_output("")
-    print_table(("sink", "kind", "to", "events", "only"), [_sink(sink) for sink in config.sinks], empty="no sinks: nobody is told")
+    print_table(
+        ("sink", "kind", "to", "events", "only"),
+        [_sink(sink) for sink in config.sinks],
+        empty="no sinks: nobody is told",
+    )
     print_output("")
     print_table(("rule", "name", "if", "then"), rules, empty="no rules: nothing is approved")
     print_output("")
@@ -175,7 +212,13 @@ def _show(loaded: Loaded) -> None:
 
 
 def _sink(sink: SinkSettings) -> tuple[object, ...]:
-    return sink.name, getattr(sink, "kind", None), _where(sink), join_names(sink.events), _conditions(sink.match)
+    return (
+        sink.name,
+        getattr(sink, "kind", None),
+        _where(sink),
+        join_names(sink.events),
+        _conditions(sink.match),
+    )
 
 
 def _where(sink: SinkSettings) -> str:
@@ -186,29 +229,55 @@ def _where(sink: SinkSettings) -> str:
 
 
 def _conditions(match: Match) -> str:
-    texts = {"type": match.event_type, "source": match.event_source, "machines": match.resources, "scope": match.scope}
-    given = [f"{name} {' or '.join(values)}" for name, values in texts.items() if values is not None]
+    texts = {
+        "type": match.event_type,
+        "source": match.event_source,
+        "machines": match.resources,
+        "scope": match.scope,
+    }
+    given = [
+        f"{name} {' or '.join(values)}" for name, values in texts.items() if values is not None
+    ]
     if match.duration is not None:
         given.append(f"takes {match.duration.min:g} to {match.duration.max:g} s")
     return "; ".join(given)
 
 
 def _conditions_of(rule: Rule) -> str:
-    return "; ".join(part for part in (_conditions(rule.match), _hours(rule.match.time) if rule.match.time is not None else "") if part)
+    return "; ".join(
+        part
+        for part in (
+            _conditions(rule.match),
+            _hours(rule.match.time) if rule.match.time is not None else "",
+        )
+        if part
+    )
 
 
 def _hours(hours: Hours) -> str:
-    return f"{hours.from_} to {hours.to} {hours.zone}" + (f" on {join_names(hours.days, most=7)}" if len(set(hours.days)) < 7 else "")
+    return f"{hours.from_} to {hours.to} {hours.zone}" + (
+        f" on {join_names(hours.days, most=7)}" if len(set(hours.days)) < 7 else ""
+    )
 
 
 def _how(rule: Rule) -> str:
     if not isinstance(rule.approve, Quorum):
         return "approved at once"
     votes = rule.approve
-    expires = f", each good for {format_duration(votes.expires)}" if votes.expires is not None else ""
-    closes = f", until {format_duration(votes.close_before)} before NotBefore" if votes.close_before else ""
+    expires = (
+        f", each good for {format_duration(votes.expires)}" if votes.expires is not None else ""
+    )
+    closes = (
+        f", until {format_duration(votes.close_before)} before NotBefore"
+        if votes.close_before
+        else ""
+    )
     machines = " that speak for every machine together" if votes.each_resource else ""
-    sent = f"; sent within {format_duration(votes.execution_expires)} or void" if votes.execution_expires is not None else ""
+    sent = (
+        f"; sent within {format_duration(votes.execution_expires)} or void"
+        if votes.execution_expires is not None
+        else ""
+    )
     return f"{pluralize(votes.votes, 'vote')} of {join_names(votes.from_)}{machines}{expires}{closes}{sent}"
 
 

@@ -24,13 +24,18 @@ from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.settings import parse_duration
 
-SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")]
+SinkName = Annotated[
+    str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")
+]
 
 
 @with_client
 async def deliveries(
     relay: Client,
-    delivery: Annotated[str | None, typer.Argument(metavar="ID", show_default=False, help="One of the list, with every try.")] = None,
+    delivery: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", show_default=False, help="One of the list, with every try."),
+    ] = None,
     *,
     every: Every = False,
     as_json: AsJson = False,
@@ -43,8 +48,21 @@ async def deliveries(
     if as_json:
         print_json(found)
         return
-    named = {"id": "id", "sink": "sink", "type": "what", "eventId": "event", "state": "state", "reason": "reason"}
-    print_output(print_fields((label, event_name(found[name]) if name == "type" else found[name]) for name, label in named.items()), "")
+    named = {
+        "id": "id",
+        "sink": "sink",
+        "type": "what",
+        "eventId": "event",
+        "state": "state",
+        "reason": "reason",
+    }
+    print_output(
+        print_fields(
+            (label, event_name(found[name]) if name == "type" else found[name])
+            for name, label in named.items()
+        ),
+        "",
+    )
     tries = [
         (
             format_local_time(one["at"], relative=False),
@@ -55,7 +73,9 @@ async def deliveries(
         )
         for one in found["log"]
     ]
-    print_table(("tried", "took", "outcome", "status", "what was said"), tries, empty="it was not tried yet")
+    print_table(
+        ("tried", "took", "outcome", "status", "what was said"), tries, empty="it was not tried yet"
+    )
 
 
 @with_client
@@ -69,15 +89,35 @@ async def redeliver(
     relay: Client,
     dead_letter: Annotated[
         str | None,
-        typer.Argument(metavar="ID", show_default=False, help="Its id in `imds-relay dead-letters`; without it, by the options."),
+        typer.Argument(
+            metavar="ID",
+            show_default=False,
+            help="Its id in `imds-relay dead-letters`; without it, by the options.",
+        ),
     ] = None,
     *,
-    sink: Annotated[str | None, typer.Option("--sink", metavar="SINK", show_default=False, help="Those of this sink.")] = None,
-    kind: Annotated[str | None, typer.Option("--type", metavar="TYPE", show_default=False, help="Such as event.scheduled.")] = None,
-    event: Annotated[str | None, typer.Option("--event", metavar="EVENT", show_default=False, help="Those about this EventId.")] = None,
+    sink: Annotated[
+        str | None,
+        typer.Option("--sink", metavar="SINK", show_default=False, help="Those of this sink."),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--type", metavar="TYPE", show_default=False, help="Such as event.scheduled."),
+    ] = None,
+    event: Annotated[
+        str | None,
+        typer.Option(
+            "--event", metavar="EVENT", show_default=False, help="Those about this EventId."
+        ),
+    ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="WHEN", show_default=False, help="Given up since then: 2h ago, or 2026-04-11T22:26:58Z."),
+        typer.Option(
+            "--since",
+            metavar="WHEN",
+            show_default=False,
+            help="Given up since then: 2h ago, or 2026-04-11T22:26:58Z.",
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
 ) -> None:
@@ -91,7 +131,9 @@ async def redeliver(
         print_output(f"{dead_letter} goes out again; see `imds-relay deliveries`")
         return
     count = await _redeliver_some(relay, meant)
-    print_output(f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; see `imds-relay deliveries`")
+    print_output(
+        f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; see `imds-relay deliveries`"
+    )
 
 
 async def _redeliver_some(relay: Client, meant: dict[str, Any]) -> int:
@@ -112,11 +154,16 @@ def _moment(text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        return format_rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(text.removesuffix(" ago").strip())))
+        return format_rfc3339(
+            datetime.now(UTC) - timedelta(seconds=parse_duration(text.removesuffix(" ago").strip()))
+        )
     except ValueError:
         moment = parse_timestamp(text)
     if moment is None:
-        raise typer.BadParameter("expected a span such as 2h, or a moment such as 2026-04-11T22:26:58Z", param_hint="--since")
+        raise typer.BadParameter(
+            "expected a span such as 2h, or a moment such as 2026-04-11T22:26:58Z",
+            param_hint="--since",
+        )
     return format_rfc3339(moment)
 
 
@@ -152,7 +199,9 @@ def _list(found: dict[str, Any], empty: str, *, as_json: bool) -> None:
             event_name(one["type"]),
             one["eventId"],
             f"{one['state']}, {pluralize(one['attempts'], 'try')}",
-            format_local_time(one["settled"] or one["nextAttempt"] or one["recorded"], relative=False),
+            format_local_time(
+                one["settled"] or one["nextAttempt"] or one["recorded"], relative=False
+            ),
             one["reason"],
         )
         for one in found["items"]

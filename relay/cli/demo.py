@@ -37,7 +37,11 @@ _NAME = "demo-vm"
 
 
 def demo(
-    *, stay: Annotated[bool, typer.Option("--stay", help="Keep running afterwards, to be played with, until Ctrl-C.")] = False
+    *,
+    stay: Annotated[
+        bool,
+        typer.Option("--stay", help="Keep running afterwards, to be played with, until Ctrl-C."),
+    ] = False,
 ) -> None:
     """Show the main job on this machine alone: no Azure, no broker, nothing to set up.
 
@@ -61,7 +65,9 @@ class Steps:
         """A step is done."""
         now = time.monotonic()
         took = now - self.last
-        print_output(f"{now - self.began:6.2f} s  {f'+{took:.2f} s' if took >= 1 else f'+{took * 1000:.0f} ms':>8}  {text}")
+        print_output(
+            f"{now - self.began:6.2f} s  {f'+{took:.2f} s' if took >= 1 else f'+{took * 1000:.0f} ms':>8}  {text}"
+        )
         self.last = now
 
     def received(self, name: str) -> None:
@@ -108,7 +114,10 @@ async def perform(steps: Steps, *, stay: bool) -> None:
 @asynccontextmanager
 async def _set_up(steps: Steps) -> AsyncIterator[_Set]:
     clock = SystemClock()
-    key, secret = f"imdsr_{secrets.token_urlsafe(32)}", PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+    key, secret = (
+        f"imdsr_{secrets.token_urlsafe(32)}",
+        PREFIX + base64.b64encode(secrets.token_bytes(32)).decode(),
+    )
 
     def told(event: CloudEvent) -> None:
         if steps.ended:
@@ -116,10 +125,15 @@ async def _set_up(steps: Steps) -> AsyncIterator[_Set]:
 
     with TemporaryDirectory(prefix="imds-relay-demo-") as folder:
         store = Path(folder, "relay.db")
-        async with Simulator(Setup(vms=(VM(_NAME),))) as azure, receiving(secret, clock, told) as receiver:
+        async with (
+            Simulator(Setup(vms=(VM(_NAME),))) as azure,
+            receiving(secret, clock, told) as receiver,
+        ):
             steps.done(f"an Azure is simulated at {azure.url}, with one VM: {_NAME}")
             steps.done(f"a webhook receiver listens at {receiver.url}")
-            async with started(_config(azure.url, receiver.url, secret, key, store), clock) as running:
+            async with started(
+                _config(azure.url, receiver.url, secret, key, store), clock
+            ) as running:
                 url = f"http://127.0.0.1:{running.api_port}"
                 steps.done(f"the relay runs, its API is at {url}")
                 async with connected(config=None, url=url, key=key, key_file=None) as relay:
@@ -131,21 +145,43 @@ def _config(azure: str, receiver: str, secret: str, key: str, store: Path) -> Co
         {
             "source": {"url": azure, "interval": "500ms"},
             "store": {"path": store},
-            "sinks": [{"kind": "webhook", "name": "receiver", "url": receiver, "secrets": [secret], "allow_http": True}],
+            "sinks": [
+                {
+                    "kind": "webhook",
+                    "name": "receiver",
+                    "url": receiver,
+                    "secrets": [secret],
+                    "allow_http": True,
+                }
+            ],
             "approvals": {
                 "rules": [
-                    {"name": "user-initiated", "match": {"event_source": ["User"]}, "approve": "automatic"},
-                    {"name": "everything-else", "approve": {"votes": 1, "from": ["client:operator"]}},
+                    {
+                        "name": "user-initiated",
+                        "match": {"event_source": ["User"]},
+                        "approve": "automatic",
+                    },
+                    {
+                        "name": "everything-else",
+                        "approve": {"votes": 1, "from": ["client:operator"]},
+                    },
                 ]
             },
-            "api": {"listen": "127.0.0.1:0", "clients": [{"name": "operator", "key": key, "can": ["read", "approve", "hold", "operate"]}]},
+            "api": {
+                "listen": "127.0.0.1:0",
+                "clients": [
+                    {"name": "operator", "key": key, "can": ["read", "approve", "hold", "operate"]}
+                ],
+            },
         }
     )
 
 
 async def _announce(parts: _Set, steps: Steps) -> str:
     event = parts.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
-    steps.done(f"Azure announces a Reboot of {_NAME}, not before {format_local_time(event.not_before.isoformat())}")
+    steps.done(
+        f"Azure announces a Reboot of {_NAME}, not before {format_local_time(event.not_before.isoformat())}"
+    )
     await _receive(parts, steps, "event.scheduled", event.event_id)
     return event.event_id
 
@@ -159,10 +195,19 @@ async def _receive(parts: _Set, steps: Steps, name: str, event_id: str) -> Cloud
 
 async def _approve(parts: _Set, steps: Steps, event_id: str) -> None:
     event: dict[str, Any] = await parts.relay.get("events", event_id)
-    steps.done(f"GET /v1/events/{event_id[:8]}…: {event['approval']['state']}, {pluralize(event['approval']['missing'], 'vote')} missing")
-    body = {"eventId": event_id, "decision": "approve", "revision": event["revision"], "reason": "drained"}
+    steps.done(
+        f"GET /v1/events/{event_id[:8]}…: {event['approval']['state']}, {pluralize(event['approval']['missing'], 'vote')} missing"
+    )
+    body = {
+        "eventId": event_id,
+        "decision": "approve",
+        "revision": event["revision"],
+        "reason": "drained",
+    }
     answer = await parts.relay.post("approvals", body=body)
-    steps.done(f"POST /v1/approvals by client:operator: {answer['state']}, {answer['votes']} of {answer['required']} votes")
+    steps.done(
+        f"POST /v1/approvals by client:operator: {answer['state']}, {answer['votes']} of {answer['required']} votes"
+    )
     if answer["state"] != "granted":
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
     await _receive(parts, steps, "approval.recorded", event_id)
@@ -180,7 +225,9 @@ async def _watch(parts: _Set, steps: Steps, event_id: str) -> str:
     steps.done("the event is over, Azure shows it no more")
     ended = await _receive(parts, steps, "event.ended", event_id)
     if parts.receiver.forged:
-        raise CommandFailed(f"expected every signature to be good, {parts.receiver.forged} were not")
+        raise CommandFailed(
+            f"expected every signature to be good, {parts.receiver.forged} were not"
+        )
     connection = open_for_reading(parts.store)
     try:
         head, count = verify(connection)

@@ -47,7 +47,11 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
     if as_json:
         print_json([asdict(one) for one in findings])
     else:
-        print_table(("", "what", "how it is"), [(one.state, one.subject, one.line) for one in findings], empty="")
+        print_table(
+            ("", "what", "how it is"),
+            [(one.state, one.subject, one.line) for one in findings],
+            empty="",
+        )
         wrong = [sum(one.state == state for one in findings) for state in ("warning", "failed")]
         print_output("", f"{pluralize(wrong[0], 'warning')}, {wrong[1]} failed")
     raise typer.Exit(EXIT_FAILED if any(one.state == "failed" for one in findings) else EXIT_DONE)
@@ -55,28 +59,54 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
 
 async def _examined(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding]:
     config = loaded.config
-    findings = [ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"), *exposed_secret_files(loaded)]
+    findings = [
+        ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
+        *exposed_secret_files(loaded),
+    ]
     findings += [Finding("rules", "warning", one) for one in warnings_of(config)]
     at_api, runs = await examine_api(config.api)
     needed = "auto" in (config.scope, config.relay)
-    at_source, instance = await examine_source(config.source, clock, needed=needed, poll=poll, running=runs, progress=print_status)
-    scope = config.scope if config.scope != "auto" else derive_scope(instance) if instance is not None else None
+    at_source, instance = await examine_source(
+        config.source, clock, needed=needed, poll=poll, running=runs, progress=print_status
+    )
+    scope = (
+        config.scope
+        if config.scope != "auto"
+        else derive_scope(instance)
+        if instance is not None
+        else None
+    )
     vm_id = instance.vm_id if instance is not None else None
     at_store = await asyncio.to_thread(examine_store, config.store, scope=scope, vm_id=vm_id)
-    at_sinks = await asyncio.gather(*(_sink(one, clock, scope or "unknown") for one in config.sinks))
-    findings += [*at_api, *at_source, *_names(config, instance), *at_store, *(one for found in at_sinks for one in found)]
+    at_sinks = await asyncio.gather(
+        *(_sink(one, clock, scope or "unknown") for one in config.sinks)
+    )
+    findings += [
+        *at_api,
+        *at_source,
+        *_names(config, instance),
+        *at_store,
+        *(one for found in at_sinks for one in found),
+    ]
     if config.approvals.amqp is not None:
         amqp = config.approvals.amqp
         parts = approvals_over_amqp.topology(config.answers_on, scope or "unknown")
         queue = approvals_over_amqp.queue_of(config.answers_on, scope or "unknown")
-        findings += await examine_broker("approvals.amqp", amqp.targets(), parts, amqp.declare, reads=queue)
+        findings += await examine_broker(
+            "approvals.amqp", amqp.targets(), parts, amqp.declare, reads=queue
+        )
     return findings
 
 
 async def _sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
     examine: Any = getattr(sink_members()[settings.kind], "examine", None)  # type: ignore[attr-defined]  # each member's settings have a kind
     if examine is None:
-        return [ok(f"sink {settings.name}", "of this kind nothing can be seen without sending: imds-relay ping")]
+        return [
+            ok(
+                f"sink {settings.name}",
+                "of this kind nothing can be seen without sending: imds-relay ping",
+            )
+        ]
     found: list[Finding] = await examine(settings, clock, scope)
     return found
 
@@ -85,5 +115,9 @@ def _names(config: Config, instance: Instance | None) -> list[Finding]:
     if instance is None:
         return []
     scope = derive_scope(instance) if config.scope == "auto" else config.scope
-    names = ", ".join(sorted(one for one in resource_names(instance, socket.gethostname()) if not one.startswith("_")))
+    names = ", ".join(
+        sorted(
+            one for one in resource_names(instance, socket.gethostname()) if not one.startswith("_")
+        )
+    )
     return [ok("names", f"scope {scope}; events mean this VM where they name {names}")]

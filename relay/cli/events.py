@@ -27,7 +27,9 @@ from relay.events.cloudevent import event_name
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Every = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
-EventId = Annotated[str, typer.Argument(metavar="EVENT", help="An EventId; upper and lower case are the same.")]
+EventId = Annotated[
+    str, typer.Argument(metavar="EVENT", help="An EventId; upper and lower case are the same.")
+]
 
 _AGAIN, _AGAIN_LATEST = 0.5, 15.0
 """Seconds before a broken stream is taken up again; doubled from one to the other."""
@@ -51,7 +53,9 @@ async def events(relay: Client, *, every: Every = False, as_json: AsJson = False
         )
         for one in found["items"]
     ]
-    print_table(("event", "type", "state", "machines", "not before", "approval"), rows, empty="no events")
+    print_table(
+        ("event", "type", "state", "machines", "not before", "approval"), rows, empty="no events"
+    )
     if found["next"] is not None:
         print_status("there are more: --all")
 
@@ -74,13 +78,26 @@ async def show_event(relay: Client, event: EventId, *, as_json: AsJson = False) 
         )
         for one in found["votes"]
     ]
-    sent = [(event_name(one["type"]), one["sink"], one["state"], one["attempts"], one["reason"]) for one in found["deliveries"]]
+    sent = [
+        (event_name(one["type"]), one["sink"], one["state"], one["attempts"], one["reason"])
+        for one in found["deliveries"]
+    ]
     print_output("")
-    print_table(("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything")
+    print_table(
+        ("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything"
+    )
     print_output("")
-    print_table(("told", "what", "by", "detail"), [told(one) for one in found["history"]], empty="nothing was told")
+    print_table(
+        ("told", "what", "by", "detail"),
+        [told(one) for one in found["history"]],
+        empty="nothing was told",
+    )
     print_output("")
-    print_table(("delivery of", "to", "state", "tries", "reason"), sent, empty="nothing was sent: no sink wants it")
+    print_table(
+        ("delivery of", "to", "state", "tries", "reason"),
+        sent,
+        empty="nothing was sent: no sink wants it",
+    )
 
 
 @with_client
@@ -120,11 +137,17 @@ def about(event: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("outcome", event["outcome"]),
         ("machines", join_names(event["resources"], most=50) or "none named"),
         ("not before", format_local_time(event["notBefore"])),
-        ("takes", "unknown" if event["durationSeconds"] is None else f"{event['durationSeconds']} s"),
+        (
+            "takes",
+            "unknown" if event["durationSeconds"] is None else f"{event['durationSeconds']} s",
+        ),
         ("started by", event["eventSource"]),
         ("because", event["description"]),
         ("approval", _standing(event)),
-        ("closes", format_local_time(event["approval"]["closes"]) if event["outcome"] is None else None),
+        (
+            "closes",
+            format_local_time(event["approval"]["closes"]) if event["outcome"] is None else None,
+        ),
         ("revision", event["revision"]),
     ]
 
@@ -144,7 +167,12 @@ def told(event: Mapping[str, Any]) -> tuple[object, object, object, str]:
     """A CloudEvent on a line: when, what, by whom, and the rest."""
     data = event["data"]
     name = event_name(event["type"])
-    return format_local_time(event["time"], relative=False), name, data.get("principal"), _detail(name, data)
+    return (
+        format_local_time(event["time"], relative=False),
+        name,
+        data.get("principal"),
+        _detail(name, data),
+    )
 
 
 def _detail(name: str, data: Mapping[str, Any]) -> str:
@@ -154,14 +182,36 @@ def _detail(name: str, data: Mapping[str, Any]) -> str:
         case "relay":
             parts = [data["sink"], data["reason"]]
         case "approval":
-            votes = f"{data['votes']} of {pluralize(data['required'], 'vote')}" if data.get("required") else None
+            votes = (
+                f"{data['votes']} of {pluralize(data['required'], 'vote')}"
+                if data.get("required")
+                else None
+            )
             dry = "dry run" if data.get("dryRun") else None
-            parts = [data.get("decision"), data.get("refusal"), data.get("why"), data.get("reason"), votes, dry]
+            parts = [
+                data.get("decision"),
+                data.get("refusal"),
+                data.get("why"),
+                data.get("reason"),
+                votes,
+                dry,
+            ]
         case "startrequest":
-            parts = [data["reason"], f"sent {data['attempts']} times" if data["attempts"] > 1 else None]
+            parts = [
+                data["reason"],
+                f"sent {data['attempts']} times" if data["attempts"] > 1 else None,
+            ]
         case _:
-            due = f"not before {format_local_time(data['notBefore'])}" if data["notBefore"] and not data.get("outcome") else None
-            parts = [data.get("outcome"), due, *(f"{key} was {value}" for key, value in (data.get("changed") or {}).items())]
+            due = (
+                f"not before {format_local_time(data['notBefore'])}"
+                if data["notBefore"] and not data.get("outcome")
+                else None
+            )
+            parts = [
+                data.get("outcome"),
+                due,
+                *(f"{key} was {value}" for key, value in (data.get("changed") or {}).items()),
+            ]
     return ", ".join(str(part) for part in parts if part)
 
 

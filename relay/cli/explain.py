@@ -7,7 +7,16 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.cli._client import Client, with_client
-from relay.cli._output import format_duration, format_local_time, join_names, pluralize, print_fields, print_json, print_output, print_table
+from relay.cli._output import (
+    format_duration,
+    format_local_time,
+    join_names,
+    pluralize,
+    print_fields,
+    print_json,
+    print_output,
+    print_table,
+)
 from relay.cli.events import AsJson, EventId
 from relay.events.cloudevent import event_name
 
@@ -18,18 +27,29 @@ _MEANT: Final = {
 
 
 SinkName = Annotated[
-    str | None, typer.Argument(metavar="SINK", show_default=False, help="The name of a sink: its delivery is explained instead.")
+    str | None,
+    typer.Argument(
+        metavar="SINK",
+        show_default=False,
+        help="The name of a sink: its delivery is explained instead.",
+    ),
 ]
 
 
 @with_client
-async def explain(relay: Client, event: EventId, sink: SinkName = None, *, as_json: AsJson = False) -> None:
+async def explain(
+    relay: Client, event: EventId, sink: SinkName = None, *, as_json: AsJson = False
+) -> None:
     """Say which rule decides about an event, what is missing, and until when.
 
     With a sink: whether it wants the event, and when it would be tried again if each try failed at once, from now on.
     Jitter, which only adds up to a tenth, is left out.
     """
-    found = await relay.get("events", event, "rule") if sink is None else await relay.get("sinks", sink, "plan", event=event)
+    found = (
+        await relay.get("events", event, "rule")
+        if sink is None
+        else await relay.get("sinks", sink, "plan", event=event)
+    )
     if as_json:
         print_json(found)
     elif sink is None:
@@ -46,16 +66,48 @@ def _show_weighed(found: dict[str, Any]) -> None:
             [
                 ("event", found["eventId"]),
                 ("not before", format_local_time(found["notBefore"])),
-                ("approval", found["state"] + ("" if found["mode"] == "on" else f"; approvals are {found['mode']}")),
-                ("decided by", f"rule {found['rule']}" if found["rule"] else "no rule: it is not approved"),
+                (
+                    "approval",
+                    found["state"]
+                    + ("" if found["mode"] == "on" else f"; approvals are {found['mode']}"),
+                ),
+                (
+                    "decided by",
+                    f"rule {found['rule']}" if found["rule"] else "no rule: it is not approved",
+                ),
                 ("votes", votes if found["required"] else None),
-                ("missing", f"{pluralize(found['missing'], 'vote')}{from_}" if found["missing"] else None),
-                ("nobody yet", f"speaks for {join_names(found['unspoken'])}" if found["unspoken"] else None),
-                ("voting", f"closes {format_local_time(found['closes'])}" if found["required"] and found["closes"] else None),
-                ("granted", f"and void unless it is sent until {format_local_time(found['lapses'])}" if found["lapses"] else None),
-                *(("vote", f"{one['principal']}, good until {format_local_time(one['until']) or 'NotBefore'}") for one in found["voted"]),
+                (
+                    "missing",
+                    f"{pluralize(found['missing'], 'vote')}{from_}" if found["missing"] else None,
+                ),
+                (
+                    "nobody yet",
+                    f"speaks for {join_names(found['unspoken'])}" if found["unspoken"] else None,
+                ),
+                (
+                    "voting",
+                    f"closes {format_local_time(found['closes'])}"
+                    if found["required"] and found["closes"]
+                    else None,
+                ),
+                (
+                    "granted",
+                    f"and void unless it is sent until {format_local_time(found['lapses'])}"
+                    if found["lapses"]
+                    else None,
+                ),
                 *(
-                    ("held by", f"{one['principal']} until {format_local_time(one['until'])}; {found['holdMeans']}")
+                    (
+                        "vote",
+                        f"{one['principal']}, good until {format_local_time(one['until']) or 'NotBefore'}",
+                    )
+                    for one in found["voted"]
+                ),
+                *(
+                    (
+                        "held by",
+                        f"{one['principal']} until {format_local_time(one['until'])}; {found['holdMeans']}",
+                    )
                     for one in found["holds"]
                 ),
             ]
@@ -65,7 +117,11 @@ def _show_weighed(found: dict[str, Any]) -> None:
     rows = [
         (
             one["name"],
-            "decides" if one["decides"] else f"does not match: {join_names(one['unmet'])}" if one["unmet"] else "comes after",
+            "decides"
+            if one["decides"]
+            else f"does not match: {join_names(one['unmet'])}"
+            if one["unmet"]
+            else "comes after",
             format_local_time(one["turns"]),
         )
         for one in found["rules"]
@@ -89,7 +145,11 @@ def _show_plan(found: dict[str, Any]) -> None:
     )
     for course in found["plan"]:
         print_output("", f"{_MEANT[course['failure']]}:")
-        print_table(("tries", "every", "from", "to"), [_line(one) for one in course["tries"]], empty="no other try")
+        print_table(
+            ("tries", "every", "from", "to"),
+            [_line(one) for one in course["tries"]],
+            empty="no other try",
+        )
         print_output(f"then a dead letter: {course['ends']}" if course["ends"] else "and so on")
 
 

@@ -26,6 +26,8 @@ def init() -> None:
 def beginning() -> str:
     """The annotated defaults with the rule for user-started events."""
     defaults = DEFAULTS.read_text(encoding="utf-8")
-    text, count = _NO_RULES.subn(lambda found: f"  rules:   {found['comment']}\n{_USER_EVENTS}", defaults)
+    text, count = _NO_RULES.subn(
+        lambda found: f"  rules:   {found['comment']}\n{_USER_EVENTS}", defaults
+    )
     assert count == 1  # noqa: S101  # a test keeps the file as it has to be
     return text

@@ -20,7 +20,9 @@ _BYTES = 32
 
 def keys(
     *,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The client's name in the lines to paste.")] = "new-client",
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="The client's name in the lines to paste.")
+    ] = "new-client",
     as_json: AsJson = False,
 ) -> None:
     """Make a bearer key and a signing secret for a client, or for a webhook sink.
@@ -28,7 +30,9 @@ def keys(
     They are shown here and kept nowhere.
     """
     if re.search(CLIENT_NAME, name) is None:
-        raise typer.BadParameter(f"expected text that matches {CLIENT_NAME}, got {name!r}", param_hint="--name")
+        raise typer.BadParameter(
+            f"expected text that matches {CLIENT_NAME}, got {name!r}", param_hint="--name"
+        )
     key = f"imdsr_{secrets.token_urlsafe(_BYTES)}"
     digest = hashlib.sha256(key.encode()).hexdigest()
     secret = PREFIX + base64.b64encode(secrets.token_bytes(_BYTES)).decode()

@@ -47,7 +47,9 @@ def run(config: ConfigFile = None) -> None:
         if not _is_taken(error):
             raise
         # No wrong configuration: a service manager may try again.
-        raise CommandFailed(f"{error}. Does another relay run here already? Else choose another address") from error
+        raise CommandFailed(
+            f"{error}. Does another relay run here already? Else choose another address"
+        ) from error
     except Exception as error:
         if not isinstance(unwrap_group(error), RelayError):
             # The one place that shows a traceback: nobody watches a service, and its log is where a mistake is looked for.
@@ -56,4 +58,7 @@ def run(config: ConfigFile = None) -> None:
 
 
 def _is_taken(error: ConfigError) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (
+        errno.EADDRINUSE,
+        errno.EADDRNOTAVAIL,
+    )

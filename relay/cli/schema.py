@@ -18,11 +18,15 @@ def schema(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="TYPE", show_default=False, help="Such as event.scheduled, or asyncapi, or slack-manifest; without it, all."
+            metavar="TYPE",
+            show_default=False,
+            help="Such as event.scheduled, or asyncapi, or slack-manifest; without it, all.",
         ),
     ] = None,
     *,
-    listed: Annotated[bool, typer.Option("--list", help="Only name the types, and say when each is sent.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Only name the types, and say when each is sent.")
+    ] = False,
     answers: Annotated[
         str,
         typer.Option(
@@ -30,7 +34,9 @@ def schema(
             help="With slack-manifest: none (the app only tells, and links), socket (Socket Mode), or the https URL of /v1/chat/<sink>.",
         ),
     ] = "socket",
-    as_json: Annotated[bool, typer.Option("--json", help="With --list: print JSON for programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --list: print JSON for programs.")
+    ] = False,
 ) -> None:
     """Print the JSON Schema of one CloudEvent, or of all by type; what goes over RabbitMQ (asyncapi); or a Slack app's manifest."""
     if listed and as_json:
@@ -47,10 +53,14 @@ def schema(
         return
     if name == "slack-manifest":
         if answers not in ("none", "socket") and not answers.startswith("https://"):
-            raise ConfigError(f"--answers: expected none, socket, or a URL that starts with https://, got {answers!r}")
+            raise ConfigError(
+                f"--answers: expected none, socket, or a URL that starts with https://, got {answers!r}"
+            )
         print_json(manifest(answers))
         return
     found = next((one for one in CATALOG if name in (one.name, one.type)), None)
     if found is None:
-        raise ConfigError(f"expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got {name!r}")
+        raise ConfigError(
+            f"expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got {name!r}"
+        )
     print_json(schema_of(found))

@@ -51,7 +51,11 @@ if TYPE_CHECKING:
     AnySink = SinkSettings
 else:
     _settings = [member.Settings for member in sink_members().values()]
-    AnySink = Annotated[functools.reduce(operator.or_, _settings), Field(discriminator="kind")] if len(_settings) > 1 else _settings[0]
+    AnySink = (
+        Annotated[functools.reduce(operator.or_, _settings), Field(discriminator="kind")]
+        if len(_settings) > 1
+        else _settings[0]
+    )
 
 
 class Config(Section):
@@ -76,13 +80,19 @@ class Config(Section):
         if repeated:
             raise ValueError(f"sinks: expected every name once, {', '.join(repeated)} comes again")
         for sink in self.sinks:
-            if isinstance(sink, ChatSettings) and sink.needs_public_url and self.api.public_url is None:
+            if (
+                isinstance(sink, ChatSettings)
+                and sink.needs_public_url
+                and self.api.public_url is None
+            ):
                 raise ValueError(
                     f"api.public_url: expected the URL at which the platform of sink {sink.name} reaches this relay, got none; "
                     "its approve_in_chat needs it"
                 )
         if self.approvals.amqp is not None and not any(_answers(sink) for sink in self.sinks):
-            raise ValueError("approvals.amqp: expected a rabbitmq sink whose events include approval.*, through which the answers go")
+            raise ValueError(
+                "approvals.amqp: expected a rabbitmq sink whose events include approval.*, through which the answers go"
+            )
         return self
 
     @model_validator(mode="after")
@@ -95,11 +105,19 @@ class Config(Section):
     def _can_be_met(self, name: str, approve: Quorum) -> None:
         people = self.approvals.people
         named = eligible_voters(approve, self.approvals.groups, people)
-        may = {principal for client in self.api.clients if "approve" in client.can for principal in client.principals}
+        may = {
+            principal
+            for client in self.api.clients
+            if "approve" in client.can
+            for principal in client.principals
+        }
         able = {
             one
             for one in named
-            if one in may or not one.startswith(("client:", "mtls:", "entra:") if self.api.oidc is None else ("client:", "mtls:"))
+            if one in may
+            or not one.startswith(
+                ("client:", "mtls:", "entra:") if self.api.oidc is None else ("client:", "mtls:")
+            )
         }
         if len({person_for(one, people) for one in able}) < approve.votes:
             there = ", ".join(sorted(able)) or "none"
@@ -122,7 +140,9 @@ class Config(Section):
     def user_events_wait(self) -> bool:
         """Whether no rule can match what users start: Azure then waits up to 15 minutes with each."""
         sources = (rule.match.event_source for rule in self.approvals.rules)
-        return not any(source is None or "user" in {one.lower() for one in source} for source in sources)
+        return not any(
+            source is None or "user" in {one.lower() for one in source} for source in sources
+        )
 
     @property
     def answers_on(self) -> str:
@@ -138,7 +158,9 @@ USER_EVENTS_WAIT = (
 
 def _answers(sink: SinkSettings) -> bool:
     answers = ("approval.recorded", "approval.granted", "approval.refused", "approval.voided")
-    return getattr(sink, "kind", None) == "rabbitmq" and all(matches_any(sink.events, name) for name in answers)
+    return getattr(sink, "kind", None) == "rabbitmq" and all(
+        matches_any(sink.events, name) for name in answers
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +173,29 @@ class Loaded:
 
 def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Loaded:
     """Find, read and check the document. Raises ConfigError with everything that is wrong, a line each."""
-    named = path or (Path(environment["IMDS_RELAY_CONFIG"]) if environment.get("IMDS_RELAY_CONFIG") else None)
+    named = path or (
+        Path(environment["IMDS_RELAY_CONFIG"]) if environment.get("IMDS_RELAY_CONFIG") else None
+    )
     file = named or next((place for place in PLACES if may_be_file(place)), None)
     document = read(file or DEFAULTS)
     values = expand_variables(file, document, environment)
-    variables = {name: value for name, value in environment.items() if name.startswith(PREFIX) and name not in OWN}
+    variables = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and name not in OWN
+    }
     override(values, variables)
     try:
         return Loaded(Config.model_validate(values), file)
     except ValidationError as error:
-        given = ConfigInput(file, document if file is not None else None, values, variables, _secret_names(), sink_members())
+        given = ConfigInput(
+            file,
+            document if file is not None else None,
+            values,
+            variables,
+            _secret_names(),
+            sink_members(),
+        )
         raise ConfigError("\n".join(describe_errors(error, given))) from None
 
 

@@ -31,7 +31,9 @@ def read(file: Traversable) -> Any:
     except OSError as error:
         raise ConfigError(f"{file}: expected a file that can be read: {reason(error)}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: expected UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise ConfigError(
+            f"{file}: expected UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = (error.problem or "something else came").splitlines()[0]
@@ -39,11 +41,15 @@ def read(file: Traversable) -> Any:
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML that is not nested hundreds of times") from None
     except YAMLError:
-        raise ConfigError(f"{file}: expected YAML: it holds a character that YAML does not allow") from None
+        raise ConfigError(
+            f"{file}: expected YAML: it holds a character that YAML does not allow"
+        ) from None
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError(f"{file}: expected a mapping of keys such as source: and sinks:, got {kind(document)}")
+        raise ConfigError(
+            f"{file}: expected a mapping of keys such as source: and sinks:, got {kind(document)}"
+        )
     return document
 
 
@@ -53,7 +59,9 @@ def _without_values(problem: str) -> str:
     return re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'…'", problem.split(" with value ", maxsplit=1)[0])
 
 
-def expand_variables(file: Traversable | None, document: Any, environment: Mapping[str, str]) -> Any:
+def expand_variables(
+    file: Traversable | None, document: Any, environment: Mapping[str, str]
+) -> Any:
     """A plain copy of the document with its variables filled in. Raises ConfigError for one that is not set."""
 
     def copy(value: Any, path: KeyPath) -> Any:
@@ -63,7 +71,9 @@ def expand_variables(file: Traversable | None, document: Any, environment: Mappi
             case list():
                 return [copy(one, (*path, index)) for index, one in enumerate(value)]
             case str():
-                return _VARIABLE.sub(lambda found: _value_for(found, at(file, document, path), environment), value)
+                return _VARIABLE.sub(
+                    lambda found: _value_for(found, at(file, document, path), environment), value
+                )
         return _scalar(value)
 
     try:
@@ -84,7 +94,9 @@ def _value_for(found: re.Match[str], place: str, environment: Mapping[str, str])
 
 def _scalar(value: Any) -> Any:
     if isinstance(value, float):
-        return str(value)  # no setting is a fraction: as text, 1.5 is refused for its lack of a unit
+        return str(
+            value
+        )  # no setting is a fraction: as text, 1.5 is refused for its lack of a unit
     if isinstance(value, date) and not isinstance(value, datetime):
         return value.isoformat()  # an api_version without quotes
     return value
@@ -102,7 +114,9 @@ def override(values: dict[str, Any], variables: Mapping[str, str]) -> None:
             place = place[key]
         twin = last.removesuffix("_file") if last.endswith("_file") else f"{last}_file"
         if f"{PREFIX}{'__'.join((*path, twin)).upper()}" not in variables:
-            place.pop(twin, None)  # x of the document gives way to x_file of the environment, and the other way round
+            place.pop(
+                twin, None
+            )  # x of the document gives way to x_file of the environment, and the other way round
         place[last] = _value_of(name, variables[name])
 
 
@@ -119,7 +133,9 @@ def _value_of(name: str, text: str) -> Any:
     try:
         return _json(orjson.loads(text))
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"environment variable {name}: expected one JSON value: {error}") from None
+        raise ConfigError(
+            f"environment variable {name}: expected one JSON value: {error}"
+        ) from None
 
 
 def _json(value: Any) -> Any:
@@ -154,7 +170,9 @@ def _line(document: Any, path: KeyPath) -> int | None:
 
 def dotted(path: KeyPath) -> str:
     """A key path as people write it: ``sinks[0].url``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
+    ).removeprefix(".")
 
 
 def kind(value: Any) -> str:

@@ -22,18 +22,31 @@ def exposed_secret_files(loaded: Loaded) -> list[Finding]:
     if loaded.file is not None and any(_plain(loaded.config)):
         files[loaded.file] = "the configuration, which holds secrets itself"
     findings = [found for file, what in files.items() if (found := _seen(file, what)) is not None]
-    return findings or [ok("secrets", f"nobody else can read their files ({len(files)})" if files else "none lives in a file")]
+    return findings or [
+        ok(
+            "secrets",
+            f"nobody else can read their files ({len(files)})" if files else "none lives in a file",
+        )
+    ]
 
 
 def _seen(file: Path, what: str) -> Finding | None:
     try:
         mode = file.stat().st_mode
     except OSError as error:
-        return failure("secrets", f"{file} ({what}) cannot be looked at: {error.strerror}", "correct its path, or who may reach it")
+        return failure(
+            "secrets",
+            f"{file} ({what}) cannot be looked at: {error.strerror}",
+            "correct its path, or who may reach it",
+        )
     if mode & stat.S_IWOTH:
-        return failure("secrets", f"everybody on this machine can write {file} ({what})", f"chmod o-rwx {file}")
+        return failure(
+            "secrets", f"everybody on this machine can write {file} ({what})", f"chmod o-rwx {file}"
+        )
     if mode & stat.S_IROTH:
-        return warning("secrets", f"everybody on this machine can read {file} ({what})", f"chmod o-rwx {file}")
+        return warning(
+            "secrets", f"everybody on this machine can read {file} ({what})", f"chmod o-rwx {file}"
+        )
     return None
 
 

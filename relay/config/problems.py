@@ -37,7 +37,9 @@ _EXPECTED = {
     "union_tag_invalid": "one of {expected_tags}",
 }
 """What pydantic's errors mean to whoever writes YAML."""
-_CONTAINERS = frozenset({"dict_type", "mapping_type", "model_attributes_type", "model_type", "tuple_type"})
+_CONTAINERS = frozenset(
+    {"dict_type", "mapping_type", "model_attributes_type", "model_type", "tuple_type"}
+)
 _KIND = frozenset({"union_tag_invalid", "union_tag_not_found"})
 
 
@@ -62,7 +64,11 @@ def describe_errors(error: ValidationError, given: ConfigInput) -> Iterator[str]
     for one in error.errors(include_url=False):
         wrong.setdefault(_path(one, given.values), []).append(one)
     for path, errors in wrong.items():
-        if len(errors) == 1 and _is_branch(errors[0], path) and any(other[: len(path)] == path != other for other in wrong):
+        if (
+            len(errors) == 1
+            and _is_branch(errors[0], path)
+            and any(other[: len(path)] == path != other for other in wrong)
+        ):
             continue  # of the alternative, the other branch is the one that was meant
         # What has the look of a secret is not shown wherever it was put by mistake.
         yield _SECRET.sub(r"\1\2…", f"{_place(path, given)}{_problem(errors, path, given)}")
@@ -85,13 +91,17 @@ def _path(error: ErrorDetails, values: Any) -> KeyPath:
         path.append(error["loc"][-1])
     elif error["type"] in _KIND:
         path.append("kind")
-    elif error["type"] == "value_error" and (head := _message(error).partition(": ")[0]) in _keys(place):
+    elif error["type"] == "value_error" and (head := _message(error).partition(": ")[0]) in _keys(
+        place
+    ):
         path.append(head)
     return tuple(path)
 
 
 def _keys(place: Any) -> Collection[str | int]:
-    return place if isinstance(place, dict) else range(len(place)) if isinstance(place, list) else ()
+    return (
+        place if isinstance(place, dict) else range(len(place)) if isinstance(place, list) else ()
+    )
 
 
 def _at(values: Any, path: KeyPath) -> Any:
@@ -106,7 +116,10 @@ def _is_branch(error: ErrorDetails, path: KeyPath) -> bool:
 
 def _place(path: KeyPath, given: ConfigInput) -> str:
     for name in given.variables:
-        if path and all(str(part).lower() == given_part for part, given_part in zip(path, path_of(name), strict=False)):
+        if path and all(
+            str(part).lower() == given_part
+            for part, given_part in zip(path, path_of(name), strict=False)
+        ):
             return f"environment variable {name}: {dotted(path)}: "
     return at(given.file, given.document, path)
 
@@ -117,8 +130,12 @@ def _problem(errors: Sequence[ErrorDetails], path: KeyPath, given: ConfigInput) 
         return "expected no such key; is it spelled right and in its place?"
     if first["type"] == "missing":
         return "expected this key, it is missing"
-    sentence = " or ".join(dict.fromkeys(_expected(error, path, given) for error in errors)).replace(" or expected ", " or ")
-    if first["type"] == "value_error" and (isinstance(first["input"], dict) or ", got " in sentence):
+    sentence = " or ".join(
+        dict.fromkeys(_expected(error, path, given) for error in errors)
+    ).replace(" or expected ", " or ")
+    if first["type"] == "value_error" and (
+        isinstance(first["input"], dict) or ", got " in sentence
+    ):
         return sentence  # of a whole section, or of a value that must not be shown: it says itself what came
     return f"{sentence}; got {_shown(first, path, given)}"
 

@@ -21,7 +21,9 @@ class CircuitBreaker:
         self.failures = 0
         self._failed_at = float("-inf")  # when the last failure came that counted
         self._tried_since: float | None = None  # the first try since the last success
-        self._busy_since: float | None = None  # the same, or the first try since nothing was left to deliver
+        self._busy_since: float | None = (
+            None  # the same, or the first try since nothing was left to deliver
+        )
         self._probe_at: float | None = None
         self._turn = False  # of the entry that was tried least
         self._extra = False  # a probe is due that was not foreseen
@@ -36,7 +38,11 @@ class CircuitBreaker:
     @property
     def allowed_at(self) -> float:
         """Before that moment nothing may be tried."""
-        return self._rest_until if self._probe_at is None or self._extra else max(self._rest_until, self._probe_at)
+        return (
+            self._rest_until
+            if self._probe_at is None or self._extra
+            else max(self._rest_until, self._probe_at)
+        )
 
     @property
     def least_tried(self) -> bool:

@@ -37,11 +37,20 @@ class SinkStatus:
 class Dispatcher:
     """The workers. What is written to the store while ``start`` looks into it is handed over once, too."""
 
-    def __init__(self, sinks: Mapping[str, tuple[SinkSettings, Sink]], store: Store, clock: Clock, say: ReportRelayEvent) -> None:
+    def __init__(
+        self,
+        sinks: Mapping[str, tuple[SinkSettings, Sink]],
+        store: Store,
+        clock: Clock,
+        say: ReportRelayEvent,
+    ) -> None:
         self._store = store
         self._clock = clock
         self._books = SettlementBatcher(store)
-        self._workers = {name: Worker(settings, sink, store, self._books, clock, say) for name, (settings, sink) in sinks.items()}
+        self._workers = {
+            name: Worker(settings, sink, store, self._books, clock, say)
+            for name, (settings, sink) in sinks.items()
+        }
         self._early: list[Entry] | None = []  # recorded before it is known what waited
 
     async def start(self) -> None:
@@ -54,7 +63,9 @@ class Dispatcher:
         # Sinks are connected already, and a chat has messages looked at again by itself.
         self._store.listeners.recorded.append(self._on_recorded)
         self._store.listeners.redelivered.append(self._on_revived)
-        states = await self._store.transact(lambda tx: _reconcile(tx, settings, now), fail_open=True)
+        states = await self._store.transact(
+            lambda tx: _reconcile(tx, settings, now), fail_open=True
+        )
         for name, (state, reason) in states.items():
             self._workers[name].set_state(state, reason)
         waiting = await self._store.read(lambda tx: tx.deliveries.waiting())
@@ -79,7 +90,15 @@ class Dispatcher:
     def status(self) -> list[SinkStatus]:
         """Every sink, in the order of the configuration."""
         return [
-            SinkStatus(name, _kind(worker.settings), worker.state, worker.failing, worker.reason, worker.waiting, worker.tries)
+            SinkStatus(
+                name,
+                _kind(worker.settings),
+                worker.state,
+                worker.failing,
+                worker.reason,
+                worker.waiting,
+                worker.tries,
+            )
             for name, worker in self._workers.items()
         ]
 
@@ -139,17 +158,23 @@ def redeliver_matching(
         revived = tx.deliveries.redeliver_matching(which, at, after=after, until=until, limit=limit)
         tx.redelivered.extend(revived)
         ids = [entry.id for entry in revived]
-        return ids, tx.deliveries.count_dead_letters(which, after=max(ids, default=after), until=until)
+        return ids, tx.deliveries.count_dead_letters(
+            which, after=max(ids, default=after), until=until
+        )
 
     return work
 
 
-def _reconcile(tx: Transaction, settings: Sequence[SinkSettings], now: datetime) -> dict[str, tuple[SinkState, str | None]]:
+def _reconcile(
+    tx: Transaction, settings: Sequence[SinkSettings], now: datetime
+) -> dict[str, tuple[SinkState, str | None]]:
     """Compare the sinks of the configuration with those of the last start; returns the states of the former."""
     known = tx.deliveries.sinks()
     names = {sink.name for sink in settings}
     for gone in (known.keys() | {entry.sink for entry in tx.deliveries.waiting()}) - names:
-        tx.deliveries.forget_sink(gone, f"the sink {gone} is not in the configuration any more", now)
+        tx.deliveries.forget_sink(
+            gone, f"the sink {gone} is not in the configuration any more", now
+        )
     for sink in settings:
         if sink.name in known:
             continue

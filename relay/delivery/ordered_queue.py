@@ -64,7 +64,11 @@ class OrderedQueue:
         if lane is None:
             return []
         head = lane.waiting[0]
-        stale = [old for old in lane.waiting if _takes_the_place_of(entry, old) and not (old is head and lane.state == "busy")]
+        stale = [
+            old
+            for old in lane.waiting
+            if _takes_the_place_of(entry, old) and not (old is head and lane.state == "busy")
+        ]
         gone = {old.id for old in stale}
         lane.waiting = deque(old for old in lane.waiting if old.id not in gone)
         self._count -= len(stale)
@@ -86,7 +90,11 @@ class OrderedQueue:
         ``least_tried``: of the heads that were tried least.
         """
         if least_tried:
-            self._free = [(lane.waiting[0].id, name) for name, lane in self._lanes.items() if lane.state == "free"]
+            self._free = [
+                (lane.waiting[0].id, name)
+                for name, lane in self._lanes.items()
+                if lane.state == "free"
+            ]
             heapq.heapify(self._free)
             heads = (self._lanes[name].waiting[0] for _, name in self._free)
             head = min(heads, key=lambda one: (one.attempts, one.id), default=None)

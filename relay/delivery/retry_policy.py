@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from relay.clock import Clock
-from relay.delivery.retry import DeadLetter, DisableSink, ForecastSegment, RetryAfter, Verdict, forecast, plan_retry
+from relay.delivery.retry import (
+    DeadLetter,
+    DisableSink,
+    ForecastSegment,
+    RetryAfter,
+    Verdict,
+    forecast,
+    plan_retry,
+)
 from relay.errors import Deferred, Failure
 from relay.outbox import Entry
 from relay.sinks import Sink
@@ -48,12 +56,16 @@ class RetryPolicy:
             chance=random.random(),  # noqa: S311  # jitter
         )
 
-    def next_probe(self, entry: Entry, waiting: Iterable[Entry], failures: int, now: datetime) -> float:
+    def next_probe(
+        self, entry: Entry, waiting: Iterable[Entry], failures: int, now: datetime
+    ) -> float:
         """Seconds until the sink as a whole is tried again: as the most pressing of what waits demands.
 
         ``entry`` has just failed, as the last of so many ``failures`` in a row.
         """
-        ahead = [one.not_before for one in waiting if one.not_before is not None and one.not_before > now]
+        ahead = [
+            one.not_before for one in waiting if one.not_before is not None and one.not_before > now
+        ]
         pressing = entry.not_before is not None and entry.not_before > now
         verdict = plan_retry(
             "transient",

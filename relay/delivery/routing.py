@@ -31,4 +31,8 @@ def exclusion_reason(sink: SinkSettings, event: CloudEvent) -> str | None:
         return f"its events ({', '.join(sink.events)}) do not name {event.name}"
     if event.name.startswith("relay."):
         return "what is said about a sink does not go to it" if event.subject == sink.name else None
-    return None if matches(sink.match, event.data, event.scope, every=False) else "the event does not meet its match"
+    return (
+        None
+        if matches(sink.match, event.data, event.scope, every=False)
+        else "the event does not meet its match"
+    )

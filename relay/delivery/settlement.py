@@ -36,13 +36,17 @@ class SettlementBatcher:
         self._waiting.append(written)
         if not self._busy:
             self._busy = True
-            asyncio.get_running_loop().call_soon(self._next)  # with all that arrive in this turn of the loop
+            asyncio.get_running_loop().call_soon(
+                self._next
+            )  # with all that arrive in this turn of the loop
 
     def deferred(self, entry: int, attempt: Attempt, until: datetime) -> None:
         """A try has failed, and there will be another at that moment."""
         self._remember(lambda tx: tx.deliveries.defer(entry, attempt, until))
 
-    def settled(self, entry: int, state: EntryState, reason: str, at: datetime, attempt: Attempt | None) -> None:
+    def settled(
+        self, entry: int, state: EntryState, reason: str, at: datetime, attempt: Attempt | None
+    ) -> None:
         """An entry is over without being delivered; ``attempt``: by a try that failed."""
 
         def work(tx: Transaction) -> None:

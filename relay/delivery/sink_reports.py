@@ -39,14 +39,27 @@ class SinkHealthReporter:
 
     def disabled(self, reason: str, waiting: int) -> None:
         """The far side asked us to stop."""
-        _log.error("sink %s asked us to stop, it is disabled and keeps its entries: %s", self._sink, reason)
+        _log.error(
+            "sink %s asked us to stop, it is disabled and keeps its entries: %s", self._sink, reason
+        )
         self._say("relay.sink-disabled", self._sink, reason, waiting)
 
     def parked(self, entry: Entry, reason: str) -> None:
         """An entry was given up."""
-        _log.warning("sink %s: %s (entry %d) became a dead letter: %s", self._sink, entry.type, entry.id, reason)
+        _log.warning(
+            "sink %s: %s (entry %d) became a dead letter: %s",
+            self._sink,
+            entry.type,
+            entry.id,
+            reason,
+        )
         self._dead += 1
-        self._say("relay.dead-lettered", self._sink, f"{entry.type} (entry {entry.id}): {reason}", self._dead)
+        self._say(
+            "relay.dead-lettered",
+            self._sink,
+            f"{entry.type} (entry {entry.id}): {reason}",
+            self._dead,
+        )
 
     def compare_clocks(self, skew: float | None) -> None:
         """The far side's clock is so many seconds ahead of ours, if that is known."""
@@ -65,7 +78,9 @@ class SinkHealthReporter:
         named = type(error).__name__
         if named != self._own_error:
             self._own_error = named
-            _log.error("sink %s failed in its own code on %s", self._sink, entry.type, exc_info=error)
+            _log.error(
+                "sink %s failed in its own code on %s", self._sink, entry.type, exc_info=error
+            )
         count = self._own_errors[entry.id] = self._own_errors.get(entry.id, 0) + 1
         return count
 

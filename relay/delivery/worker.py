@@ -14,7 +14,13 @@ from dataclasses import replace
 from relay.clock import Clock
 from relay.delivery.circuit_breaker import CircuitBreaker
 from relay.delivery.ordered_queue import OrderedQueue
-from relay.delivery.retry import MAX_INTERNAL_ERRORS, DeadLetter, DisableSink, RetryAfter, retry_time
+from relay.delivery.retry import (
+    MAX_INTERNAL_ERRORS,
+    DeadLetter,
+    DisableSink,
+    RetryAfter,
+    retry_time,
+)
 from relay.delivery.retry_policy import RetryPolicy
 from relay.delivery.settlement import SettlementBatcher
 from relay.delivery.sink_reports import ReportRelayEvent, SinkHealthReporter
@@ -37,7 +43,13 @@ class Worker:
     """Carries entries to one sink. ``state``, ``failing`` and ``reason`` are for whoever asks how the sink is."""
 
     def __init__(
-        self, settings: SinkSettings, sink: Sink, store: Store, books: SettlementBatcher, clock: Clock, say: ReportRelayEvent
+        self,
+        settings: SinkSettings,
+        sink: Sink,
+        store: Store,
+        books: SettlementBatcher,
+        clock: Clock,
+        say: ReportRelayEvent,
     ) -> None:
         self.settings = settings
         self.state: SinkState = "on"
@@ -55,7 +67,9 @@ class Worker:
         self._circuit = CircuitBreaker()
         self._stopped: str | None = None
         self._trouble: str | None = None
-        self._slot = float("-inf")  # before that moment nothing more is begun, of a sink with a rate
+        self._slot = float(
+            "-inf"
+        )  # before that moment nothing more is begun, of a sink with a rate
         self._wake = asyncio.Event()
         self._ending = False
 
@@ -201,7 +215,9 @@ class Worker:
             self._circuit.idle()  # the sink has no part in it
             self._lanes.rest(entry, self._clock.monotonic() + READ_RETRY_DELAY, alone=True)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with this row, the next ones can be sent
-            self._parked(entry, f"its event could not be read from the journal: {_named(error)}", None)
+            self._parked(
+                entry, f"its event could not be read from the journal: {_named(error)}", None
+            )
         else:
             return await self._try(entry, event)
         return False
@@ -209,7 +225,12 @@ class Worker:
     async def _try(self, entry: Entry, event: CloudEvent) -> bool:
         began, at = self._clock.monotonic(), self._clock.now()
 
-        def attempt(outcome: Outcome, status: int | None = None, reason: str | None = None, answer: str | None = None) -> Attempt:
+        def attempt(
+            outcome: Outcome,
+            status: int | None = None,
+            reason: str | None = None,
+            answer: str | None = None,
+        ) -> Attempt:
             self.tries[outcome, status] += 1
             return Attempt(at, self._clock.monotonic() - began, outcome, status, reason, answer)
 
@@ -222,10 +243,14 @@ class Worker:
             self._trouble = error.reason
             if self._circuit.refused(self._clock.monotonic()):
                 self._news.failing(error.reason, len(self._lanes))
-            self._parked(entry, error.reason, attempt("parked", error.status, error.reason, error.response))
+            self._parked(
+                entry, error.reason, attempt("parked", error.status, error.reason, error.response)
+            )
         except Deferred as error:
             self._news.compare_clocks(error.skew)
-            self._failed(entry, error, attempt("deferred", error.status, error.reason, error.response), began)
+            self._failed(
+                entry, error, attempt("deferred", error.status, error.reason, error.response), began
+            )
         except asyncio.CancelledError:
             if self._ending:
                 raise
@@ -264,13 +289,26 @@ class Worker:
         self._settle(entry, "parked", reason, attempt)
         self._news.parked(entry, reason)
 
-    def _failed_by_itself(self, entry: Entry, error: Exception, attempt: Attempt, began: float) -> None:
+    def _failed_by_itself(
+        self, entry: Entry, error: Exception, attempt: Attempt, began: float
+    ) -> None:
         count = self._news.failed_by_itself(entry, error)
         failure = Deferred(f"the sink's own code failed: {_named(error)}")
-        spent = DeadLetter(f"the sink's own code failed {count} times") if count >= MAX_INTERNAL_ERRORS else None
+        spent = (
+            DeadLetter(f"the sink's own code failed {count} times")
+            if count >= MAX_INTERNAL_ERRORS
+            else None
+        )
         self._failed(entry, failure, attempt, began, spent)
 
-    def _failed(self, entry: Entry, error: Deferred, attempt: Attempt, began: float, spent: DeadLetter | None = None) -> None:
+    def _failed(
+        self,
+        entry: Entry,
+        error: Deferred,
+        attempt: Attempt,
+        began: float,
+        spent: DeadLetter | None = None,
+    ) -> None:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self._trouble = error.reason
         if self._circuit.record_failure(began, monotonic):
@@ -284,13 +322,19 @@ class Worker:
         if self.failing:
             # Who refuses one event (slow) answers, and may take the others.
             transient = error.failure == "transient"
-            probe = self.prospects.next_probe(entry, self._lanes, self._circuit.failures, now) if transient else 0.0
+            probe = (
+                self.prospects.next_probe(entry, self._lanes, self._circuit.failures, now)
+                if transient
+                else 0.0
+            )
             self._circuit.schedule_probe(monotonic + probe if transient else None)
         if isinstance(verdict, DeadLetter):
             self._parked(entry, f"{verdict.reason}; last: {error.reason}", attempt)
         elif self._replaces(entry) and self._lanes.outdated(entry):
             self._lanes.done(entry)
-            self._settle(entry, "superseded", "replaced by a newer one while it was being sent", attempt)
+            self._settle(
+                entry, "superseded", "replaced by a newer one while it was being sent", attempt
+            )
         else:
             until = retry_time(verdict, now)
             tried = replace(entry, attempts=entry.attempts + 1, next_at=until)
@@ -306,9 +350,13 @@ class Worker:
 
     def _replaces(self, entry: Entry) -> bool:
         """Whether a newer entry of the same lane and family takes the place of this one, and this one that of older ones."""
-        return entry.type.startswith("relay.") or (self.settings.stale == "drop" and entry.type.startswith("event."))
+        return entry.type.startswith("relay.") or (
+            self.settings.stale == "drop" and entry.type.startswith("event.")
+        )
 
-    def _settle(self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None) -> None:
+    def _settle(
+        self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
+    ) -> None:
         self._news.settled(entry)
         self._books.settled(entry.id, state, reason, self._clock.now(), attempt)
 

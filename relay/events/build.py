@@ -13,7 +13,9 @@ from relay.events.delta import Change
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 
-Outcome = tuple[Literal["completed", "canceled", "unknown"], Literal["observed", "rebooted", "none"]]
+Outcome = tuple[
+    Literal["completed", "canceled", "unknown"], Literal["observed", "rebooted", "none"]
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,11 @@ def event_data(event: Event, incarnation: int | None) -> dict[str, Any]:
 
 def transition_id(change: Change, origin: Origin) -> str:
     """Names a transition: the digest of source, EventId, change and new state; the count is added by `change_event`."""
-    state = {**change.event.fields(), "eventId": change.event.key, "resources": sorted(change.event.resources)}
+    state = {
+        **change.event.fields(),
+        "eventId": change.event.key,
+        "resources": sorted(change.event.resources),
+    }
     return digest_id(f"imds://{origin.scope}", change.event.key, change.kind, state)
 
 
@@ -132,7 +138,9 @@ def decision_event(
     return CloudEvent.build(attributes, {**event, **added})
 
 
-def relay_event(name: str, origin: Origin, at: datetime, *, sink: str | None, reason: str, count: int, head: str) -> CloudEvent:
+def relay_event(
+    name: str, origin: Origin, at: datetime, *, sink: str | None, reason: str, count: int, head: str
+) -> CloudEvent:
     """A ``relay.*`` CloudEvent: what the relay has to say of itself or of one of its sinks."""
     source = f"imds://{origin.scope}/relays/{origin.relay}"
     moment = format_rfc3339(at)
@@ -150,7 +158,12 @@ def relay_event(name: str, origin: Origin, at: datetime, *, sink: str | None, re
 
 
 def _common(name: str, origin: Origin) -> dict[str, str]:
-    return {"datacontenttype": "application/json", "dataschema": dataschema(name), "scope": origin.scope, "relay": origin.relay}
+    return {
+        "datacontenttype": "application/json",
+        "dataschema": dataschema(name),
+        "scope": origin.scope,
+        "relay": origin.relay,
+    }
 
 
 def _of_event(data: Mapping[str, Any]) -> dict[str, str | None]:

@@ -28,7 +28,9 @@ def diff(previous: Iterable[Event], current: Document) -> tuple[Change, ...]:
     """At most one change per EventId: first what the document holds, in its order, then what has gone from it."""
     known = {event.key: event for event in previous}
     seen = {event.key: event for event in current.events}
-    arrived = (change for event in seen.values() if (change := _compare(known.get(event.key), event)))
+    arrived = (
+        change for event in seen.values() if (change := _compare(known.get(event.key), event))
+    )
     gone = (Change("ended", event, event, {}) for key, event in known.items() if key not in seen)
     return (*arrived, *gone)
 
@@ -57,7 +59,11 @@ def _compare(before: Event | None, event: Event) -> Change | None:
 def _changed(before: Event, event: Event) -> dict[str, Any]:
     old, new = before.fields(), event.fields()
     # The EventId is compared without case and the resources without order: neither says anything new.
-    return {name: old[name] for name in old if name != "eventId" and _settled(old[name]) != _settled(new[name])}
+    return {
+        name: old[name]
+        for name in old
+        if name != "eventId" and _settled(old[name]) != _settled(new[name])
+    }
 
 
 def _settled(value: Any) -> Any:

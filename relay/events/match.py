@@ -20,7 +20,9 @@ class DurationRange(Section):
     @model_validator(mode="after")
     def _has_room(self) -> DurationRange:
         if self.min > self.max:
-            raise ValueError(f"expected min to be at most max, got {self.min:g}s and {self.max:g}s: no duration is in between")
+            raise ValueError(
+                f"expected min to be at most max, got {self.min:g}s and {self.max:g}s: no duration is in between"
+            )
         return self
 
 
@@ -69,7 +71,9 @@ def matches(match: Match, data: Mapping[str, Any], scope: str, *, every: bool = 
 
 
 def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
-    return allowed is None or (value is not None and value.lower() in {one.lower() for one in allowed})
+    return allowed is None or (
+        value is not None and value.lower() in {one.lower() for one in allowed}
+    )
 
 
 def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:

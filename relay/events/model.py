@@ -59,7 +59,14 @@ class Event:
     def revision(self) -> str:
         """Names the state that an approver saw: type, source, resources, NotBefore, duration and status."""
         resources = sorted(self.resources)
-        parts = (self.event_type, self.event_source, resources, self.not_before, self.duration, self.event_status)
+        parts = (
+            self.event_type,
+            self.event_source,
+            resources,
+            self.not_before,
+            self.duration,
+            self.event_status,
+        )
         return digest_id("revision", self.key, *parts)[:16]
 
     def fields(self) -> dict[str, Any]:
@@ -171,12 +178,16 @@ def parse_document(body: bytes) -> Document:
     try:
         wire = _WireDocument.model_validate(orjson.loads(body))
     except orjson.JSONDecodeError as error:
-        raise DocumentError(f"expected a Scheduled Events document, got what is not JSON: {error}", status=200) from error
+        raise DocumentError(
+            f"expected a Scheduled Events document, got what is not JSON: {error}", status=200
+        ) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
         said = "expected a JSON object" if first["type"] == "model_type" else first["msg"]
-        raise DocumentError(f"expected a Scheduled Events document, {place}: {said}", status=200) from error
+        raise DocumentError(
+            f"expected a Scheduled Events document, {place}: {said}", status=200
+        ) from error
     entries: dict[str, list[Event]] = {}
     for event in (entry.event() for entry in wire.Events):
         entries.setdefault(event.key, []).append(event)
@@ -197,11 +208,16 @@ def _merge(entries: list[Event]) -> Event:
         resources=tuple(sorted({name for event in entries for name in event.resources})),
         event_type=min((event.event_type for event in entries), key=_gravity),
         # What users start is what rules approve most readily.
-        event_source=min((event.event_source for event in entries), key=lambda source: (source or "").lower() == "user"),
+        event_source=min(
+            (event.event_source for event in entries),
+            key=lambda source: (source or "").lower() == "user",
+        ),
         duration=max(durations) if len(durations) == len(entries) else None,
     )
 
 
 def _gravity(event_type: str | None) -> int:
     lowered = (event_type or "").lower()
-    return _GRAVITY.index(lowered) if lowered in _GRAVITY else -1  # what nobody knows yet may be worse than all
+    return (
+        _GRAVITY.index(lowered) if lowered in _GRAVITY else -1
+    )  # what nobody knows yet may be worse than all

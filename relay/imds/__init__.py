@@ -26,13 +26,17 @@ def _origin(text: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise ValueError("expected a URL without user and password")
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError("expected a URL without path, query or fragment: the relay adds /metadata/… itself")
+        raise ValueError(
+            "expected a URL without path, query or fragment: the relay adds /metadata/… itself"
+        )
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def _not_too_often(seconds: float) -> float:
     if seconds < 0.5:
-        raise ValueError("expected 500ms or more: Azure allows a VM five calls a second, shared with all that poll there")
+        raise ValueError(
+            "expected 500ms or more: Azure allows a VM five calls a second, shared with all that poll there"
+        )
     return seconds
 
 

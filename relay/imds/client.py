@@ -28,7 +28,12 @@ from relay.imds.rate_limit import MAX_RETRY_AFTER, CallBudget
 _EVENTS = "/metadata/scheduledevents"
 _INSTANCE = "/metadata/instance"
 _INSTANCE_QUERY = {"api-version": "2021-02-01", "format": "json"}
-_HEADERS = {"Metadata": "true", "Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": f"imds-relay/{__version__}"}
+_HEADERS = {
+    "Metadata": "true",
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "User-Agent": f"imds-relay/{__version__}",
+}
 
 
 @dataclass(slots=True)
@@ -65,13 +70,20 @@ class ImdsClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,  # a proxy would answer for another machine, or not at all (docs/protocol.md#no-proxies)
-            timeout=aiohttp.ClientTimeout(total=None),  # one timeout of our own covers the whole call
+            timeout=aiohttp.ClientTimeout(
+                total=None
+            ),  # one timeout of our own covers the whole call
             trace_configs=[tracing],
             middlewares=(_once,),
         )
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -83,7 +95,9 @@ class ImdsClient:
         """
         # Azure switches the service on at the first call, and answers it up to two minutes later (docs/protocol.md#the-first-call).
         seconds = self._settings.timeout if self._answered else self._settings.first_timeout
-        body = await self._call("GET", _EVENTS, {"api-version": self._settings.api_version}, seconds)
+        body = await self._call(
+            "GET", _EVENTS, {"api-version": self._settings.api_version}, seconds
+        )
         self._answered = True
         return body
 
@@ -95,13 +109,26 @@ class ImdsClient:
         The EventIds go out in the case they are given in.
         """
         body = orjson.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
-        await self._call("POST", _EVENTS, {"api-version": self._settings.api_version}, self._settings.timeout, body)
+        await self._call(
+            "POST",
+            _EVENTS,
+            {"api-version": self._settings.api_version},
+            self._settings.timeout,
+            body,
+        )
 
     async def instance(self) -> bytes:
         """The JSON of instance metadata, as a 200 gave it. Raises DocumentError as ``read`` does."""
         return await self._call("GET", _INSTANCE, _INSTANCE_QUERY, self._settings.timeout)
 
-    async def _call(self, method: str, path: str, query: Mapping[str, str], seconds: float, body: bytes | None = None) -> bytes:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        seconds: float,
+        body: bytes | None = None,
+    ) -> bytes:
         if self._session is None:
             raise RuntimeError("expected ImdsClient to be entered (async with) before it is called")
         headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -112,7 +139,13 @@ class ImdsClient:
             async with (
                 asyncio.timeout(seconds),
                 self._session.request(
-                    method, path, params=query, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
+                    method,
+                    path,
+                    params=query,
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    trace_request_ctx=call,
                 ) as answer,
             ):
                 self.ahead = clock_ahead(answer.headers.get("Date"), began, self._clock.now())
@@ -120,7 +153,9 @@ class ImdsClient:
                     raise await self._failure(answer)
                 return await _body(answer) if method == "GET" else b""
         except TimeoutError as error:
-            raise SourceUnavailable(f"expected an answer from {self._settings.url} within {seconds:g}s, none came whole") from error
+            raise SourceUnavailable(
+                f"expected an answer from {self._settings.url} within {seconds:g}s, none came whole"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _unavailable(error) from error
         finally:
@@ -138,7 +173,12 @@ class ImdsClient:
                     await self._clock.sleep(delay)
             self._budget.take()
 
-    async def _on_sent(self, _session: aiohttp.ClientSession, context: SimpleNamespace, _: aiohttp.TraceRequestHeadersSentParams) -> None:
+    async def _on_sent(
+        self,
+        _session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        _: aiohttp.TraceRequestHeadersSentParams,
+    ) -> None:
         call: _Call = context.trace_request_ctx
         call.sent = True
         self._budget.sent(self._clock.monotonic())
@@ -147,14 +187,22 @@ class ImdsClient:
     async def _failure(self, answer: aiohttp.ClientResponse) -> SourceError:
         if answer.status == 400:
             said = await _said(answer)
-            return SourceRefused(f"expected 200, got 400: our header, api-version or body is wrong; the answer says {said!r}", status=400)
+            return SourceRefused(
+                f"expected 200, got 400: our header, api-version or body is wrong; the answer says {said!r}",
+                status=400,
+            )
         if 300 <= answer.status < 400:
             # The query may hold what is not ours to log.
             target = answer.headers.get("Location", "nowhere").partition("?")[0][:200]
-            return SourceUnavailable(f"expected 200, got {answer.status}: a redirect to {target}, never followed", status=answer.status)
+            return SourceUnavailable(
+                f"expected 200, got {answer.status}: a redirect to {target}, never followed",
+                status=answer.status,
+            )
         asked = parse_retry_after(answer.headers.get("Retry-After"), self._clock.now())
         got = f"{answer.status} {answer.reason or ''}".rstrip()
-        return SourceUnavailable(f"expected 200, got {got}", status=answer.status, retry_after=asked)
+        return SourceUnavailable(
+            f"expected 200, got {got}", status=answer.status, retry_after=asked
+        )
 
 
 def clock_ahead(date: str | None, began: datetime, ended: datetime) -> float | None:
@@ -182,7 +230,9 @@ def parse_retry_after(text: str | None, now: datetime) -> float | None:
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
-async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+async def _once(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
     # aiohttp sends a GET a second time when a kept-alive connection breaks: a call that no budget would know of.
     try:
         return await send(request)
@@ -197,8 +247,12 @@ def _unavailable(error: Exception) -> SourceUnavailable:
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
     encoding = answer.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
-        raise DocumentError(f"expected an answer without Content-Encoding, got {encoding[:50]!r}", status=200)
-    too_large = DocumentError(f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes, got a larger one", status=200)
+        raise DocumentError(
+            f"expected an answer without Content-Encoding, got {encoding[:50]!r}", status=200
+        )
+    too_large = DocumentError(
+        f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes, got a larger one", status=200
+    )
     # Leaving an answer that was not read to its end closes the connection.
     if (answer.content_length or 0) > MAX_DOCUMENT_BYTES:
         raise too_large

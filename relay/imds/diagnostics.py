@@ -22,7 +22,13 @@ NOT_ASKED = (
 
 
 async def diagnose(
-    settings: SourceSettings, clock: Clock, *, needed: bool, poll: bool, running: bool, progress: Callable[[str], object]
+    settings: SourceSettings,
+    clock: Clock,
+    *,
+    needed: bool,
+    poll: bool,
+    running: bool,
+    progress: Callable[[str], object],
 ) -> tuple[list[Finding], Instance | None]:
     """What the service says, and which VM this is where it knows.
 
@@ -35,15 +41,28 @@ async def diagnose(
             instance = parse_instance(await _instance(client, clock))
         except SourceError as error:
             if error.status == 404 and not needed:
-                found = warning(about, "it knows no instance metadata (404)", "none on a simulator; on Azure see source.url")
+                found = warning(
+                    about,
+                    "it knows no instance metadata (404)",
+                    "none on a simulator; on Azure see source.url",
+                )
             else:
-                found = failure(about, error.reason, "this must run on an Azure VM, and nothing may block the way to that address")
+                found = failure(
+                    about,
+                    error.reason,
+                    "this must run on an Azure VM, and nothing may block the way to that address",
+                )
             return [found, *([await _events(client, progress)] if poll else [])], None
-        findings = [ok(about, f"this is VM {instance.name}, vmId {instance.vm_id}"), *_clock(client)]
+        findings = [
+            ok(about, f"this is VM {instance.name}, vmId {instance.vm_id}"),
+            *_clock(client),
+        ]
         if poll:
             findings.append(await _events(client, progress))
         else:
-            findings.append(ok("scheduled events", "the running relay reads them" if running else NOT_ASKED))
+            findings.append(
+                ok("scheduled events", "the running relay reads them" if running else NOT_ASKED)
+            )
     return findings, instance
 
 
@@ -67,7 +86,11 @@ def _clock(client: ImdsClient) -> list[Finding]:
     remedy = "synchronise it (chrony, systemd-timesyncd): signatures, tokens and NotBefore are compared with it"
     if off > TOO_FAR:
         return [failure(about, said, remedy)]
-    return [warning(about, said, remedy) if off > DRIFT else ok(about, "it agrees with the metadata service's")]
+    return [
+        warning(about, said, remedy)
+        if off > DRIFT
+        else ok(about, "it agrees with the metadata service's")
+    ]
 
 
 async def _events(client: ImdsClient, progress: Callable[[str], object]) -> Finding:
@@ -78,5 +101,9 @@ async def _events(client: ImdsClient, progress: Callable[[str], object]) -> Find
     except DocumentError as error:
         return failure(about, error.reason, "see source.api_version; else ask Azure's support")
     except SourceError as error:
-        return failure(about, error.reason, "the relay would try again for ever; see that nothing blocks the way")
+        return failure(
+            about,
+            error.reason,
+            "the relay would try again for ever; see that nothing blocks the way",
+        )
     return ok(about, f"the document holds {len(document.events)} events")

@@ -52,7 +52,12 @@ _Text = Annotated[str, BeforeValidator(_text)]
 
 
 class _Wire(BaseModel):
-    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True, str_strip_whitespace=True, alias_generator=to_camel)
+    model_config = ConfigDict(
+        extra="ignore",
+        hide_input_in_errors=True,
+        str_strip_whitespace=True,
+        alias_generator=to_camel,
+    )
 
 
 class _WireProfile(_Wire):
@@ -80,7 +85,9 @@ def parse_instance(body: bytes) -> Instance:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
-        raise DocumentError(f"expected instance metadata, {place}: {first['msg']}", status=200) from error
+        raise DocumentError(
+            f"expected instance metadata, {place}: {first['msg']}", status=200
+        ) from error
     computer = compute.os_profile.computer_name if compute.os_profile else ""
     return Instance(
         vm_id=compute.vm_id,
@@ -96,7 +103,12 @@ def parse_instance(body: bytes) -> Instance:
 def derive_scope(instance: Instance) -> str:
     """The name of the group of VMs that reads the same document (``scope: auto``, see docs/configuration.md#the-scope)."""
     if instance.scale_set:
-        parts = (instance.subscription_id, instance.resource_group, instance.scale_set, instance.placement_group)
+        parts = (
+            instance.subscription_id,
+            instance.resource_group,
+            instance.scale_set,
+            instance.placement_group,
+        )
         identity = "/".join(parts)
     else:
         identity = instance.vm_id
@@ -154,7 +166,9 @@ def read_boot_id() -> str | None:
         return None
 
 
-async def discover(client: ImdsClient, clock: Clock, *, needed: bool, chance: Callable[[], float] = random.random) -> Instance | None:
+async def discover(
+    client: ImdsClient, clock: Clock, *, needed: bool, chance: Callable[[], float] = random.random
+) -> Instance | None:
     """Ask instance metadata until it answers, for ever.
 
     ``needed``: scope or relay follow from it. Where they are named by hand, None comes back after ten seconds of nothing
@@ -170,13 +184,22 @@ async def discover(client: ImdsClient, clock: Clock, *, needed: bool, chance: Ca
             failure = error
         else:
             if said is not None:
-                _log.info("instance metadata answers again: this is VM %s, vmId %s", instance.name, instance.vm_id)
+                _log.info(
+                    "instance metadata answers again: this is VM %s, vmId %s",
+                    instance.name,
+                    instance.vm_id,
+                )
             return instance
         failures += 1
         now = clock.monotonic()
-        absent_since = (now if absent_since is None else absent_since) if failure.status == 404 else None
+        absent_since = (
+            (now if absent_since is None else absent_since) if failure.status == 404 else None
+        )
         if not needed and absent_since is not None and now - absent_since >= _NO_METADATA:
-            _log.warning("no instance metadata (404 for %.0fs): there is no vmId to compare the state file with", now - absent_since)
+            _log.warning(
+                "no instance metadata (404 for %.0fs): there is no vmId to compare the state file with",
+                now - absent_since,
+            )
             return None
         if failure.reason != said:
             said = failure.reason

@@ -111,7 +111,9 @@ class Poller:
                         future.set_result(None)
             if self.failures:
                 # Whoever asks for a fresh read waits too: the service asked for this rest, or needs it.
-                await self._clock.sleep(retry_delay(self.failures, self._rest, self._settings.interval, self._chance()))
+                await self._clock.sleep(
+                    retry_delay(self.failures, self._rest, self._settings.interval, self._chance())
+                )
             else:
                 await self._pause(began + self._settings.interval - self._clock.monotonic())
 
@@ -122,7 +124,9 @@ class Poller:
         if body != self._seen:
             sighting = PollResult(parse_document(body), now, self._gap(now, monotonic))
             try:
-                await self._store.transact(lambda tx: self._recorder.record(tx, sighting), fail_open=True)
+                await self._store.transact(
+                    lambda tx: self._recorder.record(tx, sighting), fail_open=True
+                )
             except StoreUnavailable as error:
                 raise SourceUnavailable(f"what was read could not be recorded: {error}") from error
             self._seen = body
@@ -172,12 +176,22 @@ class Poller:
     async def _watch(self) -> None:
         """Say that the source is lost when it is: also while a call hangs."""
         while True:
-            since, patience = (self._began, LOST_BEFORE_FIRST) if self._seen_at is None else (self._seen_at, LOST_AFTER)
+            since, patience = (
+                (self._began, LOST_BEFORE_FIRST)
+                if self._seen_at is None
+                else (self._seen_at, LOST_AFTER)
+            )
             left = since + patience - self._clock.monotonic()
             if left <= 0 and not self.lost:
                 self.lost = True
                 reason = self._told or "no answer came"
-                _log.error("the metadata service is lost, no usable answer for %.0f s: %s", patience, reason)
-                self._say("relay.source-lost", None, f"no usable answer for {patience:g} s: {reason}", 1)
+                _log.error(
+                    "the metadata service is lost, no usable answer for %.0f s: %s",
+                    patience,
+                    reason,
+                )
+                self._say(
+                    "relay.source-lost", None, f"no usable answer for {patience:g} s: {reason}", 1
+                )
             # Not longer than the shorter patience: the first answer may come meanwhile, and from then on it holds.
             await self._clock.sleep(min(max(left, 0.5), LOST_AFTER))

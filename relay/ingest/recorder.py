@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from relay.events.build import EndEvidence, Origin, Outcome, change_event, determine_outcome, event_data, transition_id
+from relay.events.build import (
+    EndEvidence,
+    Origin,
+    Outcome,
+    change_event,
+    determine_outcome,
+    event_data,
+    transition_id,
+)
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, Event
@@ -59,14 +67,18 @@ class Recorder:
                 tx.snapshot.booted(occurrence.id, self.boot_id)
         return len(changes)
 
-    def _tell(self, tx: Transaction, change: Change, occurrence: Occurrence | None, sighting: PollResult) -> _Told:
+    def _tell(
+        self, tx: Transaction, change: Change, occurrence: Occurrence | None, sighting: PollResult
+    ) -> _Told:
         transition = transition_id(change, self.origin)
         grants = tx.decisions.grants(occurrence.id) if occurrence is not None else []
         outcome: Outcome | None = None
         data: dict[str, Any]
         if change.kind == "ended" and occurrence is not None:
             data = occurrence.data
-            outcome = determine_outcome(change.event, self._end_facts(occurrence, grants, sighting), sighting.at)
+            outcome = determine_outcome(
+                change.event, self._end_facts(occurrence, grants, sighting), sighting.at
+            )
         else:
             data = event_data(change.event, sighting.document.incarnation)
         event = change_event(
@@ -78,7 +90,9 @@ class Recorder:
             approved=any(grant.state == "accepted" for grant in grants),
             outcome=outcome,
         )
-        return _Told(change.event.key, event, transition, data, new=occurrence is None, outcome=outcome)
+        return _Told(
+            change.event.key, event, transition, data, new=occurrence is None, outcome=outcome
+        )
 
     def _keep(self, tx: Transaction, told: _Told, at: datetime) -> None:
         if told.new:
@@ -88,9 +102,13 @@ class Recorder:
         else:
             tx.snapshot.end(told.key, told.outcome[0], told.event, at)
 
-    def _end_facts(self, occurrence: Occurrence, grants: list[Grant], sighting: PollResult) -> EndEvidence:
+    def _end_facts(
+        self, occurrence: Occurrence, grants: list[Grant], sighting: PollResult
+    ) -> EndEvidence:
         event = occurrence.event
-        booted = None not in (self.boot_id, occurrence.boot_id) and occurrence.boot_id != self.boot_id
+        booted = (
+            None not in (self.boot_id, occurrence.boot_id) and occurrence.boot_id != self.boot_id
+        )
         return EndEvidence(
             start_sent=_start_sent(grants),
             gap=sighting.gap,
@@ -104,12 +122,18 @@ class Recorder:
 
 def _under_way(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
     """Whether a boot may have been the event's doing: it was approved by us, or due."""
-    return occurrence.event.started or _due(occurrence.event, now) or _start_sent(tx.decisions.grants(occurrence.id))
+    return (
+        occurrence.event.started
+        or _due(occurrence.event, now)
+        or _start_sent(tx.decisions.grants(occurrence.id))
+    )
 
 
 def _start_sent(grants: list[Grant]) -> bool:
     """Whether a StartRequest was sent that IMDS did not answer with 400. Of several tries only the last answer is known."""
-    return any(grant.attempts > 1 or (grant.attempts == 1 and grant.status != 400) for grant in grants)  # HTTP
+    return any(
+        grant.attempts > 1 or (grant.attempts == 1 and grant.status != 400) for grant in grants
+    )  # HTTP
 
 
 def _due(event: Event, now: datetime) -> bool:

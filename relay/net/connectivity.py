@@ -24,32 +24,56 @@ _SOON = 14 * 86400.0
 
 
 async def check_connectivity(
-    about: str, url: URL, *, tls: ssl.SSLContext | None, now: datetime, seconds: float = CONNECT_TIMEOUT
+    about: str,
+    url: URL,
+    *,
+    tls: ssl.SSLContext | None,
+    now: datetime,
+    seconds: float = CONNECT_TIMEOUT,
 ) -> Finding:
     """Look the name up, connect through the egress guard and, with https, agree on TLS; then hang up."""
     where, loop = str(url.origin()), asyncio.get_running_loop()
     try:
         async with asyncio.timeout(seconds):
             found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-            sock = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=0.25, socket_factory=guarded_socket)
+            sock = await aiohappyeyeballs.start_connection(
+                found, happy_eyeballs_delay=0.25, socket_factory=guarded_socket
+            )
             address = str(sock.getpeername()[0])
             context = (tls or default_context()) if url.scheme == "https" else None
             transport, _ = await loop.create_connection(
-                asyncio.Protocol, sock=sock, ssl=context, server_hostname=url.host if context is not None else None
+                asyncio.Protocol,
+                sock=sock,
+                ssl=context,
+                server_hostname=url.host if context is not None else None,
             )
     except TimeoutError:
-        return failure(about, f"{where}: nobody answered within {seconds:g} s", "see that it runs, and that firewalls let this VM through")
+        return failure(
+            about,
+            f"{where}: nobody answered within {seconds:g} s",
+            "see that it runs, and that firewalls let this VM through",
+        )
     except OSError as error:
         return failure(about, f"{where}: {_why(error)}", _remedy(error))
     certificate = transport.get_extra_info("peercert")
     transport.abort()
-    return _seen(about, f"{where} is reached at {address}", {str(one[4][0]) for one in found}, certificate, now)
+    return _seen(
+        about,
+        f"{where} is reached at {address}",
+        {str(one[4][0]) for one in found},
+        certificate,
+        now,
+    )
 
 
-def _seen(about: str, said: str, addresses: set[str], certificate: dict[str, str] | None, now: datetime) -> Finding:
+def _seen(
+    about: str, said: str, addresses: set[str], certificate: dict[str, str] | None, now: datetime
+) -> Finding:
     if any(is_refused(ip_address(one)) for one in addresses):
         return warning(
-            about, f"{said}; its name also stands for an address that no sink may reach", "mend the name: that one is passed over"
+            about,
+            f"{said}; its name also stands for an address that no sink may reach",
+            "mend the name: that one is passed over",
         )
     if not certificate:
         return ok(about, said)

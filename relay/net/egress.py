@@ -87,15 +87,25 @@ def parse_receiver_url(text: str, *, allow_http: bool) -> URL:
         url = URL(text)
         host = url.raw_host or ""
     except ValueError:
-        raise ValueError("expected a URL such as https://receiver.example.com/path, got something else") from None
+        raise ValueError(
+            "expected a URL such as https://receiver.example.com/path, got something else"
+        ) from None
     if url.scheme == "http" and not allow_http:
-        raise ValueError("expected https, got http: set allow_http: true where the way to the receiver is trusted")
+        raise ValueError(
+            "expected https, got http: set allow_http: true where the way to the receiver is trusted"
+        )
     if url.scheme not in {"http", "https"} or not host:
-        raise ValueError("expected a URL that starts with https:// and names a host, got something else")
+        raise ValueError(
+            "expected a URL that starts with https:// and names a host, got something else"
+        )
     if url.raw_user is not None or url.raw_password is not None:
-        raise ValueError("expected a URL without user and password, got one with them: they end in logs; signatures prove the sender")
+        raise ValueError(
+            "expected a URL without user and password, got one with them: they end in logs; signatures prove the sender"
+        )
     if "#" in text:
-        raise ValueError("expected a URL without a fragment, got one with it: a fragment is never sent")
+        raise ValueError(
+            "expected a URL without a fragment, got one with it: a fragment is never sent"
+        )
     if not url.port:
         raise ValueError("expected a port from 1 to 65535, got 0")
     _check_host(host)
@@ -106,9 +116,15 @@ def _check_host(host: str) -> None:
     address = parse_address_literal(host)
     if address is None:
         if _NAME.fullmatch(host) is None:
-            raise ValueError("expected a host name of letters, digits, hyphens and dots, got something else")
+            raise ValueError(
+                "expected a host name of letters, digits, hyphens and dots, got something else"
+            )
         return
     if is_refused(address):
-        raise ValueError("expected a receiver's address, got a metadata or host address, which no sink may reach")
+        raise ValueError(
+            "expected a receiver's address, got a metadata or host address, which no sink may reach"
+        )
     if address.version == 4 and host != str(address):
-        raise ValueError(f"expected an address in its usual form, {address}, got another notation of it")
+        raise ValueError(
+            f"expected an address in its usual form, {address}, got another notation of it"
+        )

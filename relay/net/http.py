@@ -39,7 +39,9 @@ MAX_RETRY_AFTER = 3600.0
 CA_OPTION = "tls.ca_file of the webhook, or install it on this machine"
 """Where the operator names a CA; chats have no option for it."""
 _IDLE = 4.0  # seconds; many servers close an idle connection after five, and one that both use at that instant is a failure
-_IN_ONE_GO = 64 * 1024  # bytes of a body that are written at once, without a task that does it piece by piece
+_IN_ONE_GO = (
+    64 * 1024
+)  # bytes of a body that are written at once, without a task that does it piece by piece
 _DRIFT = 60.0  # seconds; what Standard Webhooks receivers forgive at the least
 
 
@@ -82,7 +84,9 @@ class Response:
     body: bytes = field(default=b"", repr=False)
 
 
-def open_session(*, resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
+def open_session(
+    *, resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None
+) -> aiohttp.ClientSession:
     """A sink's own session: guarded sockets, no proxy or netrc of the environment, no cookies, nothing unpacked, no timeouts.
 
     ``post`` has the one timeout. None stands for the machine's own resolver and for the certificates that it trusts.
@@ -108,7 +112,9 @@ def basic_authorization(user: str, password: str) -> str:
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
-async def post(session: aiohttp.ClientSession, request: Request, *, seconds: float, way: Transport = DIRECT) -> Response:
+async def post(
+    session: aiohttp.ClientSession, request: Request, *, seconds: float, way: Transport = DIRECT
+) -> Response:
     """POST the request and read the answer, all within ``seconds``. Raises Deferred where no answer came.
 
     Its status decides, so little time is lost on its body.
@@ -150,15 +156,29 @@ async def send(
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
         reason, failure = _no_answer(error)
-        raise Deferred(reason, failure=failure) from None  # the library's own texts can hold the URL
+        raise Deferred(
+            reason, failure=failure
+        ) from None  # the library's own texts can hold the URL
     took = get_running_loop().time() - began
-    async with response:  # closes the connection if more is to come: the next request would take it for its answer
+    async with (
+        response
+    ):  # closes the connection if more is to come: the next request would take it for its answer
         start = b""
         if not response.content.at_eof():
-            until = deadline if patience is None else min(deadline, get_running_loop().time() + patience)
+            until = (
+                deadline
+                if patience is None
+                else min(deadline, get_running_loop().time() + patience)
+            )
             start = await _start_of_body(response, until)
     readable = "Content-Encoding" not in response.headers  # nothing is unpacked
-    return Response(response.status, response.headers, _text(start, request) if readable and start else None, took, start)
+    return Response(
+        response.status,
+        response.headers,
+        _text(start, request) if readable and start else None,
+        took,
+        start,
+    )
 
 
 async def _start_of_body(response: aiohttp.ClientResponse, deadline: float) -> bytes:
@@ -180,11 +200,22 @@ def _text(start: bytes, request: Request) -> str | None:
     All that was read is looked through before it is cut, or a secret at the cut would show its first half.
     """
     text, url = start.decode("utf-8", "replace").strip(), request.url
-    secret = (url.raw_path_qs, url.path_qs, url.raw_path, url.path, url.raw_query_string, url.query_string, *request.hidden)
+    secret = (
+        url.raw_path_qs,
+        url.path_qs,
+        url.raw_path,
+        url.path,
+        url.raw_query_string,
+        url.query_string,
+        *request.hidden,
+    )
     for part in sorted({part for part in secret if len(part) > 1}, key=len, reverse=True):
         text = text.replace(part, "…")
     text = text[:MAX_KEPT_BYTES]
-    shown = "".join(char if char.isprintable() or char in "\t\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    shown = "".join(
+        char if char.isprintable() or char in "\t\n" else "\N{REPLACEMENT CHARACTER}"
+        for char in text
+    )
     return shown.encode()[:MAX_KEPT_BYTES].decode("utf-8", "ignore") or None
 
 
@@ -209,7 +240,14 @@ def interpret_response(answer: Response, now: datetime) -> Receipt | Deferred:
     else:
         advice = f": the receiver or its URL must be mended{_drift(status, skew)}"
     reason = f"expected 2xx, got {_named(status)}{advice}"
-    return Deferred(reason, after=_rest(answer.headers, now), failure=failure, status=status, answer=answer.text, skew=skew)
+    return Deferred(
+        reason,
+        after=_rest(answer.headers, now),
+        failure=failure,
+        status=status,
+        answer=answer.text,
+        skew=skew,
+    )
 
 
 def _named(status: int) -> str:
@@ -260,7 +298,10 @@ def _no_answer(error: Exception) -> tuple[str, Failure]:
     said = cause.strerror if isinstance(cause, OSError) else None
     match error:
         case _ if isinstance(cause, AddressRefused):
-            return f"expected a receiver's address, the name in the URL stands for {said}", "slow"  # names can change
+            return (
+                f"expected a receiver's address, the name in the URL stands for {said}",
+                "slow",
+            )  # names can change
         case aiohttp.ClientConnectorCertificateError():
             reason = f"expected a certificate that this machine trusts: {_untrusted(error.certificate_error)}"
         case aiohttp.ClientConnectorDNSError():
@@ -281,7 +322,9 @@ def _no_answer(error: Exception) -> tuple[str, Failure]:
 
 
 def _untrusted(error: Exception) -> str:
-    return "; ".join(explain_refusal(error, CA_OPTION))  # the library's own texts repeat the name in the URL
+    return "; ".join(
+        explain_refusal(error, CA_OPTION)
+    )  # the library's own texts repeat the name in the URL
 
 
 def _in_words(error: Exception) -> str:

@@ -68,7 +68,10 @@ class ReloadingTlsContext:
         return self._context
 
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_stamp(file) for file in (self._settings.ca_file, self._settings.cert_file, self._settings.key_file))
+        return tuple(
+            _stamp(file)
+            for file in (self._settings.ca_file, self._settings.cert_file, self._settings.key_file)
+        )
 
 
 def _stamp(file: Path | None) -> tuple[int, int, int] | None:

@@ -72,7 +72,9 @@ class ChatMessages:
 
     def occurrences(self, message: int) -> list[int]:
         """What a message is about, in order of appearance."""
-        found = self._connection.execute("SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,))
+        found = self._connection.execute(
+            "SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,)
+        )
         return [one for (one,) in found]
 
     def shows(self, sink: str, ref: str, occurrence: int) -> bool:
@@ -85,14 +87,19 @@ class ChatMessages:
 
     def begin(self, sink: str, occurrences: Sequence[int], code: str, told: int) -> None:
         """A sink is about to show these events in one message."""
-        message = self._connection.execute("INSERT INTO message (sink, code, told) VALUES (?, ?, ?)", (sink, code, told)).lastrowid
+        message = self._connection.execute(
+            "INSERT INTO message (sink, code, told) VALUES (?, ?, ?)", (sink, code, told)
+        ).lastrowid
         self._connection.executemany(
-            "INSERT OR REPLACE INTO message_about VALUES (?, ?, ?)", [(sink, occurrence, message) for occurrence in occurrences]
+            "INSERT OR REPLACE INTO message_about VALUES (?, ?, ?)",
+            [(sink, occurrence, message) for occurrence in occurrences],
         )
 
     def mark_shown(self, message: int, ref: str | None, looks: str) -> None:
         """It is over there and shows this."""
-        self._connection.execute("UPDATE message SET ref = ?, posted = 1, looks = ? WHERE id = ?", (ref, looks, message))
+        self._connection.execute(
+            "UPDATE message SET ref = ?, posted = 1, looks = ? WHERE id = ?", (ref, looks, message)
+        )
 
     def mark_history_told(self, message: int, position: int, stale_at: datetime | None) -> None:
         """Its thread tells everything up to that position; until that moment nothing changes by time alone."""
@@ -103,9 +110,12 @@ class ChatMessages:
 
     def take_due_refreshes(self, sink: str, now: datetime) -> list[int]:
         """One event of each message of which time alone has changed what it should show; each is named once, and looks like nothing."""
-        stale = self._connection.execute("SELECT id FROM message WHERE sink = ? AND stale_at <= ?", (sink, format_sortable(now))).fetchall()
+        stale = self._connection.execute(
+            "SELECT id FROM message WHERE sink = ? AND stale_at <= ?", (sink, format_sortable(now))
+        ).fetchall()
         self._connection.execute(
-            "UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?", (sink, format_sortable(now))
+            "UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?",
+            (sink, format_sortable(now)),
         )
         # One that has ended may have come again since, in a message of its own.
         query = "SELECT occurrence FROM message_about JOIN occurrence ON id = occurrence WHERE message = ? ORDER BY live DESC, id LIMIT 1"
@@ -121,10 +131,14 @@ class ChatMessages:
 
     def next_refresh(self, sink: str) -> str | None:
         """When `take_stale` will find something."""
-        found = self._connection.execute("SELECT min(stale_at) FROM message WHERE sink = ?", (sink,)).fetchone()[0]
+        found = self._connection.execute(
+            "SELECT min(stale_at) FROM message WHERE sink = ?", (sink,)
+        ).fetchone()[0]
         return str(found) if found is not None else None
 
-    def add_link(self, message: int, token: str, occurrence: int, revision: str, decision: str, at: datetime) -> None:
+    def add_link(
+        self, message: int, token: str, occurrence: int, revision: str, decision: str, at: datetime
+    ) -> None:
         """A link of this message stands for this decision. The token is kept as its digest alone."""
         self._connection.execute(
             "INSERT OR IGNORE INTO invitation (token, message, occurrence, revision, decision, at) VALUES (?, ?, ?, ?, ?, ?)",
@@ -142,17 +156,23 @@ class ChatMessages:
 
     def count_wrong_code(self, invitation: ConfirmationLink) -> None:
         """A code that the message does not show was given with this link."""
-        self._connection.execute("UPDATE invitation SET wrong = wrong + 1 WHERE token = ?", (invitation.token,))
+        self._connection.execute(
+            "UPDATE invitation SET wrong = wrong + 1 WHERE token = ?", (invitation.token,)
+        )
 
     def prune(self) -> None:
         """Forget the links to events that have ended, links that many newer ones replace, and messages about events that are forgotten."""
-        self._connection.execute("DELETE FROM invitation WHERE occurrence IN (SELECT id FROM occurrence WHERE NOT live)")
+        self._connection.execute(
+            "DELETE FROM invitation WHERE occurrence IN (SELECT id FROM occurrence WHERE NOT live)"
+        )
         self._connection.execute(
             "DELETE FROM invitation WHERE token IN (SELECT token FROM (SELECT token, row_number() OVER "
             "(PARTITION BY message, occurrence, decision ORDER BY at DESC) AS newer FROM invitation) WHERE newer > ?)",
             (MAX_LINKS,),
         )
-        self._connection.execute("DELETE FROM message WHERE id NOT IN (SELECT message FROM message_about)")
+        self._connection.execute(
+            "DELETE FROM message WHERE id NOT IN (SELECT message FROM message_about)"
+        )
 
 
 def token_digest(token: str) -> str:

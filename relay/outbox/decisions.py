@@ -62,7 +62,9 @@ class Decisions:
 
     def stop_counting(self, approval_id: str) -> None:
         """A vote counts no more, or a hold holds no more."""
-        self._connection.execute("UPDATE decision SET counts = 0 WHERE approval_id = ?", (approval_id,))
+        self._connection.execute(
+            "UPDATE decision SET counts = 0 WHERE approval_id = ?", (approval_id,)
+        )
 
     def grants(self, occurrence: int) -> list[Grant]:
         """Everything that was ever granted for an occurrence, oldest first."""
@@ -80,7 +82,17 @@ class Decisions:
         )
         return [occurrence for (occurrence,) in found]
 
-    def add_grant(self, occurrence: int, revision: str, rule: str, approval_id: str, at: datetime, *, dry_run: bool, cause: str) -> None:
+    def add_grant(
+        self,
+        occurrence: int,
+        revision: str,
+        rule: str,
+        approval_id: str,
+        at: datetime,
+        *,
+        dry_run: bool,
+        cause: str,
+    ) -> None:
         """Record that a rule is satisfied."""
         self._connection.execute(
             "INSERT INTO start_request (occurrence, revision, rule, approval_id, granted_at, state, dry_run, cause) "
@@ -90,24 +102,46 @@ class Decisions:
 
     def claim_grant(self, grant: int) -> None:
         """The StartRequest is about to be sent, once more."""
-        self._connection.execute("UPDATE start_request SET state = 'sent', attempts = attempts + 1, status = NULL WHERE id = ?", (grant,))
+        self._connection.execute(
+            "UPDATE start_request SET state = 'sent', attempts = attempts + 1, status = NULL WHERE id = ?",
+            (grant,),
+        )
 
     def record_answer(self, grant: int, state: GrantState, status: int | None) -> None:
         """What came of it."""
-        self._connection.execute("UPDATE start_request SET state = ?, status = coalesce(?, status) WHERE id = ?", (state, status, grant))
+        self._connection.execute(
+            "UPDATE start_request SET state = ?, status = coalesce(?, status) WHERE id = ?",
+            (state, status, grant),
+        )
 
     def first_answer(self, principal: str, request_id: str) -> FirstAnswer | None:
         """What a request with this id was answered the first time."""
         found = self._connection.execute(
-            "SELECT digest, status, body FROM answer WHERE principal = ? AND request_id = ?", (principal, request_id)
+            "SELECT digest, status, body FROM answer WHERE principal = ? AND request_id = ?",
+            (principal, request_id),
         ).fetchone()
         return FirstAnswer(found[0], found[1], orjson.loads(found[2])) if found else None
 
-    def remember_answer(self, principal: str, request_id: str, digest: str, status: int, body: dict[str, Any], at: datetime) -> None:
+    def remember_answer(
+        self,
+        principal: str,
+        request_id: str,
+        digest: str,
+        status: int,
+        body: dict[str, Any],
+        at: datetime,
+    ) -> None:
         """Keep a first answer."""
         self._connection.execute(
             "INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?)",
-            (principal, request_id, digest, status, orjson.dumps(body).decode(), format_sortable(at)),
+            (
+                principal,
+                request_id,
+                digest,
+                status,
+                orjson.dumps(body).decode(),
+                format_sortable(at),
+            ),
         )
 
     def prune_answers(self, before: datetime) -> None:
@@ -120,7 +154,21 @@ class Decisions:
 
 
 def _decision(row: tuple[Any, ...]) -> Decision:
-    approval_id, occurrence, kind, principal, channel, revision, reason, at, expires, dry_run, counts, told, message_id = row
+    (
+        approval_id,
+        occurrence,
+        kind,
+        principal,
+        channel,
+        revision,
+        reason,
+        at,
+        expires,
+        dry_run,
+        counts,
+        told,
+        message_id,
+    ) = row
     moment = parse_timestamp(at)
     assert moment is not None  # noqa: S101  # we wrote it
     until = parse_timestamp(expires)
@@ -142,7 +190,31 @@ def _decision(row: tuple[Any, ...]) -> Decision:
 
 
 def _grant(row: tuple[Any, ...]) -> Grant:
-    id_, occurrence, revision, rule, approval_id, granted_at, state, attempts, status, dry_run, cause = row
+    (
+        id_,
+        occurrence,
+        revision,
+        rule,
+        approval_id,
+        granted_at,
+        state,
+        attempts,
+        status,
+        dry_run,
+        cause,
+    ) = row
     moment = parse_timestamp(granted_at)
     assert moment is not None  # noqa: S101  # we wrote it
-    return Grant(id_, occurrence, revision, rule, approval_id, moment, state, attempts, status, bool(dry_run), cause)
+    return Grant(
+        id_,
+        occurrence,
+        revision,
+        rule,
+        approval_id,
+        moment,
+        state,
+        attempts,
+        status,
+        bool(dry_run),
+        cause,
+    )

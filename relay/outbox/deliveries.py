@@ -85,12 +85,16 @@ class Deliveries:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._next: int | None = None  # looked up once in a transaction, which nobody else writes in
+        self._next: int | None = (
+            None  # looked up once in a transaction, which nobody else writes in
+        )
 
     def next_id(self) -> int:
         """The id of the entry that is added next."""
         if self._next is None:
-            found = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entry'").fetchone()
+            found = self._connection.execute(
+                "SELECT seq FROM sqlite_sequence WHERE name = 'entry'"
+            ).fetchone()
             self._next = int(found[0]) + 1 if found else 1
         return self._next
 
@@ -105,7 +109,11 @@ class Deliveries:
             for one in entries
         ]
         self._next = self.next_id() + len(rows)
-        bulk_insert(self._connection, "entry (id, sink, position, lane, type, event_key, not_before, recorded)", rows)
+        bulk_insert(
+            self._connection,
+            "entry (id, sink, position, lane, type, event_key, not_before, recorded)",
+            rows,
+        )
 
     def waiting(self, sink: str | None = None) -> list[Entry]:
         """What waits, of one sink or of all, in the order in which it was recorded."""
@@ -117,15 +125,28 @@ class Deliveries:
 
     def has_waiting(self, event_key: str) -> bool:
         """Whether any sink has yet to get something about an event."""
-        found = self._connection.execute("SELECT 1 FROM entry WHERE event_key = ? AND state = 'waiting' LIMIT 1", (event_key,))
+        found = self._connection.execute(
+            "SELECT 1 FROM entry WHERE event_key = ? AND state = 'waiting' LIMIT 1", (event_key,)
+        )
         return found.fetchone() is not None
 
     def log_attempt(self, entry: int, attempt: Attempt) -> None:
         """Log an attempt."""
-        self._connection.execute("UPDATE entry SET attempts = attempts + 1, last_status = ? WHERE id = ?", (attempt.status, entry))
+        self._connection.execute(
+            "UPDATE entry SET attempts = attempts + 1, last_status = ? WHERE id = ?",
+            (attempt.status, entry),
+        )
         self._connection.execute(
             "INSERT INTO attempt SELECT id, attempts, ?, ?, ?, ?, ?, ? FROM entry WHERE id = ?",
-            (format_sortable(attempt.at), attempt.elapsed, attempt.outcome, attempt.status, attempt.reason, attempt.response, entry),
+            (
+                format_sortable(attempt.at),
+                attempt.elapsed,
+                attempt.outcome,
+                attempt.status,
+                attempt.reason,
+                attempt.response,
+                entry,
+            ),
         )
 
     def mark_delivered(self, arrived: Sequence[tuple[int, Attempt]]) -> None:
@@ -135,7 +156,14 @@ class Deliveries:
         """
         rows = orjson.dumps(
             [
-                [entry, format_sortable(one.at), one.elapsed, one.status, one.response, format_sortable(one.ended_at)]
+                [
+                    entry,
+                    format_sortable(one.at),
+                    one.elapsed,
+                    one.status,
+                    one.response,
+                    format_sortable(one.ended_at),
+                ]
                 for entry, one in arrived
             ]
         )
@@ -158,12 +186,16 @@ class Deliveries:
     def defer(self, entry: int, attempt: Attempt, until: datetime) -> None:
         """Not yet: log the attempt, and try again at that moment."""
         self.log_attempt(entry, attempt)
-        self._connection.execute("UPDATE entry SET next_at = ?, reason = ? WHERE id = ?", (format_sortable(until), attempt.reason, entry))
+        self._connection.execute(
+            "UPDATE entry SET next_at = ?, reason = ? WHERE id = ?",
+            (format_sortable(until), attempt.reason, entry),
+        )
 
     def settle(self, entry: int, state: EntryState, reason: str | None, at: datetime) -> None:
         """Delivered, superseded or parked."""
         self._connection.execute(
-            "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?", (state, reason, format_sortable(at), entry)
+            "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?",
+            (state, reason, format_sortable(at), entry),
         )
 
     def redeliver(self, entry: int, at: datetime) -> Entry | None:
@@ -173,13 +205,22 @@ class Deliveries:
             "AND sink IN (SELECT name FROM sink)",
             (format_sortable(at), entry),
         ).rowcount
-        found = self._connection.execute(f"SELECT {_ENTRY} FROM entry WHERE id = ? AND ?", (entry, changed)).fetchone()  # noqa: S608  # our own text
+        found = self._connection.execute(
+            f"SELECT {_ENTRY} FROM entry WHERE id = ? AND ?", (entry, changed)
+        ).fetchone()  # noqa: S608  # our own text
         return _entry(found) if found else None
 
-    def redeliver_matching(self, which: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int) -> list[Entry]:
+    def redeliver_matching(
+        self, which: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int
+    ) -> list[Entry]:
         """As `revive`, of the oldest that are meant, behind that id and given up by ``until``."""
         condition, values = _meant(which, after, until)
-        ids = [row[0] for row in self._connection.execute(f"SELECT id FROM entry WHERE {condition} ORDER BY id LIMIT ?", (*values, limit))]  # noqa: S608  # our own text
+        ids = [
+            row[0]
+            for row in self._connection.execute(
+                f"SELECT id FROM entry WHERE {condition} ORDER BY id LIMIT ?", (*values, limit)
+            )
+        ]  # noqa: S608  # our own text
         return [entry for one in ids if (entry := self.redeliver(one, at)) is not None]
 
     def count_dead_letters(self, which: DeadLetterFilter, *, after: int, until: datetime) -> int:
@@ -196,7 +237,8 @@ class Deliveries:
     def attempts(self, entry: int) -> list[LoggedAttempt]:
         """The attempts to deliver an entry, the oldest first."""
         found = self._connection.execute(
-            "SELECT number, at, took, outcome, status, reason, answer FROM attempt WHERE entry = ? ORDER BY number", (entry,)
+            "SELECT number, at, took, outcome, status, reason, answer FROM attempt WHERE entry = ? ORDER BY number",
+            (entry,),
         )
         return [LoggedAttempt(*row) for row in found]
 
@@ -216,7 +258,15 @@ class Deliveries:
         found = self._connection.execute(
             f"SELECT {_SHOWN} WHERE e.id < ? AND (? IS NULL OR e.event_key = ?) AND (? IS NULL OR e.sink = ?) {condition} "  # our own text
             "ORDER BY e.id DESC LIMIT ?",
-            (before if before is not None else 2**62, event_key, event_key, sink, sink, *wanted, limit),
+            (
+                before if before is not None else 2**62,
+                event_key,
+                event_key,
+                sink,
+                sink,
+                *wanted,
+                limit,
+            ),
         )
         return [Delivery(*row) for row in found]
 
@@ -227,12 +277,17 @@ class Deliveries:
 
     def set_sink(self, name: str, state: SinkState, reason: str | None = None) -> None:
         """Remember a sink and its state."""
-        self._connection.execute("INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason))
+        self._connection.execute(
+            "INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason)
+        )
 
     def forget_sink(self, name: str, reason: str, at: datetime) -> int:
         """A sink is configured no more: park what waits for it, drop its relay.*; returns how many were parked."""
         self._connection.execute("DELETE FROM sink WHERE name = ?", (name,))
-        self._connection.execute("DELETE FROM entry WHERE sink = ? AND state = 'waiting' AND type LIKE 'relay.%'", (name,))
+        self._connection.execute(
+            "DELETE FROM entry WHERE sink = ? AND state = 'waiting' AND type LIKE 'relay.%'",
+            (name,),
+        )
         return self._connection.execute(
             "UPDATE entry SET state = 'parked', reason = ?, next_at = NULL, settled = ? WHERE sink = ? AND state = 'waiting'",
             (reason, format_sortable(at), name),
@@ -266,4 +321,15 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     id_, sink, position, lane, type_, event_key, not_before, attempts, next_at, recorded = row
     moment = parse_timestamp(recorded)
     assert moment is not None  # noqa: S101  # we wrote it
-    return Entry(id_, sink, position, lane, type_, event_key, parse_timestamp(not_before), attempts, parse_timestamp(next_at), moment)
+    return Entry(
+        id_,
+        sink,
+        position,
+        lane,
+        type_,
+        event_key,
+        parse_timestamp(not_before),
+        attempts,
+        parse_timestamp(next_at),
+        moment,
+    )

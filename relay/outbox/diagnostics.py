@@ -26,7 +26,14 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 def diagnose(settings: StoreSettings, *, scope: str | None, vm_id: str | None) -> list[Finding]:
     """Everything that can be seen of the state file; blocking. None: which scope or VM this is is not known."""
     path = settings.path.absolute()
-    return [*_folder(path), *(_file(path, scope, vm_id) if may_exist(path) else [ok("state file", f"{path}: none yet, it will be made")])]
+    return [
+        *_folder(path),
+        *(
+            _file(path, scope, vm_id)
+            if may_exist(path)
+            else [ok("state file", f"{path}: none yet, it will be made")]
+        ),
+    ]
 
 
 def _folder(path: Path) -> Iterator[Finding]:
@@ -34,7 +41,9 @@ def _folder(path: Path) -> Iterator[Finding]:
     wrong = [one for one in (there, path) if may_exist(one) and not os.access(one, os.W_OK)]
     if wrong or not may_be_folder(there):
         remedy = "run doctor as the user that the service has, or give that user the right to write"
-        yield failure("state folder", f"{(wrong or [there])[0]} cannot be written by {user()}", remedy)
+        yield failure(
+            "state folder", f"{(wrong or [there])[0]} cannot be written by {user()}", remedy
+        )
     else:
         yield ok("state folder", f"{there} can be written by {user}")
     try:
@@ -48,7 +57,9 @@ def _folder(path: Path) -> Iterator[Finding]:
     else:
         yield ok("disk space", said)
     if (why := _passing(there)) is not None:
-        yield warning("disk", f"{there} is {why}", "set store.path to a disk that outlives the VM's next move")
+        yield warning(
+            "disk", f"{there} is {why}", "set store.path to a disk that outlives the VM's next move"
+        )
 
 
 def _passing(folder: Path) -> str | None:
@@ -57,10 +68,16 @@ def _passing(folder: Path) -> str | None:
     if (root / _LOST_WITH_THE_VM).exists():
         return "on Azure's temporary disk"
     try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        mounts = (
+            Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        )
     except OSError:
         return None
-    kinds = [fields[2] for fields in (line.split(" ") for line in mounts) if len(fields) > 2 and fields[1] == str(root)]
+    kinds = [
+        fields[2]
+        for fields in (line.split(" ") for line in mounts)
+        if len(fields) > 2 and fields[1] == str(root)
+    ]
     return "in memory" if kinds and kinds[-1] in _IN_MEMORY else None
 
 
@@ -74,18 +91,36 @@ def _file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]
     try:
         with closing(open_for_reading(path)) as connection:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-            meta = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('scope', 'vm_id', 'mode')"))
+            meta = dict(
+                connection.execute(
+                    "SELECT key, value FROM meta WHERE key IN ('scope', 'vm_id', 'mode')"
+                )
+            )
     except (StoreError, sqlite3.Error) as error:
-        yield failure("state file", str(error), "a relay that starts sets it aside and begins a fresh one, with approvals off")
+        yield failure(
+            "state file",
+            str(error),
+            "a relay that starts sets it aside and begins a fresh one, with approvals off",
+        )
         return
     if version > VERSION:
-        yield failure("state file", f"{path}: version {version}, this relay knows {VERSION}", "update this relay")
+        yield failure(
+            "state file",
+            f"{path}: version {version}, this relay knows {VERSION}",
+            "update this relay",
+        )
     elif wrong := _another(meta, scope, vm_id):
-        yield warning("state file", f"{path} {wrong}", "a relay that starts sets it aside and begins a fresh one, with approvals off")
+        yield warning(
+            "state file",
+            f"{path} {wrong}",
+            "a relay that starts sets it aside and begins a fresh one, with approvals off",
+        )
     else:
         yield ok("state file", f"{path}: version {version}, of scope {meta.get('scope')}")
     if meta.get("mode") not in ("on", None):
-        yield warning("approvals", f"an operator has set them to {meta['mode']}", "imds-relay approvals on")
+        yield warning(
+            "approvals", f"an operator has set them to {meta['mode']}", "imds-relay approvals on"
+        )
     yield _lock(path)
 
 
@@ -103,10 +138,16 @@ def _lock(path: Path) -> Finding:
     if not may_exist(lock):
         return ok("lock", "no relay holds the state file")
     try:
-        with closing(sqlite3.connect(f"{lock.as_uri()}?mode=ro", uri=True, timeout=0)) as connection:
+        with closing(
+            sqlite3.connect(f"{lock.as_uri()}?mode=ro", uri=True, timeout=0)
+        ) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             return ok("lock", "a running relay holds the state file")
-        return failure("lock", f"{lock} cannot be read: {error}", "give the service's user the right to read and write it")
+        return failure(
+            "lock",
+            f"{lock} cannot be read: {error}",
+            "give the service's user the right to read and write it",
+        )
     return ok("lock", "no relay holds the state file")

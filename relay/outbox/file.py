@@ -71,11 +71,18 @@ def open_file(path: Path, identity: Identity, now: datetime) -> Opened:
         try:
             connection, trusted = _open(path, identity)
         except _NotOurs as wrong:
-            _log.warning("the state file %s %s. It is now %s, and a fresh one is begun", path, wrong, _set_aside(path, now))
+            _log.warning(
+                "the state file %s %s. It is now %s, and a fresh one is begun",
+                path,
+                wrong,
+                _set_aside(path, now),
+            )
             connection, trusted = _open(path, identity)
     except (sqlite3.Error, OSError, _NotOurs) as error:
         lock.close()
-        raise StoreError(f"store.path: expected a file that can be written, {path}: {_said(error)}") from error
+        raise StoreError(
+            f"store.path: expected a file that can be written, {path}: {_said(error)}"
+        ) from error
     except Exception:
         lock.close()
         raise
@@ -85,14 +92,18 @@ def open_file(path: Path, identity: Identity, now: datetime) -> Opened:
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """A second, read-only connection, for the audit; works beside a running relay. Raises StoreError where there is none."""
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
+        )
         try:
             connection.execute("SELECT 1 FROM journal LIMIT 1")
         except sqlite3.Error:
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise StoreError(f"store.path: expected a relay's state file, {path}: {_why_unreadable(path) or error}") from error
+        raise StoreError(
+            f"store.path: expected a relay's state file, {path}: {_why_unreadable(path) or error}"
+        ) from error
     return connection
 
 
@@ -109,18 +120,28 @@ def _lock(path: Path) -> sqlite3.Connection:
     # kernel drops with the process. The state file itself stays open to readers such as the audit.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = sqlite3.connect(f"{path}.lock", isolation_level=None, timeout=0, check_same_thread=False)
+        lock = sqlite3.connect(
+            f"{path}.lock", isolation_level=None, timeout=0, check_same_thread=False
+        )
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"store.path: expected a folder that can be written, {path.parent}: {error}") from error
+        raise StoreError(
+            f"store.path: expected a folder that can be written, {path.parent}: {error}"
+        ) from error
     try:
         if lock.execute("PRAGMA page_count").fetchone()[0] == 0:
-            lock.execute("PRAGMA user_version = 1")  # with a first page, locking it writes nothing: it works on a full disk
+            lock.execute(
+                "PRAGMA user_version = 1"
+            )  # with a first page, locking it writes nothing: it works on a full disk
         lock.execute("BEGIN EXCLUSIVE")
     except sqlite3.Error as error:
         lock.close()
         if _code(error) == sqlite3.SQLITE_BUSY:
-            raise StoreLocked(f"another relay holds {path}: stop it, or give this one a store.path of its own") from error
-        raise StoreError(f"store.path: expected a folder that can be written, {path.parent}: {_said(error)}") from error
+            raise StoreLocked(
+                f"another relay holds {path}: stop it, or give this one a store.path of its own"
+            ) from error
+        raise StoreError(
+            f"store.path: expected a folder that can be written, {path.parent}: {_said(error)}"
+        ) from error
     return lock
 
 
@@ -141,7 +162,9 @@ def _open(path: Path, identity: Identity) -> tuple[sqlite3.Connection, bool]:
         _make_tables(connection, version)
         if not version:
             _begin(connection, "off" if _set_aside_before(path) else "on")
-        connection.execute("UPDATE meta SET value = '' WHERE key = ''")  # changes nothing; a file that can only be read says so
+        connection.execute(
+            "UPDATE meta SET value = '' WHERE key = ''"
+        )  # changes nothing; a file that can only be read says so
         bound = _meta(connection, "vm_id")
         if identity.vm_id is not None and bound is None:
             connection.execute("INSERT INTO meta VALUES ('vm_id', ?)", (identity.vm_id,))
@@ -191,7 +214,9 @@ def _check(connection: sqlite3.Connection, identity: Identity) -> int:
 def _make_tables(connection: sqlite3.Connection, version: int) -> None:
     """What the versions after this one have added."""
     for later in range(version + 1, VERSION + 1):
-        for statement in _statements(files("relay.outbox").joinpath("schema", f"{later}.sql").read_text(encoding="utf-8")):
+        for statement in _statements(
+            files("relay.outbox").joinpath("schema", f"{later}.sql").read_text(encoding="utf-8")
+        ):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {later}")
 
@@ -216,12 +241,20 @@ def _code(error: sqlite3.Error) -> int:
 def _said(error: Exception) -> str:
     # Where there is no room for the index, SQLite speaks of an I/O error.
     full = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
-    return "the disk is full: make room" if getattr(error, "sqlite_errorcode", None) in full else str(error)
+    return (
+        "the disk is full: make room"
+        if getattr(error, "sqlite_errorcode", None) in full
+        else str(error)
+    )
 
 
 def _claims_to_be_read_only(path: Path, error: sqlite3.Error) -> bool:
     # A broken header can say so of a file that everybody may write.
-    return _code(error) == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return (
+        _code(error) == sqlite3.SQLITE_READONLY
+        and os.access(path, os.W_OK)
+        and os.access(path.parent, os.W_OK)
+    )
 
 
 def _set_aside(path: Path, now: datetime) -> Path:

@@ -55,7 +55,10 @@ class Job:
         try:
             self.result = self.work(transaction)
         except Exception as error:  # it is for whoever submitted the work
-            if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _TROUBLE:
+            if (
+                isinstance(error, sqlite3.Error)
+                and getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _TROUBLE
+            ):
                 raise
             self.error = error
             return False

@@ -39,7 +39,9 @@ class Journal:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._head: Head | None = None  # looked up once in a transaction, which nobody else writes in
+        self._head: Head | None = (
+            None  # looked up once in a transaction, which nobody else writes in
+        )
 
     def head(self) -> Head:
         """Where it ends now."""
@@ -47,11 +49,21 @@ class Journal:
             self._head = read_head(self._connection)
         return self._head
 
-    def append(self, at: datetime, kind: str, body: bytes, *, event_key: str | None = None, transition: str | None = None) -> int:
+    def append(
+        self,
+        at: datetime,
+        kind: str,
+        body: bytes,
+        *,
+        event_key: str | None = None,
+        transition: str | None = None,
+    ) -> int:
         """Add a row; returns its position."""
         return self.append_all(at, [(kind, event_key, transition, body)])[0]
 
-    def append_all(self, at: datetime, facts: Iterable[tuple[str, str | None, str | None, bytes]]) -> range:
+    def append_all(
+        self, at: datetime, facts: Iterable[tuple[str, str | None, str | None, bytes]]
+    ) -> range:
         """Add rows in that order, each of a kind, event_key, transition and body; returns their positions."""
         before, moment = self.head(), format_sortable(at)
         position, digest = before.position, before.hash
@@ -64,18 +76,24 @@ class Journal:
         self._head = Head(position, digest)
         return range(before.position + 1, position + 1)
 
-    def append_note(self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None) -> int:
+    def append_note(
+        self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None
+    ) -> int:
         """Add a row that is no CloudEvent: a claim, a switch of the mode."""
         return self.append(at, kind, orjson.dumps(facts), event_key=event_key)
 
     def count_transition(self, transition: str) -> int:
         """How often this transition was told before."""
-        found = self._connection.execute("SELECT count(*) FROM journal WHERE transition = ?", (transition,))
+        found = self._connection.execute(
+            "SELECT count(*) FROM journal WHERE transition = ?", (transition,)
+        )
         return int(found.fetchone()[0])
 
     def event(self, position: int) -> CloudEvent:
         """The CloudEvent at a position. Raises KeyError where it was pruned."""
-        found = self._connection.execute("SELECT body FROM journal WHERE position = ?", (position,)).fetchone()
+        found = self._connection.execute(
+            "SELECT body FROM journal WHERE position = ?", (position,)
+        ).fetchone()
         if found is None:
             raise KeyError(position)
         return CloudEvent.parse(found[0])
@@ -92,7 +110,8 @@ class Journal:
     def history(self, event_key: str, since: str) -> list[CloudEvent]:
         """The CloudEvents about an event from that moment on, oldest first."""
         found = self._connection.execute(
-            "SELECT body FROM journal WHERE event_key = ? AND at >= ? AND kind != 'claim' ORDER BY position", (event_key, since)
+            "SELECT body FROM journal WHERE event_key = ? AND at >= ? AND kind != 'claim' ORDER BY position",
+            (event_key, since),
         )
         return [CloudEvent.parse(body) for (body,) in found]
 
@@ -107,7 +126,9 @@ class Journal:
 
     def newest_position(self, event_key: str) -> int:
         """The position of the newest row about an event; 0 where there is none."""
-        found = self._connection.execute("SELECT max(position) FROM journal WHERE event_key = ?", (event_key,)).fetchone()[0]
+        found = self._connection.execute(
+            "SELECT max(position) FROM journal WHERE event_key = ?", (event_key,)
+        ).fetchone()[0]
         return int(found or 0)
 
     def first_position(self, event_key: str, since: str) -> int:
@@ -136,16 +157,30 @@ class Journal:
             "(SELECT coalesce(min(position), 9e18) FROM entry WHERE state IN ('waiting', 'parked')))",
             (format_sortable(before),),
         ).fetchone()[0]
-        last = self._connection.execute("SELECT max(position) FROM journal WHERE position < ?", (first,)).fetchone()[0]
+        last = self._connection.execute(
+            "SELECT max(position) FROM journal WHERE position < ?", (first,)
+        ).fetchone()[0]
         if last is None:
             return 0
-        digest = self._connection.execute("SELECT hash FROM journal WHERE position = ?", (last,)).fetchone()[0]
+        digest = self._connection.execute(
+            "SELECT hash FROM journal WHERE position = ?", (last,)
+        ).fetchone()[0]
         self._connection.execute("DELETE FROM checkpoint")
-        self._connection.execute("INSERT INTO checkpoint VALUES (?, ?, ?)", (last, digest, format_sortable(now)))
+        self._connection.execute(
+            "INSERT INTO checkpoint VALUES (?, ?, ?)", (last, digest, format_sortable(now))
+        )
         return self._connection.execute("DELETE FROM journal WHERE position <= ?", (last,)).rowcount
 
 
-def row_hash(before: str, position: int, at: str, kind: str, event_key: str | None, transition: str | None, body: bytes) -> str:
+def row_hash(
+    before: str,
+    position: int,
+    at: str,
+    kind: str,
+    event_key: str | None,
+    transition: str | None,
+    body: bytes,
+) -> str:
     """The hash of a row: SHA-256 over the hash before it, its columns as a JSON list, a line feed, and its body."""
     columns = orjson.dumps([before, position, at, kind, event_key, transition])
     return hashlib.sha256(columns + b"\n" + body).hexdigest()
@@ -153,7 +188,9 @@ def row_hash(before: str, position: int, at: str, kind: str, event_key: str | No
 
 def read_head(connection: sqlite3.Connection) -> Head:
     """Where a journal ends."""
-    found = connection.execute("SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1").fetchone()
+    found = connection.execute(
+        "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1"
+    ).fetchone()
     return Head(*found) if found else read_checkpoint(connection)
 
 
@@ -165,7 +202,9 @@ def read_checkpoint(connection: sqlite3.Connection) -> Head:
 
 def rows(connection: sqlite3.Connection) -> Iterator[Row]:
     """Every row, oldest first."""
-    for row in connection.execute("SELECT position, at, kind, event_key, transition, body, hash FROM journal ORDER BY position"):
+    for row in connection.execute(
+        "SELECT position, at, kind, event_key, transition, body, hash FROM journal ORDER BY position"
+    ):
         yield Row(*row)
 
 
@@ -189,16 +228,26 @@ def _walk(connection: sqlite3.Connection, expected: Head | None) -> tuple[Head, 
     _compare(head, expected)
     for row in rows(connection):
         if row.position != head.position + 1:
-            raise StoreError(f"journal: expected position {head.position + 1}, found {row.position}: rows were removed or inserted")
-        if row.hash != row_hash(head.hash, row.position, row.at, row.kind, row.event_key, row.transition, row.body):
-            raise StoreError(f"journal: the row at position {row.position} is not the one that was written")
+            raise StoreError(
+                f"journal: expected position {head.position + 1}, found {row.position}: rows were removed or inserted"
+            )
+        if row.hash != row_hash(
+            head.hash, row.position, row.at, row.kind, row.event_key, row.transition, row.body
+        ):
+            raise StoreError(
+                f"journal: the row at position {row.position} is not the one that was written"
+            )
         head, count = Head(row.position, row.hash), count + 1
         _compare(head, expected)
     if expected is not None and expected.position > head.position:
-        raise StoreError(f"journal: it ends at position {head.position}, {expected.position} was seen before: its tail was cut")
+        raise StoreError(
+            f"journal: it ends at position {head.position}, {expected.position} was seen before: its tail was cut"
+        )
     return head, count
 
 
 def _compare(head: Head, expected: Head | None) -> None:
     if expected is not None and head.position == expected.position and head != expected:
-        raise StoreError(f"journal: the row at position {head.position} is not the one that was seen before")
+        raise StoreError(
+            f"journal: the row at position {head.position} is not the one that was seen before"
+        )

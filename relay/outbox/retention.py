@@ -29,7 +29,10 @@ class PruneResult:
 
 def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResult:
     """Work for the store: forget what is old, or too much."""
-    deliveries, audit = now - timedelta(seconds=settings.retain), now - timedelta(seconds=settings.audit_retain)
+    deliveries, audit = (
+        now - timedelta(seconds=settings.retain),
+        now - timedelta(seconds=settings.audit_retain),
+    )
     dead_letters = tx.deliveries.prune(deliveries, settings.dead_letters)
     tx.decisions.prune_answers(min(deliveries, now - ANSWER_RETENTION))
     tx.snapshot.prune(audit)
@@ -46,7 +49,13 @@ async def prune_forever(store: Store, clock: Clock) -> None:
         except StoreUnavailable:
             gone = PruneResult()
         if gone.rows:
-            _log.info("%d rows of the journal were older than store.audit_retain and are gone; a checkpoint stays", gone.rows)
+            _log.info(
+                "%d rows of the journal were older than store.audit_retain and are gone; a checkpoint stays",
+                gone.rows,
+            )
         if gone.dead_letters:
-            _log.warning("%d dead letters were over store.dead_letters and are gone, the oldest first", gone.dead_letters)
+            _log.warning(
+                "%d dead letters were over store.dead_letters and are gone, the oldest first",
+                gone.dead_letters,
+            )
         await clock.sleep(PRUNE_INTERVAL)

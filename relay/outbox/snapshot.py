@@ -32,7 +32,11 @@ class Snapshot:
 
     def at(self, event_key: str, moment: datetime) -> Occurrence | None:
         """The occurrence of an EventId (in lower case) that something said at that moment is about."""
-        found = self._all("WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1", event_key, format_sortable(moment))
+        found = self._all(
+            "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
+            event_key,
+            format_sortable(moment),
+        )
         if not found:  # the clock was set back since it was first seen
             found = self._all("WHERE key = ? ORDER BY number LIMIT 1", event_key)
         return found[0] if found else None
@@ -55,9 +59,13 @@ class Snapshot:
 
     def page(self, before: int | None, limit: int) -> list[Occurrence]:
         """Occurrences, the newest first, older than a given one."""
-        return self._all("WHERE id < ? ORDER BY id DESC LIMIT ?", before if before is not None else 2**62, limit)
+        return self._all(
+            "WHERE id < ? ORDER BY id DESC LIMIT ?", before if before is not None else 2**62, limit
+        )
 
-    def begin(self, key: str, data: dict[str, Any], boot_id: str | None, told: CloudEvent, at: datetime) -> None:
+    def begin(
+        self, key: str, data: dict[str, Any], boot_id: str | None, told: CloudEvent, at: datetime
+    ) -> None:
         """An EventId that was not in the document is there."""
         self._connection.execute(
             "INSERT INTO occurrence (key, number, data, revision, live, boot_id, first_seen, last_changed, told) "
@@ -89,14 +97,20 @@ class Snapshot:
 
     def booted(self, occurrence: int, boot_id: str | None) -> None:
         """A boot came that had nothing to do with this event: later ones are compared with this boot id."""
-        self._connection.execute("UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence))
+        self._connection.execute(
+            "UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence)
+        )
 
     def prune(self, before: datetime) -> None:
         """Forget what ended before that moment, with its decisions and grants."""
         old = "(SELECT id FROM occurrence WHERE NOT live AND last_changed < ?)"
         for table in ("decision", "start_request"):
-            self._connection.execute(f"DELETE FROM {table} WHERE occurrence IN {old}", (format_sortable(before),))  # noqa: S608  # our own names
-        self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", (format_sortable(before),))  # noqa: S608  # our own names
+            self._connection.execute(
+                f"DELETE FROM {table} WHERE occurrence IN {old}", (format_sortable(before),)
+            )  # noqa: S608  # our own names
+        self._connection.execute(
+            f"DELETE FROM occurrence WHERE id IN {old}", (format_sortable(before),)
+        )  # noqa: S608  # our own names
 
     def _all(self, where: str, *values: object) -> list[Occurrence]:
         found = self._connection.execute(f"SELECT {_COLUMNS} FROM occurrence {where}", values)  # noqa: S608  # our own text

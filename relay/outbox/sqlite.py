@@ -88,7 +88,9 @@ class Store:
     def _put(self, work: Work[T], fails: Literal["open", "closed", "read"]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
         if self._closed:
-            future.set_exception(StoreUnavailable("the state file was closed: the relay is stopping"))
+            future.set_exception(
+                StoreUnavailable("the state file was closed: the relay is stopping")
+            )
         else:
             self._jobs.put(Job(work, fails, future))
         return future
@@ -110,9 +112,15 @@ class Store:
                 self._commit(jobs, last=not open_)
                 jobs = []  # else what they said would stay in memory until there are others
             if self._pending:
-                _log.error("the state file could still not be written: %s. What was seen meanwhile was sent from memory", self.failing)
+                _log.error(
+                    "the state file could still not be written: %s. What was seen meanwhile was sent from memory",
+                    self.failing,
+                )
         except Exception as error:  # noqa: BLE001  # whoever waits for an answer must get one, whatever happened
-            _log.critical("the thread that keeps the state file has failed; nothing more can be recorded", exc_info=error)
+            _log.critical(
+                "the thread that keeps the state file has failed; nothing more can be recorded",
+                exc_info=error,
+            )
             self._set_failing(f"the thread that keeps the state file has failed: {error!r}")
             self._refused(jobs, self.failing or "")
             while open_ and (job := self._jobs.get()) is not None:
@@ -126,7 +134,11 @@ class Store:
         """Wait for work: all that is there, up to a limit; False: it is the last."""
         jobs: list[Job] = []
         try:
-            job = self._jobs.get(timeout=max(0.0, self._retry_at - time.monotonic()) if self.failing is not None else None)
+            job = self._jobs.get(
+                timeout=max(0.0, self._retry_at - time.monotonic())
+                if self.failing is not None
+                else None
+            )
             while job is not None:
                 jobs.append(job)
                 if len(jobs) == _GROUP:
@@ -151,7 +163,10 @@ class Store:
         if self._try_on_disk([Job(_probe, "closed")]) and self._try_on_disk(again):
             for job in again:
                 if job.error is not None:
-                    _log.error("what was sent from memory could not be written down afterwards", exc_info=job.error)
+                    _log.error(
+                        "what was sent from memory could not be written down afterwards",
+                        exc_info=job.error,
+                    )
             if self._memory is not None:
                 self._memory.close()
             self._memory, self._pending = None, []
@@ -171,7 +186,9 @@ class Store:
                     job.run(connection, self._route)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself after some errors
+            with contextlib.suppress(
+                sqlite3.Error
+            ):  # SQLite has rolled back by itself after some errors
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             self._set_failing(str(error))
@@ -189,7 +206,9 @@ class Store:
                     self._memory = self._copy()
                 job.run(self._memory, self._route)
             except sqlite3.Error as error:
-                job.error = StoreUnavailable(f"the state file can be neither written nor read: {self.failing}; {error}")
+                job.error = StoreUnavailable(
+                    f"the state file can be neither written nor read: {self.failing}; {error}"
+                )
             if job.fails == "open" and job.error is None:
                 self._pending.append(job.work)
         self._done(jobs)
@@ -247,7 +266,9 @@ class Store:
 
 
 @contextlib.asynccontextmanager
-async def open_store(settings: StoreSettings, identity: Identity, clock: Clock, route: Route) -> AsyncIterator[Store]:
+async def open_store(
+    settings: StoreSettings, identity: Identity, clock: Clock, route: Route
+) -> AsyncIterator[Store]:
     """The state file, open. Raises what `relay.outbox.file.open_file` raises."""
     opened = await asyncio.to_thread(open_file, settings.path, identity, clock.now())
     store = Store(opened, route, settings)

@@ -47,20 +47,43 @@ class Transaction:
         """Where the journal ends: the ``journalhead`` of what is said next."""
         return self.journal.head()
 
-    def record(self, event: CloudEvent, at: datetime, *, transition: str | None = None, to: Iterable[str] | None = None) -> None:
+    def record(
+        self,
+        event: CloudEvent,
+        at: datetime,
+        *,
+        transition: str | None = None,
+        to: Iterable[str] | None = None,
+    ) -> None:
         """Journal an event and make an entry for each sink that wants it, or for those named."""
         self.record_all([(event, transition)], at, to=to)
 
-    def record_all(self, events: Sequence[tuple[CloudEvent, str | None]], at: datetime, *, to: Iterable[str] | None = None) -> None:
+    def record_all(
+        self,
+        events: Sequence[tuple[CloudEvent, str | None]],
+        at: datetime,
+        *,
+        to: Iterable[str] | None = None,
+    ) -> None:
         """As `say`, in that order; each event with its transition."""
-        positions = self.journal.append_all(at, [(event.name, _key(event), transition, event.body) for event, transition in events])
-        told = [(event, position, self._route(event) if to is None else to) for (event, _), position in zip(events, positions, strict=True)]
+        positions = self.journal.append_all(
+            at, [(event.name, _key(event), transition, event.body) for event, transition in events]
+        )
+        told = [
+            (event, position, self._route(event) if to is None else to)
+            for (event, _), position in zip(events, positions, strict=True)
+        ]
         self.recorded += self._send(told, at)
 
-    def _send(self, told: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime) -> list[RecordedEvent]:
+    def _send(
+        self, told: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime
+    ) -> list[RecordedEvent]:
         """Make an entry for each sink that an event, at its position of the journal, is for."""
         ids = count(self.deliveries.next_id())
-        recorded = [RecordedEvent(position, event, _entries(event, position, sinks, at, ids)) for event, position, sinks in told]
+        recorded = [
+            RecordedEvent(position, event, _entries(event, position, sinks, at, ids))
+            for event, position, sinks in told
+        ]
         self.deliveries.add(entry for one in recorded for entry in one.entries)
         return recorded
 
@@ -110,8 +133,13 @@ def _key(event: CloudEvent) -> str | None:
     return None if event.name.startswith("relay.") else (event.subject or "").lower()
 
 
-def _entries(event: CloudEvent, position: int, sinks: Iterable[str], at: datetime, ids: Iterator[int]) -> tuple[Entry, ...]:
+def _entries(
+    event: CloudEvent, position: int, sinks: Iterable[str], at: datetime, ids: Iterator[int]
+) -> tuple[Entry, ...]:
     name, key = event.name, _key(event)
     lane = key if key is not None else f"{name}/{event.subject or ''}"
     not_before = parse_timestamp(event.data.get("notBefore"))
-    return tuple(Entry(next(ids), sink, position, lane, name, key, not_before, 0, None, at, event) for sink in sinks)
+    return tuple(
+        Entry(next(ids), sink, position, lane, name, key, not_before, 0, None, at, event)
+        for sink in sinks
+    )

@@ -55,7 +55,9 @@ class Control:
         if name not in ACTIONS:
             return _json({"error": f"expected one of {', '.join(ACTIONS)}, got {name}"}, status=404)
         try:
-            event = perform(self._stage, Action.model_validate({name: orjson.loads(await request.read())}))
+            event = perform(
+                self._stage, Action.model_validate({name: orjson.loads(await request.read())})
+            )
         except orjson.JSONDecodeError as error:
             return _json({"error": f"expected JSON: {error}"}, status=400)
         except ValidationError as error:
@@ -68,7 +70,11 @@ class Control:
 
 
 def _json(value: Any, *, status: int = 200) -> web.Response:
-    body = orjson.dumps(value, default=_plain, option=orjson.OPT_UTC_Z | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    body = orjson.dumps(
+        value,
+        default=_plain,
+        option=orjson.OPT_UTC_Z | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
+    )
     return web.Response(status=status, body=body, content_type="application/json")
 
 

@@ -16,25 +16,49 @@ from relay.settings import Duration
 EventType = Literal["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]
 Status = Literal["Scheduled", "Started", "Completed", "Canceled"]
 
-API_VERSIONS: Final = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
+API_VERSIONS: Final = (
+    "2017-03-01",
+    "2017-08-01",
+    "2017-11-01",
+    "2019-01-01",
+    "2019-04-01",
+    "2019-08-01",
+    "2020-07-01",
+)
 """Every api-version of Scheduled Events, oldest first."""
 NEWEST: Final = API_VERSIONS[-1]
 NO_HEADER_NEEDED: Final = API_VERSIONS[0]
 """The one version that answers without ``Metadata: true``, and puts ``_`` before the names of VMs."""
 
-_FIELD_SINCE: Final = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
+_FIELD_SINCE: Final = {
+    "Description": "2019-04-01",
+    "EventSource": "2019-08-01",
+    "DurationInSeconds": "2020-07-01",
+}
 _TYPE_SINCE: Final = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
 
-NOTICE: Final[Mapping[EventType, float]] = {"Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Preempt": 30.0, "Terminate": 300.0}
+NOTICE: Final[Mapping[EventType, float]] = {
+    "Freeze": 900.0,
+    "Reboot": 900.0,
+    "Redeploy": 600.0,
+    "Preempt": 30.0,
+    "Terminate": 300.0,
+}
 """Seconds of notice that the pages promise for each type (Terminate: the least that a user can set)."""
 
-_MIGRATION: Final = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+_MIGRATION: Final = (
+    "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+)
 _PLATFORM: Final[Mapping[EventType, str]] = {
     "Freeze": _MIGRATION,
     "Preempt": "Virtual machine is being evicted.",
     "Terminate": "Virtual machine is going to be deleted.",
 }
-_BY_USER: Final[Mapping[EventType, str]] = {"Reboot": "restarted", "Redeploy": "redeployed", "Terminate": "deleted"}
+_BY_USER: Final[Mapping[EventType, str]] = {
+    "Reboot": "restarted",
+    "Redeploy": "redeployed",
+    "Terminate": "deleted",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +139,23 @@ def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
         "ResourceType": "VirtualMachine",
         "Resources": [prefix + name for name in event.resources],
         "NotBefore": rfc1123(event.not_before) if event.status == "Scheduled" else "",
-        "Description": plan.description if plan.description is not None else _usual_description(plan),
+        "Description": plan.description
+        if plan.description is not None
+        else _usual_description(plan),
         "EventSource": plan.source,
         "DurationInSeconds": plan.duration,
     }
     entry |= plan.fields
-    return {key: value for key, value in entry.items() if value is not None and api_version >= _FIELD_SINCE.get(key, "")}
+    return {
+        key: value
+        for key, value in entry.items()
+        if value is not None and api_version >= _FIELD_SINCE.get(key, "")
+    }
 
 
 def _usual_description(plan: Plan) -> str:
     if plan.source == "User" and plan.type in _BY_USER:
-        return f"Virtual machine is going to be {_BY_USER[plan.type]} as requested by authorized user."
+        return (
+            f"Virtual machine is going to be {_BY_USER[plan.type]} as requested by authorized user."
+        )
     return _PLATFORM.get(plan.type, "Host server is undergoing maintenance.")

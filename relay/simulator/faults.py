@@ -93,7 +93,9 @@ class Faults:
     def add(self, fault: Fault, now: datetime, span: Callable[[float], timedelta]) -> None:
         """Let it go wrong from now on."""
         left = 1 if fault.calls is None and fault.lasts is None else fault.calls
-        self._active.append(_Active(fault, left, now + span(fault.lasts) if fault.lasts is not None else None))
+        self._active.append(
+            _Active(fault, left, now + span(fault.lasts) if fault.lasts is not None else None)
+        )
 
     def clear(self) -> None:
         """Let everything be well again."""
@@ -101,7 +103,9 @@ class Faults:
 
     def take(self, target: Target, vm: str, now: datetime) -> Fault | None:
         """What goes wrong with this call, which is counted; None when nothing does."""
-        self._active = [active for active in self._active if active.until is None or now < active.until]
+        self._active = [
+            active for active in self._active if active.until is None or now < active.until
+        ]
         for active in self._active:
             if active.fault.on not in (target, "any") or active.fault.vm not in (None, vm):
                 continue
@@ -125,10 +129,16 @@ def distort_body(body: bytes, fault: Fault) -> tuple[bytes, str]:
         case "malformed":
             return body.replace(b":", b"=", 1), JSON
         case "no-events":
-            return orjson.dumps({key: value for key, value in orjson.loads(body).items() if key != "Events"}), JSON
+            return orjson.dumps(
+                {key: value for key, value in orjson.loads(body).items() if key != "Events"}
+            ), JSON
         case "duplicate":
             document = orjson.loads(body)
-            twice = [copy for event in document.get("Events", ()) for copy in (event, event | dict(fault.fields))]
+            twice = [
+                copy
+                for event in document.get("Events", ())
+                for copy in (event, event | dict(fault.fields))
+            ]
             return orjson.dumps(document | {"Events": twice}), JSON
         case "oversize":
             return body + b" " * fault.size, JSON
@@ -138,7 +148,9 @@ def distort_body(body: bytes, fault: Fault) -> tuple[bytes, str]:
             return body, JSON
 
 
-async def refuse(request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]) -> web.StreamResponse:
+async def refuse(
+    request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]
+) -> web.StreamResponse:
     """Answer with a fault that leaves nothing of the right answer. A hang lasts until the client or the simulator goes."""
     if fault.kind == "hang":
         await asyncio.Event().wait()
@@ -146,7 +158,12 @@ async def refuse(request: web.Request, fault: Fault, *, span: Callable[[float], 
         _reset(request)
         return web.Response()
     if fault.kind == "redirect":
-        return web.Response(status=302, headers={"Location": fault.location or str(request.rel_url.update_query(redirected="true"))})
+        return web.Response(
+            status=302,
+            headers={
+                "Location": fault.location or str(request.rel_url.update_query(redirected="true"))
+            },
+        )
     headers = {}
     if fault.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(span(fault.retry_after).total_seconds())))
@@ -154,9 +171,13 @@ async def refuse(request: web.Request, fault: Fault, *, span: Callable[[float], 
     return web.Response(status=fault.status, headers=headers, body=body, content_type=JSON)
 
 
-async def drip(request: web.Request, body: bytes, *, pause: float, clock: Clock) -> web.StreamResponse:
+async def drip(
+    request: web.Request, body: bytes, *, pause: float, clock: Clock
+) -> web.StreamResponse:
     """Send a body byte by byte, ``pause`` seconds apart."""
-    response = web.StreamResponse(headers={"Content-Type": f"{JSON}; charset=utf-8", "Content-Length": str(len(body))})
+    response = web.StreamResponse(
+        headers={"Content-Type": f"{JSON}; charset=utf-8", "Content-Length": str(len(body))}
+    )
     await response.prepare(request)
     for position in range(len(body)):
         await clock.sleep(pause)

@@ -9,10 +9,46 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 INSTANCE_VERSIONS = (
-    *("2017-03-01", "2017-04-02", "2017-08-01", "2017-12-01", "2018-02-01", "2018-04-02", "2018-10-01", "2019-02-01"),
-    *("2019-03-11", "2019-04-30", "2019-06-01", "2019-06-04", "2019-08-01", "2019-08-15", "2019-11-01", "2020-06-01"),
-    *("2020-07-15", "2020-09-01", "2020-10-01", "2020-12-01", "2021-01-01", "2021-02-01", "2021-03-01", "2021-05-01"),
-    *("2021-10-01", "2021-11-01", "2021-11-15", "2021-12-13", "2023-07-01", "2023-11-15", "2024-03-15", "2024-07-17"),
+    *(
+        "2017-03-01",
+        "2017-04-02",
+        "2017-08-01",
+        "2017-12-01",
+        "2018-02-01",
+        "2018-04-02",
+        "2018-10-01",
+        "2019-02-01",
+    ),
+    *(
+        "2019-03-11",
+        "2019-04-30",
+        "2019-06-01",
+        "2019-06-04",
+        "2019-08-01",
+        "2019-08-15",
+        "2019-11-01",
+        "2020-06-01",
+    ),
+    *(
+        "2020-07-15",
+        "2020-09-01",
+        "2020-10-01",
+        "2020-12-01",
+        "2021-01-01",
+        "2021-02-01",
+        "2021-03-01",
+        "2021-05-01",
+    ),
+    *(
+        "2021-10-01",
+        "2021-11-01",
+        "2021-11-15",
+        "2021-12-13",
+        "2023-07-01",
+        "2023-11-15",
+        "2024-03-15",
+        "2024-07-17",
+    ),
     "2025-04-07",
 )
 """The api-versions of instance metadata, oldest first (Microsoft, "Azure Instance Metadata Service")."""
@@ -64,13 +100,21 @@ def compute(vm: VM) -> dict[str, Any]:
     placement = vm.placement_group
     if placement is None:
         placement = str(uuid.uuid5(_SPACE, f"placement/{group}")) if group else ""
-    inside = f"virtualMachineScaleSets/{group}/virtualMachines/{member[1]}" if member else f"virtualMachines/{vm.name}"
+    inside = (
+        f"virtualMachineScaleSets/{group}/virtualMachines/{member[1]}"
+        if member
+        else f"virtualMachines/{vm.name}"
+    )
     computer = vm.computer_name if vm.computer_name is not None else host
     return {
         "azEnvironment": "AzurePublicCloud",
         "location": vm.location,
         "name": vm.name,
-        "osProfile": {"adminUsername": "azureuser", "computerName": computer, "disablePasswordAuthentication": "true"},
+        "osProfile": {
+            "adminUsername": "azureuser",
+            "computerName": computer,
+            "disablePasswordAuthentication": "true",
+        },
         "osType": "Linux",
         "placementGroupId": placement,
         "platformFaultDomain": "0",
@@ -81,7 +125,8 @@ def compute(vm: VM) -> dict[str, Any]:
         "subscriptionId": vm.subscription,
         "tags": ";".join(f"{key}:{value}" for key, value in vm.tags.items()),
         "tagsList": [{"name": key, "value": value} for key, value in vm.tags.items()],
-        "vmId": vm.vm_id or str(uuid.uuid5(_SPACE, f"vm/{vm.subscription}/{vm.resource_group}/{vm.name}")),
+        "vmId": vm.vm_id
+        or str(uuid.uuid5(_SPACE, f"vm/{vm.subscription}/{vm.resource_group}/{vm.name}")),
         "vmScaleSetName": group,
         "vmSize": "Standard_D2s_v3",
         "zone": vm.zone,

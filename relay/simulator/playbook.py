@@ -71,7 +71,9 @@ class Action(Section):
     @model_validator(mode="after")
     def _one_thing(self) -> Action:
         if len(given := self.given()) != 1:
-            raise ValueError(f"expected exactly one of {', '.join(Action.model_fields)}, got {' and '.join(given) or 'none'}")
+            raise ValueError(
+                f"expected exactly one of {', '.join(Action.model_fields)}, got {' and '.join(given) or 'none'}"
+            )
         return self
 
     def given(self) -> list[str]:
@@ -121,7 +123,9 @@ class Playbook(Section):
         for number, step in enumerate(self.steps):
             for ref in _refs(step):
                 if ref not in known:
-                    raise ValueError(f"steps[{number}]: expected the name or id of an event that an earlier step schedules, got {ref!r}")
+                    raise ValueError(
+                        f"steps[{number}]: expected the name or id of an event that an earlier step schedules, got {ref!r}"
+                    )
             if step.schedule is not None:
                 known |= {step.schedule.name, step.schedule.id}
         return self
@@ -160,7 +164,10 @@ def perform(stage: Stage, action: Action) -> Event | None:
 
 def list_playbooks() -> dict[str, Playbook]:
     """The playbooks that come with the package, by name."""
-    return {name: _read(entry.read_text(encoding="utf-8"), name) for name, entry in sorted(_shipped().items())}
+    return {
+        name: _read(entry.read_text(encoding="utf-8"), name)
+        for name, entry in sorted(_shipped().items())
+    }
 
 
 def load_playbook(name_or_path: str | Path) -> Playbook:
@@ -172,7 +179,11 @@ def load_playbook(name_or_path: str | Path) -> Playbook:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
         near = difflib.get_close_matches(name, shipped, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(shipped))}"
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"there are {', '.join(sorted(shipped))}"
+        )
         raise ConfigError(f"expected a YAML file or the name of a playbook, got {name!r}; {hint}")
     try:
         return _read(path.read_text(encoding="utf-8"), name)
@@ -187,7 +198,11 @@ def problems(errors: Iterable[ErrorDetails]) -> Sequence[str]:
 
 def _shipped() -> Mapping[str, Traversable]:
     folder = files("relay.simulator") / "playbooks"
-    return {entry.name.removesuffix(".yaml"): entry for entry in folder.iterdir() if entry.name.endswith(".yaml")}
+    return {
+        entry.name.removesuffix(".yaml"): entry
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    }
 
 
 def _read(text: str, file: str) -> Playbook:
@@ -196,11 +211,18 @@ def _read(text: str, file: str) -> Playbook:
     except YAMLError as error:
         raise ConfigError(f"{file}: expected YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems(error.errors()))) from error
+        raise ConfigError(
+            "\n".join(f"{file}: {problem}" for problem in problems(error.errors()))
+        ) from error
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".") or "the document"
+    return (
+        "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
+        ).removeprefix(".")
+        or "the document"
+    )
 
 
 def _expected(error: ErrorDetails) -> str:

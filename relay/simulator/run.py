@@ -24,7 +24,9 @@ async def play(stage: Stage, playbook: Playbook) -> None:
             await _wait_for(stage, step, began)
             try:
                 perform(stage, step)
-            except InvalidTransition as error:  # whoever is tested was faster, or slower, than the playbook
+            except (
+                InvalidTransition
+            ) as error:  # whoever is tested was faster, or slower, than the playbook
                 stage.tell(f"a step is left out: {error}")
         await stage.until(lambda: not stage.events)
         if not playbook.loop:
@@ -54,7 +56,9 @@ async def run_simulator(
         for name, url in simulator.urls.items():
             simulator.tell(f"{name} finds its IMDS at {url}")
         if not simulator.loopback:
-            simulator.tell(f"{host} is not a loopback address: whoever reaches it can read and control this simulator")
+            simulator.tell(
+                f"{host} is not a loopback address: whoever reaches it can read and control this simulator"
+            )
         if story is not None:
             simulator.tell(story.description)
             await play(simulator, story)

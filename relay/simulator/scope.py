@@ -15,7 +15,17 @@ from relay.simulator.instance import VM
 
 _REMEMBERED = 1000  # events that are gone, for tests and people who ask what became of them
 
-What = Literal["scheduled", "updated", "approved", "started", "completed", "canceled", "shown", "reset", "disabled"]
+What = Literal[
+    "scheduled",
+    "updated",
+    "approved",
+    "started",
+    "completed",
+    "canceled",
+    "shown",
+    "reset",
+    "disabled",
+]
 
 
 class UnknownEvent(RelayError):
@@ -58,7 +68,9 @@ class Setup:
         if not names or len(set(names)) < len(names):
             raise ValueError(f"expected at least one VM and no name twice, got {names}")
         if self.scale <= 0 or (self.rate_limit is not None and self.rate_limit < 1):
-            raise ValueError(f"expected scale above 0 and rate_limit of 1 or more, got {self.scale:g} and {self.rate_limit}")
+            raise ValueError(
+                f"expected scale above 0 and rate_limit of 1 or more, got {self.scale:g} and {self.rate_limit}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,13 @@ class Transition:
 class Scope:
     """The state machine. When a method that is given ``now`` returns, all that was due until then has happened."""
 
-    def __init__(self, setup: Setup, *, new_id: Callable[[], str], watch: Callable[[Transition], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        new_id: Callable[[], str],
+        watch: Callable[[Transition], None] = lambda _: None,
+    ) -> None:
         self.setup = setup
         self.incarnation = setup.incarnation
         self._new_id = new_id
@@ -105,12 +123,23 @@ class Scope:
 
     def document(self, api_version: str = NEWEST, vm: str | None = None) -> dict[str, Any]:
         """What a GET by ``vm`` is answered (None: what a VM that every event names would see)."""
-        entries = (event_fields(event, api_version) for event in self._live.values() if self._sees(vm, event))
-        return {"DocumentIncarnation": self.incarnation, "Events": [entry for entry in entries if entry is not None]}
+        entries = (
+            event_fields(event, api_version)
+            for event in self._live.values()
+            if self._sees(vm, event)
+        )
+        return {
+            "DocumentIncarnation": self.incarnation,
+            "Events": [entry for entry in entries if entry is not None],
+        }
 
     def due(self) -> datetime | None:
         """When something happens next by itself."""
-        moments = [moment for event in self._live.values() if (moment := event.starts or event.ends) is not None]
+        moments = [
+            moment
+            for event in self._live.values()
+            if (moment := event.starts or event.ends) is not None
+        ]
         if self._hidden and self._shows_from is not None:
             moments.append(self._shows_from)
         return min(moments, default=None)
@@ -123,7 +152,9 @@ class Scope:
                 self._bump(changed=bool(self._live))
                 self._watch(Transition(at, "shown", detail="events are shown from now on"))
                 continue
-            event = next(event for event in self._live.values() if (event.starts or event.ends) == at)
+            event = next(
+                event for event in self._live.values() if (event.starts or event.ends) == at
+            )
             if event.status == "Scheduled":
                 self._start(event, at)
             else:
@@ -132,7 +163,9 @@ class Scope:
     def call(self, now: datetime) -> timedelta:
         """A VM calls, which switches the service on if it is off. How long to wait with the answer."""
         self.tick(now)
-        if self._last_call is not None and now - self._last_call > self.span(self.setup.disabled_after):
+        if self._last_call is not None and now - self._last_call > self.span(
+            self.setup.disabled_after
+        ):
             self.disable(now)
         self._last_call = now
         if self._answers_from is None:
@@ -160,7 +193,14 @@ class Scope:
         if plan.started:
             event = Event(event_id, plan, "Started", now, None, self._end_of(plan, now))
         else:
-            event = Event(event_id, plan, "Scheduled", not_before, not_before + self.span(plan.starts_after), None)
+            event = Event(
+                event_id,
+                plan,
+                "Scheduled",
+                not_before,
+                not_before + self.span(plan.starts_after),
+                None,
+            )
         self._put(event, now, "started" if plan.started else "scheduled")
         return self._after(event, now)
 
@@ -171,7 +211,9 @@ class Scope:
         by_id = {known.casefold(): known for known in self._live}
         for key, event_id in wanted.items():
             if key not in by_id:
-                raise UnknownEvent(f"expected the EventId of an event in the document, got {event_id!r}")
+                raise UnknownEvent(
+                    f"expected the EventId of an event in the document, got {event_id!r}"
+                )
         for key in wanted:
             event = self._live[by_id[key]]
             if event.status != "Scheduled" or vm in event.approved_by:
@@ -181,7 +223,12 @@ class Scope:
             starts = event.starts
             if approved and event.plan.approvals != "ignored" and starts is not None:
                 starts = min(starts, now + self.span(event.plan.starts_after))
-            self._put(replace(event, approved_by=by, approved=approved, starts=starts), now, "approved", f"by {vm}")
+            self._put(
+                replace(event, approved_by=by, approved=approved, starts=starts),
+                now,
+                "approved",
+                f"by {vm}",
+            )
         self.tick(now)
 
     def approve_one(self, ref: str, vm: str, now: datetime) -> Event:
@@ -226,10 +273,16 @@ class Scope:
         event = replace(event, plan=plan)
         if notice is not None:
             if event.status != "Scheduled":
-                raise InvalidTransition(f"expected a Scheduled event to give a new notice, {event.event_id} is {event.status}")
+                raise InvalidTransition(
+                    f"expected a Scheduled event to give a new notice, {event.event_id} is {event.status}"
+                )
             not_before = now + self.span(notice)
             forward = event.approved and plan.approvals != "ignored"
-            event = replace(event, not_before=not_before, starts=event.starts if forward else not_before + self.span(plan.starts_after))
+            event = replace(
+                event,
+                not_before=not_before,
+                starts=event.starts if forward else not_before + self.span(plan.starts_after),
+            )
         self._put(event, now, "updated")
         return self._after(event, now)
 
@@ -255,7 +308,9 @@ class Scope:
         self.tick(now)
         event = self.find(ref)
         if not event.live or status not in (None, event.status):
-            raise InvalidTransition(f"expected {event.event_id} to be {status or 'in the document'}, it is {event.status}")
+            raise InvalidTransition(
+                f"expected {event.event_id} to be {status or 'in the document'}, it is {event.status}"
+            )
         return event
 
     def _end_of(self, plan: Plan, started: datetime) -> datetime | None:
@@ -282,7 +337,9 @@ class Scope:
     def _put(self, event: Event, at: datetime, what: What, detail: str = "") -> None:
         before = self._live.get(event.event_id)
         self._live[event.event_id] = event
-        self._bump(changed=before is None or event_fields(before, NEWEST) != event_fields(event, NEWEST))
+        self._bump(
+            changed=before is None or event_fields(before, NEWEST) != event_fields(event, NEWEST)
+        )
         self._watch(Transition(at, what, event, detail))
 
     def _bump(self, *, changed: bool) -> None:

@@ -83,7 +83,9 @@ class Simulator(Stage):
                 )
                 await runner.setup()
                 opening.push_async_callback(runner.cleanup)
-                await web.TCPSite(runner, self.host, self._port + number if self._port else 0).start()
+                await web.TCPSite(
+                    runner, self.host, self._port + number if self._port else 0
+                ).start()
                 host, port = runner.addresses[0][:2]
                 self.urls[vm.name] = str(URL.build(scheme="http", host=host, port=port))
                 self.loopback &= ip_address(host).is_loopback
@@ -91,14 +93,21 @@ class Simulator(Stage):
         self.begin()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Let go of every call and address."""
         self.stop()
         await self._open.aclose()
 
     def _app(self, vm: VM) -> web.Application:
         async def events(request: web.Request) -> web.StreamResponse:
-            return await self._answer(request, vm, "approval" if request.method == "POST" else "document")
+            return await self._answer(
+                request, vm, "approval" if request.method == "POST" else "document"
+            )
 
         async def about(request: web.Request) -> web.StreamResponse:
             return await self._answer(request, vm, "instance")
@@ -120,7 +129,12 @@ class Simulator(Stage):
         if self._too_many(vm):
             call.status = 429
             self.tell(f"{vm.name} called more than {self.setup.rate_limit} times in a second: 429")
-            return web.Response(status=429, headers={"Retry-After": "1"}, body=_error("Too many requests"), content_type=JSON)
+            return web.Response(
+                status=429,
+                headers={"Retry-After": "1"},
+                body=_error("Too many requests"),
+                content_type=JSON,
+            )
         fault = self.faults.take(target, vm.name, self.clock.now())
         if fault is not None:
             call.fault = name_of(fault)
@@ -142,7 +156,9 @@ class Simulator(Stage):
         wrong, content_type = faults.distort_body(body, fault)
         return web.Response(body=wrong, content_type=content_type, charset="utf-8")
 
-    async def _instead(self, request: web.Request, call: Call, vm: VM, target: Target, fault: Fault) -> web.StreamResponse:
+    async def _instead(
+        self, request: web.Request, call: Call, vm: VM, target: Target, fault: Fault
+    ) -> web.StreamResponse:
         if fault.processed:
             await self._right(request, call, vm, target)
         self.notify()
@@ -151,7 +167,9 @@ class Simulator(Stage):
         return response
 
     async def _received(self, request: web.Request, vm: VM) -> Call:
-        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+        peer = (
+            request.transport.get_extra_info("peername") if request.transport is not None else None
+        )
         call = Call(
             at=self.clock.now(),
             vm=vm.name,
@@ -186,7 +204,9 @@ class Simulator(Stage):
         if not header and not (version == NO_HEADER_NEEDED and target != "instance"):
             return 400, _error("Bad request. Required metadata header not specified")
         if "X-Forwarded-For" in request.headers:
-            return 400, _error("Bad request. A request with the header X-Forwarded-For is not answered")
+            return 400, _error(
+                "Bad request. A request with the header X-Forwarded-For is not answered"
+            )
         known = INSTANCE_VERSIONS if target == "instance" else API_VERSIONS
         if version not in known:
             text = "Bad request. api-version is invalid or was not specified in the request"
@@ -221,7 +241,9 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 def _event_ids(body: bytes) -> tuple[str, ...]:
     try:
-        return tuple(request.EventId for request in _StartRequests.model_validate_json(body).StartRequests)
+        return tuple(
+            request.EventId for request in _StartRequests.model_validate_json(body).StartRequests
+        )
     except ValidationError:
         return ()
 

@@ -208,14 +208,18 @@ class Stage:
     def _watch(self, happening: Transition) -> None:
         self._tell(f"{happening.at:%H:%M:%S} {_line(happening)}")
 
-    async def _wait(self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float) -> Event:
+    async def _wait(
+        self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
+    ) -> Event:
         ref = _ref(event)
         try:
             await self.until(lambda: condition(self.event(ref)), within=within)
         except TimeoutError as error:
             found = self.event(ref)
             by = ", ".join(found.approved_by) or "nobody"
-            raise TimeoutError(f"expected {ref} to be {state} within {within:g} s, it is {found.status}, approved by {by}") from error
+            raise TimeoutError(
+                f"expected {ref} to be {state} within {within:g} s, it is {found.status}, approved by {by}"
+            ) from error
         return self.event(ref)
 
 

@@ -33,7 +33,9 @@ _PATTERN = re.compile(r"\*|[a-z*][a-z-*]*\.[a-z*][a-z-*]*")
 
 def _pattern(text: str) -> str:
     if _PATTERN.fullmatch(text) is None:
-        raise ValueError("expected a pattern over <family>.<change> such as event.scheduled, approval.* or *")
+        raise ValueError(
+            "expected a pattern over <family>.<change> such as event.scheduled, approval.* or *"
+        )
     if not any(matches_any((text,), kind.name) for kind in CATALOG):
         raise ValueError("expected a pattern that some type of event fits; see docs/events.md")
     return text
@@ -44,7 +46,9 @@ class SinkSettings(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     """Tells it apart from the others: in the store, in routing keys and on the command line."""
-    events: tuple[Annotated[str, AfterValidator(_pattern)], ...] = Field(default=("*",), min_length=1)
+    events: tuple[Annotated[str, AfterValidator(_pattern)], ...] = Field(
+        default=("*",), min_length=1
+    )
     """Patterns over the event type between prefix and version: event.scheduled, approval.*, *."""
     match: Match = Match()
     """Only events that meet these conditions; one matching resource is enough. Does not apply to relay.*."""

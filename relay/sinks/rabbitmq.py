@@ -59,12 +59,19 @@ def routing_key(event: CloudEvent) -> str:
     """``<family>.<change>.<detail>.<scope>``: lower case, always four words of ``[a-z0-9_-]``, at most 255 bytes."""
     family, _, change = event.name.partition(".")
     words = (family, change, event.detail, event.scope)
-    return ".".join(re.sub(r"[^a-z0-9_-]", "_", word.lower())[:widest] or "none" for word, widest in zip(words, _WIDEST, strict=True))
+    return ".".join(
+        re.sub(r"[^a-z0-9_-]", "_", word.lower())[:widest] or "none"
+        for word, widest in zip(words, _WIDEST, strict=True)
+    )
 
 
 def build(event: CloudEvent) -> Basic.Properties:
     """Make the message's properties. Pure. They and the headers are copies of what the body has, left out where they would not fit."""
-    attributes = {name: value for name, value in event.attributes.items() if len(value.encode()) <= LONGEST_TEXT}
+    attributes = {
+        name: value
+        for name, value in event.attributes.items()
+        if len(value.encode()) <= LONGEST_TEXT
+    }
     return Basic.Properties(
         content_type=CONTENT_TYPE,
         delivery_mode=DeliveryMode.PERSISTENT,
@@ -91,7 +98,9 @@ PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 """What came of a publish: what aiormq returned, or raised."""
 
 
-def interpret_publish_result(answer: PublishResult, key: str, size: int, *, made_by_us: bool) -> Receipt:
+def interpret_publish_result(
+    answer: PublishResult, key: str, size: int, *, made_by_us: bool
+) -> Receipt:
     """Say what the answer to a publish means for the message with this routing key and size in bytes. Pure.
 
     A message that the broker takes offence at closes the channel, and every neighbour in flight gets the same error: only
@@ -102,24 +111,37 @@ def interpret_publish_result(answer: PublishResult, key: str, size: int, *, made
         case Basic.Ack():
             return Receipt()
         case amqp.PublishError(frame=Basic.Return() as returned):
-            return Receipt(status=returned.reply_code, response=f"{returned.reply_text}: no queue is bound for {key}")
+            return Receipt(
+                status=returned.reply_code,
+                response=f"{returned.reply_text}: no queue is bound for {key}",
+            )
         case amqp.DeliveryError():
-            raise Deferred("the broker answered with a nack: a queue is full and rejects, or the message could not be stored")
+            raise Deferred(
+                "the broker answered with a nack: a queue is full and rejects, or the message could not be stored"
+            )
         case amqp.ChannelNotFoundEntity() if not made_by_us:
             reason = f"the broker has no such exchange ({broker_message(answer)}): make it, or set declare: true"
             raise Deferred(reason, failure="slow", status=404)
-        case ChannelAccessRefused() if "topic '" not in broker_message(answer) or f"topic '{key}'" in broker_message(answer):
+        case ChannelAccessRefused() if "topic '" not in broker_message(
+            answer
+        ) or f"topic '{key}'" in broker_message(answer):
             reason = f"the broker refused the message ({broker_message(answer)}): grant the user write on the exchange, and on the topic"
             raise Deferred(reason, failure="slow", status=403)
         case amqp.ChannelPreconditionFailed() if f"message size {size} " in broker_message(answer):
-            raise Rejected(f"the broker takes no message of this size ({broker_message(answer)})", status=406)
+            raise Rejected(
+                f"the broker takes no message of this size ({broker_message(answer)})", status=406
+            )
         case TypeError() | ValueError():
             raise answer
         case amqp.ChannelInvalidStateError():
             raise Deferred("the channel to the broker closed before the message was sent")
         case BaseException():
-            reason = f"the channel closed before the broker confirmed: {describe_failure(answer).reason}"
-            raise Deferred(f"{reason}. The message may be stored, and is sent again with the same id")
+            reason = (
+                f"the channel closed before the broker confirmed: {describe_failure(answer).reason}"
+            )
+            raise Deferred(
+                f"{reason}. The message may be stored, and is sent again with the same id"
+            )
         case _:
             raise Deferred(f"expected the broker to confirm, got {type(answer).__name__}")
 
@@ -127,7 +149,9 @@ def interpret_publish_result(answer: PublishResult, key: str, size: int, *, made
 class PublishChannel:
     """An open channel, and what lives and dies with it."""
 
-    def __init__(self, connection: Connection, channel: AbstractChannel, wire: aiormq.Channel, exchange: str) -> None:
+    def __init__(
+        self, connection: Connection, channel: AbstractChannel, wire: aiormq.Channel, exchange: str
+    ) -> None:
         self.unconfirmed: dict[str, asyncio.Task[PublishResult]] = {}
         """Publishes under way, by message id. One outlives the delivery that stopped waiting: see `RabbitMQ.deliver`."""
         self.why: BaseException | None = None
@@ -159,7 +183,12 @@ class PublishChannel:
         try:
             # Not to wait for the socket to take each is half the work; how many are under way is limited by their confirms.
             return await self._wire.basic_publish(
-                event.body, exchange=self._exchange, routing_key=key, properties=build(event), mandatory=True, wait=False
+                event.body,
+                exchange=self._exchange,
+                routing_key=key,
+                properties=build(event),
+                mandatory=True,
+                wait=False,
             )
         except Exception as error:  # noqa: BLE001 - aiormq hands on whatever closed the connection; `interpret_publish_result` looks at it
             return error
@@ -210,16 +239,26 @@ class RabbitMQ:
         except TimeoutError:
             late = f"within {self._settings.timeout:g} s the broker did not"
             if sent:
-                raise Deferred(f"{late} confirm. The message may be stored, and is sent again with the same id") from None
-            raise Deferred(f"{late} let anybody publish: see its memory and disk alarms. Nothing was sent") from None
+                raise Deferred(
+                    f"{late} confirm. The message may be stored, and is sent again with the same id"
+                ) from None
+            raise Deferred(
+                f"{late} let anybody publish: see its memory and disk alarms. Nothing was sent"
+            ) from None
         answer = line.why or asyncio.CancelledError() if publish.cancelled() else publish.result()
-        receipt = interpret_publish_result(answer, key, len(event.body), made_by_us=self._settings.declare is True)
+        receipt = interpret_publish_result(
+            answer, key, len(event.body), made_by_us=self._settings.declare is True
+        )
         if receipt.status is not None and key not in self._unrouted:
             self._unrouted.add(key)
-            _log.warning("%s: no queue is bound for %s: the message went nowhere", self._settings.name, key)
+            _log.warning(
+                "%s: no queue is bound for %s: the message went nowhere", self._settings.name, key
+            )
         return receipt
 
-    def _publish(self, line: PublishChannel, event: CloudEvent, key: str) -> asyncio.Task[PublishResult]:
+    def _publish(
+        self, line: PublishChannel, event: CloudEvent, key: str
+    ) -> asyncio.Task[PublishResult]:
         publish = line.unconfirmed[event.id] = self._publishes.create_task(line.publish(event, key))
         publish.add_done_callback(lambda _: line.unconfirmed.pop(event.id))
         return publish
@@ -245,7 +284,9 @@ class RabbitMQ:
         where = host_port(connection.url)
         while True:
             async with asyncio.timeout(SETUP_TIMEOUT):
-                unseen = await establish(connection, topology(self._settings.exchange), self._settings.declare)
+                unseen = await establish(
+                    connection, topology(self._settings.exchange), self._settings.declare
+                )
                 channel = connection.channel(on_return_raises=True)
                 await channel.initialize()
                 wire = cast("aiormq.Channel", await channel.get_underlay_channel())
@@ -257,9 +298,13 @@ class RabbitMQ:
                 await line.closed()
             finally:
                 self._hang_up()
-                asyncio.get_running_loop().call_soon(line.end)  # once those have run that got an answer
+                asyncio.get_running_loop().call_soon(
+                    line.end
+                )  # once those have run that got an answer
             if not isinstance(line.why, amqp.ChannelClosed) and line.why is not None:
-                raise Deferred(f"the connection to {where} was lost: {describe_failure(line.why).reason}")
+                raise Deferred(
+                    f"the connection to {where} was lost: {describe_failure(line.why).reason}"
+                )
 
     def tell(self, trouble: ConnectionFailure) -> None:
         """Hear why there is no connection."""
@@ -274,13 +319,19 @@ class RabbitMQ:
 
 @contextlib.asynccontextmanager
 async def connect(
-    settings: Settings, clock: Clock, *, heartbeat: int = HEARTBEAT, chance: Callable[[], float] = random.random
+    settings: Settings,
+    clock: Clock,
+    *,
+    heartbeat: int = HEARTBEAT,
+    chance: Callable[[], float] = random.random,
 ) -> AsyncIterator[RabbitMQ]:
     """Start connecting, and stay connected until the context is left. A broker that is not there is waited for."""
     async with asyncio.TaskGroup() as tasks:
         sink = RabbitMQ(settings, tasks)
         name = f"imds-relay {settings.name}"
-        keeping = keep_connected(settings.targets, name, clock, sink.serve, sink.tell, heartbeat=heartbeat, chance=chance)
+        keeping = keep_connected(
+            settings.targets, name, clock, sink.serve, sink.tell, heartbeat=heartbeat, chance=chance
+        )
         keeper = tasks.create_task(keeping)
         try:
             yield sink
@@ -292,4 +343,6 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
     """Whether the broker is reached, has what is needed, and lets us publish. No message gets anywhere."""
     parts = topology(settings.exchange)[0 if settings.declare else -1 :]
     writes = (settings.exchange, f"event.scheduled.none.{scope}")
-    return await examine_broker(f"sink {settings.name}", settings.targets(), parts, settings.declare, writes=writes)
+    return await examine_broker(
+        f"sink {settings.name}", settings.targets(), parts, settings.declare, writes=writes
+    )

@@ -22,7 +22,14 @@ from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
-from relay.net.http import Request, Transport, basic_authorization, interpret_response, open_session, post
+from relay.net.http import (
+    Request,
+    Transport,
+    basic_authorization,
+    interpret_response,
+    open_session,
+    post,
+)
 from relay.net.tls import ClientTlsSettings, ReloadingTlsContext, make_context
 from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings
@@ -30,8 +37,26 @@ from relay.sinks import Receipt, SinkSettings
 _TOKEN = re.compile(r"[A-Za-z0-9-]+")
 _OURS = frozenset(
     {
-        *("host", "user-agent", "content-type", "content-length", "content-encoding", "transfer-encoding", "accept-encoding", "expect"),
-        *("connection", "keep-alive", "te", "trailer", "upgrade", "proxy-authorization", "proxy-connection", "cookie"),
+        *(
+            "host",
+            "user-agent",
+            "content-type",
+            "content-length",
+            "content-encoding",
+            "transfer-encoding",
+            "accept-encoding",
+            "expect",
+        ),
+        *(
+            "connection",
+            "keep-alive",
+            "te",
+            "trailer",
+            "upgrade",
+            "proxy-authorization",
+            "proxy-connection",
+            "cookie",
+        ),
     }
 )
 """Headers that the relay or the connection sends itself."""
@@ -108,7 +133,9 @@ class Settings(SinkSettings):
             try:
                 check()
             except ValueError as error:
-                raise ValueError(f"{name}{'_file' if name in self._files else ''}: {error}") from None
+                raise ValueError(
+                    f"{name}{'_file' if name in self._files else ''}: {error}"
+                ) from None
         return self
 
     def target(self) -> URL:
@@ -119,7 +146,9 @@ class Settings(SinkSettings):
         """The secrets as they are now. Raises ValueError if there is none, or one that cannot be used."""
         secrets = self.reveal_all("secrets")
         if not secrets:
-            raise ValueError("expected at least one secret, whsec_ and 24 to 64 random bytes in base64, got none")
+            raise ValueError(
+                "expected at least one secret, whsec_ and 24 to 64 random bytes in base64, got none"
+            )
         for number, secret in enumerate(secrets, start=1):
             try:
                 signature.key_of(secret)
@@ -135,7 +164,9 @@ class Settings(SinkSettings):
         if bearer is None:
             return self.basic.encoded() if self.basic is not None else None
         if not (bearer and bearer.isascii() and bearer.isprintable() and " " not in bearer):
-            raise ValueError("expected a token on one line, of ASCII characters without spaces, got something else")
+            raise ValueError(
+                "expected a token on one line, of ASCII characters without spaces, got something else"
+            )
         return f"Bearer {bearer}"
 
     def extra_headers(self) -> dict[str, str]:
@@ -148,11 +179,21 @@ class Settings(SinkSettings):
         authorized = self.authorization() is not None
         for name, value in found.items():
             if _TOKEN.fullmatch(name) is None:
-                raise ValueError("expected names of letters, digits and hyphens, got something else")
-            if name.lower() in _OURS or name.lower().startswith("webhook-") or (authorized and name.lower() == "authorization"):
-                raise ValueError(f"expected headers that the relay does not send itself, got {name}")
+                raise ValueError(
+                    "expected names of letters, digits and hyphens, got something else"
+                )
+            if (
+                name.lower() in _OURS
+                or name.lower().startswith("webhook-")
+                or (authorized and name.lower() == "authorization")
+            ):
+                raise ValueError(
+                    f"expected headers that the relay does not send itself, got {name}"
+                )
             if not (value.isascii() and value.isprintable()):
-                raise ValueError(f"expected printable ASCII characters as the value of {name}, got something else")
+                raise ValueError(
+                    f"expected printable ASCII characters as the value of {name}, got something else"
+                )
         return found
 
     def way(self) -> tuple[URL, tuple[str, str] | None] | None:
@@ -210,11 +251,18 @@ class _Known:
 
 def _look(given: Settings) -> _Known:
     """Read the settings and their files. Raises ValueError for what cannot be used."""
-    more, authorization, secrets = given.extra_headers(), given.authorization(), given.signing_secrets()
+    more, authorization, secrets = (
+        given.extra_headers(),
+        given.authorization(),
+        given.signing_secrets(),
+    )
     hidden = [*secrets, *more.values()]
     if authorization is not None:
         more["Authorization"] = authorization
-        hidden += [authorization.partition(" ")[2], *([given.basic.secret()] if given.basic is not None else ())]
+        hidden += [
+            authorization.partition(" ")[2],
+            *([given.basic.secret()] if given.basic is not None else ()),
+        ]
     proxy, credentials = given.way() or (None, None)
     pass_proxy = basic_authorization(*credentials) if credentials is not None else None
     if credentials is not None and pass_proxy is not None:
@@ -233,7 +281,9 @@ class Webhook:
         self._clock = clock
         self._session = session
         self._certificates = ReloadingTlsContext(settings.tls) if settings.tls is not None else None
-        can_change = settings.has_secret_files or (settings.basic is not None and settings.basic.has_secret_files)
+        can_change = settings.has_secret_files or (
+            settings.basic is not None and settings.basic.has_secret_files
+        )
         self._known = None if can_change else _look(settings)
         self._timeout = settings.timeout
         self.give_up_after = settings.give_up_after
@@ -241,11 +291,27 @@ class Webhook:
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return once the receiver has answered 2xx. Raises Deferred for everything else: none of it is for ever."""
         try:
-            known = self._known or _look(self._settings)  # anew at each attempt, where files may have changed
-            request = build(known.url, known.secrets, event, self._clock.now(), more=known.more, hidden=known.hidden)
+            known = self._known or _look(
+                self._settings
+            )  # anew at each attempt, where files may have changed
+            request = build(
+                known.url,
+                known.secrets,
+                event,
+                self._clock.now(),
+                more=known.more,
+                hidden=known.hidden,
+            )
         except ValueError as error:
-            raise Deferred(f"the url, secrets or credentials of this sink cannot be used any more: {error}", failure="slow") from None
-        way = Transport(known.proxy, known.pass_proxy, self._certificates.context() if self._certificates is not None else None)
+            raise Deferred(
+                f"the url, secrets or credentials of this sink cannot be used any more: {error}",
+                failure="slow",
+            ) from None
+        way = Transport(
+            known.proxy,
+            known.pass_proxy,
+            self._certificates.context() if self._certificates is not None else None,
+        )
         answer = await post(self._session, request, seconds=self._timeout, way=way)
         outcome = interpret_response(answer, self._clock.now())
         if isinstance(outcome, Deferred):

@@ -27,7 +27,11 @@ def set_up(form: Literal["text", "json"]) -> None:
 
 
 def _stamp(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(record.created, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 class _Text(logging.Formatter):
@@ -42,7 +46,12 @@ class _Text(logging.Formatter):
 class _Json(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
-        fields = {"time": _stamp(record), "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        fields = {
+            "time": _stamp(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return orjson.dumps(fields).decode()

@@ -19,16 +19,23 @@ from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
-CLIENTS = (Client(name="db-drain", amqp_user="drain", can=("approve",)), Client(name="http-only", can=("approve",)))
+CLIENTS = (
+    Client(name="db-drain", amqp_user="drain", can=("approve",)),
+    Client(name="http-only", can=("approve",)),
+)
 WISH: dict[str, Any] = {"eventId": "C7061BAC", "decision": "approve", "revision": "9f2c"}
 
 
-def letter(body: bytes | None = None, exchange: str = EXCHANGE, key: str = KEY, **properties: Any) -> DeliveredMessage:
+def letter(
+    body: bytes | None = None, exchange: str = EXCHANGE, key: str = KEY, **properties: Any
+) -> DeliveredMessage:
     """A message as it comes from the broker: a good one, but for what is given."""
     given = Basic.Properties(**{"message_id": "m", "user_id": "drain", **properties})
     raw = orjson.dumps(WISH) if body is None else body
     delivery = Basic.Deliver("tag", 1, redelivered=False, exchange=exchange, routing_key=key)
-    return DeliveredMessage(delivery, ContentHeader(0, len(raw), given), raw, cast("AbstractChannel", None))
+    return DeliveredMessage(
+        delivery, ContentHeader(0, len(raw), given), raw, cast("AbstractChannel", None)
+    )
 
 
 def why(message: DeliveredMessage) -> str:
@@ -57,7 +64,10 @@ def test_a_good_letter_is_its_clients_decision() -> None:
         ({"message_id": ""}, "no message_id"),
         ({"message_id": "a\x00b"}, "control characters"),
         ({"message_id": "a\x85b"}, "control characters"),
-        ({"key": "approve.other"}, "not published to azure.scheduledevents.approvals with the routing key approve.prod"),
+        (
+            {"key": "approve.other"},
+            "not published to azure.scheduledevents.approvals with the routing key approve.prod",
+        ),
         ({"key": "APPROVE.PROD"}, "not published to"),
         ({"key": ""}, "not published to"),
         ({"exchange": ""}, "not published to"),
@@ -65,7 +75,9 @@ def test_a_good_letter_is_its_clients_decision() -> None:
         ({"headers": {"x-death": [{"queue": "trap"}]}}, "dead letter"),
     ],
 )
-def test_what_nobody_vouches_for_or_came_another_way_is_unusable(properties: dict[str, Any], because: str) -> None:
+def test_what_nobody_vouches_for_or_came_another_way_is_unusable(
+    properties: dict[str, Any], because: str
+) -> None:
     assert because in why(letter(**properties))
 
 
@@ -115,7 +127,9 @@ _WRONG = [
 )
 def test_a_body_that_is_no_decision_is_unusable(body: bytes) -> None:
     """Of wrong types nothing is made right: "1" is no 1, and one more field may be a misspelt one."""
-    assert why(letter(body)).startswith(("its body is no decision: ", f"it has no body, or one of more than {MAX_BODY_BYTES} bytes"))
+    assert why(letter(body)).startswith(
+        ("its body is no decision: ", f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,13 +137,30 @@ def test_a_body_that_is_no_decision_is_unusable(body: bytes) -> None:
     [
         {"content_type": "application/json"},
         {"content_type": "application/cloudevents+json; charset=utf-8"},
-        {"content_type": "text/plain", "content_encoding": "UTF-8"},  # what some libraries put on any string
+        {
+            "content_type": "text/plain",
+            "content_encoding": "UTF-8",
+        },  # what some libraries put on any string
         {"content_type": "application/octet-stream"},
         {"content_type": "application/xml"},
         {"content_type": None},
-        {"reply_to": "azure.scheduledevents", "correlation_id": "x", "message_type": "y", "app_id": "z", "priority": 9, "expiration": "1"},
+        {
+            "reply_to": "azure.scheduledevents",
+            "correlation_id": "x",
+            "message_type": "y",
+            "app_id": "z",
+            "priority": 9,
+            "expiration": "1",
+        },
         {"timestamp": datetime(1970, 1, 1, tzinfo=UTC), "delivery_mode": 1},
-        {"headers": {"ce-type": "io.imdsrelay.approval.granted.v1", "user_id": "operator", "CC": ["x"], "x-delivery-count": 3}},
+        {
+            "headers": {
+                "ce-type": "io.imdsrelay.approval.granted.v1",
+                "user_id": "operator",
+                "CC": ["x"],
+                "x-delivery-count": 3,
+            }
+        },
     ],
 )
 def test_nothing_else_of_a_letter_counts(properties: dict[str, Any]) -> None:
@@ -138,12 +169,23 @@ def test_nothing_else_of_a_letter_counts(properties: dict[str, Any]) -> None:
     assert (caller.principal, identity, body.eventId) == ("client:db-drain", "m", "C7061BAC")
 
 
-_JSON = st.recursive(st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8), lambda one: st.lists(one, max_size=3))
-_FIELDS = st.dictionaries(st.sampled_from([*WISH, "reason", "scope", "specversion", "data"]), _JSON | st.just(WISH))
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
+    lambda one: st.lists(one, max_size=3),
+)
+_FIELDS = st.dictionaries(
+    st.sampled_from([*WISH, "reason", "scope", "specversion", "data"]), _JSON | st.just(WISH)
+)
 
 
-@given(st.binary(max_size=60) | st.builds(orjson.dumps, _FIELDS), st.text(max_size=5) | st.none(), st.sampled_from(["drain", "x", None]))
-def test_any_letter_is_a_decision_or_unusable(body: bytes, message_id: str | None, user_id: str | None) -> None:
+@given(
+    st.binary(max_size=60) | st.builds(orjson.dumps, _FIELDS),
+    st.text(max_size=5) | st.none(),
+    st.sampled_from(["drain", "x", None]),
+)
+def test_any_letter_is_a_decision_or_unusable(
+    body: bytes, message_id: str | None, user_id: str | None
+) -> None:
     """Nothing else is raised: an error of our own would bury it as one of ours."""
     message = letter(body, message_id=message_id, user_id=user_id)
     with contextlib.suppress(UnusableMessage):

@@ -77,8 +77,13 @@ def test_what_is_sent_is_what_is_described(event: CloudEvent) -> None:
     sent = build(event)
     Draft7Validator(message["payload"]).validate(orjson.loads(event.body))
     Draft7Validator({**message["headers"], "additionalProperties": False}).validate(sent.headers)
-    assert (sent.message_type, sent.content_type) == (message["bindings"]["amqp"]["messageType"], message["contentType"])
-    words = dict(zip(("family", "change", "detail", "scope"), routing_key(event).split("."), strict=True))
+    assert (sent.message_type, sent.content_type) == (
+        message["bindings"]["amqp"]["messageType"],
+        message["contentType"],
+    )
+    words = dict(
+        zip(("family", "change", "detail", "scope"), routing_key(event).split("."), strict=True)
+    )
     parameters = document["channels"]["events"]["parameters"]
     assert all(word in parameters[name].get("enum", [word]) for name, word in words.items())
 

@@ -31,7 +31,9 @@ def test_a_url_names_one_broker_or_several(text: str, places: list[str]) -> None
     """Of several hosts, each has the same user, virtual host and files."""
     urls = parse_urls(text)
     assert [host_port(url) for url in urls] == places
-    assert len({(url.scheme, url.user, url.password, url.path, url.query_string) for url in urls}) == 1
+    assert (
+        len({(url.scheme, url.user, url.password, url.path, url.query_string) for url in urls}) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,10 @@ def test_a_metadata_address_is_refused_before_it_is_dialled(hosts: str) -> None:
 
     See docs/guarantees.md#metadata-addresses-are-never-dialed.
     """
-    with pytest.raises(ValueError, match="expected a broker's address, got a metadata or host address, which no sink may reach"):
+    with pytest.raises(
+        ValueError,
+        match="expected a broker's address, got a metadata or host address, which no sink may reach",
+    ):
         parse_urls(f"amqp://user:hunter2@{hosts}/")
     with pytest.raises(ValidationError, match="url: expected a broker's address"):
         BrokerSection.model_validate({"url": f"amqp://user:hunter2@{hosts}/"})
@@ -90,7 +95,13 @@ def test_a_metadata_address_is_refused_before_it_is_dialled(hosts: str) -> None:
 @given(st.text(max_size=40))
 def test_any_text_is_a_url_or_refused(text: str) -> None:
     """Nothing else is raised, wherever in a URL the text may stand."""
-    for url in (text, f"amqp://{text}", f"amqp://u:{text}@h", f"amqp://u:p@{text}/v", f"amqps://u:p@h/v?{text}"):
+    for url in (
+        text,
+        f"amqp://{text}",
+        f"amqp://u:{text}@h",
+        f"amqp://u:p@{text}/v",
+        f"amqps://u:p@h/v?{text}",
+    ):
         with contextlib.suppress(ValueError):
             assert parse_urls(url)
 

@@ -55,7 +55,9 @@ async def stream(wire: Wire) -> AsyncIterator[CoalescingWriter]:
     stream.close()
 
 
-async def test_what_is_written_in_one_turn_of_the_loop_goes_out_in_one_piece(stream: CoalescingWriter, wire: Wire) -> None:
+async def test_what_is_written_in_one_turn_of_the_loop_goes_out_in_one_piece(
+    stream: CoalescingWriter, wire: Wire
+) -> None:
     for turn in range(2):
         stream.write(b"a%d" % turn)
         stream.write(bytearray(b"b"))
@@ -64,14 +66,18 @@ async def test_what_is_written_in_one_turn_of_the_loop_goes_out_in_one_piece(str
     assert wire.pieces == [b"a0b", b"a1b"]
 
 
-async def test_who_waits_for_the_stream_to_take_it_has_it_written_before(stream: CoalescingWriter, wire: Wire) -> None:
+async def test_who_waits_for_the_stream_to_take_it_has_it_written_before(
+    stream: CoalescingWriter, wire: Wire
+) -> None:
     stream.write(b"greeting")
     await stream.drain()
     assert wire.pieces == [b"greeting"]
 
 
 @pytest.mark.parametrize("end", [CoalescingWriter.close, CoalescingWriter.write_eof])
-async def test_a_farewell_goes_out_before_the_stream_ends(stream: CoalescingWriter, wire: Wire, end: object) -> None:
+async def test_a_farewell_goes_out_before_the_stream_ends(
+    stream: CoalescingWriter, wire: Wire, end: object
+) -> None:
     stream.write(b"farewell")
     assert callable(end)
     end(stream)

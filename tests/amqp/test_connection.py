@@ -56,7 +56,9 @@ async def told(urls: Sequence[URL], attempts: int = 1) -> list[str]:
     """What is told of so many pauses between attempts to connect."""
     troubles: list[ConnectionFailure] = []
     with pytest.raises(Stop):
-        await keep_connected(lambda: urls, "test", CountingClock(attempts), _arrived, troubles.append)
+        await keep_connected(
+            lambda: urls, "test", CountingClock(attempts), _arrived, troubles.append
+        )
     return [trouble.reason for trouble in troubles]
 
 
@@ -71,19 +73,31 @@ def nobody() -> Iterator[int]:
 # --- for ever
 
 
-async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance(nobody: int) -> None:
+async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance(
+    nobody: int,
+) -> None:
     clock = CountingClock(8)
     urls = parse_urls(f"amqp://127.0.0.1:{nobody}/")
     with pytest.raises(Stop):
-        await keep_connected(lambda: urls, "test", clock, _unused, lambda _: None, chance=lambda: 1.0)
-    assert clock.pauses == [pytest.approx(1.25 * pause) for pause in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)]
+        await keep_connected(
+            lambda: urls, "test", clock, _unused, lambda _: None, chance=lambda: 1.0
+        )
+    assert clock.pauses == [
+        pytest.approx(1.25 * pause) for pause in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
+    ]
 
 
-async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection, "SETTING_UP", 1.0)
     greeted: list[bytes] = []
     async with _mute(greeted) as url:
-        assert await told(parse_urls(url), 2) == [f"no connection to 127.0.0.1:{URL(url).port}: the broker did not answer in time"] * 2
+        assert (
+            await told(parse_urls(url), 2)
+            == [f"no connection to 127.0.0.1:{URL(url).port}: the broker did not answer in time"]
+            * 2
+        )
     assert greeted == [b"AMQP\x00\x00\x09\x01"] * 2
 
 
@@ -100,7 +114,9 @@ async def _mute(greeted: list[bytes]) -> AsyncIterator[str]:
         yield f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
-async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(broker: Reachable) -> None:
+async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(
+    broker: Reachable,
+) -> None:
     """In a task group, such a task would end without a report.
 
     See docs/protocol.md#a-library-cancels-publishers.
@@ -142,14 +158,18 @@ async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
         raise AssertionError
 
     for step in range(80):
-        keeping = asyncio.create_task(keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None))
+        keeping = asyncio.create_task(
+            keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None)
+        )
         await asyncio.sleep(step * 0.0007)
         keeping.cancel()
         assert await asyncio.wait({keeping}, timeout=60) == ({keeping}, set())
         assert keeping.cancelled()
 
 
-async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_the_same(broker: Reachable) -> None:
+async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_the_same(
+    broker: Reachable,
+) -> None:
     urls = parse_urls(broker.amqp_url())
     serving = asyncio.Event()
 
@@ -161,7 +181,9 @@ async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_
             raise Deferred("what a library made of it") from None
         raise AssertionError
 
-    keeping = asyncio.create_task(keep_connected(lambda: urls, "test", SystemClock(), swallow, lambda _: None))
+    keeping = asyncio.create_task(
+        keep_connected(lambda: urls, "test", SystemClock(), swallow, lambda _: None)
+    )
     await serving.wait()
     keeping.cancel()
     done, _ = await asyncio.wait({keeping}, timeout=20)
@@ -173,15 +195,27 @@ async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_
 # --- several hosts
 
 
-async def test_the_next_host_is_tried_at_once_and_a_pause_made_after_the_last(own_broker: Broker, nobody: int) -> None:
+async def test_the_next_host_is_tried_at_once_and_a_pause_made_after_the_last(
+    own_broker: Broker, nobody: int
+) -> None:
     """The order is that of the URL; what is told of several is one sentence, which changes only when something does."""
     urls = parse_urls(f"amqp://guest:guest@127.0.0.1:{nobody},127.0.0.1:{own_broker.port}/")
-    refused, arrived = f"no connection to 127.0.0.1:{nobody}: Connection refused", f"arrived at 127.0.0.1:{own_broker.port}"
-    assert await told(urls, 2) == [refused, f"{arrived}; {refused}", f"{arrived}; {refused}", f"{arrived}; {refused}"]
+    refused, arrived = (
+        f"no connection to 127.0.0.1:{nobody}: Connection refused",
+        f"arrived at 127.0.0.1:{own_broker.port}",
+    )
+    assert await told(urls, 2) == [
+        refused,
+        f"{arrived}; {refused}",
+        f"{arrived}; {refused}",
+        f"{arrived}; {refused}",
+    ]
     assert await told(urls[::-1]) == [arrived, f"{arrived}; {refused}"]
 
 
-async def test_a_host_that_goes_is_left_for_the_next_within_seconds(own_broker: Broker, broker: Reachable) -> None:
+async def test_a_host_that_goes_is_left_for_the_next_within_seconds(
+    own_broker: Broker, broker: Reachable
+) -> None:
     """Two brokers, one of which is killed while it is used."""
     other = URL(broker.amqp_url())
     urls = parse_urls(f"amqp://guest:guest@127.0.0.1:{own_broker.port},{other.host}:{other.port}/")
@@ -193,7 +227,9 @@ async def test_a_host_that_goes_is_left_for_the_next_within_seconds(own_broker: 
             await asyncio.sleep(0.01)
         raise Deferred("it was lost")
 
-    keeping = asyncio.create_task(keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None))
+    keeping = asyncio.create_task(
+        keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None)
+    )
     assert await used.get() == f"127.0.0.1:{own_broker.port}"
     await asyncio.to_thread(own_broker.kill)
     async with asyncio.timeout(20):
@@ -211,8 +247,12 @@ def secure(own_broker: Broker) -> str:
     return f"amqps://guest:guest@localhost:{own_broker.tls_port}/"
 
 
-async def test_a_certificate_is_checked_against_the_file_that_the_url_names(own_broker: Broker, secure: str) -> None:
-    assert await told(parse_urls(f"{secure}?cafile={AUTHORITY}")) == [f"arrived at localhost:{own_broker.tls_port}"]
+async def test_a_certificate_is_checked_against_the_file_that_the_url_names(
+    own_broker: Broker, secure: str
+) -> None:
+    assert await told(parse_urls(f"{secure}?cafile={AUTHORITY}")) == [
+        f"arrived at localhost:{own_broker.tls_port}"
+    ]
     (reason,) = await told(parse_urls(secure))
     assert (
         "certificate is not one that we trust (self-signed certificate in certificate chain): name the CA that signed it in cafile"
@@ -229,11 +269,15 @@ async def test_a_certificate_of_another_host_is_refused(own_broker: Broker, secu
     )
 
 
-async def test_a_client_certificate_stands_for_the_user(own_broker: Broker, secure: str, tmp_path: Path) -> None:
+async def test_a_client_certificate_stands_for_the_user(
+    own_broker: Broker, secure: str, tmp_path: Path
+) -> None:
     """EXTERNAL, without a password; the files are read for every connection, so they can be renewed."""
     mine = tmp_path / "client.pem"
     shutil.copy(IMPOSTOR, mine)
-    urls = parse_urls(f"{secure.replace('guest:guest@', '')}?cafile={AUTHORITY}&certfile={mine}&auth=external")
+    urls = parse_urls(
+        f"{secure.replace('guest:guest@', '')}?cafile={AUTHORITY}&certfile={mine}&auth=external"
+    )
     (reason,) = await told(urls)
     # TLS 1.3: the broker's alert may come too late, after its reset of the connection.
     assert "UNKNOWN_CA" in reason or "reset" in reason.lower()
@@ -273,10 +317,14 @@ async def test_a_limit_of_connections_is_among_what_is_to_be_looked_at(own_broke
 
 
 @pytest.mark.parametrize("option", ["cafile", "certfile", "keyfile"])
-async def test_a_file_that_is_not_there_is_named(own_broker: Broker, secure: str, option: str) -> None:
+async def test_a_file_that_is_not_there_is_named(
+    own_broker: Broker, secure: str, option: str
+) -> None:
     del own_broker
     files = {"cafile": AUTHORITY, "certfile": CLIENT, "keyfile": CLIENT, option: "/no/such.pem"}
-    (reason,) = await told(parse_urls(f"{secure}?{'&'.join(f'{name}={file}' for name, file in files.items())}"))
+    (reason,) = await told(
+        parse_urls(f"{secure}?{'&'.join(f'{name}={file}' for name, file in files.items())}")
+    )
     assert reason.endswith(": /no/such.pem: No such file or directory")
 
 

@@ -52,7 +52,9 @@ def test_a_header_that_cannot_be_decoded_loses_its_properties(properties: bytes)
 
 
 def test_a_header_that_can_be_decoded_stays_as_it_is() -> None:
-    payload = content(Basic.Properties(message_id="m", user_id="drain", headers={"a": [1, {"b": True}]}).marshal())
+    payload = content(
+        Basic.Properties(message_id="m", user_id="drain", headers={"a": [1, {"b": True}]}).marshal()
+    )
     assert strip_properties(payload) == (payload, 0)
 
 
@@ -80,12 +82,17 @@ def message(channel: int, size: int, message_id: str) -> list[bytes]:
     parts = [b"x" * min(100_000, size - start) for start in range(0, size, 100_000)]
     return [
         pamqp.frame.marshal(deliver, channel),
-        pamqp.frame.marshal(header.ContentHeader(0, size, Basic.Properties(message_id=message_id)), channel),
+        pamqp.frame.marshal(
+            header.ContentHeader(0, size, Basic.Properties(message_id=message_id)), channel
+        ),
         *(pamqp.frame.marshal(ContentBody(part), channel) for part in parts),
     ]
 
 
-@pytest.mark.parametrize(("size", "read"), [(0, 0), (1, 1), (MAX_BODY_BYTES, MAX_BODY_BYTES), (MAX_BODY_BYTES + 1, 0), (1_000_000, 0)])
+@pytest.mark.parametrize(
+    ("size", "read"),
+    [(0, 0), (1, 1), (MAX_BODY_BYTES, MAX_BODY_BYTES), (MAX_BODY_BYTES + 1, 0), (1_000_000, 0)],
+)
 async def test_a_body_that_is_too_large_is_not_read(size: int, read: int) -> None:
     """Header and whatever comes behind it are; the properties stay."""
     beat = heartbeat.Heartbeat().marshal()
@@ -97,7 +104,12 @@ async def test_a_body_that_is_too_large_is_not_read(size: int, read: int) -> Non
     if read:
         assert isinstance(body := rest.pop(0), ContentBody)
         assert len(body.value) == read
-    assert [type(frame) for frame in rest] == [heartbeat.Heartbeat, Basic.Deliver, header.ContentHeader, ContentBody]
+    assert [type(frame) for frame in rest] == [
+        heartbeat.Heartbeat,
+        Basic.Deliver,
+        header.ContentHeader,
+        ContentBody,
+    ]
 
 
 async def test_each_channel_has_its_own_bodies() -> None:

@@ -21,30 +21,59 @@ def sink(name: str = "bus", **fields: Any) -> dict[str, Any]:
     "sinks",
     [
         [],
-        [{"kind": "webhook", "name": "drain", "url": "https://drain.example.com/", "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]}],
+        [
+            {
+                "kind": "webhook",
+                "name": "drain",
+                "url": "https://drain.example.com/",
+                "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
+            }
+        ],
         [sink(events=["event.*"])],
         [sink(events=["approval.recorded", "approval.granted", "startrequest.*"])],
-        [sink("a", events=["approval.recorded"]), sink("b", events=["approval.granted", "approval.refused", "approval.voided"])],
+        [
+            sink("a", events=["approval.recorded"]),
+            sink("b", events=["approval.granted", "approval.refused", "approval.voided"]),
+        ],
     ],
     ids=["none", "a webhook", "events alone", "some answers", "half of them each"],
 )
 def test_approvals_whose_answers_would_go_nowhere_are_an_error(sinks: list[dict[str, Any]]) -> None:
-    with pytest.raises(ValidationError, match=r"approvals\.amqp: expected a rabbitmq sink whose events include approval"):
+    with pytest.raises(
+        ValidationError,
+        match=r"approvals\.amqp: expected a rabbitmq sink whose events include approval",
+    ):
         Config.model_validate({"sinks": sinks, "approvals": {"amqp": AMQP}})
     assert Config.model_validate({"sinks": sinks}).approvals.amqp is None
 
 
 @pytest.mark.parametrize(
     "events",
-    [["*"], ["approval.*"], ["event.*", "approval.*"], [f"approval.{change}" for change in ("recorded", "granted", "refused", "voided")]],
+    [
+        ["*"],
+        ["approval.*"],
+        ["event.*", "approval.*"],
+        [f"approval.{change}" for change in ("recorded", "granted", "refused", "voided")],
+    ],
 )
 def test_queues_are_named_after_the_exchange_that_the_answers_go_to(events: list[str]) -> None:
-    sinks = [sink("first", exchange="elsewhere", events=["event.*"]), sink("second", exchange="answers", events=events)]
-    assert Config.model_validate({"sinks": sinks, "approvals": {"amqp": AMQP}}).answers_on == "answers"
+    sinks = [
+        sink("first", exchange="elsewhere", events=["event.*"]),
+        sink("second", exchange="answers", events=events),
+    ]
+    assert (
+        Config.model_validate({"sinks": sinks, "approvals": {"amqp": AMQP}}).answers_on == "answers"
+    )
 
 
 def test_declare_is_true_unless_it_is_said() -> None:
-    for given, declare in (({}, True), ({"declare": "passive"}, "passive"), ({"declare": False}, False)):
-        config = Config.model_validate({"sinks": [sink()], "approvals": {"amqp": {**AMQP, **given}}})
+    for given, declare in (
+        ({}, True),
+        ({"declare": "passive"}, "passive"),
+        ({"declare": False}, False),
+    ):
+        config = Config.model_validate(
+            {"sinks": [sink()], "approvals": {"amqp": {**AMQP, **given}}}
+        )
         assert config.approvals.amqp is not None
         assert config.approvals.amqp.declare == declare

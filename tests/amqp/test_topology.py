@@ -29,7 +29,10 @@ DOCUMENTED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "exchange {}.unrouted": ("fanout", {}),
     "queue {}.unrouted": ("quorum", {"x-max-length": 10_000}),
     "exchange {}.approvals": ("topic", {}),
-    f"queue {{}}.approvals.{SCOPE}": ("quorum", {"x-single-active-consumer": True, "x-dead-letter-exchange": "{}.dlx"}),
+    f"queue {{}}.approvals.{SCOPE}": (
+        "quorum",
+        {"x-single-active-consumer": True, "x-dead-letter-exchange": "{}.dlx"},
+    ),
     "exchange {}.dlx": ("topic", {}),
     "queue {}.dead": ("quorum", {"x-max-length": 10_000}),
 }
@@ -70,12 +73,23 @@ async def exists(connection: Connection, part: Exchange | Queue) -> bool:
 
 
 def test_the_parts_are_those_of_the_documentation_with_these_arguments_and_no_others() -> None:
-    found = {part.title: (part.type if isinstance(part, Exchange) else "quorum", part.arguments) for part in parts_of("x")}
+    found = {
+        part.title: (part.type if isinstance(part, Exchange) else "quorum", part.arguments)
+        for part in parts_of("x")
+    }
     assert found == {
-        title.format("x"): (kind, {name: value.format("x") if isinstance(value, str) else value for name, value in arguments.items()})
+        title.format("x"): (
+            kind,
+            {
+                name: value.format("x") if isinstance(value, str) else value
+                for name, value in arguments.items()
+            },
+        )
         for title, (kind, arguments) in DOCUMENTED.items()
     }
-    bound = {part.name: (part.source, part.key) for part in parts_of("x") if isinstance(part, Queue)}
+    bound = {
+        part.name: (part.source, part.key) for part in parts_of("x") if isinstance(part, Queue)
+    }
     assert bound == {
         "x.unrouted": ("x.unrouted", ""),
         f"x.approvals.{SCOPE}": ("x.approvals", f"approve.{SCOPE}"),
@@ -83,7 +97,9 @@ def test_the_parts_are_those_of_the_documentation_with_these_arguments_and_no_ot
     }
 
 
-async def test_true_makes_all_of_them_and_finds_nothing_to_differ_the_next_time(there: Connection, exchange: str) -> None:
+async def test_true_makes_all_of_them_and_finds_nothing_to_differ_the_next_time(
+    there: Connection, exchange: str
+) -> None:
     for _ in range(2):
         await establish(there, parts_of(exchange), True)
     assert all([await exists(there, part) for part in parts_of(exchange)])
@@ -94,9 +110,13 @@ async def _other(channel: AbstractChannel, part: Exchange | Queue, argument: str
     if isinstance(part, Exchange):
         kind = "direct" if argument == "type" else part.type
         arguments = {name: value for name, value in part.arguments.items() if name != argument}
-        await channel.declare_exchange(part.name, kind, durable=argument != "durable", arguments=arguments)
+        await channel.declare_exchange(
+            part.name, kind, durable=argument != "durable", arguments=arguments
+        )
         return
-    arguments = {name: value for name, value in {**QUORUM, **part.arguments}.items() if name != argument}
+    arguments = {
+        name: value for name, value in {**QUORUM, **part.arguments}.items() if name != argument
+    }
     await channel.declare_queue(part.name, durable=True, arguments=arguments)
 
 
@@ -107,22 +127,34 @@ _DIFFERENCES = [
 ]
 
 
-@pytest.mark.parametrize(("title", "argument"), _DIFFERENCES, ids=[f"{title} {argument}" for title, argument in _DIFFERENCES])
-async def test_a_part_that_differs_in_one_argument_is_named_with_it(there: Connection, exchange: str, title: str, argument: str) -> None:
+@pytest.mark.parametrize(
+    ("title", "argument"),
+    _DIFFERENCES,
+    ids=[f"{title} {argument}" for title, argument in _DIFFERENCES],
+)
+async def test_a_part_that_differs_in_one_argument_is_named_with_it(
+    there: Connection, exchange: str, title: str, argument: str
+) -> None:
     """The operator reads which part, which argument, and what to do; whoever made it decides, so nothing is deleted."""
     (part,) = (part for part in parts_of(exchange) if part.title == title.format(exchange))
     async with there.channel() as channel:
         await _other(channel, part, argument)
-    with pytest.raises(Deferred, match=f"^{re.escape(part.title)} exists and is another than this relay makes ") as refused:
+    with pytest.raises(
+        Deferred, match=f"^{re.escape(part.title)} exists and is another than this relay makes "
+    ) as refused:
         await establish(there, (part,), True)
     assert f"inequivalent arg '{argument}'" in refused.value.reason
-    assert refused.value.reason.endswith("delete it so that it is made anew, or set declare: passive to use it as it is")
+    assert refused.value.reason.endswith(
+        "delete it so that it is made anew, or set declare: passive to use it as it is"
+    )
     assert refused.value.status == 406
     for declare in ("passive", False):
         await establish(there, (part,), declare)
 
 
-async def test_passive_names_each_that_is_missing_and_makes_it_not(there: Connection, exchange: str) -> None:
+async def test_passive_names_each_that_is_missing_and_makes_it_not(
+    there: Connection, exchange: str
+) -> None:
     await establish(there, parts_of(exchange), True)
     for part in parts_of(exchange):
         async with there.channel() as channel:
@@ -130,7 +162,9 @@ async def test_passive_names_each_that_is_missing_and_makes_it_not(there: Connec
                 await channel.exchange_delete(part.name)
             else:
                 await channel.queue_delete(part.name)
-        with pytest.raises(Deferred, match=f"^the broker has no {re.escape(part.title)}: make what is missing") as told:
+        with pytest.raises(
+            Deferred, match=f"^the broker has no {re.escape(part.title)}: make what is missing"
+        ) as told:
             await establish(there, parts_of(exchange), "passive")
         assert (told.value.failure, told.value.status) == ("slow", 404)
         assert not await exists(there, part)
@@ -138,7 +172,9 @@ async def test_passive_names_each_that_is_missing_and_makes_it_not(there: Connec
 
 
 @pytest.mark.parametrize("declare", ["passive", False])
-async def test_what_is_not_to_be_made_is_not_made(there: Connection, exchange: str, declare: Declare) -> None:
+async def test_what_is_not_to_be_made_is_not_made(
+    there: Connection, exchange: str, declare: Declare
+) -> None:
     """With nothing there, passive names all seven at once, and false asks nothing."""
     if declare == "passive":
         all_of_them = ", no ".join(part.title for part in parts_of(exchange))
@@ -163,7 +199,9 @@ async def _refused(connection: Connection, part: Exchange | Queue) -> bool:
 
 async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_broker: Broker) -> None:
     """A refusal to look says nothing about the part. What is there or missing is told of the others, as ever."""
-    await asyncio.to_thread(own_broker.add_user, "looker", "looker", configure="^$", write="^looked$", read="^$")
+    await asyncio.to_thread(
+        own_broker.add_user, "looker", "looker", configure="^$", write="^looked$", read="^$"
+    )
     seen, *others = parts = (Exchange("looked", "topic"), *parts_of("hidden"))
     connection = Connection(URL(own_broker.amqp_url("looker")), "test")
     await connection.connect()
@@ -175,9 +213,13 @@ async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_brok
         assert all(part.title in not_seen(refused) for part in refused)
         async with maker.channel() as channel:
             await channel.exchange_delete(seen.name)
-        with pytest.raises(Deferred, match=r"^the broker has no exchange looked: make what is missing"):
+        with pytest.raises(
+            Deferred, match=r"^the broker has no exchange looked: make what is missing"
+        ):
             await establish(connection, parts, "passive")
-        with pytest.raises(Deferred, match=r"^the broker refused to make exchange hidden\.unrouted "):
+        with pytest.raises(
+            Deferred, match=r"^the broker refused to make exchange hidden\.unrouted "
+        ):
             await establish(connection, tuple(others), True)
 
 

@@ -28,19 +28,26 @@ class Message:
 
 async def message(relay: Running, sink: str = "ops", *, event_id: str = EVENT_ID) -> Message:
     """What a sink's message about the event shows now, after it was edited."""
-    board = ChatBoard(relay.store, relay.gate.service, relay.clock, f"http://127.0.0.1:{relay.server.port}")
+    board = ChatBoard(
+        relay.store, relay.gate.service, relay.clock, f"http://127.0.0.1:{relay.server.port}"
+    )
 
     def last(tx: Transaction) -> Any:
         position = tx.journal.last_change_position(event_id.lower())
         assert position is not None
         return tx.journal.event(position)
 
-    notice = await board.plan_update(BoxSettings(name=sink), await relay.store.read(last), in_chat=False)
+    notice = await board.plan_update(
+        BoxSettings(name=sink), await relay.store.read(last), in_chat=False
+    )
     assert notice is not None
     assert notice.card is not None
     assert notice.card.code is not None
     await board.mark_shown(notice, "ref")
-    return Message({one.decision: (one.url or "").partition("#")[2] for one in notice.card.buttons}, notice.card.code)
+    return Message(
+        {one.decision: (one.url or "").partition("#")[2] for one in notice.card.buttons},
+        notice.card.code,
+    )
 
 
 async def look(relay: Running, token: str) -> Answer:
@@ -48,7 +55,9 @@ async def look(relay: Running, token: str) -> Answer:
     return await relay.call("POST", "/v1/confirmations/look", {"token": token}, by=None)
 
 
-async def confirm(relay: Running, token: str, code: str | None = None, *, by: str | None = "alice", **more: Any) -> Answer:
+async def confirm(
+    relay: Running, token: str, code: str | None = None, *, by: str | None = "alice", **more: Any
+) -> Answer:
     """POST /v1/confirmations."""
     body = {"token": token, **({"code": code} if code is not None else {}), **more}
     return await relay.call("POST", "/v1/confirmations", body, by=by)
@@ -60,9 +69,17 @@ def proxy(relay: Running, path: str, seen: list[web.Request]) -> web.Application
     async def forward(request: web.Request) -> web.Response:
         seen.append(request)
         there = f"http://127.0.0.1:{relay.server.port}/{request.match_info['rest']}"
-        headers = {name: request.headers[name] for name in ("Content-Type", "Authorization") if name in request.headers}
-        async with relay.session.request(request.method, there, data=await request.read(), headers=headers) as answer:
-            return web.Response(status=answer.status, body=await answer.read(), headers=answer.headers)
+        headers = {
+            name: request.headers[name]
+            for name in ("Content-Type", "Authorization")
+            if name in request.headers
+        }
+        async with relay.session.request(
+            request.method, there, data=await request.read(), headers=headers
+        ) as answer:
+            return web.Response(
+                status=answer.status, body=await answer.read(), headers=answer.headers
+            )
 
     application = web.Application()
     application.router.add_route("*", path + "/{rest:.*}", forward)

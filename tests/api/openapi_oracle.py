@@ -23,22 +23,34 @@ class Description:
         """Fail where the answer's status, content type or body is not described."""
         operation = self._operation(method, path)
         if operation is None:
-            assert status in MADE_BY_ROUTING, f"{method} {path} is not described, and was answered {status}"
+            assert status in MADE_BY_ROUTING, (
+                f"{method} {path} is not described, and was answered {status}"
+            )
             return
         if method == "HEAD" and status == 405:
             return
         described = operation["responses"].get(str(status))
-        assert described is not None, f"{method} {path}: an answer {status} is not described: {body!r}"
-        described = self.document["components"]["responses"].get(described.get("$ref", "").rpartition("/")[2], described)
+        assert described is not None, (
+            f"{method} {path}: an answer {status} is not described: {body!r}"
+        )
+        described = self.document["components"]["responses"].get(
+            described.get("$ref", "").rpartition("/")[2], described
+        )
         kind = media.partition(";")[0]
-        assert kind in described["content"], f"{method} {path}: an answer {status} of {kind} is not described"
+        assert kind in described["content"], (
+            f"{method} {path}: an answer {status} of {kind} is not described"
+        )
         if "json" in kind and method != "HEAD":
             schema = described["content"][kind]["schema"]
-            Draft202012Validator({**schema, "components": self.document["components"]}).validate(orjson.loads(body))
+            Draft202012Validator({**schema, "components": self.document["components"]}).validate(
+                orjson.loads(body)
+            )
 
     def _operation(self, method: str, path: str) -> dict[str, Any] | None:
         for template, item in self.document["paths"].items():
             if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path):
-                found: dict[str, Any] | None = item.get("get" if method == "HEAD" else method.lower())
+                found: dict[str, Any] | None = item.get(
+                    "get" if method == "HEAD" else method.lower()
+                )
                 return found
         return None

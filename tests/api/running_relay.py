@@ -48,16 +48,29 @@ BOB = {"name": "bob", "key": "key-of-bob", "can": ["read", "approve", "hold"]}
 DRAIN = {"name": "drain", "secrets": [SECRET], "can": ["approve", "hold"], "key": "key-of-drain"}
 READER = {"name": "reader", "key": "key-of-reader", "can": ["read"]}
 MUTE = {"name": "mute", "key": "key-of-mute", "can": []}
-DATABASES = {"name": "databases", "key": "key-of-databases", "can": ["read", "approve", "hold"], "resources": ["db-*"]}
+DATABASES = {
+    "name": "databases",
+    "key": "key-of-databases",
+    "can": ["read", "approve", "hold"],
+    "resources": ["db-*"],
+}
 CLIENTS = (ALICE, BOB, DRAIN, READER, MUTE, DATABASES)
 
 TWO_VOTES = {
     "name": "two",
     "match": {"event_type": ["Reboot"]},
-    "approve": {"votes": 2, "from": ["group:oncall", "client:drain", "client:databases"], "close_before": "60s"},
+    "approve": {
+        "votes": 2,
+        "from": ["group:oncall", "client:drain", "client:databases"],
+        "close_before": "60s",
+    },
 }
 AUTOMATIC = {"name": "harmless", "match": {"event_type": ["Freeze"]}, "approve": "automatic"}
-APPROVALS = {"tell_first": "0s", "rules": [TWO_VOTES, AUTOMATIC], "groups": {"oncall": ["client:alice", "client:bob"]}}
+APPROVALS = {
+    "tell_first": "0s",
+    "rules": [TWO_VOTES, AUTOMATIC],
+    "groups": {"oncall": ["client:alice", "client:bob"]},
+}
 
 
 async def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> None:
@@ -194,37 +207,56 @@ class Running:
         if data is not None:
             sent["Content-Type"] = "application/json"
         url = URL(f"http://127.0.0.1:{self.server.port}{path}", encoded=True)
-        async with (session or self.session).request(method, url, data=data, headers={**sent, **(headers or {})}) as response:
+        async with (session or self.session).request(
+            method, url, data=data, headers={**sent, **(headers or {})}
+        ) as response:
             answer = Answer(response.status, response.headers, await response.read())
         (await self._description()).check(
-            method, path.partition("?")[0], answer.status, answer.headers.get("Content-Type", ""), answer.body
+            method,
+            path.partition("?")[0],
+            answer.status,
+            answer.headers.get("Content-Type", ""),
+            answer.body,
         )
         return answer
 
     async def _description(self) -> Description:
         if not _DESCRIPTION:
-            async with self.session.get(f"http://127.0.0.1:{self.server.port}/openapi.json") as described:
+            async with self.session.get(
+                f"http://127.0.0.1:{self.server.port}/openapi.json"
+            ) as described:
                 _DESCRIPTION.append(Description(await described.json()))
         return _DESCRIPTION[0]
 
     async def decide(
-        self, decision: str = "approve", *, by: str = "alice", headers: Mapping[str, str] | None = None, **changes: Any
+        self,
+        decision: str = "approve",
+        *,
+        by: str = "alice",
+        headers: Mapping[str, str] | None = None,
+        **changes: Any,
     ) -> Answer:
         """POST /v1/approvals about the event of `document`, with ``changes`` to the body; None takes a field away."""
-        return await self.call("POST", "/v1/approvals", self.wish(decision, **changes), by=by, headers=headers)
+        return await self.call(
+            "POST", "/v1/approvals", self.wish(decision, **changes), by=by, headers=headers
+        )
 
     def wish(self, decision: str = "approve", **changes: Any) -> dict[str, Any]:
         """The body of a decision about `event()`."""
         body = {"eventId": EVENT_ID, "decision": decision, "revision": event().revision} | changes
         return {name: value for name, value in body.items() if value is not None}
 
-    async def callback(self, body: bytes, *, client: str = "drain", secret: str = SECRET, **headers: str | None) -> Answer:
+    async def callback(
+        self, body: bytes, *, client: str = "drain", secret: str = SECRET, **headers: str | None
+    ) -> Answer:
         """POST /v1/callbacks/{client} as the reference library signs it; ``headers`` (with _ for -) replace or, with None, take away."""
         now = datetime.now(UTC)
         signed: dict[str, str | None] = {
             "webhook-id": "msg_1",
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(secret).sign("msg_1", now, body.decode("latin-1")) if body.isascii() else "v1,",
+            "webhook-signature": Webhook(secret).sign("msg_1", now, body.decode("latin-1"))
+            if body.isascii()
+            else "v1,",
         }
         signed |= {name.replace("_", "-"): value for name, value in headers.items()}
         kept = {name: value for name, value in signed.items() if value is not None}
@@ -287,20 +319,36 @@ async def running(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         store = await stack.enter_async_context(
             open_store(
-                StoreSettings(path=folder / "relay.db"), Identity(SCOPE, "vm"), clock, lambda said: tuple(matching_sinks(said, kinds))
+                StoreSettings(path=folder / "relay.db"),
+                Identity(SCOPE, "vm"),
+                clock,
+                lambda said: tuple(matching_sinks(said, kinds)),
             )
         )
 
         def say(name: str, sink: str | None, reason: str, count: int) -> None:
             at = clock.now()
             store.submit(
-                lambda tx: tx.record(relay_event(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+                lambda tx: tx.record(
+                    relay_event(
+                        name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())
+                    ),
+                    at,
+                ),
                 fail_open=True,
             )
 
-        dispatcher = Dispatcher({one.name: (one, boxes[one.name]) for one in kinds}, store, clock, say)
+        dispatcher = Dispatcher(
+            {one.name: (one, boxes[one.name]) for one in kinds}, store, clock, say
+        )
         await dispatcher.start()
-        gate = Gate(ApprovalService(rules, ORIGIN, client_resources=settings.client_resources), store, azure, clock, lambda _: True)
+        gate = Gate(
+            ApprovalService(rules, ORIGIN, client_resources=settings.client_resources),
+            store,
+            azure,
+            clock,
+            lambda _: True,
+        )
         relay = Relay(store, gate, dispatcher, azure, ORIGIN, clock)
         async with _beside(gate.run(), dispatcher.run()):
             if attached:

@@ -28,24 +28,36 @@ async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: Running)
     await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
-async def test_the_event_id_is_compared_without_case_and_told_as_azure_wrote_it(relay: Running) -> None:
+async def test_the_event_id_is_compared_without_case_and_told_as_azure_wrote_it(
+    relay: Running,
+) -> None:
     assert (await relay.decide(eventId=EVENT_ID.lower())).json["eventId"] == EVENT_ID
 
 
 async def test_the_decision_is_on_disk_before_the_answer(relay: Running, tmp_path: Path) -> None:
     approval = (await relay.decide()).json["approvalId"]
-    assert approval.encode() in (tmp_path / "relay.db-wal").read_bytes() + (tmp_path / "relay.db").read_bytes()
+    assert (
+        approval.encode()
+        in (tmp_path / "relay.db-wal").read_bytes() + (tmp_path / "relay.db").read_bytes()
+    )
 
 
 async def test_a_vote_tells_who_through_what_and_why(relay: Running) -> None:
     await relay.decide(reason="drained")
     (recorded,) = await relay.said("approval.recorded")
     data = recorded["data"]
-    assert (data["principal"], data["channel"], data["reason"], data["decision"]) == ("client:alice", "http", "drained", "approve")
+    assert (data["principal"], data["channel"], data["reason"], data["decision"]) == (
+        "client:alice",
+        "http",
+        "drained",
+        "approve",
+    )
 
 
 @pytest.mark.parametrize("header", ["Idempotency-Key", "webhook-id"])
-async def test_a_repeat_gets_its_first_answer_again_and_does_nothing(relay: Running, header: str) -> None:
+async def test_a_repeat_gets_its_first_answer_again_and_does_nothing(
+    relay: Running, header: str
+) -> None:
     first = await relay.decide(headers={header: "one"})
     await relay.see()  # the event has ended: a request of its own would get a 409
     again = await relay.decide(headers={header: "one"})
@@ -54,8 +66,12 @@ async def test_a_repeat_gets_its_first_answer_again_and_does_nothing(relay: Runn
     assert await relay.said("approval.refused") == []
 
 
-@pytest.mark.parametrize(("by", "changes", "status"), [("reader", {}, 403), ("alice", {"revision": "another"}, 409)])
-async def test_a_refusal_is_a_first_answer_too(relay: Running, by: str, changes: dict[str, str], status: int) -> None:
+@pytest.mark.parametrize(
+    ("by", "changes", "status"), [("reader", {}, 403), ("alice", {"revision": "another"}, 409)]
+)
+async def test_a_refusal_is_a_first_answer_too(
+    relay: Running, by: str, changes: dict[str, str], status: int
+) -> None:
     first = await relay.decide(by=by, headers={"Idempotency-Key": "one"}, **changes)
     again = await relay.decide(by=by, headers={"Idempotency-Key": "one"}, **changes)
     assert (first.status, again.status, again.json) == (status, status, first.json)
@@ -96,7 +112,9 @@ async def test_without_an_id_the_same_vote_twice_is_one_live_vote(relay: Running
 
 
 async def test_a_hundred_copies_at_once_are_one_vote(relay: Running) -> None:
-    answers = await asyncio.gather(*(relay.decide(headers={"Idempotency-Key": "one"}) for _ in range(40)))
+    answers = await asyncio.gather(
+        *(relay.decide(headers={"Idempotency-Key": "one"}) for _ in range(40))
+    )
     assert {answer.status for answer in answers} == {202}
     assert len({answer.json["approvalId"] for answer in answers}) == 1
     assert len(await relay.said("approval.recorded")) == 1
@@ -135,7 +153,9 @@ async def test_409_when_it_is_too_late(relay: Running) -> None:
     """``close_before`` is 60 s: of a vote it counts, of a hold it does not."""
     due = event().not_before_time
     assert due is not None
-    left = (due - relay.clock.now()).total_seconds()  # less than two hours by what the tests before took
+    left = (
+        due - relay.clock.now()
+    ).total_seconds()  # less than two hours by what the tests before took
     relay.clock.ahead = left - 30
     assert (await relay.decide()).status == 409
     assert (await relay.decide("hold")).status == 202
@@ -183,7 +203,9 @@ async def test_a_hold_stops_a_grant_and_its_release_weighs_the_votes_again(relay
     await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
-async def test_release_answers_released_where_nobody_has_voted_and_pending_where_somebody_has(relay: Running) -> None:
+async def test_release_answers_released_where_nobody_has_voted_and_pending_where_somebody_has(
+    relay: Running,
+) -> None:
     await relay.decide("hold")
     assert (await relay.decide("release")).json["state"] == "released"
     await relay.decide("hold")
@@ -220,7 +242,9 @@ async def test_a_hold_is_409_once_the_startrequest_is_on_its_way(relay: Running)
 async def test_a_hold_stops_an_automatic_rule(tmp_path: Path) -> None:
     """Also when it comes after the grant, as long as the StartRequest was not claimed: here ``tell_first`` leaves time."""
     async with running(tmp_path, approvals={"tell_first": "30s"}) as relay:
-        relay.boxes["box"].trouble = Deferred("busy", after=60)  # so that there is something left to tell first
+        relay.boxes["box"].trouble = Deferred(
+            "busy", after=60
+        )  # so that there is something left to tell first
         freeze = event(event_type="Freeze")
         await relay.see(freeze)
         await until(lambda: relay.said("approval.granted"), bool)
@@ -245,7 +269,11 @@ async def test_the_switch_is_remembered_over_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as relay:
         await relay.see(event())
         assert (await relay.decide()).status == 503
-        notes = await relay.store.read(lambda tx: tx._connection.execute("SELECT body FROM journal WHERE kind = 'mode'").fetchall())  # noqa: SLF001  # the audit's own row
+        notes = await relay.store.read(
+            lambda tx: tx._connection.execute(
+                "SELECT body FROM journal WHERE kind = 'mode'"
+            ).fetchall()
+        )  # noqa: SLF001  # the audit's own row
         assert b"client:alice" in notes[0][0]
 
 

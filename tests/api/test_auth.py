@@ -14,7 +14,10 @@ from relay.api.auth.rejection_log import RejectionLog
 from relay.api.server.connection import Peer
 from tests.api.running_relay import EVENT_ID, Running, event, running
 
-DIGEST = {key: hashlib.sha256(key.encode()).hexdigest() for key in ("key-of-old", "key-of-new", "key-of-file")}
+DIGEST = {
+    key: hashlib.sha256(key.encode()).hexdigest()
+    for key in ("key-of-old", "key-of-new", "key-of-file")
+}
 
 
 @pytest.fixture
@@ -59,26 +62,41 @@ async def test_a_key_file_is_read_again_when_it_changes(keyed: Running, tmp_path
     ],
 )
 async def test_anything_but_a_clients_key_is_401(keyed: Running, authorization: str) -> None:
-    answer = await keyed.call("GET", "/v1/events", by=None, headers={"Authorization": authorization})
+    answer = await keyed.call(
+        "GET", "/v1/events", by=None, headers={"Authorization": authorization}
+    )
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"] == 'Bearer realm="imds-relay"'
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER"])
 async def test_the_name_of_the_scheme_has_no_case(keyed: Running, scheme: str) -> None:
-    assert (await keyed.call("GET", "/v1/events", by=None, headers={"Authorization": f"{scheme} key-of-plain"})).status == 200
+    assert (
+        await keyed.call(
+            "GET", "/v1/events", by=None, headers={"Authorization": f"{scheme} key-of-plain"}
+        )
+    ).status == 200
 
 
 def test_two_clients_with_one_key_are_a_wrong_configuration() -> None:
-    clients = [{"name": "one", "key": "key-of-old"}, {"name": "two", "key_sha256": DIGEST["key-of-old"]}]
+    clients = [
+        {"name": "one", "key": "key-of-old"},
+        {"name": "two", "key_sha256": DIGEST["key-of-old"]},
+    ]
     with pytest.raises(ValidationError, match="one and two have the same") as told:
         ApiSettings.model_validate({"clients": clients})
     assert "key-of-old" not in str(told.value)
-    ApiSettings.model_validate({"clients": [{"name": "one", "key": "key-of-old", "key_sha256": [DIGEST["key-of-old"]]}]})
+    ApiSettings.model_validate(
+        {"clients": [{"name": "one", "key": "key-of-old", "key_sha256": [DIGEST["key-of-old"]]}]}
+    )
 
 
 READS = ("/v1/events", f"/v1/events/{EVENT_ID}", "/v1/deliveries", "/v1/dead-letters", "/v1/stream")
-OPERATIONS = (("POST", "/v1/sinks/box/ping"), ("POST", "/v1/sinks/box/pause"), ("POST", "/v1/sinks/box/resume"))
+OPERATIONS = (
+    ("POST", "/v1/sinks/box/ping"),
+    ("POST", "/v1/sinks/box/pause"),
+    ("POST", "/v1/sinks/box/resume"),
+)
 
 
 @pytest.mark.parametrize("path", READS)
@@ -106,7 +124,9 @@ async def test_health_and_the_description_need_nothing(relay: Running, path: str
     assert (await relay.call("GET", path, by="nobody")).status == 200
 
 
-async def test_a_client_lets_50_calls_through_at_once_and_10_a_second_after_that(relay: Running) -> None:
+async def test_a_client_lets_50_calls_through_at_once_and_10_a_second_after_that(
+    relay: Running,
+) -> None:
     relay.clock.stop()
     statuses = [(await relay.call("GET", "/v1/events")).status for _ in range(60)]
     assert statuses == [200] * 50 + [429] * 10
@@ -114,18 +134,25 @@ async def test_a_client_lets_50_calls_through_at_once_and_10_a_second_after_that
     statuses = [(await relay.call("GET", "/v1/events")).status for _ in range(12)]
     assert statuses == [200] * 10 + [429] * 2
     refused = await relay.call("GET", "/v1/events")
-    assert (refused.headers["Retry-After"], refused.json["detail"]) == ("1", "too many calls of client:alice; try again in 1 s")
+    assert (refused.headers["Retry-After"], refused.json["detail"]) == (
+        "1",
+        "too many calls of client:alice; try again in 1 s",
+    )
     assert (await relay.call("GET", "/v1/events", by="bob")).status == 200
 
 
 async def test_callbacks_and_keys_of_one_client_share_its_allowance(relay: Running) -> None:
     relay.clock.stop()
     for _ in range(50):
-        assert (await relay.decide(by="drain", revision="stale", headers={"Idempotency-Key": "one"})).status == 409
+        assert (
+            await relay.decide(by="drain", revision="stale", headers={"Idempotency-Key": "one"})
+        ).status == 409
     assert (await relay.callback(b"{}")).status == 429
 
 
-async def test_good_calls_do_not_count_against_their_address_and_bad_ones_do(relay: Running) -> None:
+async def test_good_calls_do_not_count_against_their_address_and_bad_ones_do(
+    relay: Running,
+) -> None:
     relay.clock.stop()
     for name in ("alice", "bob", "reader"):
         for _ in range(50):
@@ -138,14 +165,20 @@ async def test_good_calls_do_not_count_against_their_address_and_bad_ones_do(rel
     assert (await relay.call("GET", "/v1/events", by="databases")).status == 200
 
 
-async def test_strangers_are_logged_once_a_minute_and_never_journalled(relay: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_strangers_are_logged_once_a_minute_and_never_journalled(
+    relay: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     head = await relay.store.read(lambda tx: tx.head())
     relay.clock.stop()
     for _ in range(5):
         await relay.call("GET", "/v1/events", by="s3cret-of-somebody")
         await relay.callback(b"{}", client="nobody")
-    lines = [one.getMessage() for one in caplog.records if one.name == "relay.api.auth.rejection_log"]
-    assert lines == ["a call from 127.0.0.1 without good credentials was refused: the bearer key is no client's"]
+    lines = [
+        one.getMessage() for one in caplog.records if one.name == "relay.api.auth.rejection_log"
+    ]
+    assert lines == [
+        "a call from 127.0.0.1 without good credentials was refused: the bearer key is no client's"
+    ]
     relay.clock.ahead = 61.0
     await relay.call("GET", "/v1/events", by="nobody")
     assert "(9 more in the minute before)" in caplog.records[-1].getMessage()
@@ -153,7 +186,9 @@ async def test_strangers_are_logged_once_a_minute_and_never_journalled(relay: Ru
     assert await relay.store.read(lambda tx: tx.head()) == head
 
 
-def test_strangers_from_everywhere_take_no_more_memory_than_some(caplog: pytest.LogCaptureFixture) -> None:
+def test_strangers_from_everywhere_take_no_more_memory_than_some(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     strangers = RejectionLog()
     for number in range(5000):
         strangers.unauthenticated_call(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
@@ -166,10 +201,15 @@ def test_strangers_from_everywhere_take_no_more_memory_than_some(caplog: pytest.
 async def test_no_answer_tells_which_software_runs_here(relay: Running) -> None:
     for path in ("/healthz", "/nothing", "/v1/events"):
         answer = await relay.call("GET", path, by=None)
-        assert (answer.headers["Server"], answer.headers["Cache-Control"]) == ("imds-relay", "no-store")
+        assert (answer.headers["Server"], answer.headers["Cache-Control"]) == (
+            "imds-relay",
+            "no-store",
+        )
 
 
-async def test_while_no_relay_is_attached_all_but_health_and_the_description_is_503(tmp_path: Path) -> None:
+async def test_while_no_relay_is_attached_all_but_health_and_the_description_is_503(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, attached=False) as relay:
         await relay.see(event())
         for path in (*READS, "/readyz", "/metrics"):
@@ -178,7 +218,9 @@ async def test_while_no_relay_is_attached_all_but_health_and_the_description_is_
         for method, path in (*OPERATIONS, ("POST", "/v1/dead-letters/1/redeliver")):
             assert (await relay.call(method, path)).status == 503
         assert (await relay.decide()).status == 503
-        assert (await relay.callback(b'{"eventId":"x","decision":"hold","revision":"x"}')).status == 503
+        assert (
+            await relay.callback(b'{"eventId":"x","decision":"hold","revision":"x"}')
+        ).status == 503
         assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})).status == 503
         assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
         for path in ("/healthz", "/openapi.json"):

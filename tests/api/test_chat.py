@@ -59,7 +59,9 @@ async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[Running]:
         yield one
 
 
-async def test_what_a_platform_calls_reaches_its_member_and_is_answered_by_it(relay: Running, wall: Wall) -> None:
+async def test_what_a_platform_calls_reaches_its_member_and_is_answered_by_it(
+    relay: Running, wall: Wall
+) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", b"payload=%7B%7D", by=None, headers=GOOD)
     assert (answer.status, answer.json, wall.heard) == (200, {"text": "done"}, [b"payload=%7B%7D"])
     assert relay.server.rejections.count == 0
@@ -76,18 +78,29 @@ async def test_a_sink_that_is_no_chat_is_404(relay: Running, name: str) -> None:
     assert (await relay.call("POST", f"/v1/chat/{name}", b"x", by=None, headers=GOOD)).status == 404
 
 
-@pytest.mark.parametrize(("body", "headers", "status"), [(b"x", {}, 401), (b"unreadable", GOOD, 400)])
+@pytest.mark.parametrize(
+    ("body", "headers", "status"), [(b"x", {}, 401), (b"unreadable", GOOD, 400)]
+)
 async def test_who_is_refused_is_told_nothing_and_is_a_stranger(
-    relay: Running, caplog: pytest.LogCaptureFixture, body: bytes, headers: Mapping[str, str], status: int
+    relay: Running,
+    caplog: pytest.LogCaptureFixture,
+    body: bytes,
+    headers: Mapping[str, str],
+    status: int,
 ) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", body, by=None, headers=headers)
-    assert (answer.status, answer.json["detail"]) == (status, "the call proves nothing, or cannot be read; the relay's log says more")
+    assert (answer.status, answer.json["detail"]) == (
+        status,
+        "the call proves nothing, or cannot be read; the relay's log says more",
+    )
     assert relay.server.rejections.count == 1
     assert "chat ops: the " in caplog.text
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/chat/ops", 401), ("/v1/chat/unknown", 404)])
-async def test_an_address_is_refused_after_a_hundred_calls_that_prove_nothing(relay: Running, wall: Wall, path: str, status: int) -> None:
+async def test_an_address_is_refused_after_a_hundred_calls_that_prove_nothing(
+    relay: Running, wall: Wall, path: str, status: int
+) -> None:
     relay.clock.stop()
     answers = Counter([(await relay.call("POST", path, b"x", by=None)).status for _ in range(101)])
     assert answers == {status: 100, 429: 1}
@@ -104,9 +117,13 @@ async def test_a_platform_that_proves_itself_is_never_too_many(relay: Running, w
     assert len(wall.heard) == 130
 
 
-async def test_a_body_that_is_too_long_or_encoded_reaches_no_member(relay: Running, wall: Wall) -> None:
+async def test_a_body_that_is_too_long_or_encoded_reaches_no_member(
+    relay: Running, wall: Wall
+) -> None:
     too_long = await relay.call("POST", "/v1/chat/ops", b"x" * 65537, by=None, headers=GOOD)
-    encoded = await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers={**GOOD, "Content-Encoding": "gzip"})
+    encoded = await relay.call(
+        "POST", "/v1/chat/ops", b"x", by=None, headers={**GOOD, "Content-Encoding": "gzip"}
+    )
     assert (too_long.status, encoded.status, wall.heard) == (413, 415, [])
 
 
@@ -123,7 +140,9 @@ async def test_while_the_relay_stops_or_cannot_write_it_says_so(relay: Running) 
     assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 503
 
 
-async def test_a_mistake_of_a_member_costs_one_call(relay: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_mistake_of_a_member_costs_one_call(
+    relay: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     url = f"http://127.0.0.1:{relay.server.port}/v1/chat/ops"
     async with relay.session.post(url, data=b"mistake", headers=GOOD) as answer:
         assert answer.status == 500

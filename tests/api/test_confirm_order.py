@@ -72,7 +72,9 @@ async def relay(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-async def test_of_two_faults_the_earlier_is_told(relay: Running, first: tuple[int, str, Spoil], second: tuple[int, str, Spoil]) -> None:
+async def test_of_two_faults_the_earlier_is_told(
+    relay: Running, first: tuple[int, str, Spoil], second: tuple[int, str, Spoil]
+) -> None:
     sent = await message(relay)
     names = {first[1], second[1]}
     await _prepare(relay, sent, names)
@@ -81,7 +83,9 @@ async def test_of_two_faults_the_earlier_is_told(relay: Running, first: tuple[in
 
 
 @pytest.mark.parametrize(("status", "name", "spoil"), FAULTS)
-async def test_each_fault_alone_is_told(relay: Running, status: int, name: str, spoil: Spoil) -> None:
+async def test_each_fault_alone_is_told(
+    relay: Running, status: int, name: str, spoil: Spoil
+) -> None:
     sent = await message(relay)
     await _prepare(relay, sent, {name})
     assert await _sent(relay, spoil(_good(sent))) == status
@@ -112,4 +116,12 @@ async def _sent(relay: Running, one: Try) -> int:
         while not bucket.take(key, relay.clock.monotonic()):
             pass
     headers = {"Content-Encoding": one.encoding}
-    return (await relay.call("POST", "/v1/confirmations", orjson.dumps(one.fields) + one.after, by=one.by, headers=headers)).status
+    return (
+        await relay.call(
+            "POST",
+            "/v1/confirmations",
+            orjson.dumps(one.fields) + one.after,
+            by=one.by,
+            headers=headers,
+        )
+    ).status

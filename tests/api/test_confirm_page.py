@@ -63,7 +63,9 @@ async def opened(page: Page, relay: Running, token: str, button: str = "Approve"
     await page.get_by_role("button", name=button, exact=True).wait_for()
 
 
-async def decide(page: Page, *, key: str, code: str | None = None, reason: str = "", button: str = "Approve") -> None:
+async def decide(
+    page: Page, *, key: str, code: str | None = None, reason: str = "", button: str = "Approve"
+) -> None:
     """Fill the form, and send it."""
     if code is not None:
         await page.get_by_label("Code in the message").fill(code)
@@ -79,7 +81,10 @@ def heading(page: Page, name: str) -> Any:
 
 async def votes(relay: Running) -> list[tuple[str, str, str | None]]:
     """What was recorded: decision, principal, reason."""
-    return [(one["data"]["decision"], one["data"]["principal"], one["data"]["reason"]) for one in await relay.said("approval.recorded")]
+    return [
+        (one["data"]["decision"], one["data"]["principal"], one["data"]["reason"])
+        for one in await relay.said("approval.recorded")
+    ]
 
 
 # --- a decision
@@ -89,8 +94,12 @@ async def test_two_people_approve_and_azure_starts(page: Page, relay: Running) -
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
     await expect(page.get_by_text("Azure proceeds at NotBefore regardless.")).to_be_visible()
-    await expect(page.get_by_text("it may begin within seconds, and cannot be taken back.")).to_be_visible()
-    await decide(page, key="key-of-alice", code=f"{sent.code[:3]} {sent.code[3:]}", reason="drained")
+    await expect(
+        page.get_by_text("it may begin within seconds, and cannot be taken back.")
+    ).to_be_visible()
+    await decide(
+        page, key="key-of-alice", code=f"{sent.code[:3]} {sent.code[3:]}", reason="drained"
+    )
     await heading(page, "Recorded").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text("1 of 2 votes. More are missing")
     await expect(page.locator("form")).to_be_hidden()
@@ -99,11 +108,16 @@ async def test_two_people_approve_and_azure_starts(page: Page, relay: Running) -
     await expect(page.locator("#facts")).to_contain_text("1 of 2: client:alice")
     await decide(page, key="key-of-bob", code=sent.code)
     await heading(page, "Approved").to_be_focused()
-    assert await votes(relay) == [("approve", "client:alice", "drained"), ("approve", "client:bob", None)]
+    assert await votes(relay) == [
+        ("approve", "client:alice", "drained"),
+        ("approve", "client:bob", None),
+    ]
     await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
-async def test_who_answers_twice_is_told_so_and_nothing_happens_twice(page: Page, relay: Running) -> None:
+async def test_who_answers_twice_is_told_so_and_nothing_happens_twice(
+    page: Page, relay: Running
+) -> None:
     sent = await message(relay)
     await confirm(relay, sent.tokens["approve"], sent.code)
     await opened(page, relay, sent.tokens["approve"])
@@ -112,7 +126,9 @@ async def test_who_answers_twice_is_told_so_and_nothing_happens_twice(page: Page
     assert len(await votes(relay)) == 1
 
 
-async def test_a_hold_and_its_release_ask_for_no_code_and_say_what_a_hold_is(page: Page, relay: Running) -> None:
+async def test_a_hold_and_its_release_ask_for_no_code_and_say_what_a_hold_is(
+    page: Page, relay: Running
+) -> None:
     sent = await message(relay)
     await opened(page, relay, sent.tokens["hold"], "Hold")
     await expect(page.get_by_label("Code in the message")).to_be_hidden()
@@ -124,7 +140,9 @@ async def test_a_hold_and_its_release_ask_for_no_code_and_say_what_a_hold_is(pag
     await opened(page, relay, held.tokens["release"], "Release the hold")
     await expect(page.locator("#notes")).to_contain_text(HOLD_NOTICE[2:])
     await decide(page, key="key-of-bob", button="Release the hold")
-    await expect(page.get_by_role("status")).to_contain_text(f"The hold is released, and nobody has voted. A{HOLD_NOTICE[1:]}.")
+    await expect(page.get_by_role("status")).to_contain_text(
+        f"The hold is released, and nobody has voted. A{HOLD_NOTICE[1:]}."
+    )
     assert [one for one, _, _ in await votes(relay)] == ["hold", "release"]
 
 
@@ -147,7 +165,10 @@ async def test_without_a_mouse(page: Page, relay: Running) -> None:
     for _ in range(3):
         await page.keyboard.press("Tab")
     await expect(page.get_by_role("button", name="Approve")).to_be_focused()
-    assert await page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert (
+        await page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
+        == "solid"
+    )
     await page.keyboard.press("Space")
     await heading(page, "Recorded").to_be_focused()
     assert await votes(relay) == [("approve", "client:alice", None)]
@@ -160,7 +181,9 @@ async def test_a_double_click_is_one_call(page: Page, relay: Running) -> None:
     await opened(page, relay, sent.tokens["hold"], "Hold")
     await page.get_by_label("Your key or token").fill("key-of-alice")
     await page.get_by_role("button", name="Hold").dblclick()
-    await heading(page, "Recorded").to_be_visible()  # and not focused, where the second click falls beside the heading
+    await heading(
+        page, "Recorded"
+    ).to_be_visible()  # and not focused, where the second click falls beside the heading
     assert calls.count("confirmations") == 1
 
 
@@ -182,7 +205,9 @@ async def test_a_link_that_is_none_is_void(page: Page, relay: Running) -> None:
         await expect(page.locator("form")).to_be_hidden()
 
 
-async def test_what_is_missing_or_wrong_is_said_beside_its_field(page: Page, relay: Running) -> None:
+async def test_what_is_missing_or_wrong_is_said_beside_its_field(
+    page: Page, relay: Running
+) -> None:
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
     code, key = page.get_by_label("Code in the message"), page.get_by_label("Your key or token")
@@ -203,14 +228,18 @@ async def test_what_is_missing_or_wrong_is_said_beside_its_field(page: Page, rel
     assert await votes(relay) == []
 
 
-async def test_a_link_dies_of_five_wrong_codes_and_says_what_to_do(page: Page, relay: Running) -> None:
+async def test_a_link_dies_of_five_wrong_codes_and_says_what_to_do(
+    page: Page, relay: Running
+) -> None:
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
     for _ in range(MAX_WRONG_CODES - 1):
         await confirm(relay, sent.tokens["approve"], sent.wrong_code)
     await decide(page, key="key-of-alice", code=sent.wrong_code)
     await heading(page, "Refused").to_be_focused()
-    await expect(page.get_by_role("status")).to_contain_text("the message gets a new link when it is edited next")
+    await expect(page.get_by_role("status")).to_contain_text(
+        "the message gets a new link when it is edited next"
+    )
     await page.goto("about:blank")
     await page.goto(url(relay, sent.tokens["approve"]))
     await heading(page, "This link is void").to_be_focused()
@@ -221,17 +250,23 @@ async def test_who_may_not_is_told_why(page: Page, relay: Running) -> None:
     await opened(page, relay, sent.tokens["approve"])
     await decide(page, key="key-of-reader", code=sent.code)
     await heading(page, "Refused").to_be_focused()
-    await expect(page.get_by_role("status")).to_contain_text("You may not approve: it is not in your rights (can).")
+    await expect(page.get_by_role("status")).to_contain_text(
+        "You may not approve: it is not in your rights (can)."
+    )
     assert await page.get_by_label("Your key or token").input_value() == ""
 
 
-async def test_what_changed_meanwhile_is_said_and_nothing_is_approved(page: Page, relay: Running) -> None:
+async def test_what_changed_meanwhile_is_said_and_nothing_is_approved(
+    page: Page, relay: Running
+) -> None:
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
     await relay.see(event(resources=("WestNO_0", "db-1")))
     await decide(page, key="key-of-alice", code=sent.code)
     await heading(page, "It cannot be decided now").to_be_focused()
-    await expect(page.get_by_role("status")).to_contain_text("machines: now WestNO_0, db-1; before WestNO_0, WestNO_1.")
+    await expect(page.get_by_role("status")).to_contain_text(
+        "machines: now WestNO_0, db-1; before WestNO_0, WestNO_1."
+    )
     await expect(page.locator("form")).to_be_hidden()
     assert await votes(relay) == []
 
@@ -250,7 +285,9 @@ async def test_while_approvals_are_off_one_may_look_again(page: Page, relay: Run
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
     await decide(page, key="key-of-alice", code=sent.code)
     await heading(page, "It cannot be decided now").to_be_focused()
-    await expect(page.get_by_role("status")).to_contain_text("Approvals are off: nothing can be decided now.")
+    await expect(page.get_by_role("status")).to_contain_text(
+        "Approvals are off: nothing can be decided now."
+    )
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "on"})
     await page.get_by_role("button", name="Look again").click()
     await page.get_by_role("button", name="Approve", exact=True).wait_for()
@@ -269,7 +306,9 @@ async def test_while_nothing_can_be_recorded_the_form_is_kept(page: Page, relay:
     await heading(page, "Recorded").to_be_focused()
 
 
-async def test_while_the_relay_cannot_be_reached_one_may_try_again(page: Page, relay: Running) -> None:
+async def test_while_the_relay_cannot_be_reached_one_may_try_again(
+    page: Page, relay: Running
+) -> None:
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
     await page.context.set_offline(True)
@@ -304,7 +343,11 @@ async def test_without_scripts_it_says_how_else_to_decide(page: Page, relay: Run
 # --- how it looks
 
 
-@pytest.mark.parametrize("page", [{"color_scheme": "light"}, {"color_scheme": "dark"}, {**PHONE, "color_scheme": "dark"}], indirect=True)
+@pytest.mark.parametrize(
+    "page",
+    [{"color_scheme": "light"}, {"color_scheme": "dark"}, {**PHONE, "color_scheme": "dark"}],
+    indirect=True,
+)
 async def test_everything_can_be_read_and_has_a_name(page: Page, relay: Running) -> None:
     """WCAG 2.2: contrast of 4.5 (1.4.3), labels (3.3.2), targets of 24 pixels (2.5.8)."""
     sent = await message(relay)
@@ -334,8 +377,13 @@ async def test_everything_can_be_read_and_has_a_name(page: Page, relay: Running)
 
 
 @pytest.mark.parametrize("page", [{**PHONE, "reduced_motion": "reduce"}], indirect=True)
-async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(page: Page, tmp_path: Path) -> None:
-    names = tuple(f"machine-with-a-very-long-name-in-production-of-western-europe-{number:06}" for number in range(100))
+async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(
+    page: Page, tmp_path: Path
+) -> None:
+    names = tuple(
+        f"machine-with-a-very-long-name-in-production-of-western-europe-{number:06}"
+        for number in range(100)
+    )
     async with running(tmp_path) as relay:
         await relay.see(event(resources=names, description="x" * 1000))
         sent = await message(relay)
@@ -343,20 +391,30 @@ async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(page: Page,
         await page.get_by_text("All 100 machines").tap()
         await expect(page.get_by_role("listitem").filter(has_text=names[99])).to_be_visible()
         assert await page.evaluate("() => document.documentElement.scrollWidth") == 320
-        assert await page.evaluate("() => [...document.querySelectorAll('body *')].every(one => one.scrollWidth <= 320)")
+        assert await page.evaluate(
+            "() => [...document.querySelectorAll('body *')].every(one => one.scrollWidth <= 320)"
+        )
         assert await page.evaluate("() => document.getAnimations().length") == 0
 
 
-@pytest.mark.parametrize("page", [{"timezone_id": "Asia/Kathmandu", "locale": "en-GB"}], indirect=True)
-async def test_moments_are_in_the_readers_own_zone_and_count_down_by_the_relays_clock(page: Page, relay: Running) -> None:
+@pytest.mark.parametrize(
+    "page", [{"timezone_id": "Asia/Kathmandu", "locale": "en-GB"}], indirect=True
+)
+async def test_moments_are_in_the_readers_own_zone_and_count_down_by_the_relays_clock(
+    page: Page, relay: Running
+) -> None:
     due = parse_timestamp(event().not_before)
     assert isinstance(due, datetime)
-    relay.clock.ahead = (due - datetime.now(UTC)).total_seconds() - 3600  # a run of tests may have begun long ago
+    relay.clock.ahead = (
+        due - datetime.now(UTC)
+    ).total_seconds() - 3600  # a run of tests may have begun long ago
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
     shown = await page.locator("#summary time").inner_text()
     assert f"{due.astimezone(ZoneInfo('Asia/Kathmandu')):%H:%M:%S} GMT+5:45" in shown
-    assert "(in 6" in shown or "(in 5" in shown  # about an hour: 60 minutes, or a few less on a slow machine
+    assert (
+        "(in 6" in shown or "(in 5" in shown
+    )  # about an hour: 60 minutes, or a few less on a slow machine
 
 
 async def test_what_others_wrote_is_text(page: Page, tmp_path: Path) -> None:
@@ -371,7 +429,9 @@ async def test_what_others_wrote_is_text(page: Page, tmp_path: Path) -> None:
         assert "caught" not in await page.title()
 
 
-async def test_behind_a_path_of_a_proxy(page: Page, relay: Running, aiohttp_server: AiohttpServer) -> None:
+async def test_behind_a_path_of_a_proxy(
+    page: Page, relay: Running, aiohttp_server: AiohttpServer
+) -> None:
     """``public_url`` may have a path: the page calls what stands beside it."""
     server = await aiohttp_server(proxy(relay, "/ops", []))
     sent = await message(relay)
@@ -381,7 +441,9 @@ async def test_behind_a_path_of_a_proxy(page: Page, relay: Running, aiohttp_serv
     await heading(page, "Recorded").to_be_focused()
 
 
-async def test_another_link_in_the_same_tab_takes_the_place_of_the_first(page: Page, relay: Running) -> None:
+async def test_another_link_in_the_same_tab_takes_the_place_of_the_first(
+    page: Page, relay: Running
+) -> None:
     sent = await message(relay)
     await opened(page, relay, sent.tokens["approve"])
     await page.get_by_label("Your key or token").fill("key-of-alice")
@@ -405,4 +467,8 @@ async def test_the_console_of_the_browser_stays_empty(page: Page, relay: Running
     icon = await page.locator("link[rel=icon]").evaluate(SHOW)
     assert icon == "data:,"
     assert said == []
-    assert {URL(one).path for one in asked if one.startswith("http")} == {"/approve", "/v1/confirmations", "/v1/confirmations/look"}
+    assert {URL(one).path for one in asked if one.startswith("http")} == {
+        "/approve",
+        "/v1/confirmations",
+        "/v1/confirmations/look",
+    }

@@ -36,7 +36,10 @@ async def elsewhere(aiohttp_server: AiohttpServer) -> Elsewhere:
     bodies: list[str] = []
 
     async def serve(_: web.Request) -> web.Response:
-        return web.Response(text=f"<!doctype html><title>Elsewhere</title><body>{bodies[-1]}", content_type="text/html")
+        return web.Response(
+            text=f"<!doctype html><title>Elsewhere</title><body>{bodies[-1]}",
+            content_type="text/html",
+        )
 
     application = web.Application()
     application.add_routes([web.get("/", serve)])
@@ -64,12 +67,20 @@ async def opened(page: Page, relay: Running) -> Message:
 
 async def nothing_happened(relay: Running) -> None:
     """No vote, no hold, no refusal, no StartRequest, and no guess that was counted."""
-    said = [one for name in ("approval.recorded", "approval.refused", "approval.granted") for one in await relay.said(name)]
-    wrong = await relay.store.read(lambda tx: tx._connection.execute("SELECT sum(wrong) FROM invitation").fetchone()[0])  # noqa: SLF001  # what is kept
+    said = [
+        one
+        for name in ("approval.recorded", "approval.refused", "approval.granted")
+        for one in await relay.said(name)
+    ]
+    wrong = await relay.store.read(
+        lambda tx: tx._connection.execute("SELECT sum(wrong) FROM invitation").fetchone()[0]
+    )  # noqa: SLF001  # what is kept
     assert (said, relay.azure.started, wrong or 0) == ([], [], 0)
 
 
-async def test_the_link_is_gone_from_the_address_bar_and_kept_nowhere(page: Page, relay: Running) -> None:
+async def test_the_link_is_gone_from_the_address_bar_and_kept_nowhere(
+    page: Page, relay: Running
+) -> None:
     sent = await opened(page, relay)
     token = sent.tokens["approve"]
     assert page.url == f"{here(relay)}/approve"
@@ -100,7 +111,12 @@ async def test_the_link_is_in_no_address_and_no_header_and_nothing_comes_from_an
     await page.get_by_label("Your key or token").fill("key-of-alice")
     await page.get_by_role("button", name="Approve", exact=True).click()
     await expect(page.get_by_role("heading", name="Recorded")).to_be_visible()
-    assert [one.raw_path for one in seen] == ["/approve", "/v1/confirmations/look", "/v1/confirmations", "/v1/confirmations/look"]
+    assert [one.raw_path for one in seen] == [
+        "/approve",
+        "/v1/confirmations/look",
+        "/v1/confirmations",
+        "/v1/confirmations/look",
+    ]
     assert len(asked) == len(seen)
     for one in seen:
         assert "Referer" not in one.headers
@@ -112,17 +128,28 @@ async def test_a_script_that_gets_into_the_page_does_not_run(page: Page, relay: 
     """What this test itself runs comes from the debugger, which no policy stops; what that puts into the page is stopped."""
     sent = await message(relay)
     for attack in ATTACKS:
-        assert await _stopped(page, relay, sent, attack) in (*BY_HASH, "require-trusted-types-for"), attack
+        assert await _stopped(page, relay, sent, attack) in (
+            *BY_HASH,
+            "require-trusted-types-for",
+        ), attack
 
 
-async def test_nor_does_it_in_a_browser_that_knows_no_trusted_types(page: Page, relay: Running) -> None:
+async def test_nor_does_it_in_a_browser_that_knows_no_trusted_types(
+    page: Page, relay: Running
+) -> None:
     """The page's script is known by its hash, and no other runs; even one that is in the page from the beginning."""
 
     async def older(route: Route) -> None:
         answer = await route.fetch()
-        policy = answer.headers["content-security-policy"].partition("; require-trusted-types-for")[0]
-        body = (await answer.text()).replace("</main>", "<script>document.title = 'caught'</script></main>")
-        await route.fulfill(body=body, headers={**answer.headers, "content-security-policy": policy})
+        policy = answer.headers["content-security-policy"].partition("; require-trusted-types-for")[
+            0
+        ]
+        body = (await answer.text()).replace(
+            "</main>", "<script>document.title = 'caught'</script></main>"
+        )
+        await route.fulfill(
+            body=body, headers={**answer.headers, "content-security-policy": policy}
+        )
 
     await page.route("**/approve", older)
     sent = await message(relay)
@@ -143,14 +170,19 @@ async def _stopped(page: Page, relay: Running, sent: Message, attack: str) -> ob
     return directive
 
 
-async def test_the_page_can_call_nobody_else(page: Page, relay: Running, elsewhere: Elsewhere) -> None:
+async def test_the_page_can_call_nobody_else(
+    page: Page, relay: Running, elsewhere: Elsewhere
+) -> None:
     await opened(page, relay)
     there = elsewhere("")
     with pytest.raises(Error, match="Failed to fetch"):
-        await page.evaluate("there => fetch(there, {method: 'POST', mode: 'no-cors', body: 'x'})", there)
+        await page.evaluate(
+            "there => fetch(there, {method: 'POST', mode: 'no-cors', body: 'x'})", there
+        )
     with pytest.raises(Error, match="stopped"):
         await page.evaluate(
-            "there => new Promise((_, stopped) => Object.assign(new Image(), {onerror: () => stopped('stopped'), src: there}))", there
+            "there => new Promise((_, stopped) => Object.assign(new Image(), {onerror: () => stopped('stopped'), src: there}))",
+            there,
         )
     form = """where => new Promise(done => {
       addEventListener('securitypolicyviolation', event => done(event.effectiveDirective));
@@ -167,36 +199,46 @@ async def test_no_other_page_frames_it(page: Page, relay: Running, elsewhere: El
     link = f"{here(relay)}/approve#{sent.tokens['hold']}"
     refused: list[str] = []
     page.on("console", lambda said: refused.append(said.text))
-    await page.goto(elsewhere(f"<iframe src='{link}'></iframe><object data='{link}'></object><embed src='{link}'>"))
-    await until(lambda: page.evaluate("1"), lambda _: sum("frame-ancestors" in one for one in refused) >= 1)
+    await page.goto(
+        elsewhere(
+            f"<iframe src='{link}'></iframe><object data='{link}'></object><embed src='{link}'>"
+        )
+    )
+    await until(
+        lambda: page.evaluate("1"), lambda _: sum("frame-ancestors" in one for one in refused) >= 1
+    )
     for frame in page.frames[1:]:
         assert await frame.locator("form").count() == 0
     await nothing_happened(relay)
 
 
-async def test_who_loads_or_prefetches_a_link_approves_nothing(page: Page, relay: Running, elsewhere: Elsewhere) -> None:
+async def test_who_loads_or_prefetches_a_link_approves_nothing(
+    page: Page, relay: Running, elsewhere: Elsewhere
+) -> None:
     sent = await message(relay)
     link = f"{here(relay)}/approve#{sent.tokens['hold']}"
     seen: list[str] = []
     page.on("requestfinished", lambda request: seen.append(request.url))
     page.on("requestfailed", lambda request: seen.append(request.url))
     rules = orjson.dumps({"prerender": [{"urls": [link]}], "prefetch": [{"urls": [link]}]}).decode()
-    body = (
-        f"<link rel=prefetch href='{link}'><img src='{link}'><script src='{link}'></script><script type=speculationrules>{rules}</script>"
-    )
+    body = f"<link rel=prefetch href='{link}'><img src='{link}'><script src='{link}'></script><script type=speculationrules>{rules}</script>"
     await page.goto(elsewhere(body))
     await until(lambda: page.evaluate("1"), lambda _: sum(here(relay) in one for one in seen) >= 2)
     await nothing_happened(relay)
 
 
-async def test_a_scanner_that_runs_scripts_and_presses_every_button_approves_nothing(page: Page, relay: Running) -> None:
+async def test_a_scanner_that_runs_scripts_and_presses_every_button_approves_nothing(
+    page: Page, relay: Running
+) -> None:
     """It has no code and no key, and what it guesses is no key: nothing is used up for those who have both."""
     await opened(page, relay)
     press = """() => [...document.querySelectorAll('form, button')].filter(one => one.checkVisibility())
       .forEach(one => one.requestSubmit ? one.requestSubmit() : one.click())"""
     await page.evaluate(press)
     await expect(page.locator("#code-wrong")).to_contain_text("The code is missing")
-    await page.evaluate("() => document.querySelectorAll('input, textarea').forEach(one => { one.value = '123456' })")
+    await page.evaluate(
+        "() => document.querySelectorAll('input, textarea').forEach(one => { one.value = '123456' })"
+    )
     async with page.expect_response("**/v1/confirmations") as answered:
         await page.evaluate(press)
     assert (await answered.value).status == 401
@@ -205,7 +247,9 @@ async def test_a_scanner_that_runs_scripts_and_presses_every_button_approves_not
     await nothing_happened(relay)
 
 
-async def test_a_form_of_another_page_decides_nothing(page: Page, relay: Running, elsewhere: Elsewhere) -> None:
+async def test_a_form_of_another_page_decides_nothing(
+    page: Page, relay: Running, elsewhere: Elsewhere
+) -> None:
     sent = await message(relay)
     wish = orjson.dumps({"token": sent.tokens["hold"], "reason": "x"}).decode()[:-2]
     for encoding in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
@@ -216,11 +260,18 @@ async def test_a_form_of_another_page_decides_nothing(page: Page, relay: Running
     await nothing_happened(relay)
 
 
-async def test_a_script_of_another_page_is_not_let_through(page: Page, relay: Running, elsewhere: Elsewhere) -> None:
+async def test_a_script_of_another_page_is_not_let_through(
+    page: Page, relay: Running, elsewhere: Elsewhere
+) -> None:
     """It may not send JSON or a key, and may not read an answer."""
     sent = await message(relay)
     await page.goto(elsewhere(""))
-    wish = {"token": sent.tokens["hold"], "eventId": EVENT_ID, "decision": "hold", "revision": event().revision}
+    wish = {
+        "token": sent.tokens["hold"],
+        "eventId": EVENT_ID,
+        "decision": "hold",
+        "revision": event().revision,
+    }
     call = """([to, wish, kind, mode]) => fetch(to, {
       method: 'POST', mode, credentials: 'include', body: JSON.stringify(wish),
       headers: {'Content-Type': kind, ...(mode === 'cors' && {Authorization: 'Bearer key-of-alice'})},
@@ -228,7 +279,11 @@ async def test_a_script_of_another_page_is_not_let_through(page: Page, relay: Ru
     for path in ("/v1/confirmations", "/v1/confirmations/look", "/v1/approvals"):
         answers = [
             await page.evaluate(call, [here(relay) + path, wish, kind, mode])
-            for kind, mode in (("application/json", "cors"), ("text/plain", "cors"), ("text/plain", "no-cors"))
+            for kind, mode in (
+                ("application/json", "cors"),
+                ("text/plain", "cors"),
+                ("text/plain", "no-cors"),
+            )
         ]
         assert answers == ["stopped", "stopped", "opaque"], path
     await nothing_happened(relay)

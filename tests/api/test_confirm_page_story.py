@@ -13,7 +13,9 @@ from tests.chat.teams_server import Workflow, workflow
 from tests.journey.relay_process import eventually
 
 
-async def test_two_people_follow_the_links_of_a_card_and_azure_starts(page: Page, tmp_path: Path) -> None:
+async def test_two_people_follow_the_links_of_a_card_and_azure_starts(
+    page: Page, tmp_path: Path
+) -> None:
     async with workflow() as there, _relay(tmp_path, there) as it:
         event = it.reboot("vm-0", "vm-1")
         await eventually(lambda: len(there.cards) == 1)
@@ -30,7 +32,10 @@ async def test_two_people_follow_the_links_of_a_card_and_azure_starts(page: Page
             await expect(page.get_by_role("heading", name=outcome, exact=True)).to_be_focused()
         await eventually(lambda: it.starts(event) == 1)
         votes = (await it.event(event))["votes"]
-        assert [(one["principal"], one["channel"]) for one in votes] == [("client:alice", "page"), ("client:bob", "page")]
+        assert [(one["principal"], one["channel"]) for one in votes] == [
+            ("client:alice", "page"),
+            ("client:bob", "page"),
+        ]
         await eventually(lambda: any("alice has looked" in text for text in there.texts))
 
 

@@ -14,11 +14,19 @@ from tests.api.confirmation_links import look, message
 from tests.api.running_relay import Running
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=40),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=40),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4)
+    ),
     max_leaves=8,
 )
-FIELDS = st.fixed_dictionaries({}, optional=dict.fromkeys(("token", "code", "reason"), JSON | st.text(max_size=2000)))
+FIELDS = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("token", "code", "reason"), JSON | st.text(max_size=2000))
+)
 BODIES = st.one_of(st.binary(max_size=200), JSON.map(orjson.dumps), FIELDS.map(orjson.dumps))
 PATHS = st.sampled_from(("/v1/confirmations", "/v1/confirmations/look"))
 CORPUS = (
@@ -72,12 +80,20 @@ async def test_what_others_have_sent_elsewhere_is_refused_and_leaves_no_trace(
 
 @given(st.text(max_size=70), st.none() | st.text(max_size=1001))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_no_text_but_the_code_is_the_code(relay: Running, code: str, reason: str | None) -> None:
+async def test_no_text_but_the_code_is_the_code(
+    relay: Running, code: str, reason: str | None
+) -> None:
     """Of a link that is good; each try is on a fresh one, as five wrong codes void it."""
     relay.clock.ahead += 10
     sent = await message(relay, f"ops-{relay.clock.ahead:.0f}")
     wish: dict[str, Any] = {"token": sent.tokens["approve"], "code": code, "reason": reason}
     answer = await relay.call("POST", "/v1/confirmations", wish)
     right = "".join(code.split()) == sent.code
-    assert answer.status == (202 if right and len(reason or "") <= 1000 else 422 if len(code) > 64 or len(reason or "") > 1000 else 403)
+    assert answer.status == (
+        202
+        if right and len(reason or "") <= 1000
+        else 422
+        if len(code) > 64 or len(reason or "") > 1000
+        else 403
+    )
     assert right or await relay.said("approval.recorded") == []

@@ -50,8 +50,17 @@ async def test_a_link_shows_what_it_stands_for(relay: Running) -> None:
     await relay.decide(by="bob")
     shown = (await look(relay, sent.tokens["approve"])).json
     facts = {one["label"]: one["text"] for one in shown["facts"]}
-    assert (shown["decision"], shown["label"], shown["title"]) == ("approve", "Approve", "Reboot of WestNO_0, WestNO_1")
-    assert (shown["machines"], shown["code"], shown["whyNot"], shown["changes"]) == (["WestNO_0", "WestNO_1"], True, None, [])
+    assert (shown["decision"], shown["label"], shown["title"]) == (
+        "approve",
+        "Approve",
+        "Reboot of WestNO_0, WestNO_1",
+    )
+    assert (shown["machines"], shown["code"], shown["whyNot"], shown["changes"]) == (
+        ["WestNO_0", "WestNO_1"],
+        True,
+        None,
+        [],
+    )
     assert "cannot be taken back" in _plain(shown["question"])
     assert {"moment": event().not_before} in shown["summary"]
     assert {"who": "client:bob"} in facts["Votes"]
@@ -86,12 +95,21 @@ async def test_every_link_that_is_none_gets_the_same_answer(relay: Running) -> N
     await relay.see()
     await relay.store.transact(lambda tx: tx.messages.prune())
     answers = [
-        await look(relay, one) for one in (VOID, sent.tokens["approve"], sent.tokens["hold"], "%00", token_digest(sent.tokens["hold"]))
+        await look(relay, one)
+        for one in (
+            VOID,
+            sent.tokens["approve"],
+            sent.tokens["hold"],
+            "%00",
+            token_digest(sent.tokens["hold"]),
+        )
     ]
     assert {(one.status, one.body) for one in answers} == {(404, answers[0].body)}
 
 
-async def test_who_looks_at_links_that_are_none_is_a_stranger_and_is_refused_after_a_hundred(relay: Running) -> None:
+async def test_who_looks_at_links_that_are_none_is_a_stranger_and_is_refused_after_a_hundred(
+    relay: Running,
+) -> None:
     sent = await message(relay)
     relay.clock.stop()
     answers = Counter([(await look(relay, VOID)).status for _ in range(101)])
@@ -122,7 +140,9 @@ async def test_a_link_is_looked_at_as_often_as_a_client_may_call(relay: Running)
         ("released", "release", "No hold is on this event; "),
     ],
 )
-async def test_a_link_says_why_it_is_too_late(relay: Running, happens: str, decision: str, why: str) -> None:
+async def test_a_link_says_why_it_is_too_late(
+    relay: Running, happens: str, decision: str, why: str
+) -> None:
     if happens == "released":
         await relay.decide("hold")
     sent = await message(relay)
@@ -149,7 +169,11 @@ async def test_a_link_says_what_has_changed_since_it_was_made(relay: Running) ->
     await relay.see(event(duration=6))
     sent = await message(relay)
     await relay.see(event(duration=7, description="More."))
-    await relay.see(event(duration=7, description="More.", not_before="2099-01-01T00:00:00Z", resources=("db-1",)))
+    await relay.see(
+        event(
+            duration=7, description="More.", not_before="2099-01-01T00:00:00Z", resources=("db-1",)
+        )
+    )
     shown = (await look(relay, sent.tokens["approve"])).json
     lines = [_plain(one[1:]) for one in shown["changes"]]
     assert sorted(lines) == sorted(
@@ -160,7 +184,9 @@ async def test_a_link_says_what_has_changed_since_it_was_made(relay: Running) ->
             ": machines: now db-1; before WestNO_0, WestNO_1.",
         ]
     )
-    assert {"moment": "2099-01-01T00:00:00Z"} in next(one for one in shown["changes"] if "NotBefore: now " in one)
+    assert {"moment": "2099-01-01T00:00:00Z"} in next(
+        one for one in shown["changes"] if "NotBefore: now " in one
+    )
 
 
 async def test_a_link_whose_event_has_not_changed_tells_of_no_change(relay: Running) -> None:
@@ -177,19 +203,34 @@ async def test_a_link_whose_event_has_not_changed_tells_of_no_change(relay: Runn
 async def test_the_vote_is_that_of_the_key_and_came_by_the_page(relay: Running) -> None:
     sent = await message(relay)
     answer = await confirm(relay, sent.tokens["approve"], sent.code, reason="drained")
-    assert (answer.status, answer.json["state"], answer.json["votes"], answer.json["repeat"]) == (202, "pending", 1, False)
+    assert (answer.status, answer.json["state"], answer.json["votes"], answer.json["repeat"]) == (
+        202,
+        "pending",
+        1,
+        False,
+    )
     assert "1 of 2 votes" in _plain(answer.json["said"])
     (vote,) = await _votes(relay)
-    assert (vote["principal"], vote["channel"], vote["reason"], vote["revision"]) == ("client:alice", "page", "drained", event().revision)
+    assert (vote["principal"], vote["channel"], vote["reason"], vote["revision"]) == (
+        "client:alice",
+        "page",
+        "drained",
+        event().revision,
+    )
 
 
 async def test_a_person_with_a_token_votes_under_their_own_name(tmp_path: Path) -> None:
-    async with issuing() as (issuer, url), running(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay:
+    async with (
+        issuing() as (issuer, url),
+        running(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay,
+    ):
         await relay.see(event())
         sent = await message(relay)
         headers = {"Authorization": f"Bearer {Entra(relay, issuer).token()}"}
         wish = {"token": sent.tokens["approve"], "code": sent.code}
-        assert (await relay.call("POST", "/v1/confirmations", wish, by=None, headers=headers)).json["state"] == "granted"
+        assert (await relay.call("POST", "/v1/confirmations", wish, by=None, headers=headers)).json[
+            "state"
+        ] == "granted"
         assert [one["principal"] for one in await _votes(relay)] == [f"entra:{TENANT}/{PERSON}"]
 
 
@@ -208,18 +249,26 @@ async def test_spaces_in_a_code_do_not_matter(relay: Running, between: str) -> N
     assert (await confirm(relay, sent.tokens["approve"], spaced)).status == 202
 
 
-async def test_a_wrong_code_is_refused_told_and_counted_and_the_right_one_counts_afterwards(relay: Running) -> None:
+async def test_a_wrong_code_is_refused_told_and_counted_and_the_right_one_counts_afterwards(
+    relay: Running,
+) -> None:
     sent = await message(relay)
     answer = await confirm(relay, sent.tokens["approve"], sent.wrong_code)
     assert (answer.status, answer.json["field"]) == (403, "code")
     (refused,) = await relay.said("approval.refused")
-    assert refused["data"]["refusal"] == answer.json["detail"] == "this is not the code that the message shows; the link takes 4 more tries"
+    assert (
+        refused["data"]["refusal"]
+        == answer.json["detail"]
+        == "this is not the code that the message shows; the link takes 4 more tries"
+    )
     assert await _wrong(relay, sent.tokens["approve"]) == 1
     assert (await confirm(relay, sent.tokens["approve"], sent.code)).status == 202
 
 
 @pytest.mark.parametrize("given", [None, "", "  "])
-async def test_without_a_code_nothing_is_approved_and_nothing_counted(relay: Running, given: str | None) -> None:
+async def test_without_a_code_nothing_is_approved_and_nothing_counted(
+    relay: Running, given: str | None
+) -> None:
     sent = await message(relay)
     answer = await confirm(relay, sent.tokens["approve"], given)
     assert (answer.status, answer.json["field"]) == (403, "code")
@@ -233,7 +282,9 @@ async def test_a_code_of_another_shape_is_a_wrong_one(relay: Running, given: str
     assert await _wrong(relay, sent.tokens["approve"]) == 1
 
 
-async def test_five_wrong_codes_void_a_link_and_the_next_edit_brings_another(relay: Running) -> None:
+async def test_five_wrong_codes_void_a_link_and_the_next_edit_brings_another(
+    relay: Running,
+) -> None:
     sent = await message(relay)
     for _ in range(MAX_WRONG_CODES - 1):
         await confirm(relay, sent.tokens["approve"], sent.wrong_code)
@@ -250,14 +301,24 @@ async def test_five_wrong_codes_void_a_link_and_the_next_edit_brings_another(rel
 
 async def test_fifty_guesses_at_once_are_five(relay: Running) -> None:
     sent = await message(relay)
-    answers = await asyncio.gather(*(confirm(relay, sent.tokens["approve"], f"9{number:06d}") for number in range(50)))
-    assert Counter(("field" in one.json) for one in answers) == {True: MAX_WRONG_CODES - 1, False: 50 - MAX_WRONG_CODES + 1}
+    answers = await asyncio.gather(
+        *(confirm(relay, sent.tokens["approve"], f"9{number:06d}") for number in range(50))
+    )
+    assert Counter(("field" in one.json) for one in answers) == {
+        True: MAX_WRONG_CODES - 1,
+        False: 50 - MAX_WRONG_CODES + 1,
+    }
     assert await _wrong(relay, sent.tokens["approve"]) == MAX_WRONG_CODES
 
 
-async def test_who_may_not_decide_learns_nothing_of_the_code_and_uses_nothing_up(relay: Running) -> None:
+async def test_who_may_not_decide_learns_nothing_of_the_code_and_uses_nothing_up(
+    relay: Running,
+) -> None:
     sent = await message(relay)
-    answers = [await confirm(relay, sent.tokens["approve"], code, by="reader") for code in (sent.code, sent.wrong_code, None)]
+    answers = [
+        await confirm(relay, sent.tokens["approve"], code, by="reader")
+        for code in (sent.code, sent.wrong_code, None)
+    ]
     assert {(one.status, one.body) for one in answers} == {(403, answers[0].body)}
     assert await _wrong(relay, sent.tokens["approve"]) == 0
 
@@ -284,7 +345,10 @@ async def test_a_repeat_gets_the_first_answer_whatever_else_it_says(relay: Runni
     await confirm(relay, sent.tokens["approve"], sent.code, by="bob")
     again = await confirm(relay, sent.tokens["approve"], sent.wrong_code, reason="once more")
     assert {**again.json, "repeat": False, "said": first.json["said"]} == first.json
-    assert (again.json["repeat"], _plain(again.json["said"])[:25]) == (True, "You have used this link b")
+    assert (again.json["repeat"], _plain(again.json["said"])[:25]) == (
+        True,
+        "You have used this link b",
+    )
     assert len(await _votes(relay)) == 2
     assert await _wrong(relay, sent.tokens["approve"]) == 0
 
@@ -295,7 +359,9 @@ async def test_a_used_link_brings_back_no_vote_that_is_void(relay: Running) -> N
     await relay.decide("release")
     again = await confirm(relay, sent.tokens["hold"])
     assert again.json["repeat"] is True
-    assert (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["approval"]["state"] == "pending"
+    assert (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["approval"][
+        "state"
+    ] == "pending"
 
 
 async def test_a_right_that_was_lacking_can_be_given_later(relay: Running) -> None:
@@ -309,8 +375,13 @@ async def test_a_right_that_was_lacking_can_be_given_later(relay: Running) -> No
 
 async def test_fifty_copies_at_once_are_one_vote(relay: Running) -> None:
     sent = await message(relay)
-    answers = await asyncio.gather(*(confirm(relay, sent.tokens["approve"], sent.code) for _ in range(50)))
-    assert Counter((one.status, one.json["repeat"]) for one in answers) == {(202, False): 1, (202, True): 49}
+    answers = await asyncio.gather(
+        *(confirm(relay, sent.tokens["approve"], sent.code) for _ in range(50))
+    )
+    assert Counter((one.status, one.json["repeat"]) for one in answers) == {
+        (202, False): 1,
+        (202, True): 49,
+    }
     assert len({one.json["approvalId"] for one in answers}) == 1
     assert len(await _votes(relay)) == 1
 
@@ -330,12 +401,17 @@ async def test_a_link_to_approve_is_of_no_use_after_a_change(relay: Running) -> 
     assert (await confirm(relay, sent.tokens["hold"])).status == 202
 
 
-async def test_a_link_to_an_event_that_is_over_does_nothing_to_its_next_occurrence(relay: Running) -> None:
+async def test_a_link_to_an_event_that_is_over_does_nothing_to_its_next_occurrence(
+    relay: Running,
+) -> None:
     """The EventId is the same, and a hold needs no current revision: the link does."""
     sent = await message(relay)
     await relay.see()
     await relay.see(event())
-    answers = [await confirm(relay, sent.tokens["hold"]), await confirm(relay, sent.tokens["approve"], sent.code)]
+    answers = [
+        await confirm(relay, sent.tokens["hold"]),
+        await confirm(relay, sent.tokens["approve"], sent.code),
+    ]
     assert [one.status for one in answers] == [409, 409]
     assert await _votes(relay) == []
 
@@ -343,10 +419,14 @@ async def test_a_link_to_an_event_that_is_over_does_nothing_to_its_next_occurren
 async def test_a_dry_run_says_so(relay: Running) -> None:
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
     sent = await message(relay)
-    assert "no StartRequest is sent" in _plain((await confirm(relay, sent.tokens["approve"], sent.code)).json["said"])
+    assert "no StartRequest is sent" in _plain(
+        (await confirm(relay, sent.tokens["approve"], sent.code)).json["said"]
+    )
 
 
-async def test_while_nothing_can_be_written_links_are_shown_and_nothing_is_decided(relay: Running) -> None:
+async def test_while_nothing_can_be_written_links_are_shown_and_nothing_is_decided(
+    relay: Running,
+) -> None:
     sent = await message(relay)
     relay.spoil_disk()
     answer = await confirm(relay, sent.tokens["approve"], sent.code)
@@ -377,7 +457,9 @@ async def test_no_token_is_on_disk_and_no_secret_in_a_log_or_an_event(
     await confirm(relay, token, sent.wrong_code)
     await confirm(relay, token, sent.code)
     kept = b"".join(one.read_bytes() for one in (tmp_path / "relay.db", tmp_path / "relay.db-wal"))
-    journal = await relay.store.read(lambda tx: b"".join(said.body for _, said in tx.journal.events_after(0, 1000)))
+    journal = await relay.store.read(
+        lambda tx: b"".join(said.body for _, said in tx.journal.events_after(0, 1000))
+    )
     logged = "\n".join(str(one.__dict__) for one in caplog.records)
     assert token_digest(token).encode() in kept
     for secret in (token, VOID, "key-of-alice", "key-of-nobody"):
@@ -390,7 +472,12 @@ async def test_no_token_is_on_disk_and_no_secret_in_a_log_or_an_event(
 async def test_no_answer_repeats_what_was_sent(relay: Running) -> None:
     sent = await message(relay)
     token = sent.tokens["approve"]
-    wishes: list[dict[str, Any]] = [{"token": token, "code": 7}, {"token": [token]}, {"token": token, "code": "654321"}, {"token": token}]
+    wishes: list[dict[str, Any]] = [
+        {"token": token, "code": 7},
+        {"token": [token]},
+        {"token": token, "code": "654321"},
+        {"token": token},
+    ]
     for wish in wishes:
         answer = await relay.call("POST", "/v1/confirmations", wish)
         assert token.encode() not in answer.body
@@ -411,8 +498,13 @@ async def test_no_other_method_decides_anything(relay: Running, method: str, pat
     assert await _votes(relay) == []
 
 
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain", None])
-async def test_what_a_form_of_another_page_can_send_is_not_taken(relay: Running, kind: str | None) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain", None],
+)
+async def test_what_a_form_of_another_page_can_send_is_not_taken(
+    relay: Running, kind: str | None
+) -> None:
     """A browser sends JSON across origins only after it was allowed to, and it is not."""
     sent = await message(relay)
     body = orjson.dumps({"token": sent.tokens["approve"], "code": sent.code})
@@ -420,7 +512,9 @@ async def test_what_a_form_of_another_page_can_send_is_not_taken(relay: Running,
     for path in ("/v1/confirmations", "/v1/confirmations/look"):
         url = f"http://127.0.0.1:{relay.server.port}{path}"
         skipped = () if kind else ("Content-Type",)
-        async with relay.session.post(url, data=body, headers=headers, skip_auto_headers=skipped) as answer:
+        async with relay.session.post(
+            url, data=body, headers=headers, skip_auto_headers=skipped
+        ) as answer:
             assert answer.status == 415
             assert "Access-Control-Allow-Origin" not in answer.headers
     assert await _votes(relay) == []
@@ -429,8 +523,12 @@ async def test_what_a_form_of_another_page_can_send_is_not_taken(relay: Running,
 # --- the page
 
 
-async def _page(relay: Running, method: str = "GET", path: str = "/approve") -> tuple[aiohttp.ClientResponse, bytes]:
-    async with relay.session.request(method, f"http://127.0.0.1:{relay.server.port}{path}") as answer:
+async def _page(
+    relay: Running, method: str = "GET", path: str = "/approve"
+) -> tuple[aiohttp.ClientResponse, bytes]:
+    async with relay.session.request(
+        method, f"http://127.0.0.1:{relay.server.port}{path}"
+    ) as answer:
         return answer, await answer.read()
 
 
@@ -456,7 +554,9 @@ async def test_the_page_may_run_its_own_script_and_nothing_else(relay: Running) 
     }
 
 
-async def test_the_page_is_kept_by_nobody_framed_by_nobody_and_tells_nobody_where_one_comes_from(relay: Running) -> None:
+async def test_the_page_is_kept_by_nobody_framed_by_nobody_and_tells_nobody_where_one_comes_from(
+    relay: Running,
+) -> None:
     answer, page = await _page(relay)
     wanted = {
         "Cache-Control": "no-store",
@@ -470,7 +570,17 @@ async def test_the_page_is_kept_by_nobody_framed_by_nobody_and_tells_nobody_wher
     assert wanted.items() <= dict(answer.headers).items()
     assert "camera=()" in answer.headers["Permissions-Policy"]
     assert "Set-Cookie" not in answer.headers
-    for word in (b"http:", b"https:", b"src=", b"href", b"innerHTML", b"localStorage", b"sessionStorage", b"cookie", b"eval"):
+    for word in (
+        b"http:",
+        b"https:",
+        b"src=",
+        b"href",
+        b"innerHTML",
+        b"localStorage",
+        b"sessionStorage",
+        b"cookie",
+        b"eval",
+    ):
         assert word not in page
 
 
@@ -481,7 +591,9 @@ async def test_head_says_the_same_as_get(relay: Running) -> None:
     assert {**head.headers, "Date": ""} == {**got.headers, "Date": ""}
 
 
-async def test_the_page_is_the_same_for_everybody_and_while_the_relay_starts(relay: Running) -> None:
+async def test_the_page_is_the_same_for_everybody_and_while_the_relay_starts(
+    relay: Running,
+) -> None:
     _, page = await _page(relay)
     relay.server.detach()
     assert (await _page(relay, path="/approve?token=x"))[1] == page
@@ -491,5 +603,9 @@ async def test_the_page_shows_the_grant_that_another_completes(relay: Running) -
     sent = await message(relay)
     await confirm(relay, sent.tokens["approve"], sent.code)
     await relay.decide(by="bob")
-    shown = await until(lambda: look(relay, sent.tokens["approve"]), lambda one: "accepted" in one.body.decode())
-    assert "Azure has accepted the StartRequest" in " ".join(_plain(one) for one in shown.json["notes"])
+    shown = await until(
+        lambda: look(relay, sent.tokens["approve"]), lambda one: "accepted" in one.body.decode()
+    )
+    assert "Azure has accepted the StartRequest" in " ".join(
+        _plain(one) for one in shown.json["notes"]
+    )

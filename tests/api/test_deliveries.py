@@ -31,11 +31,26 @@ async def test_deliveries_are_listed_newest_first_with_their_outcome(tmp_path: P
         await relay.see(event())
         items = await _listed(relay, "/v1/deliveries", 1, "delivered")
         bad, good = sorted(items, key=lambda one: str(one["sink"]))
-        assert (good["state"], good["attempts"], good["reason"], good["lastStatus"]) == ("delivered", 1, None, 204)
-        assert (good["eventId"], good["type"], good["nextAttempt"]) == (EVENT_ID, "io.imdsrelay.event.scheduled.v1", None)
+        assert (good["state"], good["attempts"], good["reason"], good["lastStatus"]) == (
+            "delivered",
+            1,
+            None,
+            204,
+        )
+        assert (good["eventId"], good["type"], good["nextAttempt"]) == (
+            EVENT_ID,
+            "io.imdsrelay.event.scheduled.v1",
+            None,
+        )
         assert good["settled"] is not None
         assert (bad["state"], bad["settled"]) == ("waiting", None)
-        (bad,) = (one for one in await until(lambda: _listed(relay, "/v1/deliveries", 1, "waiting"), _all_tried) if one["sink"] == "bad")
+        (bad,) = (
+            one
+            for one in await until(
+                lambda: _listed(relay, "/v1/deliveries", 1, "waiting"), _all_tried
+            )
+            if one["sink"] == "bad"
+        )
         assert (bad["reason"], bad["lastStatus"]) == ("it is down", 503)
         assert bad["nextAttempt"] is not None
 
@@ -45,17 +60,28 @@ async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(relay:
     relay.boxes["box"].trouble = Rejected("it is not wanted", status=400)
     await relay.see(event(resources=("WestNO_0",)))
     (letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
-    assert (letter["type"], letter["reason"], letter["lastStatus"]) == ("io.imdsrelay.event.updated.v1", "it is not wanted", 400)
+    assert (letter["type"], letter["reason"], letter["lastStatus"]) == (
+        "io.imdsrelay.event.updated.v1",
+        "it is not wanted",
+        400,
+    )
     relay.boxes["box"].trouble = None
-    assert (await relay.call("POST", f"/v1/dead-letters/{letter['id'] + 1}/redeliver")).status == 404
+    assert (
+        await relay.call("POST", f"/v1/dead-letters/{letter['id'] + 1}/redeliver")
+    ).status == 404
     answer = await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")
-    assert (answer.status, answer.json) == (202, {"id": letter["id"], "sink": "box", "state": "waiting"})
+    assert (answer.status, answer.json) == (
+        202,
+        {"id": letter["id"], "sink": "box", "state": "waiting"},
+    )
     await eventually(lambda: "event.updated" in relay.boxes["box"].names())
     assert await _listed(relay, "/v1/dead-letters", 0, "parked") == []
     assert (await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")).status == 404
 
 
-@pytest.mark.parametrize("letter", ["1", "999", "0", "-1", "x", "1x", "9" * 18, "9" * 30, "%D9%A1", "1%2F2"])
+@pytest.mark.parametrize(
+    "letter", ["1", "999", "0", "-1", "x", "1x", "9" * 18, "9" * 30, "%D9%A1", "1%2F2"]
+)
 async def test_what_is_no_dead_letter_is_404(relay: Running, letter: str) -> None:
     """Entry 1 was delivered."""
     await eventually(lambda: bool(relay.boxes["box"].got))
@@ -70,7 +96,9 @@ async def test_a_dead_letter_of_a_sink_that_is_gone_is_409(tmp_path: Path) -> No
     async with running(tmp_path, sinks=("new",)) as relay:
         answer = await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")
         assert (answer.status, "old" in answer.json["detail"]) == (409, True)
-        assert [one["state"] for one in (await relay.call("GET", "/v1/dead-letters")).json["items"]] == ["parked"]
+        assert [
+            one["state"] for one in (await relay.call("GET", "/v1/dead-letters")).json["items"]
+        ] == ["parked"]
 
 
 async def test_what_is_not_about_an_event_has_no_event_id(relay: Running) -> None:
@@ -85,7 +113,9 @@ async def test_what_is_not_about_an_event_has_no_event_id(relay: Running) -> Non
 async def test_deliveries_and_dead_letters_come_in_pages(tmp_path: Path) -> None:
     async with running(tmp_path, sinks=("box",)) as relay:
         relay.boxes["box"].trouble = Rejected("no")
-        await relay.see(*(event(event_id=f"event-{number}", event_type="Redeploy") for number in range(101)))
+        await relay.see(
+            *(event(event_id=f"event-{number}", event_type="Redeploy") for number in range(101))
+        )
         await _listed(relay, "/v1/dead-letters", 100, "parked")
         first = (await relay.call("GET", "/v1/dead-letters")).json
         second = (await relay.call("GET", f"/v1/dead-letters?cursor={first['next']}")).json
@@ -100,11 +130,17 @@ async def test_a_ping_goes_to_its_sink_alone(tmp_path: Path) -> None:
         await eventually(lambda: bool(relay.boxes["two"].got))
         (ping,) = relay.boxes["two"].got
         assert (ping.name, ping.subject, ping.id) == ("relay.ping", "two", answer.json["id"])
-        assert ping.data == {"sink": "two", "reason": "a test message, asked for by client:alice", "count": 1}
+        assert ping.data == {
+            "sink": "two",
+            "reason": "a test message, asked for by client:alice",
+            "count": 1,
+        }
         assert relay.boxes["one"].got == []
 
 
-async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restart(tmp_path: Path) -> None:
+async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restart(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as relay:
         paused = (await relay.call("POST", "/v1/sinks/box/pause")).json
         assert paused == {
@@ -130,7 +166,15 @@ async def test_an_unknown_sink_is_404(relay: Running, name: str, verb: str) -> N
     assert (await relay.call("POST", f"/v1/sinks/{name}/{verb}")).status == 404
 
 
-@pytest.mark.parametrize("path", ["/v1/sinks/box/ping", "/v1/sinks/box/pause", "/v1/sinks/box/resume", "/v1/dead-letters/1/redeliver"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/sinks/box/ping",
+        "/v1/sinks/box/pause",
+        "/v1/sinks/box/resume",
+        "/v1/dead-letters/1/redeliver",
+    ],
+)
 async def test_a_get_operates_nothing(relay: Running, path: str) -> None:
     assert (await relay.call("GET", path)).status == 405
     assert relay.dispatcher.status()[0].state == "on"

@@ -18,7 +18,12 @@ async def test_a_relay_that_does_its_work_is_alive_and_ready(relay: Running) -> 
     ready = await relay.call("GET", "/readyz", by=None)
     assert (ready.status, ready.json) == (
         200,
-        {"status": "ok", "source": "ok", "store": "ok", "sinks": {"failing": [], "disabled": [], "paused": []}},
+        {
+            "status": "ok",
+            "source": "ok",
+            "store": "ok",
+            "sinks": {"failing": [], "disabled": [], "paused": []},
+        },
     )
 
 
@@ -31,8 +36,15 @@ async def test_sinks_in_trouble_are_named_and_leave_it_ready(tmp_path: Path) -> 
         await eventually(lambda: any(one.failing for one in relay.dispatcher.status()))
         await eventually(lambda: any(one.state == "disabled" for one in relay.dispatcher.status()))
         ready = await relay.call("GET", "/readyz", by=None)
-        assert (ready.status, ready.json["sinks"]) == (200, {"failing": ["sick"], "disabled": ["gone"], "paused": ["resting"]})
-        assert ready.json["reasons"] == {"sick": "it is down", "gone": "it is gone", "resting": "paused by client:alice"}
+        assert (ready.status, ready.json["sinks"]) == (
+            200,
+            {"failing": ["sick"], "disabled": ["gone"], "paused": ["resting"]},
+        )
+        assert ready.json["reasons"] == {
+            "sick": "it is down",
+            "gone": "it is gone",
+            "resting": "paused by client:alice",
+        }
 
 
 async def test_a_lost_source_turns_it_red(relay: Running) -> None:
@@ -68,7 +80,11 @@ async def test_metrics_tell_how_the_relay_is(relay: Running) -> None:
     assert found[("imds_relay_source_lost",)] == 0
     assert found[("imds_relay_store_failing",)] == 0
     assert found[("imds_relay_journal_position",)] == head.position
-    assert [found[("imds_relay_approvals_mode", mode)] for mode in ("on", "dry-run", "off")] == [1, 0, 0]
+    assert [found[("imds_relay_approvals_mode", mode)] for mode in ("on", "dry-run", "off")] == [
+        1,
+        0,
+        0,
+    ]
     assert found[("imds_relay_sink_waiting", "box", "box")] == relay.dispatcher.status()[0].waiting
     assert found[("imds_relay_sink_state", "box", "box", "on")] == 1
     assert found[("imds_relay_sink_tries_total", "", "box", "box", "deferred")] >= 1
@@ -79,13 +95,19 @@ async def test_metrics_tell_how_the_relay_is(relay: Running) -> None:
 
 
 async def test_metrics_come_as_openmetrics_where_that_is_asked_for(relay: Running) -> None:
-    scraped = await relay.call("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    scraped = await relay.call(
+        "GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
     assert "openmetrics" in scraped.headers["Content-Type"]
-    assert any(family.name == "imds_relay_polls" for family in read_openmetrics(scraped.body.decode()))  # type: ignore[no-untyped-call]  # it has no types
+    assert any(
+        family.name == "imds_relay_polls" for family in read_openmetrics(scraped.body.decode())
+    )  # type: ignore[no-untyped-call]  # it has no types
 
 
 @pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "Via"])
-async def test_what_a_proxy_on_this_machine_passes_on_is_not_from_this_machine(relay: Running, header: str) -> None:
+async def test_what_a_proxy_on_this_machine_passes_on_is_not_from_this_machine(
+    relay: Running, header: str
+) -> None:
     assert (await relay.call("GET", "/metrics", by=None)).status == 200
     assert (await relay.call("GET", "/metrics", by=None, headers={header: "x"})).status == 401
     assert (await relay.call("GET", "/metrics", by="drain", headers={header: "x"})).status == 403

@@ -88,7 +88,9 @@ def refused(answers: list[Said], *statuses: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-async def _unharmed(relay: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+async def _unharmed(
+    relay: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[None]:
     """After each of them the server answers, nothing was decided, and no traceback was logged. It gives up nobody by time meanwhile."""
     monkeypatch.setattr(connection, "IDLE", LONG)
     monkeypatch.setattr(connection, "LINGER", LONG)
@@ -100,7 +102,9 @@ async def _unharmed(relay: Running, caplog: pytest.LogCaptureFixture, monkeypatc
         assert (await relay.call("GET", f"/v1/events/{EVENT_ID}", by="bob")).status == 200
     assert await relay.said("approval.recorded") == []
     assert relay.azure.started == []
-    assert [one for one in caplog.records if one.exc_info or one.levelname in ("ERROR", "CRITICAL")] == []
+    assert [
+        one for one in caplog.records if one.exc_info or one.levelname in ("ERROR", "CRITICAL")
+    ] == []
     assert "Traceback" not in caplog.text
 
 
@@ -127,7 +131,9 @@ def _chunked(*chunks: bytes) -> bytes:
 # --- bodies
 
 
-async def test_a_length_over_the_limit_is_refused_before_any_byte_of_the_body(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_length_over_the_limit_is_refused_before_any_byte_of_the_body(
+    relay: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "LINGER", 0.2)
     began = time.monotonic()
     refused(await send(relay, POST + b"Content-Length: 65537\r\n\r\n"), 413)
@@ -168,7 +174,9 @@ async def test_who_asks_first_and_may_is_told_to_go_on(relay: Running) -> None:
 
 @pytest.mark.usefixtures("_impatient")
 async def test_chunks_over_the_limit_are_refused(relay: Running) -> None:
-    answers = await send(relay, POST + b"Transfer-Encoding: chunked\r\n\r\n" + _chunked(*[b"x" * 8192] * 9))
+    answers = await send(
+        relay, POST + b"Transfer-Encoding: chunked\r\n\r\n" + _chunked(*[b"x" * 8192] * 9)
+    )
     refused(answers, 413)
 
 
@@ -184,8 +192,12 @@ async def test_chunks_without_end_are_soon_taken_no_more(relay: Running) -> None
 TWICE = (b"identity\r\nContent-Encoding: gzip", b"gzip\r\nContent-Encoding: identity")
 
 
-@pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"deflate", b"br", b"gzip, identity", b"x", *TWICE])
-async def test_an_encoded_body_is_refused_and_never_unpacked(relay: Running, encoding: bytes) -> None:
+@pytest.mark.parametrize(
+    "encoding", [b"gzip", b"GZIP", b"deflate", b"br", b"gzip, identity", b"x", *TWICE]
+)
+async def test_an_encoded_body_is_refused_and_never_unpacked(
+    relay: Running, encoding: bytes
+) -> None:
     bomb = gzip.compress(bytes(10_000_000))
     head = POST + b"Connection: close\r\nContent-Encoding: " + encoding + b"\r\n" + _length(bomb)
     refused(await send(relay, head, bomb), 415)
@@ -193,11 +205,22 @@ async def test_an_encoded_body_is_refused_and_never_unpacked(relay: Running, enc
 
 @pytest.mark.parametrize(
     "media",
-    [b"text/plain", b"application/x-www-form-urlencoded", b"application/json; charset=utf-16", b"multipart/form-data", b"json", b""],
+    [
+        b"text/plain",
+        b"application/x-www-form-urlencoded",
+        b"application/json; charset=utf-16",
+        b"multipart/form-data",
+        b"json",
+        b"",
+    ],
 )
 async def test_another_content_type_is_refused(relay: Running, media: bytes) -> None:
     body = _body(relay)
-    head = POST.replace(JSON, b"Content-Type: " + media + b"\r\n") + b"Connection: close\r\n" + _length(body)
+    head = (
+        POST.replace(JSON, b"Content-Type: " + media + b"\r\n")
+        + b"Connection: close\r\n"
+        + _length(body)
+    )
     refused(await send(relay, head + body), 415)
 
 
@@ -272,12 +295,17 @@ async def test_what_is_no_json_object_is_400(relay: Running, body: bytes) -> Non
     ],
     ids=str,
 )
-async def test_a_wrong_field_is_422_and_named(relay: Running, changes: dict[str, Any], field: str) -> None:
+async def test_a_wrong_field_is_422_and_named(
+    relay: Running, changes: dict[str, Any], field: str
+) -> None:
     answer = await relay.decide(**changes)
     assert (answer.status, answer.json["field"]) == (422, field)
 
 
-@pytest.mark.parametrize("text", ["'; DROP TABLE journal; --", "\u202e gnol", "💣" * 60, "${jndi:ldap://x}", "../../etc/passwd"])
+@pytest.mark.parametrize(
+    "text",
+    ["'; DROP TABLE journal; --", "\u202e gnol", "💣" * 60, "${jndi:ldap://x}", "../../etc/passwd"],
+)
 async def test_strange_text_is_text(relay: Running, text: str) -> None:
     answer = await relay.decide(eventId=text, reason=f"{text}\x00\r\n\x1b[2J")
     assert answer.status == 404
@@ -303,10 +331,14 @@ MALFORMED = {
     "a long line": b"GET /" + _LONG + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     "a long value": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + _LONG + b"\r\n\r\n",
     "a long name": b"GET /healthz HTTP/1.1\r\n" + HOST + _LONG + b": x\r\n\r\n",
-    "many fields": b"GET /healthz HTTP/1.1\r\n" + HOST + b"".join(b"X-%d: y\r\n" % number for number in range(2000)) + b"\r\n",
+    "many fields": b"GET /healthz HTTP/1.1\r\n"
+    + HOST
+    + b"".join(b"X-%d: y\r\n" % number for number in range(2000))
+    + b"\r\n",
     "a field without end": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + b"y" * 100_000,
     "both lengths": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "both, the other way": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "both, the other way": POST
+    + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
     "two lengths": POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}{}{}",
     "a length twice": POST + b"Content-Length: 2, 2\r\n\r\n{}",
     "a negative length": POST + b"Content-Length: -1\r\n\r\n",
@@ -317,7 +349,8 @@ MALFORMED = {
     "chunked and more": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
     "a chunk size that is none": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     "a negative chunk": POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
-    "a chunk that is longer than said": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}xx\r\n0\r\n\r\n",
+    "a chunk that is longer than said": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}xx\r\n0\r\n\r\n",
     "a chunk over 64 bits": POST + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
     "a header folded": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\r\n b\r\n\r\n",
     "a bare carriage return": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\rb: c\r\n\r\n",
@@ -325,7 +358,9 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_what_is_no_request_is_400_and_the_end_of_the_connection(relay: Running, name: str) -> None:
+async def test_what_is_no_request_is_400_and_the_end_of_the_connection(
+    relay: Running, name: str
+) -> None:
     """Nothing behind it is taken for a request: a proxy in front might have seen it otherwise."""
     smuggled = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     answers = await send(relay, MALFORMED[name] + smuggled)
@@ -336,7 +371,13 @@ async def test_what_is_no_request_is_400_and_the_end_of_the_connection(relay: Ru
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("upgrade", [b"websocket", b"h2c", b"TLS/1.0"])
 async def test_an_upgrade_is_not_made(relay: Running, upgrade: bytes) -> None:
-    head = b"GET /v1/stream HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: " + upgrade + b"\r\n\r\n"
+    head = (
+        b"GET /v1/stream HTTP/1.1\r\n"
+        + HOST
+        + b"Connection: Upgrade\r\nUpgrade: "
+        + upgrade
+        + b"\r\n\r\n"
+    )
     answers = await send(relay, head + b"\x00\xff rubbish \r\n\r\n")
     assert answers[0].status == 401
 
@@ -419,8 +460,14 @@ async def test_who_opens_connections_without_end_locks_nobody_out(
             writer.write(b"GET /v1/stream HTTP/1.1\r\n" + HOST + KEY + b"\r\n")
             await kept.readuntil(b"\r\n\r\n")
             for number in range(120):
-                one = flood.enter_context(socket.create_connection(("127.0.0.1", crowded.server.port)))
-                one.sendall(b"POST /v1/approvals HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 10\r\n\r\n" if number % 2 else b"GET /")
+                one = flood.enter_context(
+                    socket.create_connection(("127.0.0.1", crowded.server.port))
+                )
+                one.sendall(
+                    b"POST /v1/approvals HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 10\r\n\r\n"
+                    if number % 2
+                    else b"GET /"
+                )
                 await asyncio.sleep(0)
             async with asyncio.timeout(SOON):
                 assert (await crowded.decide(revision="stale")).status == 409
@@ -445,7 +492,9 @@ async def test_connections_that_have_ended_count_no_more(
     assert "give way" not in caplog.text
 
 
-async def test_who_does_not_read_answers_is_dropped(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_read_answers_is_dropped(
+    relay: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "TAKE", 0.5)
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -464,11 +513,21 @@ async def test_who_does_not_read_answers_is_dropped(relay: Running, monkeypatch:
 
 async def test_hundreds_of_hostile_requests_take_no_memory(relay: Running) -> None:
     relay.clock.stop()
-    hostile = [MALFORMED[name] for name in ("noise", "many fields", "both lengths", "a field without end", "a long value")]
+    hostile = [
+        MALFORMED[name]
+        for name in ("noise", "many fields", "both lengths", "a field without end", "a long value")
+    ]
     hostile += [
-        b"GET /v1/events HTTP/1.1\r\nConnection: close\r\n" + HOST + b"Authorization: Bearer wrong\r\n\r\n",
-        b"POST /v1/callbacks/drain HTTP/1.1\r\nConnection: close\r\n" + HOST + JSON + b"Content-Length: 2\r\n\r\n{}",
-        POST.replace(b"alice", b"mallory") + b"Connection: close\r\nContent-Length: 60000\r\n\r\n" + b"x" * 60000,
+        b"GET /v1/events HTTP/1.1\r\nConnection: close\r\n"
+        + HOST
+        + b"Authorization: Bearer wrong\r\n\r\n",
+        b"POST /v1/callbacks/drain HTTP/1.1\r\nConnection: close\r\n"
+        + HOST
+        + JSON
+        + b"Content-Length: 2\r\n\r\n{}",
+        POST.replace(b"alice", b"mallory")
+        + b"Connection: close\r\nContent-Length: 60000\r\n\r\n"
+        + b"x" * 60000,
     ]
 
     async def attack(times: int) -> None:
@@ -490,7 +549,9 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-async def test_a_mistake_of_ours_is_500_and_tells_the_caller_nothing(relay: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_mistake_of_ours_is_500_and_tells_the_caller_nothing(
+    relay: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     relay.server.attach(replace(relay.relay, source=None))  # type: ignore[arg-type]  # so that readiness stumbles
     (answer,) = await send(relay, b"GET /readyz HTTP/1.1\r\n" + HOST + b"\r\n")
     assert answer.status == 500

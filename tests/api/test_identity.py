@@ -33,7 +33,10 @@ ISSUER = f"https://login.microsoftonline.com/{TENANT}/v2.0"
 AUDIENCE = "11111111-1111-1111-1111-111111111111"
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-VOTE = {"name": "all", "approve": {"votes": 1, "from": [f"entra:{TENANT}/{PERSON}", "mtls:drain.internal"]}}
+VOTE = {
+    "name": "all",
+    "approve": {"votes": 1, "from": [f"entra:{TENANT}/{PERSON}", "mtls:drain.internal"]},
+}
 
 
 def public(key: rsa.RSAPrivateKey, kid: str, **more: Any) -> dict[str, Any]:
@@ -59,7 +62,9 @@ class Issuer:
     async def answer(self, _request: web.Request) -> web.Response:
         """The handler."""
         self.asked += 1
-        return web.json_response({"keys": self.keys}, status=self.status, headers={"Location": "/elsewhere"})
+        return web.json_response(
+            {"keys": self.keys}, status=self.status, headers={"Location": "/elsewhere"}
+        )
 
 
 @dataclass
@@ -84,13 +89,24 @@ class Entra:
         }
         return {name: value for name, value in (usual | changes).items() if value is not None}
 
-    def token(self, key: Any = KEY, algorithm: str = "RS256", kid: str | None = "k1", **changes: Any) -> str:
+    def token(
+        self, key: Any = KEY, algorithm: str = "RS256", kid: str | None = "k1", **changes: Any
+    ) -> str:
         """A signed token."""
-        return jwt.encode(self.claims(**changes), key, algorithm=algorithm, headers={"kid": kid} if kid is not None else None)
+        return jwt.encode(
+            self.claims(**changes),
+            key,
+            algorithm=algorithm,
+            headers={"kid": kid} if kid is not None else None,
+        )
 
     async def status(self, token: str, path: str = "/v1/events") -> int:
         """What a call with it is answered."""
-        return (await self.relay.call("GET", path, by=None, headers={"Authorization": f"Bearer {token}"})).status
+        return (
+            await self.relay.call(
+                "GET", path, by=None, headers={"Authorization": f"Bearer {token}"}
+            )
+        ).status
 
 
 @asynccontextmanager
@@ -111,13 +127,22 @@ async def issuing() -> AsyncIterator[tuple[Issuer, str]]:
 def section(keys_url: str, **changes: Any) -> dict[str, Any]:
     """``api.oidc``."""
     roles = {"Approver": ["read", "approve"], "Reader": ["read"]}
-    return {"issuer": ISSUER, "audience": AUDIENCE, "tenant": TENANT, "keys_url": keys_url, "roles": roles} | changes
+    return {
+        "issuer": ISSUER,
+        "audience": AUDIENCE,
+        "tenant": TENANT,
+        "keys_url": keys_url,
+        "roles": roles,
+    } | changes
 
 
 @pytest.fixture
 async def entra(tmp_path: Path) -> AsyncIterator[Entra]:
     """A relay that takes tokens."""
-    async with issuing() as (issuer, url), running(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay:
+    async with (
+        issuing() as (issuer, url),
+        running(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay,
+    ):
         await relay.see(event())
         relay.clock.stop()
         yield Entra(relay, issuer)
@@ -125,16 +150,33 @@ async def entra(tmp_path: Path) -> AsyncIterator[Entra]:
 
 async def test_a_person_with_a_token_approves_under_their_own_name(entra: Entra) -> None:
     answer = await entra.relay.call(
-        "POST", "/v1/approvals", entra.relay.wish(), by=None, headers={"Authorization": f"Bearer {entra.token()}"}
+        "POST",
+        "/v1/approvals",
+        entra.relay.wish(),
+        by=None,
+        headers={"Authorization": f"Bearer {entra.token()}"},
     )
     assert (answer.status, answer.json["state"]) == (202, "granted")
-    assert [said["data"]["principal"] for said in await entra.relay.said("approval.recorded")] == [f"entra:{TENANT}/{PERSON}"]
+    assert [said["data"]["principal"] for said in await entra.relay.said("approval.recorded")] == [
+        f"entra:{TENANT}/{PERSON}"
+    ]
 
 
 async def test_what_a_person_may_follows_from_their_roles(entra: Entra) -> None:
-    for roles, expected in ((["Approver"], 403), (["Reader"], 403), (["Nobody", "Reader"], 403), ([], 403), (None, 403), ("Approver", 403)):
+    for roles, expected in (
+        (["Approver"], 403),
+        (["Reader"], 403),
+        (["Nobody", "Reader"], 403),
+        ([], 403),
+        (None, 403),
+        ("Approver", 403),
+    ):
         answer = await entra.relay.call(
-            "PUT", "/v1/approvals/mode", {"mode": "on"}, by=None, headers={"Authorization": f"Bearer {entra.token(roles=roles)}"}
+            "PUT",
+            "/v1/approvals/mode",
+            {"mode": "on"},
+            by=None,
+            headers={"Authorization": f"Bearer {entra.token(roles=roles)}"},
         )
         assert answer.status == expected
         can_read = isinstance(roles, list) and bool({"Approver", "Reader"}.intersection(roles))
@@ -164,7 +206,9 @@ async def test_what_a_person_may_follows_from_their_roles(entra: Entra) -> None:
         {"nbf": 99999999999},
     ],
 )
-async def test_a_token_that_says_something_else_is_401(entra: Entra, changes: dict[str, Any]) -> None:
+async def test_a_token_that_says_something_else_is_401(
+    entra: Entra, changes: dict[str, Any]
+) -> None:
     claims = entra.claims()
     claims = {name: value for name, value in {**claims, **changes}.items() if value is not None}
     token = jwt.api_jws.encode(lenient_json(claims), KEY, algorithm="RS256", headers={"kid": "k1"})
@@ -174,7 +218,9 @@ async def test_a_token_that_says_something_else_is_401(entra: Entra, changes: di
 
 def lenient_json(claims: dict[str, Any]) -> bytes:
     """NaN is no JSON, and is read all the same by lenient readers."""
-    return orjson.dumps({name: "NaN!" if value != value else value for name, value in claims.items()}).replace(b'"NaN!"', b"NaN")  # noqa: PLR0124  # NaN alone differs from itself
+    return orjson.dumps(
+        {name: "NaN!" if value != value else value for name, value in claims.items()}
+    ).replace(b'"NaN!"', b"NaN")  # noqa: PLR0124  # NaN alone differs from itself
 
 
 def base64(text: bytes) -> str:
@@ -184,8 +230,13 @@ def base64(text: bytes) -> str:
 
 async def test_a_token_with_another_algorithm_or_key_is_401(entra: Entra) -> None:
     signed, body = entra.token(), entra.token().split(".")[1]
-    pem = KEY.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    header, forged = base64(b'{"alg":"none","kid":"k1","typ":"JWT"}'), base64(b'{"alg":"HS256","kid":"k1","typ":"JWT"}')
+    pem = KEY.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    header, forged = (
+        base64(b'{"alg":"none","kid":"k1","typ":"JWT"}'),
+        base64(b'{"alg":"HS256","kid":"k1","typ":"JWT"}'),
+    )
     wrong = {
         "none": f"{header}.{body}.",
         "HS256 with the public key": f"{forged}.{body}.{base64(hmac.digest(pem, f'{forged}.{body}'.encode(), 'sha256'))}",
@@ -214,7 +265,9 @@ async def test_the_token_of_yesterday_is_401_by_the_relay_s_own_clock(entra: Ent
     assert await entra.status(token) == 401
 
 
-async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_minutes(entra: Entra) -> None:
+async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_minutes(
+    entra: Entra,
+) -> None:
     for _ in range(3):
         assert await entra.status(entra.token()) == 200
         assert await entra.status(entra.token(kid="k2", key=OTHER)) == 401
@@ -225,7 +278,9 @@ async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_m
     assert entra.issuer.asked == 2
 
 
-async def test_keys_that_cannot_be_fetched_hold_for_a_while_and_a_withdrawn_one_no_longer_than_a_day(entra: Entra) -> None:
+async def test_keys_that_cannot_be_fetched_hold_for_a_while_and_a_withdrawn_one_no_longer_than_a_day(
+    entra: Entra,
+) -> None:
     assert await entra.status(entra.token()) == 200
     entra.issuer.status = 302  # not followed
     entra.relay.clock.ahead = MAX_KEY_AGE
@@ -261,7 +316,9 @@ async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
         [7],
     ],
 )
-async def test_a_key_that_is_no_rsa_key_for_signatures_verifies_nothing(entra: Entra, keys: list[Any]) -> None:
+async def test_a_key_that_is_no_rsa_key_for_signatures_verifies_nothing(
+    entra: Entra, keys: list[Any]
+) -> None:
     entra.issuer.keys = keys
     assert await entra.status(entra.token()) == 401
 
@@ -282,7 +339,9 @@ async def test_a_client_s_key_still_works_beside_tokens(entra: Entra) -> None:
         ("at least 1", {"issuer": ""}),
     ],
 )
-def test_a_section_that_would_trust_too_much_is_an_error(words: str, changes: dict[str, Any]) -> None:
+def test_a_section_that_would_trust_too_much_is_an_error(
+    words: str, changes: dict[str, Any]
+) -> None:
     with pytest.raises(ValidationError, match=words):
         ApiSettings.model_validate({"oidc": {**section("https://keys.example.com/"), **changes}})
 
@@ -298,7 +357,14 @@ class Certified:
     folder: Path
     authority: Authority
 
-    async def call(self, method: str, path: str, *sans: x509.GeneralName, body: Any = None, key: str | None = None) -> tuple[int, Any]:
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *sans: x509.GeneralName,
+        body: Any = None,
+        key: str | None = None,
+    ) -> tuple[int, Any]:
         """A call with a certificate of these names."""
         file = self.folder / "client.pem"
         file.write_bytes(self.authority.issue("drain.internal", sans))
@@ -307,7 +373,12 @@ class Certified:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
-            session.request(method, f"https://localhost:{self.relay.server.port}{path}", json=body, headers=headers) as answer,
+            session.request(
+                method,
+                f"https://localhost:{self.relay.server.port}{path}",
+                json=body,
+                headers=headers,
+            ) as answer,
         ):
             return answer.status, await answer.json()
 
@@ -318,7 +389,11 @@ async def certified(tmp_path: Path) -> AsyncIterator[Certified]:
     authority = Authority("authority")
     (tmp_path / "authority.pem").write_bytes(authority.pem)
     (tmp_path / "server.pem").write_bytes(authority.issue("localhost", LOCALHOST))
-    files = {"cert_file": tmp_path / "server.pem", "key_file": tmp_path / "server.pem", "client_ca_file": tmp_path / "authority.pem"}
+    files = {
+        "cert_file": tmp_path / "server.pem",
+        "key_file": tmp_path / "server.pem",
+        "client_ca_file": tmp_path / "authority.pem",
+    }
     clients = (
         {"name": "drain", "san": "drain.internal", "can": ["read", "approve"]},
         {"name": "job", "san": "spiffe://west/job", "can": ["read"], "key": "key-of-job"},
@@ -329,10 +404,18 @@ async def certified(tmp_path: Path) -> AsyncIterator[Certified]:
 
 
 async def test_the_name_in_a_certificate_is_the_principal(certified: Certified) -> None:
-    status, answer = await certified.call("POST", "/v1/approvals", x509.DNSName("Drain.internal"), body=certified.relay.wish())
+    status, answer = await certified.call(
+        "POST", "/v1/approvals", x509.DNSName("Drain.internal"), body=certified.relay.wish()
+    )
     assert (status, answer["state"]) == (202, "granted")
-    assert [said["data"]["principal"] for said in await certified.relay.said("approval.recorded")] == ["mtls:drain.internal"]
-    assert (await certified.call("GET", "/v1/events", x509.UniformResourceIdentifier("spiffe://west/job")))[0] == 200
+    assert [
+        said["data"]["principal"] for said in await certified.relay.said("approval.recorded")
+    ] == ["mtls:drain.internal"]
+    assert (
+        await certified.call(
+            "GET", "/v1/events", x509.UniformResourceIdentifier("spiffe://west/job")
+        )
+    )[0] == 200
 
 
 async def test_a_certificate_that_names_nobody_or_two_is_401(certified: Certified) -> None:
@@ -343,9 +426,17 @@ async def test_a_certificate_that_names_nobody_or_two_is_401(certified: Certifie
 
 
 async def test_who_shows_a_key_too_is_whose_key_it_is(certified: Certified) -> None:
-    status, _ = await certified.call("POST", "/v1/approvals", x509.DNSName("drain.internal"), body=certified.relay.wish(), key="key-of-job")
+    status, _ = await certified.call(
+        "POST",
+        "/v1/approvals",
+        x509.DNSName("drain.internal"),
+        body=certified.relay.wish(),
+        key="key-of-job",
+    )
     assert status == 403
-    assert (await certified.call("GET", "/v1/events", x509.DNSName("drain.internal"), key="wrong"))[0] == 401
+    assert (await certified.call("GET", "/v1/events", x509.DNSName("drain.internal"), key="wrong"))[
+        0
+    ] == 401
 
 
 def test_a_name_without_an_authority_is_an_error() -> None:

@@ -53,7 +53,9 @@ async def test_it_is_openapi(relay: Running) -> None:
     Draft202012Validator(_SCHEMA).validate(await _description(relay))
 
 
-async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somewhere(relay: Running) -> None:
+async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somewhere(
+    relay: Running,
+) -> None:
     document = await _description(relay)
     for schema in document["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
@@ -65,7 +67,9 @@ async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somew
 
 async def test_it_describes_the_calls_of_the_documentation_and_no_others(relay: Running) -> None:
     document = await _description(relay)
-    described = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
+    described = {
+        f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item
+    }
     assert described == set(DOCUMENTED.split("\n")) - {""}
 
 
@@ -84,13 +88,19 @@ async def test_what_a_body_may_hold_is_what_is_read(relay: Running) -> None:
     described = document["components"]["schemas"]["Body"]
     assert described == DecisionBody.model_json_schema()
     operation = document["paths"]["/v1/approvals"]["post"]
-    assert operation["requestBody"]["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}
+    assert operation["requestBody"]["content"] == {
+        "application/json": {"schema": {"$ref": "#/components/schemas/Body"}}
+    }
 
 
-async def test_every_operation_has_a_name_of_its_own_and_every_parameter_of_its_path(relay: Running) -> None:
+async def test_every_operation_has_a_name_of_its_own_and_every_parameter_of_its_path(
+    relay: Running,
+) -> None:
     document = await _description(relay)
     operations = [(path, one) for path, item in document["paths"].items() for one in item.values()]
     names = [one["operationId"] for _, one in operations]
     assert len(names) == len(set(names))
     for path, one in operations:
-        assert {found["name"] for found in one["parameters"] if found["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+        assert {found["name"] for found in one["parameters"] if found["in"] == "path"} == set(
+            re.findall(r"{(\w+)}", path)
+        )

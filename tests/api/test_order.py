@@ -88,11 +88,15 @@ PAIRS = [
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 async def test_of_two_faults_the_earlier_is_told(
-    relay: Running, first: tuple[int, str, Callable[[Try], Try]], second: tuple[int, str, Callable[[Try], Try]]
+    relay: Running,
+    first: tuple[int, str, Callable[[Try], Try]],
+    second: tuple[int, str, Callable[[Try], Try]],
 ) -> None:
     wish = first[2](second[2](Try(body=relay.wish())))
     _flood(relay, wish)
-    answer = await relay.call("POST", "/v1/approvals", wish.sent(), by=wish.by, headers=wish.headers)
+    answer = await relay.call(
+        "POST", "/v1/approvals", wish.sent(), by=wish.by, headers=wish.headers
+    )
     assert answer.status == first[0], answer.body
     _is_that_429(answer.body, first[1])
 
@@ -102,10 +106,14 @@ async def test_with_no_other_fault_it_is_503(relay: Running) -> None:
 
 
 @pytest.mark.parametrize(("status", "_name", "spoil"), FAULTS)
-async def test_each_fault_is_told_before_503(relay: Running, status: int, _name: str, spoil: Callable[[Try], Try]) -> None:
+async def test_each_fault_is_told_before_503(
+    relay: Running, status: int, _name: str, spoil: Callable[[Try], Try]
+) -> None:
     wish = spoil(Try(body=relay.wish()))
     _flood(relay, wish)
-    assert (await relay.call("POST", "/v1/approvals", wish.sent(), by=wish.by, headers=wish.headers)).status == status
+    assert (
+        await relay.call("POST", "/v1/approvals", wish.sent(), by=wish.by, headers=wish.headers)
+    ).status == status
 
 
 async def test_of_reads_too_401_comes_before_422_and_404_before_403(relay: Running) -> None:

@@ -13,7 +13,9 @@ PAUSES = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=80)
 
 
 @given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
-def test_in_no_span_of_time_more_get_through_than_the_burst_and_the_rate_allow(pauses: list[float], burst: int, rate: float) -> None:
+def test_in_no_span_of_time_more_get_through_than_the_burst_and_the_rate_allow(
+    pauses: list[float], burst: int, rate: float
+) -> None:
     buckets, now, passed = TokenBuckets(rate, burst), 0.0, []
     for pause in pauses:
         now += pause
@@ -25,7 +27,9 @@ def test_in_no_span_of_time_more_get_through_than_the_burst_and_the_rate_allow(p
 
 
 @given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
-def test_who_waits_as_long_as_told_gets_through(pauses: list[float], burst: int, rate: float) -> None:
+def test_who_waits_as_long_as_told_gets_through(
+    pauses: list[float], burst: int, rate: float
+) -> None:
     buckets, now = TokenBuckets(rate, burst), 0.0
     for pause in pauses:
         now += pause

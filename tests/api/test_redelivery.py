@@ -23,7 +23,9 @@ async def _parked(relay: Running, count: int) -> list[dict[str, Any]]:
     return await until(look, lambda items: len(items) == count)
 
 
-async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(tmp_path: Path) -> None:
+async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as relay:
         relay.boxes["box"].trouble = Deferred("it is down", status=503, answer="come back later")
         await relay.see(event())
@@ -39,7 +41,12 @@ async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(tm
         assert (first["number"], first["outcome"], first["status"]) == (1, "deferred", 503)
         assert (first["reason"], first["answer"]) == ("it is down", "come back later")
         assert 0 <= first["tookSeconds"] < 60
-        assert (last["number"], last["outcome"], last["status"], last["reason"]) == (found["attempts"], "delivered", 204, None)
+        assert (last["number"], last["outcome"], last["status"], last["reason"]) == (
+            found["attempts"],
+            "delivered",
+            204,
+            None,
+        )
 
 
 @pytest.mark.parametrize("number", ["999", "0", "-1", "x", "9" * 18, "9" * 30])
@@ -55,29 +62,53 @@ async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: P
         await _parked(relay, 4)
         for box in relay.boxes.values():
             box.trouble = None
-        done = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "one", "eventId": EVENT_ID.lower()})
-        assert (done.status, done.json["redelivered"], done.json["left"], done.json["next"]) == (202, 1, 0, None)
+        done = await relay.call(
+            "POST", "/v1/dead-letters/redeliver", {"sink": "one", "eventId": EVENT_ID.lower()}
+        )
+        assert (done.status, done.json["redelivered"], done.json["left"], done.json["next"]) == (
+            202,
+            1,
+            0,
+            None,
+        )
         await eventually(lambda: len(relay.boxes["one"].got) == 1)
         later = format_rfc3339(relay.clock.now() + timedelta(hours=1))
-        for nothing in ({"type": "event.ended"}, {"since": later}, {"until": "2020-01-01T00:00:00Z"}):
-            assert (await relay.call("POST", "/v1/dead-letters/redeliver", nothing)).json["redelivered"] == 0
+        for nothing in (
+            {"type": "event.ended"},
+            {"since": later},
+            {"until": "2020-01-01T00:00:00Z"},
+        ):
+            assert (await relay.call("POST", "/v1/dead-letters/redeliver", nothing)).json[
+                "redelivered"
+            ] == 0
         assert (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json["redelivered"] == 3
-        await eventually(lambda: (len(relay.boxes["one"].got), len(relay.boxes["two"].got)) == (2, 2))
+        await eventually(
+            lambda: (len(relay.boxes["one"].got), len(relay.boxes["two"].got)) == (2, 2)
+        )
 
 
 async def test_an_unknown_sink_is_named_and_is_no_redelivery_of_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, sinks=("one", "two")) as relay:
         answer = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "nope"})
-        assert (answer.status, answer.json["detail"]) == (404, "no sink 'nope' in the configuration; there are: one, two")
+        assert (answer.status, answer.json["detail"]) == (
+            404,
+            "no sink 'nope' in the configuration; there are: one, two",
+        )
 
 
-async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_again(tmp_path: Path) -> None:
+async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_again(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as relay:
         relay.boxes["box"].trouble = Rejected("no")
-        await relay.see(*(event(event_id=f"event-{number}", event_type="Redeploy") for number in range(101)))
+        await relay.see(
+            *(event(event_id=f"event-{number}", event_type="Redeploy") for number in range(101))
+        )
 
         async def counted() -> int:
-            return await relay.store.read(lambda tx: len(tx.deliveries.page(states=("parked",), limit=1000)))
+            return await relay.store.read(
+                lambda tx: len(tx.deliveries.page(states=("parked",), limit=1000))
+            )
 
         await until(counted, lambda count: count == 101)
         first = (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json
@@ -88,7 +119,9 @@ async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_agai
         assert (second["redelivered"], second["left"], second["next"]) == (1, 0, None)
 
 
-@pytest.mark.parametrize("body", [{"since": "soon"}, {"until": 5}, {"after": -1}, {"state": "parked"}, {"sink": 1}])
+@pytest.mark.parametrize(
+    "body", [{"since": "soon"}, {"until": 5}, {"after": -1}, {"state": "parked"}, {"sink": 1}]
+)
 async def test_a_wrong_field_redelivers_nothing(relay: Running, body: dict[str, Any]) -> None:
     answer = await relay.call("POST", "/v1/dead-letters/redeliver", body)
     assert (answer.status, answer.json["field"]) == (422, next(iter(body)))

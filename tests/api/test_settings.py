@@ -29,7 +29,16 @@ def test_where_it_listens_on_loopback(listen: str, host: str, port: int) -> None
     assert (settings.host, settings.port) == (host, port)
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "relay.example.com:443", "127.0.0.1.example.com:80"])
+@pytest.mark.parametrize(
+    "listen",
+    [
+        "0.0.0.0:8080",
+        "[::]:8080",
+        "192.0.2.1:8080",
+        "relay.example.com:443",
+        "127.0.0.1.example.com:80",
+    ],
+)
 def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -> None:
     with pytest.raises(ValidationError, match="expected tls, or allow_http: true behind a proxy"):
         ApiSettings(listen=listen)
@@ -55,13 +64,33 @@ def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -
         ({"clients": [{"name": "a", "key_sha256": "abc"}]}, "expected 64 hexadecimal digits"),
         ({"clients": [{"name": "a", "key_sha256": [SHA256, "b" * 64, "c" * 64]}]}, "key_sha256"),
         ({"clients": [{"name": "a", "secrets": ["whsec_short"]}]}, "expected whsec_"),
-        ({"clients": [{"name": "a", "key": "x", "key_file": "y"}]}, "expected one of key and key_file"),
-        ({"clients": [{"name": "a"}, {"name": "a"}]}, "expected every name once, a comes again"),
-        ({"clients": [{"name": "a", "amqp_user": "u"}, {"name": "b", "amqp_user": "u"}]}, "expected every amqp_user once"),
-        ({"clients": [{"name": "a", "key_sha256": SHA256}, {"name": "b", "key_sha256": SHA256.upper()}]}, "a and b have the same"),
-        ({"clients": [{"name": "a", "secrets": [SECRET]}, {"name": "b", "secrets": [SECRET]}]}, "a and b share one"),
         (
-            {"tls": TLS | {"client_ca_file": "ca.pem"}, "clients": [{"name": "a", "san": "a.b"}, {"name": "b", "san": "A.b"}]},
+            {"clients": [{"name": "a", "key": "x", "key_file": "y"}]},
+            "expected one of key and key_file",
+        ),
+        ({"clients": [{"name": "a"}, {"name": "a"}]}, "expected every name once, a comes again"),
+        (
+            {"clients": [{"name": "a", "amqp_user": "u"}, {"name": "b", "amqp_user": "u"}]},
+            "expected every amqp_user once",
+        ),
+        (
+            {
+                "clients": [
+                    {"name": "a", "key_sha256": SHA256},
+                    {"name": "b", "key_sha256": SHA256.upper()},
+                ]
+            },
+            "a and b have the same",
+        ),
+        (
+            {"clients": [{"name": "a", "secrets": [SECRET]}, {"name": "b", "secrets": [SECRET]}]},
+            "a and b share one",
+        ),
+        (
+            {
+                "tls": TLS | {"client_ca_file": "ca.pem"},
+                "clients": [{"name": "a", "san": "a.b"}, {"name": "b", "san": "A.b"}],
+            },
             "expected every san once, a.b comes again",
         ),
     ],
@@ -74,14 +103,20 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:
 
 def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from a file\n")
-    clients = [{"name": "a", "key_sha256": SHA256, "key_file": str(tmp_path / "key")}, {"name": "b", "secrets": [SECRET]}]
+    clients = [
+        {"name": "a", "key_sha256": SHA256, "key_file": str(tmp_path / "key")},
+        {"name": "b", "secrets": [SECRET]},
+    ]
     first, second = ApiSettings.model_validate({"clients": clients}).clients
     assert (len(first.key_digests()), second.key_digests()) == (2, ())
 
 
 def test_a_client_says_by_what_it_is_known() -> None:
     ways = {"key": "k", "key_sha256": SHA256, "secrets": [SECRET], "san": "a.b", "amqp_user": "u"}
-    known = {name: Client.model_validate({"name": "a", name: value}).credential_kinds for name, value in ways.items()}
+    known = {
+        name: Client.model_validate({"name": "a", name: value}).credential_kinds
+        for name, value in ways.items()
+    }
     assert known == {
         "key": ("key",),
         "key_sha256": ("key",),

@@ -24,7 +24,10 @@ async def test_a_signed_callback_is_a_vote_of_its_client(relay: Running) -> None
     answer = await relay.callback(_body(relay))
     assert (answer.status, answer.json["state"]) == (202, "pending")
     (recorded,) = await relay.said("approval.recorded")
-    assert (recorded["data"]["principal"], recorded["data"]["channel"]) == ("client:drain", "callback")
+    assert (recorded["data"]["principal"], recorded["data"]["channel"]) == (
+        "client:drain",
+        "callback",
+    )
 
 
 async def test_the_webhook_id_makes_a_repeat_known_and_over_http_too(relay: Running) -> None:
@@ -32,7 +35,9 @@ async def test_the_webhook_id_makes_a_repeat_known_and_over_http_too(relay: Runn
     body = _body(relay)
     first = await relay.callback(body)
     later = await relay.callback(body, webhook_timestamp=str(int(time.time())))
-    over_http = await relay.call("POST", "/v1/approvals", body, by="drain", headers={"webhook-id": "msg_1"})
+    over_http = await relay.call(
+        "POST", "/v1/approvals", body, by="drain", headers={"webhook-id": "msg_1"}
+    )
     assert first.json == later.json == over_http.json
     assert len(await relay.said("approval.recorded")) == 1
 
@@ -63,10 +68,15 @@ async def test_another_body_under_a_known_id_is_409(relay: Running) -> None:
     ],
     ids=str,
 )
-async def test_anything_wrong_with_the_signature_is_401_and_nothing_else_is_said(relay: Running, wrong: dict[str, str]) -> None:
+async def test_anything_wrong_with_the_signature_is_401_and_nothing_else_is_said(
+    relay: Running, wrong: dict[str, str]
+) -> None:
     answer = await relay.callback(_body(relay), **wrong)
     assert answer.status == 401
-    assert answer.json["detail"] == "expected a body signed as Standard Webhooks with this client's secret"
+    assert (
+        answer.json["detail"]
+        == "expected a body signed as Standard Webhooks with this client's secret"
+    )
     assert await relay.said("approval.recorded") == []
     assert await relay.said("approval.refused") == []
 
@@ -78,12 +88,17 @@ async def test_a_signature_covers_every_byte(relay: Running) -> None:
     assert (await relay.callback(body, webhook_signature=f"v1,AAAA {good}")).status == 202
 
 
-async def test_a_signature_of_five_minutes_ago_is_good_and_an_older_one_is_not(relay: Running) -> None:
+async def test_a_signature_of_five_minutes_ago_is_good_and_an_older_one_is_not(
+    relay: Running,
+) -> None:
     for age, status in ((290, 202), (310, 401), (-50, 202), (-70, 401)):
         at = _now() - timedelta(seconds=age)
         signed = Webhook(SECRET).sign(f"msg{age}", at, _body(relay).decode())
         answer = await relay.callback(
-            _body(relay), webhook_id=f"msg{age}", webhook_timestamp=str(int(at.timestamp())), webhook_signature=signed
+            _body(relay),
+            webhook_id=f"msg{age}",
+            webhook_timestamp=str(int(at.timestamp())),
+            webhook_signature=signed,
         )
         assert answer.status == status, age
 
@@ -92,7 +107,11 @@ async def test_a_key_does_not_sign_and_a_signature_is_no_key(relay: Running) -> 
     body = _body(relay)
     assert (await relay.call("POST", "/v1/callbacks/alice", body, by="alice")).status == 401
     assert (await relay.callback(body)).status == 202
-    signed = {"webhook-id": "msg_9", "webhook-timestamp": str(int(time.time())), "webhook-signature": "v1,AAAA"}
+    signed = {
+        "webhook-id": "msg_9",
+        "webhook-timestamp": str(int(time.time())),
+        "webhook-signature": "v1,AAAA",
+    }
     assert (await relay.call("POST", "/v1/approvals", body, by=None, headers=signed)).status == 401
 
 
@@ -106,7 +125,11 @@ async def test_a_client_that_does_not_exist_takes_as_long_as_one_that_does(relay
     """A digest over the body is made for both: with 60 KiB that is most of the work."""
     body = orjson.dumps({**relay.wish(), "reason": "x" * 60_000})
     clients = relay.server._desk.clients  # noqa: SLF001  # timed without the network
-    headers = {"webhook-id": "msg_1", "webhook-timestamp": str(int(time.time())), "webhook-signature": "v1,AAAA"}
+    headers = {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": str(int(time.time())),
+        "webhook-signature": "v1,AAAA",
+    }
 
     def fastest(name: str) -> float:
         took = []

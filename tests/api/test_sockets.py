@@ -34,14 +34,18 @@ async def _over(path: Path) -> AsyncIterator[aiohttp.ClientSession]:
 
 @asynccontextmanager
 async def _listening(**settings: object) -> AsyncIterator[Server]:
-    async with Server(ApiSettings.model_validate({"listen": "127.0.0.1:0", **settings}), SystemClock()) as server:
+    async with Server(
+        ApiSettings.model_validate({"listen": "127.0.0.1:0", **settings}), SystemClock()
+    ) as server:
         yield server
 
 
 # --- the local socket
 
 
-async def test_a_user_of_the_local_socket_may_do_everything_under_their_own_name(tmp_path: Path) -> None:
+async def test_a_user_of_the_local_socket_may_do_everything_under_their_own_name(
+    tmp_path: Path,
+) -> None:
     rule = {"name": "person", "approve": {"votes": 1, "from": [f"local:{getpass.getuser()}"]}}
     async with (
         running(tmp_path, socket=tmp_path / "relay.sock", approvals={"rules": [rule]}) as relay,
@@ -51,25 +55,49 @@ async def test_a_user_of_the_local_socket_may_do_everything_under_their_own_name
         vote = await relay.call("POST", "/v1/approvals", relay.wish(), by=None, session=local)
         assert (vote.status, vote.json["state"]) == (202, "granted")
         (recorded,) = await relay.said("approval.recorded")
-        assert (recorded["data"]["principal"], recorded["data"]["channel"]) == (f"local:{getpass.getuser()}", "local")
-        for method, path in (("GET", "/v1/events"), ("GET", "/metrics"), ("POST", "/v1/sinks/box/ping")):
+        assert (recorded["data"]["principal"], recorded["data"]["channel"]) == (
+            f"local:{getpass.getuser()}",
+            "local",
+        )
+        for method, path in (
+            ("GET", "/v1/events"),
+            ("GET", "/metrics"),
+            ("POST", "/v1/sinks/box/ping"),
+        ):
             assert (await relay.call(method, path, by=None, session=local)).status in (200, 202)
-        assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"}, by=None, session=local)).status == 200
+        assert (
+            await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"}, by=None, session=local)
+        ).status == 200
 
 
 async def test_a_callback_on_the_local_socket_must_be_signed_too(tmp_path: Path) -> None:
-    async with running(tmp_path, socket=tmp_path / "relay.sock") as relay, _over(tmp_path / "relay.sock") as local:
-        assert (await relay.call("POST", "/v1/callbacks/drain", relay.wish(), by=None, session=local)).status == 401
+    async with (
+        running(tmp_path, socket=tmp_path / "relay.sock") as relay,
+        _over(tmp_path / "relay.sock") as local,
+    ):
+        assert (
+            await relay.call("POST", "/v1/callbacks/drain", relay.wish(), by=None, session=local)
+        ).status == 401
 
 
-async def test_the_limits_of_strangers_and_clients_are_not_those_of_the_local_socket(tmp_path: Path) -> None:
-    async with running(tmp_path, socket=tmp_path / "relay.sock") as relay, _over(tmp_path / "relay.sock") as local:
+async def test_the_limits_of_strangers_and_clients_are_not_those_of_the_local_socket(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running(tmp_path, socket=tmp_path / "relay.sock") as relay,
+        _over(tmp_path / "relay.sock") as local,
+    ):
         relay.clock.stop()
-        statuses = {(await relay.call("GET", "/v1/events", by=None, session=local)).status for _ in range(150)}
+        statuses = {
+            (await relay.call("GET", "/v1/events", by=None, session=local)).status
+            for _ in range(150)
+        }
         assert statuses == {200}
 
 
-async def test_the_local_socket_is_for_its_user_and_group_alone_and_gone_at_the_end(tmp_path: Path) -> None:
+async def test_the_local_socket_is_for_its_user_and_group_alone_and_gone_at_the_end(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "relay.sock"
     before = os.umask(0)
     try:
@@ -85,7 +113,11 @@ async def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None
     path = tmp_path / "relay.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    async with _listening(socket=path), _over(path) as session, session.get("http://relay/healthz") as response:
+    async with (
+        _listening(socket=path),
+        _over(path) as session,
+        session.get("http://relay/healthz") as response,
+    ):
         assert response.status == 200
 
 
@@ -101,7 +133,11 @@ async def test_a_socket_on_which_somebody_listens_is_left_alone(tmp_path: Path) 
 
 async def test_a_socket_whose_queue_is_full_is_left_alone_too(tmp_path: Path) -> None:
     path = tmp_path / "relay.sock"
-    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+    with (
+        socket.socket(socket.AF_UNIX) as busy,
+        socket.socket(socket.AF_UNIX) as first,
+        socket.socket(socket.AF_UNIX) as second,
+    ):
         busy.bind(str(path))
         busy.listen(0)
         for one in (first, second):
@@ -122,7 +158,9 @@ async def test_at_the_end_only_our_own_socket_is_removed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("there", ["file", "folder", "no folder", "link"])
-async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(tmp_path: Path, there: str) -> None:
+async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(
+    tmp_path: Path, there: str
+) -> None:
     path = tmp_path / "relay.sock"
     match there:
         case "file":
@@ -146,7 +184,10 @@ async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(tmp_path:
 
 async def test_a_port_that_is_taken_is_a_wrong_configuration() -> None:
     async with _listening() as server:
-        with pytest.raises(ConfigError, match=rf"api\.listen: expected an address that is free, 127\.0\.0\.1:{server.port}: "):
+        with pytest.raises(
+            ConfigError,
+            match=rf"api\.listen: expected an address that is free, 127\.0\.0\.1:{server.port}: ",
+        ):
             async with _listening(listen=f"127.0.0.1:{server.port}"):
                 pass
 
@@ -164,7 +205,9 @@ async def test_a_failed_start_leaves_nothing_open(tmp_path: Path) -> None:
 
 async def test_a_name_is_listened_on_at_all_of_its_addresses() -> None:
     async with _listening(listen="localhost:0") as server:
-        found = await asyncio.get_running_loop().getaddrinfo("localhost", server.port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().getaddrinfo(
+            "localhost", server.port, type=socket.SOCK_STREAM
+        )
         for *_, address in found:
             _, writer = await asyncio.open_connection(*address[:2])
             writer.close()
@@ -206,7 +249,9 @@ async def test_callers_show_a_certificate_of_the_authority_where_there_is_one() 
 
 async def test_old_tls_is_refused() -> None:
     old = _client()
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # that is what is tested
+    with warnings.catch_warnings(
+        action="ignore", category=DeprecationWarning
+    ):  # that is what is tested
         old.minimum_version = ssl.TLSVersion.TLSv1
         old.maximum_version = ssl.TLSVersion.TLSv1_1
     old.set_ciphers("ALL:@SECLEVEL=0")
@@ -215,7 +260,9 @@ async def test_old_tls_is_refused() -> None:
             await _status(server, old)
 
 
-async def test_a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not(tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not(
+    tmp_path: Path,
+) -> None:
     certificate = tmp_path / "server.pem"
     shutil.copy(SERVER, certificate)
     async with _listening(tls={"cert_file": certificate, "key_file": certificate}) as server:
@@ -229,7 +276,10 @@ async def test_a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_
 
 
 def _serial(port: int) -> str:
-    with socket.create_connection(("127.0.0.1", port)) as plain, _client().wrap_socket(plain, server_hostname="localhost") as secure:
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        _client().wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
         found = secure.getpeercert()
         assert found is not None
         return str(found["serialNumber"])
@@ -237,7 +287,9 @@ def _serial(port: int) -> str:
 
 @pytest.mark.parametrize("part", ["cert_file", "key_file", "client_ca_file"])
 @pytest.mark.parametrize("content", [None, b"no PEM"])
-async def test_certificates_that_cannot_be_used_are_a_wrong_configuration(tmp_path: Path, part: str, content: bytes | None) -> None:
+async def test_certificates_that_cannot_be_used_are_a_wrong_configuration(
+    tmp_path: Path, part: str, content: bytes | None
+) -> None:
     files = {"cert_file": SERVER, "key_file": SERVER, "client_ca_file": AUTHORITY}
     files[part] = tmp_path / "wrong.pem"
     if content is not None:
@@ -247,7 +299,9 @@ async def test_certificates_that_cannot_be_used_are_a_wrong_configuration(tmp_pa
             pass
 
 
-async def test_who_does_not_speak_tls_is_gone_in_a_moment(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_speak_tls_is_gone_in_a_moment(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE", 0.5)
     async with _listening(tls={"cert_file": SERVER, "key_file": SERVER}) as server:
         for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x00", b"", b"\xff" * 5000):

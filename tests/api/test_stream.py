@@ -33,10 +33,16 @@ class Message:
 
 
 @asynccontextmanager
-async def following(relay: Running, last: str | None = None) -> AsyncIterator[AsyncIterator[Message]]:
+async def following(
+    relay: Running, last: str | None = None
+) -> AsyncIterator[AsyncIterator[Message]]:
     """A stream, and its messages as they come; comments left out."""
-    headers = {"Authorization": "Bearer key-of-bob"} | ({"Last-Event-ID": last} if last is not None else {})
-    async with relay.session.get(f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers) as response:
+    headers = {"Authorization": "Bearer key-of-bob"} | (
+        {"Last-Event-ID": last} if last is not None else {}
+    )
+    async with relay.session.get(
+        f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers
+    ) as response:
         assert (response.status, response.headers["Content-Type"]) == (200, "text/event-stream")
         yield _messages(response)
 
@@ -68,8 +74,14 @@ async def test_what_is_recorded_comes_at_once_as_it_was_journalled(relay: Runnin
     async with following(relay) as messages:
         await relay.decide()
         (message,) = await _take(messages, 1)
-    ((position, said),) = await relay.store.read(lambda tx: tx.journal.events_after(tx.head().position - 1, 10))
-    assert message.fields == {"id": str(position), "event": "io.imdsrelay.approval.recorded.v1", "data": said.body.decode()}
+    ((position, said),) = await relay.store.read(
+        lambda tx: tx.journal.events_after(tx.head().position - 1, 10)
+    )
+    assert message.fields == {
+        "id": str(position),
+        "event": "io.imdsrelay.approval.recorded.v1",
+        "data": said.body.decode(),
+    }
 
 
 async def test_without_last_event_id_it_begins_with_what_comes(relay: Running) -> None:
@@ -127,10 +139,17 @@ async def test_a_last_event_id_that_is_none_is_400(relay: Running, last: str) ->
     assert (await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": last})).status == 400
 
 
-async def test_silence_is_broken_by_comments(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_broken_by_comments(
+    relay: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "KEEP_ALIVE", 0.05)
     headers = {"Authorization": "Bearer key-of-bob"}
-    async with relay.session.get(f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers) as response, asyncio.timeout(60):
+    async with (
+        relay.session.get(
+            f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers
+        ) as response,
+        asyncio.timeout(60),
+    ):
         comments = 0
         async for line in response.content:
             comments += line.startswith(b":")
@@ -151,7 +170,10 @@ async def test_streams_end_when_the_relay_does(relay: Running) -> None:
 async def test_a_server_with_streams_stops_promptly(tmp_path: Path) -> None:
     async with running(tmp_path) as relay:
         session = aiohttp.ClientSession()
-        response = await session.get(f"http://127.0.0.1:{relay.server.port}/v1/stream", headers={"Authorization": "Bearer key-of-bob"})
+        response = await session.get(
+            f"http://127.0.0.1:{relay.server.port}/v1/stream",
+            headers={"Authorization": "Bearer key-of-bob"},
+        )
         assert response.status == 200
         began = time.monotonic()
     assert time.monotonic() - began < stream.KEEP_ALIVE_INTERVAL - 1  # it waits for none of them
@@ -168,13 +190,20 @@ async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
         async with running(tmp_path, sinks=()) as relay:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.connect(("127.0.0.1", relay.server.port))
-            deaf.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-bob\r\nLast-Event-ID: 0\r\n\r\n")
-            big = [event(event_id=f"event-{number}", event_type="Redeploy", description="x" * 100_000) for number in range(100)]
+            deaf.sendall(
+                b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-bob\r\nLast-Event-ID: 0\r\n\r\n"
+            )
+            big = [
+                event(event_id=f"event-{number}", event_type="Redeploy", description="x" * 100_000)
+                for number in range(100)
+            ]
             async with following(relay) as messages:
                 await relay.see(*big)
                 await _take(messages, len(big))
                 await eventually(lambda: "was dropped" in caplog.text)
-                assert not (await asyncio.to_thread(_read_all, deaf)).endswith(b"0\r\n\r\n")  # cut off, not flushed
+                assert not (await asyncio.to_thread(_read_all, deaf)).endswith(
+                    b"0\r\n\r\n"
+                )  # cut off, not flushed
                 await relay.see(*big, event())
                 (message,) = await _take(messages, 1)
                 assert message.event["subject"] == EVENT_ID
@@ -199,7 +228,9 @@ async def test_a_stream_with_nothing_to_say_does_nothing(relay: Running) -> None
         assert time.process_time() - before < 0.2
 
 
-async def test_there_are_only_so_many_streams(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_only_so_many_streams(
+    relay: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "MOST", 2)
     async with following(relay), following(relay):
         assert (await relay.call("GET", "/v1/stream")).status == 429

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.request import Caller, DecisionAnswer, DecisionKind, DecisionRequest, Right, Rights
+from relay.approvals.request import (
+    Caller,
+    DecisionAnswer,
+    DecisionKind,
+    DecisionRequest,
+    Right,
+    Rights,
+)
 from relay.approvals.service import ApprovalService
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.events.build import Origin, event_data
@@ -33,9 +40,18 @@ SETTINGS = ApprovalsSettings.model_validate(
             {
                 "name": "databases",
                 "match": {"event_type": ["Reboot"]},
-                "approve": {"votes": 2, "from": ["group:oncall", "client:drain"], "expires": "5m", "close_before": "60s"},
+                "approve": {
+                    "votes": 2,
+                    "from": ["group:oncall", "client:drain"],
+                    "expires": "5m",
+                    "close_before": "60s",
+                },
             },
-            {"name": "one", "match": {"event_type": ["Redeploy"]}, "approve": {"votes": 1, "from": ["group:oncall"]}},
+            {
+                "name": "one",
+                "match": {"event_type": ["Redeploy"]},
+                "approve": {"votes": 1, "from": ["group:oncall"]},
+            },
         ],
         "groups": {"oncall": ["client:alice", "client:bob"]},
     }
@@ -66,18 +82,36 @@ def event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -
     return Event(**fields | changes)
 
 
-def caller(name: str = "alice", *can: Right, resources: tuple[str, ...] | None = None, channel: str = "http") -> Caller:
+def caller(
+    name: str = "alice",
+    *can: Right,
+    resources: tuple[str, ...] | None = None,
+    channel: str = "http",
+) -> Caller:
     """A client with the rights given, or with approve and hold."""
-    return Caller(f"client:{name}", channel, Rights(frozenset(can or ("read", "approve", "hold")), resources))
+    return Caller(
+        f"client:{name}", channel, Rights(frozenset(can or ("read", "approve", "hold")), resources)
+    )
 
 
 def approval(
-    decision: DecisionKind = "approve", by: Caller | str = "alice", of: Event | None = None, *, at: datetime = NOON, **changes: Any
+    decision: DecisionKind = "approve",
+    by: Caller | str = "alice",
+    of: Event | None = None,
+    *,
+    at: datetime = NOON,
+    **changes: Any,
 ) -> DecisionRequest:
     """A request about an event as it is."""
     of = of or event()
-    fields: dict[str, Any] = {"revision": of.revision, "digest": "d", "event_id": of.event_id} | changes
-    return DecisionRequest(caller=caller(by) if isinstance(by, str) else by, decision=decision, at=at, **fields)
+    fields: dict[str, Any] = {
+        "revision": of.revision,
+        "digest": "d",
+        "event_id": of.event_id,
+    } | changes
+    return DecisionRequest(
+        caller=caller(by) if isinstance(by, str) else by, decision=decision, at=at, **fields
+    )
 
 
 # --- without a file
@@ -160,7 +194,17 @@ def standing(
     found = occurrence(of, live=live)
     moment = NOON + timedelta(seconds=now)
     rule = rule_for(settings.rules, found, ORIGIN.scope, moment)
-    return ApprovalStatus(found, decisions, tuple(grants), rule, settings.groups, mode, moment, settings.people, SPEAKS)
+    return ApprovalStatus(
+        found,
+        decisions,
+        tuple(grants),
+        rule,
+        settings.groups,
+        mode,
+        moment,
+        settings.people,
+        SPEAKS,
+    )
 
 
 # --- on a file
@@ -170,7 +214,12 @@ class Book:
     """A state file with a ledger and a recorder over it, and no thread: each ``do`` is one transaction, in the file when it returns."""
 
     def __init__(
-        self, path: Path, settings: ApprovalsSettings = SETTINGS, *, clock: HandClock | None = None, route: Route | None = None
+        self,
+        path: Path,
+        settings: ApprovalsSettings = SETTINGS,
+        *,
+        clock: HandClock | None = None,
+        route: Route | None = None,
     ) -> None:
         self.path = path
         self.clock = clock or HandClock()
@@ -217,7 +266,11 @@ class Book:
 
     def see(self, *events: Event, gap: bool = False, step: bool = True) -> None:
         """The document holds these events; what follows from that is done."""
-        self.do(lambda tx: self.recorder.record(tx, PollResult(Document(1, events), self.clock.now(), gap)))
+        self.do(
+            lambda tx: self.recorder.record(
+                tx, PollResult(Document(1, events), self.clock.now(), gap)
+            )
+        )
         if step:
             self.step()
 
@@ -226,10 +279,18 @@ class Book:
         return self.do(lambda tx: self.ledger.apply_transitions(tx, self.clock.now()))
 
     def submit(
-        self, decision: DecisionKind = "approve", by: Caller | str = "alice", of: Event | None = None, **changes: Any
+        self,
+        decision: DecisionKind = "approve",
+        by: Caller | str = "alice",
+        of: Event | None = None,
+        **changes: Any,
     ) -> DecisionAnswer:
         """Somebody asks for something."""
-        return self.do(lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=self.clock.now(), **changes)))
+        return self.do(
+            lambda tx: self.ledger.submit(
+                tx, approval(decision, by, of, at=self.clock.now(), **changes)
+            )
+        )
 
     def switch(self, mode: Mode) -> None:
         """An operator turns the switch."""
@@ -241,8 +302,14 @@ class Book:
     @property
     def grants(self) -> list[Grant]:
         """Every grant of every occurrence, oldest first."""
-        ids = self.connection.execute("SELECT DISTINCT occurrence FROM start_request ORDER BY 1").fetchall()
-        return [grant for (one,) in ids for grant in self.do(lambda tx, one=one: tx.decisions.grants(one))]  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        ids = self.connection.execute(
+            "SELECT DISTINCT occurrence FROM start_request ORDER BY 1"
+        ).fetchall()
+        return [
+            grant
+            for (one,) in ids
+            for grant in self.do(lambda tx, one=one: tx.decisions.grants(one))
+        ]  # type: ignore[misc]  # mypy cannot infer a lambda with a default
 
     def stands(self, event_id: str = "E-1") -> ApprovalStatus:
         """How an event stands."""
@@ -257,7 +324,11 @@ class Book:
     def said(self, *names: str) -> list[CloudEvent]:
         """Every CloudEvent in the journal, or those of some names, oldest first; the chain is checked."""
         verify(self.connection)
-        told = [CloudEvent.parse(row.body) for row in rows(self.connection) if row.kind not in ("claim", "mode")]
+        told = [
+            CloudEvent.parse(row.body)
+            for row in rows(self.connection)
+            if row.kind not in ("claim", "mode")
+        ]
         return [one for one in told if not names or one.name in names]
 
     def names(self) -> list[str]:

@@ -51,16 +51,22 @@ class HandClock:
     @property
     def asleep(self) -> list[float]:
         """How many seconds each sleeper has still to wait, the least first."""
-        return sorted(until - self._monotonic for until, future in self._sleepers if not future.done())
+        return sorted(
+            until - self._monotonic for until, future in self._sleepers if not future.done()
+        )
 
-    async def turn_until(self, condition: Callable[[], bool], *, step: float = 0.25, within: float = 300.0) -> None:
+    async def turn_until(
+        self, condition: Callable[[], bool], *, step: float = 0.25, within: float = 300.0
+    ) -> None:
         """Turn in steps, ``within`` so much time, until it holds. Fails when it does not although everybody had time to work."""
         until = self._monotonic + within
         async with asyncio.timeout(60):
             while not condition():
                 if self._monotonic < until:
                     self.turn(step)
-                await asyncio.sleep(0.003)  # what goes over loopback, or to the disk, takes its time
+                await asyncio.sleep(
+                    0.003
+                )  # what goes over loopback, or to the disk, takes its time
 
     @asynccontextmanager
     async def going(self, step: float) -> AsyncIterator[None]:

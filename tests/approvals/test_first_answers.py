@@ -10,7 +10,9 @@ from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import Book, event
 
 
-def test_an_id_is_remembered_across_restarts_for_longer_than_a_signature_is_good(tmp_path: Path) -> None:
+def test_an_id_is_remembered_across_restarts_for_longer_than_a_signature_is_good(
+    tmp_path: Path,
+) -> None:
     """A signature that was made ahead of our clock is good for that much longer."""
     book = Book(tmp_path / "relay.db")
     book.see(event())

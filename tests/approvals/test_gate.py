@@ -29,7 +29,11 @@ from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, SPEAKS, approval, event
 from tests.approvals.manual_clock import NOON, HandClock, eventually
 
-USER, OTHER, ONE = event(event_source="User"), event("E-2", event_source="User"), event(event_type="Redeploy")
+USER, OTHER, ONE = (
+    event(event_source="User"),
+    event("E-2", event_source="User"),
+    event(event_type="Redeploy"),
+)
 STARTED = event(event_source="User", event_status="Started", not_before=None)
 REFUSED = SourceRefused("expected 200, got 400", status=400)
 UNAVAILABLE = SourceUnavailable("expected 200, got 503", status=503)
@@ -85,7 +89,9 @@ class Azure:
 class Bench:
     """A gate that runs, and everything around it."""
 
-    def __init__(self, path: Path, clock: HandClock, azure: Azure, store: Store, gate: Gate) -> None:
+    def __init__(
+        self, path: Path, clock: HandClock, azure: Azure, store: Store, gate: Gate
+    ) -> None:
         self.path, self.clock, self.azure, self.store, self.gate = path, clock, azure, store, gate
 
     async def see(self, *events: Event) -> None:
@@ -101,7 +107,11 @@ class Bench:
         """What the file's journal says, by a connection of its own; the chain is checked."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
             verify(reader)
-            said = [CloudEvent.parse(row.body) for row in rows(reader) if row.kind not in ("claim", "mode")]
+            said = [
+                CloudEvent.parse(row.body)
+                for row in rows(reader)
+                if row.kind not in ("claim", "mode")
+            ]
         return [one for one in said if not names or one.name in names]
 
     def kinds(self) -> list[str]:
@@ -146,10 +156,18 @@ async def bench(
     clock = clock or HandClock()
     path = folder / "relay.db"
     azure = azure or Azure(clock, *events)
-    async with open_store(StoreSettings(path=path), Identity(ORIGIN.scope, "vm"), clock, lambda _: sinks) as store:
+    async with open_store(
+        StoreSettings(path=path), Identity(ORIGIN.scope, "vm"), clock, lambda _: sinks
+    ) as store:
         azure.store = store
         await azure.read()
-        gate = Gate(ApprovalService(settings, ORIGIN, client_resources=SPEAKS), store, azure, clock, lambda _: names_us)
+        gate = Gate(
+            ApprovalService(settings, ORIGIN, client_resources=SPEAKS),
+            store,
+            azure,
+            clock,
+            lambda _: names_us,
+        )
         task = asyncio.create_task(gate.run())
         try:
             yield Bench(path, clock, azure, store, gate)
@@ -167,7 +185,12 @@ async def test_what_was_granted_is_read_afresh_claimed_sent_and_told(tmp_path: P
         (accepted,) = await it.until_told("startrequest.accepted")
         assert it.azure.sent == [("E-1",)]
         assert it.azure.reads == 1
-        assert it.kinds() == ["event.scheduled", "approval.granted", "claim", "startrequest.accepted"]
+        assert it.kinds() == [
+            "event.scheduled",
+            "approval.granted",
+            "claim",
+            "startrequest.accepted",
+        ]
         assert accepted.data["status"] == 200
 
 
@@ -195,16 +218,23 @@ async def test_several_grants_share_a_fresh_read_and_a_start_request(tmp_path: P
 
 
 async def test_a_start_request_never_holds_more_than_a_hundred(tmp_path: Path) -> None:
-    async with bench(tmp_path, *(event(f"E-{number}", event_source="User") for number in range(130))) as it:
+    async with bench(
+        tmp_path, *(event(f"E-{number}", event_source="User") for number in range(130))
+    ) as it:
         await it.until_told("startrequest.accepted", 130)
         assert [len(sent) for sent in it.azure.sent] == [100, 30]
         assert it.azure.reads == 2
 
 
 @pytest.mark.parametrize("ids", ["one id", "no id", "ids of their own"])
-async def test_200_concurrent_copies_of_one_approval_are_one_start_request(tmp_path: Path, ids: str) -> None:
+async def test_200_concurrent_copies_of_one_approval_are_one_start_request(
+    tmp_path: Path, ids: str
+) -> None:
     async with bench(tmp_path, ONE) as it:
-        copies = [{"one id": "r", "no id": None, "ids of their own": f"r{number}"}[ids] for number in range(200)]
+        copies = [
+            {"one id": "r", "no id": None, "ids of their own": f"r{number}"}[ids]
+            for number in range(200)
+        ]
         answers = await asyncio.gather(*(it.submit(of=ONE, request_id=copy) for copy in copies))
         assert {(answer.status, answer.body["state"]) for answer in answers} == {(202, "granted")}
         await it.until_told("startrequest.accepted")
@@ -240,7 +270,9 @@ async def test_tell_first_is_over_when_every_sink_was_told(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seconds", [60, -3600])
-async def test_tell_first_is_measured_by_the_clock_that_nobody_sets(tmp_path: Path, seconds: float) -> None:
+async def test_tell_first_is_measured_by_the_clock_that_nobody_sets(
+    tmp_path: Path, seconds: float
+) -> None:
     async with bench(tmp_path, USER, sinks=("bus",)) as it:
         await it.until_told("approval.granted")
         await it.at_rest()
@@ -333,7 +365,9 @@ async def test_the_switch_turned_during_tell_first_stops_it(tmp_path: Path, mode
         ((event(event_source="User", due=30),), "changed"),
     ],
 )
-async def test_what_the_fresh_read_shows_otherwise_is_not_sent(tmp_path: Path, then: tuple[Event, ...], failed: str) -> None:
+async def test_what_the_fresh_read_shows_otherwise_is_not_sent(
+    tmp_path: Path, then: tuple[Event, ...], failed: str
+) -> None:
     async with bench(tmp_path, USER, sinks=("bus",)) as it:
         await it.until_told("approval.granted")
         await it.at_rest()
@@ -420,7 +454,9 @@ async def test_a_hold_after_the_claim_is_too_late(tmp_path: Path) -> None:
         assert (await it.submit("hold", "eve", USER)).status == 409
 
 
-async def test_an_event_that_is_seen_started_before_the_answer_came_has_not_failed(tmp_path: Path) -> None:
+async def test_an_event_that_is_seen_started_before_the_answer_came_has_not_failed(
+    tmp_path: Path,
+) -> None:
     async with bench(tmp_path, USER) as it:
         it.azure.answering.clear()
         await eventually(lambda: bool(it.azure.sent))
@@ -435,7 +471,10 @@ async def test_quiet_waits_for_the_answer_but_not_for_ever(tmp_path: Path) -> No
     async with bench(tmp_path, USER) as it:
         it.azure.answering.clear()
         await eventually(lambda: bool(it.azure.sent))
-        first, second = asyncio.create_task(it.gate.wait_until_idle(2)), asyncio.create_task(it.gate.wait_until_idle(1000))
+        first, second = (
+            asyncio.create_task(it.gate.wait_until_idle(2)),
+            asyncio.create_task(it.gate.wait_until_idle(1000)),
+        )
         await eventually(lambda: sum(left <= 0.05 for left in it.clock.asleep) == 2)
         it.clock.turn(2)
         await first
@@ -459,7 +498,11 @@ async def test_a_shared_400_is_split_and_each_is_sent_alone(tmp_path: Path) -> N
         assert azure.sent == [("E-1", "E-2"), ("E-1",), ("E-2",)]
         assert azure.reads == 3
         assert (failed.subject, failed.data["status"], failed.data["attempts"]) == ("E-1", 400, 2)
-        assert (accepted.subject, accepted.data["status"], accepted.data["attempts"]) == ("E-2", 200, 2)
+        assert (accepted.subject, accepted.data["status"], accepted.data["attempts"]) == (
+            "E-2",
+            200,
+            2,
+        )
         it.clock.turn(30)
         await it.at_rest()
         assert len(azure.sent) == 3
@@ -477,7 +520,9 @@ async def test_a_400_is_final(tmp_path: Path) -> None:
         assert azure.sent == [("E-1",)]
 
 
-async def test_no_answer_is_tried_again_after_a_fresh_read_each_time_a_little_later(tmp_path: Path) -> None:
+async def test_no_answer_is_tried_again_after_a_fresh_read_each_time_a_little_later(
+    tmp_path: Path,
+) -> None:
     azure = Azure(HandClock(), USER)
     pauses = (1, 2, 4, 8, 8)
     azure.answers.extend([UNAVAILABLE, TIMEOUT, *[UNAVAILABLE] * 3])
@@ -552,7 +597,9 @@ async def test_a_timeout_that_azure_took_all_the_same_is_not_sent_again(tmp_path
 
 
 async def test_a_hold_that_expires_lets_a_grant_go_by_itself(tmp_path: Path) -> None:
-    async with bench(tmp_path, ONE, settings=SETTINGS.model_copy(update={"hold_expires": 50.0})) as it:
+    async with bench(
+        tmp_path, ONE, settings=SETTINGS.model_copy(update={"hold_expires": 50.0})
+    ) as it:
         await it.submit("hold", "eve", ONE)
         await it.submit(of=ONE)
         await it.at_rest()
@@ -561,7 +608,11 @@ async def test_a_hold_that_expires_lets_a_grant_go_by_itself(tmp_path: Path) -> 
         assert it.azure.sent == []
         it.clock.turn(0.1)
         await it.until_told("startrequest.accepted")
-        assert [one.data["decision"] for one in it.told("approval.recorded")] == ["hold", "approve", "release"]
+        assert [one.data["decision"] for one in it.told("approval.recorded")] == [
+            "hold",
+            "approve",
+            "release",
+        ]
 
 
 async def test_a_wall_clock_that_was_set_is_noticed_within_a_minute(tmp_path: Path) -> None:
@@ -595,7 +646,9 @@ async def _killed_in_flight(folder: Path) -> None:
         assert it.kinds()[-1] == "claim"
 
 
-async def test_a_kill_between_claim_and_answer_is_repeated_while_nothing_has_changed(tmp_path: Path) -> None:
+async def test_a_kill_between_claim_and_answer_is_repeated_while_nothing_has_changed(
+    tmp_path: Path,
+) -> None:
     await _killed_in_flight(tmp_path)
     async with bench(tmp_path, ONE) as it:
         (accepted,) = await it.until_told("startrequest.accepted")
@@ -613,7 +666,9 @@ async def test_a_kill_between_claim_and_answer_is_repeated_while_nothing_has_cha
         (event(event_type="Redeploy", event_status="Paused"),),
     ],
 )
-async def test_a_kill_between_claim_and_answer_is_never_repeated_otherwise(tmp_path: Path, then: tuple[Event, ...]) -> None:
+async def test_a_kill_between_claim_and_answer_is_never_repeated_otherwise(
+    tmp_path: Path, then: tuple[Event, ...]
+) -> None:
     await _killed_in_flight(tmp_path)
     azure = Azure(HandClock(), ONE)
     async with bench(tmp_path, azure=azure) as it:
@@ -625,7 +680,9 @@ async def test_a_kill_between_claim_and_answer_is_never_repeated_otherwise(tmp_p
 
 
 @pytest.mark.parametrize("seconds", [900, 100000])
-async def test_a_kill_between_claim_and_answer_is_not_repeated_after_not_before(tmp_path: Path, seconds: float) -> None:
+async def test_a_kill_between_claim_and_answer_is_not_repeated_after_not_before(
+    tmp_path: Path, seconds: float
+) -> None:
     await _killed_in_flight(tmp_path)
     clock = HandClock(NOON + timedelta(seconds=seconds))
     async with bench(tmp_path, azure=Azure(clock, ONE), clock=clock) as it:
@@ -670,10 +727,14 @@ async def test_nothing_is_sent_that_cannot_be_claimed_on_disk(tmp_path: Path) ->
         await it.until_told("startrequest.accepted")
 
 
-async def test_an_answer_that_cannot_be_written_is_told_from_memory_and_sent_no_more(tmp_path: Path) -> None:
+async def test_an_answer_that_cannot_be_written_is_told_from_memory_and_sent_no_more(
+    tmp_path: Path,
+) -> None:
     async with bench(tmp_path, USER) as it:
         heard: list[str] = []
-        it.store.listeners.recorded.append(lambda recorded: heard.extend(one.event.name for one in recorded))
+        it.store.listeners.recorded.append(
+            lambda recorded: heard.extend(one.event.name for one in recorded)
+        )
         it.azure.answering.clear()
         await eventually(lambda: bool(it.azure.sent))
         _writable(it.store, False)

@@ -54,7 +54,9 @@ class Rig:
     async def until_told(self, name: str, within: float = 60.0) -> CloudEvent:
         """Turn the clock until it was said; returns the last of that name."""
         heard: list[CloudEvent] = []
-        self.store.listeners.recorded.append(lambda recorded: heard.extend(one.event for one in recorded if one.event.name == name))
+        self.store.listeners.recorded.append(
+            lambda recorded: heard.extend(one.event for one in recorded if one.event.name == name)
+        )
         heard[:0] = await self.told(name)
         await self.until(lambda: bool(heard), within)
         return heard[-1]
@@ -75,14 +77,36 @@ async def rig(
     timeout: str = "30s",  # noqa: ASYNC109  # the setting's own name
 ) -> AsyncIterator[Rig]:
     """A relay on the store in a folder; leaving the context is a kill. ``timeout`` is real time, and long unless a call hangs."""
-    source = SourceSettings.model_validate({"url": sim.url, "timeout": timeout, "first_timeout": timeout})
+    source = SourceSettings.model_validate(
+        {"url": sim.url, "timeout": timeout, "first_timeout": timeout}
+    )
     async with (
-        open_store(StoreSettings(path=folder / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda _: ()) as store,
+        open_store(
+            StoreSettings(path=folder / "relay.db"),
+            Identity(ORIGIN.scope, "vm"),
+            clock,
+            lambda _: (),
+        ) as store,
         ImdsClient(source, clock) as client,
     ):
         recorder = Recorder(ORIGIN, boot, frozenset({"vm-0"}))
-        poller = Poller(source, client, recorder, store, clock, say=lambda *_: None, last_read=None, chance=lambda: 0.0)
-        gate = Gate(ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS), store, poller, clock, lambda _: True)
+        poller = Poller(
+            source,
+            client,
+            recorder,
+            store,
+            clock,
+            say=lambda *_: None,
+            last_read=None,
+            chance=lambda: 0.0,
+        )
+        gate = Gate(
+            ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS),
+            store,
+            poller,
+            clock,
+            lambda _: True,
+        )
         tasks = [asyncio.create_task(poller.run()), asyncio.create_task(gate.run())]
         try:
             yield Rig(sim, clock, store)
@@ -105,7 +129,9 @@ def _keeps_the_pace(sim: Simulator) -> None:
     """Two calls in a second at the most, every other one a read at the least, and each StartRequest right after a read."""
     calls = list(sim.calls)
     for before, call in zip(calls, calls[2:], strict=False):
-        assert (call.at - before.at).total_seconds() > 1.0 - 2 * _TURN  # the clock may be turned while a call is on its way
+        assert (
+            call.at - before.at
+        ).total_seconds() > 1.0 - 2 * _TURN  # the clock may be turned while a call is on its way
     for before, call in pairwise(calls):
         assert "GET" in (before.method, call.method)
 
@@ -126,12 +152,18 @@ async def test_a_reboot_that_a_user_wants_is_approved_at_once_and_runs_to_its_en
         ]
         started, ended = await it.told("event.started", "event.ended")
         assert started.data["approvedByRelay"] is True
-        assert (ended.data["outcome"], ended.data["evidence"], ended.data["approvedByRelay"]) == ("completed", "observed", True)
+        assert (ended.data["outcome"], ended.data["evidence"], ended.data["approvedByRelay"]) == (
+            "completed",
+            "observed",
+            True,
+        )
         assert it.calls.count("P") == 1
         _keeps_the_pace(it.sim)
 
 
-async def test_503_is_tried_again_with_a_fresh_read_before_each(tmp_path: Path, azure: tuple[Simulator, HandClock]) -> None:
+async def test_503_is_tried_again_with_a_fresh_read_before_each(
+    tmp_path: Path, azure: tuple[Simulator, HandClock]
+) -> None:
     async with rig(tmp_path, *azure) as it:
         it.sim.fault(Fault(status=503, on="approval", calls=3))
         it.sim.schedule(USER)
@@ -141,7 +173,9 @@ async def test_503_is_tried_again_with_a_fresh_read_before_each(tmp_path: Path, 
         _keeps_the_pace(it.sim)
 
 
-async def test_two_events_in_one_start_request_are_split_by_a_400(tmp_path: Path, azure: tuple[Simulator, HandClock]) -> None:
+async def test_two_events_in_one_start_request_are_split_by_a_400(
+    tmp_path: Path, azure: tuple[Simulator, HandClock]
+) -> None:
     async with rig(tmp_path, *azure) as it:
         it.sim.fault(Fault(status=400, on="approval", calls=2))
         first, second = it.sim.schedule(USER), it.sim.schedule(USER)
@@ -164,13 +198,19 @@ async def test_an_answer_that_is_lost_is_not_known_and_not_sent_again_once_start
         it.sim.fault(Fault(kind=kind, on="approval", processed=True))
         event = it.sim.schedule(Plan(source="User", starts_after=0.0, lasts=None))
         failed = await it.until_told("startrequest.failed")
-        assert (failed.subject, failed.data["status"], failed.data["attempts"]) == (event.event_id, None, 1)
+        assert (failed.subject, failed.data["status"], failed.data["attempts"]) == (
+            event.event_id,
+            None,
+            1,
+        )
         assert "not known" in failed.data["reason"]
         assert it.calls.count("P") == 1
         assert (await it.told("event.started"))[0].data["approvedByRelay"] is False
 
 
-async def test_an_answer_that_is_lost_is_sent_again_while_scheduled(tmp_path: Path, azure: tuple[Simulator, HandClock]) -> None:
+async def test_an_answer_that_is_lost_is_sent_again_while_scheduled(
+    tmp_path: Path, azure: tuple[Simulator, HandClock]
+) -> None:
     async with rig(tmp_path, *azure) as it:
         it.sim.fault(Fault(kind="reset", on="approval", processed=True))
         it.sim.schedule(Plan(source="User", starts_after=30.0, lasts=None))
@@ -179,7 +219,9 @@ async def test_an_answer_that_is_lost_is_sent_again_while_scheduled(tmp_path: Pa
         assert it.calls.count("P") == 2
 
 
-async def test_what_another_vm_approved_is_not_ours(tmp_path: Path, azure: tuple[Simulator, HandClock]) -> None:
+async def test_what_another_vm_approved_is_not_ours(
+    tmp_path: Path, azure: tuple[Simulator, HandClock]
+) -> None:
     async with rig(tmp_path, *azure) as it:
         event = it.sim.schedule(Plan(lasts=2.0))
         await it.until_told("event.scheduled")
@@ -197,7 +239,9 @@ async def _killed_in_flight(folder: Path, sim: Simulator, clock: HandClock) -> E
         return event
 
 
-async def test_a_kill_in_flight_is_repeated_while_scheduled(tmp_path: Path, azure: tuple[Simulator, HandClock]) -> None:
+async def test_a_kill_in_flight_is_repeated_while_scheduled(
+    tmp_path: Path, azure: tuple[Simulator, HandClock]
+) -> None:
     event = await _killed_in_flight(tmp_path, *azure)
     async with rig(tmp_path, *azure) as it:
         accepted = await it.until_told("startrequest.accepted")
@@ -205,7 +249,9 @@ async def test_a_kill_in_flight_is_repeated_while_scheduled(tmp_path: Path, azur
         assert len(await it.told("approval.granted")) == 1
 
 
-async def test_a_kill_by_the_very_reboot_is_told_after_the_boot(tmp_path: Path, azure: tuple[Simulator, HandClock]) -> None:
+async def test_a_kill_by_the_very_reboot_is_told_after_the_boot(
+    tmp_path: Path, azure: tuple[Simulator, HandClock]
+) -> None:
     """The StartRequest was taken, the VM went down before the answer was written, and comes back to an empty document."""
     sim, clock = azure
     event = await _killed_in_flight(tmp_path, sim, clock)
@@ -215,6 +261,10 @@ async def test_a_kill_by_the_very_reboot_is_told_after_the_boot(tmp_path: Path, 
     async with rig(tmp_path, sim, clock, boot="boot-2") as it:
         ended = await it.until_told("event.ended")
         failed = await it.until_told("startrequest.failed")
-        assert (ended.data["outcome"], ended.data["evidence"], ended.data["approvedByRelay"]) == ("completed", "rebooted", False)
+        assert (ended.data["outcome"], ended.data["evidence"], ended.data["approvedByRelay"]) == (
+            "completed",
+            "rebooted",
+            False,
+        )
         assert "not known" in failed.data["reason"]
         assert len(sim.start_requests) == 1

@@ -10,18 +10,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.approvals.request import DecisionAnswer, InvalidField, MalformedBody, parse_body, read_json, validate_body
+from relay.approvals.request import (
+    DecisionAnswer,
+    InvalidField,
+    MalformedBody,
+    parse_body,
+    read_json,
+    validate_body,
+)
 from tests.approvals.builders import caller
 from tests.approvals.manual_clock import NOON
 
-WHOLE: dict[str, Any] = {"eventId": "E-1", "decision": "approve", "revision": "r", "reason": "drained", "scope": "prod"}
+WHOLE: dict[str, Any] = {
+    "eventId": "E-1",
+    "decision": "approve",
+    "revision": "r",
+    "reason": "drained",
+    "scope": "prod",
+}
 
 
 def test_a_body_becomes_the_request_of_its_caller() -> None:
     raw = orjson.dumps(WHOLE)
     request = parse_body(raw).approval(caller(), NOON, raw, request_id="i", message_id="m")
-    assert (request.event_id, request.decision, request.revision, request.reason, request.scope) == tuple(WHOLE.values())
-    assert (request.caller, request.at, request.request_id, request.message_id) == (caller(), NOON, "i", "m")
+    assert (
+        request.event_id,
+        request.decision,
+        request.revision,
+        request.reason,
+        request.scope,
+    ) == tuple(WHOLE.values())
+    assert (request.caller, request.at, request.request_id, request.message_id) == (
+        caller(),
+        NOON,
+        "i",
+        "m",
+    )
     assert request.digest == hashlib.sha256(raw).hexdigest()
 
 
@@ -30,7 +54,10 @@ def test_reason_and_scope_may_be_left_out() -> None:
     assert (body.reason, body.scope) == (None, None)
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"null", b"1", b"\xff{}", b'{"eventId": "\\ud800"}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b'"x"', b"null", b"1", b"\xff{}", b'{"eventId": "\\ud800"}', b"[" * 100_000],
+)
 def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
     with pytest.raises(MalformedBody, match="expected a JSON object"):
         parse_body(raw)
@@ -51,7 +78,10 @@ def test_what_can_be_read_in_two_ways_is_malformed(raw: bytes) -> None:
 
 
 def test_json_is_read_as_it_is_written() -> None:
-    assert read_json(b'{"a": [{"b": 1}, {"b": 2}], "c": {"a": null}}') == {"a": [{"b": 1}, {"b": 2}], "c": {"a": None}}
+    assert read_json(b'{"a": [{"b": 1}, {"b": 2}], "c": {"a": null}}') == {
+        "a": [{"b": 1}, {"b": 2}],
+        "c": {"a": None},
+    }
     for depth in (100, 990, 1020, 2000):
         try:
             read_json(b'{"a":' * depth + b"1" + b"}" * depth)
@@ -90,11 +120,22 @@ def test_a_wrong_field_is_named(field: str, changes: dict[str, Any]) -> None:
     assert raised.value.field == field
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_anything_else_is_refused_by_name(anything: Any) -> None:
     with pytest.raises((MalformedBody, InvalidField)):
         validate_body(anything)
 
 
 def test_only_202_is_accepted() -> None:
-    assert [DecisionAnswer(status, {}).accepted for status in (202, 200, 403, 409, 503)] == [True, False, False, False, False]
+    assert [DecisionAnswer(status, {}).accepted for status in (202, 200, 403, 409, 503)] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]

@@ -22,7 +22,12 @@ from relay.outbox.journal import rows
 from tests.approvals.builders import SETTINGS, Book, approval, caller, event
 from tests.approvals.manual_clock import NOON
 
-REBOOT, USER, FREEZE, ONE = event(), event(event_source="User"), event(event_type="Freeze"), event(event_type="Redeploy")
+REBOOT, USER, FREEZE, ONE = (
+    event(),
+    event(event_source="User"),
+    event(event_type="Freeze"),
+    event(event_type="Redeploy"),
+)
 OPERATOR = caller("op", "operate")
 _SCHEMAS = {one.name: Draft202012Validator(event_schema(one)) for one in CATALOG}
 
@@ -77,7 +82,12 @@ def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(book: Book) -> None:
         },
     )
     second = book.submit(by="bob")
-    assert second.body == {**first.body, "approvalId": second.body["approvalId"], "state": "granted", "votes": 2}
+    assert second.body == {
+        **first.body,
+        "approvalId": second.body["approvalId"],
+        "state": "granted",
+        "votes": 2,
+    }
     assert book.names() == ["approval.recorded", "approval.recorded", "approval.granted"]
     recorded, completing = book.said("approval.recorded")
     assert recorded.data == {
@@ -100,7 +110,9 @@ def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(book: Book) -> None:
 def test_an_automatic_rule_grants_by_itself_in_its_own_name(book: Book) -> None:
     book.see(USER)
     told = data(book, "approval.granted")
-    assert {key: told[key] for key in ("decision", "principal", "channel", "votes", "required", "rule")} == {
+    assert {
+        key: told[key] for key in ("decision", "principal", "channel", "votes", "required", "rule")
+    } == {
         "decision": "approve",
         "principal": "rule:users",
         "channel": "rule",
@@ -219,7 +231,12 @@ def test_the_same_event_id_is_a_new_occurrence_that_inherits_holds_alone(book: B
     book.see(step=False)
     book.see(REBOOT)
     stands = book.stands()
-    assert (stands.occurrence.number, stands.vote_count, len(stands.active_holds), stands.grants) == (2, 0, 1, ())
+    assert (
+        stands.occurrence.number,
+        stands.vote_count,
+        len(stands.active_holds),
+        stands.grants,
+    ) == (2, 0, 1, ())
     assert book.submit("release", "eve").body["state"] == "released"
     assert book.submit(by="bob").body["state"] == "pending"
     assert book.submit().body["state"] == "granted"
@@ -261,7 +278,9 @@ def test_refusals_are_told_once_and_remembered_where_they_are_final(
     assert len(book.said("approval.refused")) == (1 if remembered else 2)
 
 
-def test_a_message_that_comes_again_gets_no_second_event_whatever_it_was_answered(book: Book) -> None:
+def test_a_message_that_comes_again_gets_no_second_event_whatever_it_was_answered(
+    book: Book,
+) -> None:
     """It does, where the relay was killed before it could acknowledge it."""
     for _ in range(2):
         assert book.submit(event_id="E-9", request_id="m", message_id="m").status == 404
@@ -301,9 +320,18 @@ def test_an_unknown_event_is_told_with_the_id_as_it_was_sent_and_nothing_else(bo
     assert answer.status == 404
     told = data(book, "approval.refused")
     assert told["eventId"] == book.said()[0].subject == "no-Such"
-    assert {told[key] for key in ("eventType", "eventStatus", "resources", "notBefore", "revision", "documentIncarnation", "rule")} == {
-        None
-    }
+    assert {
+        told[key]
+        for key in (
+            "eventType",
+            "eventStatus",
+            "resources",
+            "notBefore",
+            "revision",
+            "documentIncarnation",
+            "rule",
+        )
+    } == {None}
     assert (told["votes"], told["required"], told["refusal"]) == (0, 0, answer.body["detail"])
     assert cause(book, "approval.refused") == "m"
 
@@ -320,7 +348,19 @@ def test_a_refusal_says_who_wanted_what_and_why_not(book: Book) -> None:
     book.see(REBOOT)
     answer = book.submit(by="eve", reason="please")
     told = data(book, "approval.refused")
-    assert {key: told[key] for key in ("principal", "decision", "channel", "reason", "votes", "required", "rule", "refusal")} == {
+    assert {
+        key: told[key]
+        for key in (
+            "principal",
+            "decision",
+            "channel",
+            "reason",
+            "votes",
+            "required",
+            "rule",
+            "refusal",
+        )
+    } == {
         "principal": "client:eve",
         "decision": "approve",
         "channel": "http",
@@ -452,7 +492,11 @@ def test_an_expired_hold_is_told_before_its_holder_holds_again(book: Book) -> No
     book.submit("hold", "eve")
     book.clock.turn(61)
     book.submit("hold", "eve")
-    assert [one.data["principal"] for one in book.said("approval.recorded")] == ["client:eve", "relay", "client:eve"]
+    assert [one.data["principal"] for one in book.said("approval.recorded")] == [
+        "client:eve",
+        "relay",
+        "client:eve",
+    ]
 
 
 # --- the claim, and what comes of it
@@ -495,7 +539,9 @@ def test_a_claim_without_an_answer_is_repeated_while_the_event_is_as_it_was(book
         ((event(event_source="User", due=1000),), "changed"),
     ],
 )
-def test_a_claim_without_an_answer_is_never_repeated_otherwise(book: Book, then: tuple[Any, ...], words: str) -> None:
+def test_a_claim_without_an_answer_is_never_repeated_otherwise(
+    book: Book, then: tuple[Any, ...], words: str
+) -> None:
     book.see(USER)
     (before,) = claim(book)
     book.crash()
@@ -513,7 +559,9 @@ def test_a_claim_without_an_answer_is_never_repeated_otherwise(book: Book, then:
 def test_only_grants_that_were_asked_for_are_claimed(book: Book) -> None:
     book.see(USER, event("E-2", event_source="User"))
     wanted = book.grants[1:]
-    assert [one.event_id for one in book.do(lambda tx: book.ledger.claim(tx, wanted, book.clock.now()))] == ["E-2"]
+    assert [
+        one.event_id for one in book.do(lambda tx: book.ledger.claim(tx, wanted, book.clock.now()))
+    ] == ["E-2"]
 
 
 def test_not_before_passes_while_granted(book: Book) -> None:
@@ -542,7 +590,9 @@ def test_a_vote_expires_while_granted(book: Book) -> None:
     assert len(book.said("approval.granted")) == 2
 
 
-def test_what_was_accepted_is_told_once_with_its_cause_and_its_votes_have_served(book: Book) -> None:
+def test_what_was_accepted_is_told_once_with_its_cause_and_its_votes_have_served(
+    book: Book,
+) -> None:
     book.see(ONE)
     book.submit(of=ONE)
     accept(book, claim(book))
@@ -606,13 +656,18 @@ def test_a_400_to_a_request_for_several_events_says_nothing_about_one_of_them(bo
     book.do(lambda tx: book.ledger.unanswered(tx, both, 400))
     book.crash(SETTINGS.model_copy(update={"rules": ()}))
     book.step()
-    assert [(grant.state, grant.status) for grant in book.grants] == [("failed", 400), ("failed", 400)]
+    assert [(grant.state, grant.status) for grant in book.grants] == [
+        ("failed", 400),
+        ("failed", 400),
+    ]
     book.crash(SETTINGS)
     book.step()
     assert [grant.state for grant in book.grants if grant.status is None] == ["granted", "granted"]
 
 
-def test_an_event_that_flips_back_is_granted_anew_and_the_first_grant_is_told_failed(book: Book) -> None:
+def test_an_event_that_flips_back_is_granted_anew_and_the_first_grant_is_told_failed(
+    book: Book,
+) -> None:
     book.see(USER)
     first = claim(book)
     book.see(event(event_source="User", resources=("db-2",)))
@@ -638,7 +693,10 @@ def test_a_message_is_the_cause_of_all_that_it_brings_about(book: Book) -> None:
     book.see(ONE)
     book.submit(by=caller("alice", channel="amqp"), of=ONE, request_id="m", message_id="m")
     accept(book, claim(book))
-    assert [cause(book, name) for name in ("approval.recorded", "approval.granted", "startrequest.accepted")] == ["m"] * 3
+    assert [
+        cause(book, name)
+        for name in ("approval.recorded", "approval.granted", "startrequest.accepted")
+    ] == ["m"] * 3
 
 
 def test_a_message_is_not_the_cause_of_what_another_completed(book: Book) -> None:
@@ -674,7 +732,9 @@ def test_a_clock_that_was_set_back_changes_no_cause(book: Book) -> None:
         ("off", {}, "on", False),
     ],
 )
-def test_of_file_and_switch_the_stricter_holds(expected: Mode, file: dict[str, Any], remembered: Mode, trusted: bool) -> None:
+def test_of_file_and_switch_the_stricter_holds(
+    expected: Mode, file: dict[str, Any], remembered: Mode, trusted: bool
+) -> None:
     assert stricter(ApprovalsSettings.model_validate(file), remembered, trusted=trusted) == expected
 
 
@@ -704,8 +764,16 @@ def test_a_dry_run_says_everything_and_sends_nothing(book: Book) -> None:
     assert book.submit(by="bob").body["state"] == "granted"
     assert claim(book) == []
     book.see(event(event_status="Started", not_before=None))
-    assert book.names() == ["approval.refused", "approval.recorded", "approval.recorded", "approval.granted", "approval.voided"]
-    assert all(one.data["dryRun"] is True for one in book.said() if one.name.startswith("approval."))
+    assert book.names() == [
+        "approval.refused",
+        "approval.recorded",
+        "approval.recorded",
+        "approval.granted",
+        "approval.voided",
+    ]
+    assert all(
+        one.data["dryRun"] is True for one in book.said() if one.name.startswith("approval.")
+    )
 
 
 def test_what_was_said_in_a_dry_run_never_becomes_real(book: Book) -> None:
@@ -768,7 +836,9 @@ def test_a_hold_belongs_to_the_event_id_also_when_it_was_gone_for_a_while(book: 
     assert claim(book) != []
 
 
-def test_a_hold_that_expires_is_told_of_the_event_that_is_back_and_of_none_that_is_gone(book: Book) -> None:
+def test_a_hold_that_expires_is_told_of_the_event_that_is_back_and_of_none_that_is_gone(
+    book: Book,
+) -> None:
     for back in (True, False):
         of = event("E-2" if back else "E-3", event_source="User", due=1e6)
         book.see(of)
@@ -809,12 +879,18 @@ def test_a_hold_of_a_dry_run_is_released_in_it(book: Book) -> None:
 # --- other rules after a restart
 
 _NO_RULES = ApprovalsSettings()
-_ALL_AUTOMATIC = ApprovalsSettings.model_validate({"rules": [{"name": "all", "approve": "automatic"}]})
-_ALL_VOTE = ApprovalsSettings.model_validate({"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]})
+_ALL_AUTOMATIC = ApprovalsSettings.model_validate(
+    {"rules": [{"name": "all", "approve": "automatic"}]}
+)
+_ALL_VOTE = ApprovalsSettings.model_validate(
+    {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]}
+)
 
 
 @pytest.mark.parametrize("settings", [_NO_RULES, _ALL_VOTE])
-def test_a_grant_whose_rule_is_gone_or_wants_votes_now_is_given_up(book: Book, settings: ApprovalsSettings) -> None:
+def test_a_grant_whose_rule_is_gone_or_wants_votes_now_is_given_up(
+    book: Book, settings: ApprovalsSettings
+) -> None:
     book.see(USER)
     book.crash(settings)
     assert claim(book) == []
@@ -856,7 +932,14 @@ def test_an_approval_is_shown_with_what_is_missing_and_until_when(book: Book) ->
         "missing": 1,
         "closes": "2026-04-11T12:14:00Z",
     }
-    assert approval_summary(book.stands("E-2")) == {"state": "none", "rule": None, "votes": 0, "required": 0, "missing": 0, "closes": None}
+    assert approval_summary(book.stands("E-2")) == {
+        "state": "none",
+        "rule": None,
+        "votes": 0,
+        "required": 0,
+        "missing": 0,
+        "closes": None,
+    }
     book.see()
     assert approval_summary(book.stands())["missing"] == 0
 

@@ -14,15 +14,26 @@ def _rule(**approve: Any) -> dict[str, Any]:
     return {"name": "r", "approve": {"votes": 1, "from": ["client:a"], **approve}}
 
 
-def test_without_rules_nothing_is_approved_and_the_defaults_are_those_of_the_documentation() -> None:
+def test_without_rules_nothing_is_approved_and_the_defaults_are_those_of_the_documentation() -> (
+    None
+):
     section = ApprovalsSettings()
-    assert (section.enabled, section.dry_run, section.tell_first, section.hold_expires) == (True, False, 5.0, 86400.0)
+    assert (section.enabled, section.dry_run, section.tell_first, section.hold_expires) == (
+        True,
+        False,
+        5.0,
+        86400.0,
+    )
     assert (section.amqp, section.rules, dict(section.groups)) == (None, (), {})
 
 
 def test_voters_are_those_named_and_those_of_the_groups_each_once() -> None:
     approve = Quorum.model_validate({"votes": 2, "from": ["group:g", "client:a", "slack:T/U"]})
-    assert eligible_voters(approve, {"g": ("client:a", "client:b")}) == {"client:a", "client:b", "slack:T/U"}
+    assert eligible_voters(approve, {"g": ("client:a", "client:b")}) == {
+        "client:a",
+        "client:b",
+        "slack:T/U",
+    }
 
 
 @pytest.mark.parametrize(
@@ -31,7 +42,13 @@ def test_voters_are_those_named_and_those_of_the_groups_each_once() -> None:
         ("names that differ", {"rules": [_rule(), _rule()]}),
         ("group of approvals.groups", {"rules": [_rule(**{"from": ["group:none"]})]}),
         ("2 votes can never come from 1 principals", {"rules": [_rule(votes=2)]}),
-        ("can never come", {"rules": [_rule(votes=3, **{"from": ["group:g", "client:a"]})], "groups": {"g": ["client:a", "client:b"]}}),
+        (
+            "can never come",
+            {
+                "rules": [_rule(votes=3, **{"from": ["group:g", "client:a"]})],
+                "groups": {"g": ["client:a", "client:b"]},
+            },
+        ),
         ("greater than or equal to 1", {"rules": [_rule(votes=0)]}),
         ("at least 1 item", {"rules": [_rule(**{"from": []})]}),
         ("Field required", {"rules": [{"name": "r", "approve": {"votes": 1}}]}),
@@ -48,12 +65,17 @@ def test_voters_are_those_named_and_those_of_the_groups_each_once() -> None:
         ("Extra inputs", {"quorum": 2}),
     ],
 )
-def test_what_can_never_work_is_an_error_before_the_start(words: str, section: dict[str, Any]) -> None:
+def test_what_can_never_work_is_an_error_before_the_start(
+    words: str, section: dict[str, Any]
+) -> None:
     with pytest.raises(ValidationError) as raised:
         ApprovalsSettings.model_validate(section)
     assert words in str(raised.value)
 
 
 def test_as_many_votes_as_there_are_principals_can_be_met() -> None:
-    section = {"rules": [_rule(votes=2, **{"from": ["group:g"]})], "groups": {"g": ["client:a", "client:b"]}}
+    section = {
+        "rules": [_rule(votes=2, **{"from": ["group:g"]})],
+        "groups": {"g": ["client:a", "client:b"]},
+    }
     assert ApprovalsSettings.model_validate(section).rules[0].name == "r"

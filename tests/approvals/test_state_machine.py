@@ -36,13 +36,32 @@ _USUAL = [
         "approve": {"votes": 2, "from": _VOTERS, "expires": "2m", "close_before": "30s"},
     },
 ]
-_LENIENT = [_USUAL[0], {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 1, "from": _VOTERS, "expires": "2m"}}]
-_WINDOW = {"name": "window", "match": {"event_type": ["Reboot"], "time": {"from": "12:02", "to": "12:06"}}}
-_TIMED = [_USUAL[0], _WINDOW | {"approve": {"votes": 1, "from": ["group:team"], "execution_expires": "45s"}}, _USUAL[1]]
+_LENIENT = [
+    _USUAL[0],
+    {
+        "name": "reboots",
+        "match": {"event_type": ["Reboot"]},
+        "approve": {"votes": 1, "from": _VOTERS, "expires": "2m"},
+    },
+]
+_WINDOW = {
+    "name": "window",
+    "match": {"event_type": ["Reboot"], "time": {"from": "12:02", "to": "12:06"}},
+}
+_TIMED = [
+    _USUAL[0],
+    _WINDOW | {"approve": {"votes": 1, "from": ["group:team"], "execution_expires": "45s"}},
+    _USUAL[1],
+]
 _PRINCIPALS = {"ann": ["client:alice", "client:carol", "mtls:ann.internal"]}
 _RULES: dict[str, ApprovalsSettings] = {
     name: ApprovalsSettings.model_validate(
-        {"hold_expires": "90s", "rules": rules, "people": _PRINCIPALS, "groups": {"team": ["person:ann", "client:bob"]}}
+        {
+            "hold_expires": "90s",
+            "rules": rules,
+            "people": _PRINCIPALS,
+            "groups": {"team": ["person:ann", "client:bob"]},
+        }
     )
     for name, rules in {"usual": _USUAL, "lenient": _LENIENT, "timed": _TIMED, "none": []}.items()
 }
@@ -90,21 +109,37 @@ class Model:
 
     def may_start(self, rules: str, now: datetime) -> bool:
         """A quorum or an automatic rule, in time, under no hold, for what is Scheduled."""
-        if self.seen.event_status != "Scheduled" or (self.seen.not_before_time is not None and now >= self.seen.not_before_time):
+        if self.seen.event_status != "Scheduled" or (
+            self.seen.not_before_time is not None and now >= self.seen.not_before_time
+        ):
             return False
         if any(until > now for until in self.holds.values()) or rules == "none":
             return False
         if self.seen.event_source == "User":
             return True
-        voters = {who for who, vote in self.votes.items() if vote[0] == self.seen.revision and self.counts_until(vote, rules, now) > now}
+        voters = {
+            who
+            for who, vote in self.votes.items()
+            if vote[0] == self.seen.revision and self.counts_until(vote, rules, now) > now
+        }
         voters -= {"eve"}
         return self.seen.event_type == "Reboot" and len(people(voters)) >= asked(rules, now).people
 
-    def counts_until(self, vote: tuple[str, datetime, datetime], rules: str, now: datetime) -> datetime:
+    def counts_until(
+        self, vote: tuple[str, datetime, datetime], rules: str, now: datetime
+    ) -> datetime:
         """Of the rule under which a vote was given and that of now the shorter."""
         _, given, until = vote
-        last = asked(rules, now).votes_last if self.seen.event_source != "User" and rules != "none" else None
-        return min(until, given + last) if last is not None and self.seen.event_type == "Reboot" else until
+        last = (
+            asked(rules, now).votes_last
+            if self.seen.event_source != "User" and rules != "none"
+            else None
+        )
+        return (
+            min(until, given + last)
+            if last is not None and self.seen.event_type == "Reboot"
+            else until
+        )
 
 
 def people(names: set[str]) -> set[str]:
@@ -158,10 +193,16 @@ class Approvals(RuleBasedStateMachine):
 
     # --- Azure
 
-    @rule(of=_IDS, kind=st.sampled_from([*_KINDS, "user", "voted", "voted"]), due=st.sampled_from([None, 45.0, 400.0]))
+    @rule(
+        of=_IDS,
+        kind=st.sampled_from([*_KINDS, "user", "voted", "voted"]),
+        due=st.sampled_from([None, 45.0, 400.0]),
+    )
     def azure_says(self, of: str, kind: str, due: float | None) -> None:
         """Azure's document changes; nobody has read it yet."""
-        not_before = format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
+        not_before = (
+            format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
+        )
         self.azure[of] = event(of, **{"not_before": not_before} | _KINDS[kind])
 
     @rule(of=_IDS)
@@ -192,7 +233,10 @@ class Approvals(RuleBasedStateMachine):
     def _void(self) -> None:
         flying = {(claim.event_id, claim.grant.revision) for claim in self.flight}
         for of, model in self.model.items():
-            kept = {model.seen.revision, *(revision for event_id, revision in flying if event_id == of)}
+            kept = {
+                model.seen.revision,
+                *(revision for event_id, revision in flying if event_id == of),
+            }
             model.votes = {who: vote for who, vote in model.votes.items() if vote[0] in kept}
 
     def _settle(self, of: str) -> None:
@@ -201,14 +245,31 @@ class Approvals(RuleBasedStateMachine):
         flying = {claim.grant.revision for claim in self.flight if claim.event_id == of}
         model.holds = {who: until for who, until in model.holds.items() if until > now}
         over = model.seen.not_before_time is not None and now >= model.seen.not_before_time
-        within = asked(self.ruleset, now).sent_within if self.ruleset != "none" and model.seen.event_type == "Reboot" else None
-        waiting = [grant for grant in self.book.stands(of).grants if grant.state == "granted" and not grant.dry_run]
+        within = (
+            asked(self.ruleset, now).sent_within
+            if self.ruleset != "none" and model.seen.event_type == "Reboot"
+            else None
+        )
+        waiting = [
+            grant
+            for grant in self.book.stands(of).grants
+            if grant.state == "granted" and not grant.dry_run
+        ]
         automatic = model.seen.event_source == "User"
-        lapsed = {grant.revision for grant in waiting if within is not None and not automatic and now >= grant.granted_at + within}
+        lapsed = {
+            grant.revision
+            for grant in waiting
+            if within is not None and not automatic and now >= grant.granted_at + within
+        }
         model.votes = {
             who: vote
             for who, vote in model.votes.items()
-            if vote[0] in flying or (model.counts_until(vote, self.ruleset, now) > now and not over and vote[0] not in lapsed)
+            if vote[0] in flying
+            or (
+                model.counts_until(vote, self.ruleset, now) > now
+                and not over
+                and vote[0] not in lapsed
+            )
         }
 
     def _settle_all(self) -> None:
@@ -222,10 +283,20 @@ class Approvals(RuleBasedStateMachine):
         self.book.step()
         for of, model in self.model.items():
             grants = self.book.stands(of).grants
-            if self.mode == "on" and model.may_start(self.ruleset, self.clock.now()) and model.seen.revision not in model.refused:
-                of_now = [grant for grant in grants if grant.revision == model.seen.revision and not grant.dry_run]
+            if (
+                self.mode == "on"
+                and model.may_start(self.ruleset, self.clock.now())
+                and model.seen.revision not in model.refused
+            ):
+                of_now = [
+                    grant
+                    for grant in grants
+                    if grant.revision == model.seen.revision and not grant.dry_run
+                ]
                 under_way = [grant for grant in grants if grant.state == "sent"]
-                assert under_way or any(grant.state not in ("failed", "refused") for grant in of_now), "a satisfied rule was forgotten"
+                assert under_way or any(
+                    grant.state not in ("failed", "refused") for grant in of_now
+                ), "a satisfied rule was forgotten"
 
     # --- time, operators, crashes
 
@@ -269,21 +340,41 @@ class Approvals(RuleBasedStateMachine):
 
     def _revision(self, of: str, known: bool) -> str:
         found = self.azure.get(of) if not known and of in self.azure else None
-        return found.revision if found is not None else self.model[of].seen.revision if of in self.model else "none"
+        return (
+            found.revision
+            if found is not None
+            else self.model[of].seen.revision
+            if of in self.model
+            else "none"
+        )
 
     @precondition(lambda self: self.model)
-    @rule(who=_PEOPLE, of=_IDS, known=st.sampled_from([True, True, False]), request=st.sampled_from([None, None, "r1", "r2"]))
+    @rule(
+        who=_PEOPLE,
+        of=_IDS,
+        known=st.sampled_from([True, True, False]),
+        request=st.sampled_from([None, None, "r1", "r2"]),
+    )
     def vote(self, who: str, of: str, known: bool, request: str | None) -> None:
         """Somebody votes for what the relay has seen, or for what Azure already says."""
         revision, now = self._revision(of, known), self.clock.now()
         before = self._said("approval.recorded")
         if of in self.model:
             self._settle(of)
-        answer = self.book.submit("approve", who, event_id=of, revision=revision, request_id=request, digest=f"{of}{revision}")
+        answer = self.book.submit(
+            "approve",
+            who,
+            event_id=of,
+            revision=revision,
+            request_id=request,
+            digest=f"{of}{revision}",
+        )
         if answer.status == 202 and self.mode == "on" and self._said("approval.recorded") > before:
             model = self.model[of]
             assert model.seen.revision == revision
-            expires = asked(self.ruleset, now).votes_last if model.seen.event_source != "User" else None
+            expires = (
+                asked(self.ruleset, now).votes_last if model.seen.event_source != "User" else None
+            )
             model.votes[who] = revision, now, now + (expires or timedelta(days=1))
 
     @precondition(lambda self: self.model)
@@ -294,7 +385,11 @@ class Approvals(RuleBasedStateMachine):
         self.vote(other, of, known=True, request=None)
 
     @precondition(lambda self: "A" in self.model and not self.flight)
-    @rule(other=st.sampled_from(["bob", "carol"]), seconds=st.sampled_from([20.0, 50.0, 115.0]), late=st.booleans())
+    @rule(
+        other=st.sampled_from(["bob", "carol"]),
+        seconds=st.sampled_from([20.0, 50.0, 115.0]),
+        late=st.booleans(),
+    )
     def vote_wait_and_claim(self, other: str, seconds: float, late: bool) -> None:
         """What was voted lies about for a while, and is then to be sent; the timer of the step may be late."""
         self.two_vote("A", other)
@@ -314,7 +409,9 @@ class Approvals(RuleBasedStateMachine):
         answer = self.book.submit("hold", who, event_id=of, revision=revision)
         if answer.status == 202:
             occurrence = self.book.stands(of).occurrence.id
-            assert not any(claim.grant.occurrence == occurrence for claim in self.flight), "a hold was taken after the claim"
+            assert not any(claim.grant.occurrence == occurrence for claim in self.flight), (
+                "a hold was taken after the claim"
+            )
             if self._said("approval.recorded") > before:
                 if self.mode == "on":
                     self.model[of].holds.pop((who, True), None)
@@ -327,7 +424,9 @@ class Approvals(RuleBasedStateMachine):
         by = caller(who, "operate") if operator else who
         if of in self.model:
             self._settle(of)
-        answer = self.book.submit("release", by, event_id=of, revision=self._revision(of, known=True))
+        answer = self.book.submit(
+            "release", by, event_id=of, revision=self._revision(of, known=True)
+        )
         if answer.status == 202:
             holds = self.model[of].holds
             for holder, dry in list(holds):
@@ -347,7 +446,9 @@ class Approvals(RuleBasedStateMachine):
         self._read()
         self.book.ledger.in_flight = frozenset(grant.id for grant in grants)
         self.flight = self.book.do(lambda tx: self.book.ledger.claim(tx, grants, self.clock.now()))
-        assert len({claim.event_id for claim in self.flight}) == len(self.flight), "one event twice in one StartRequest"
+        assert len({claim.event_id for claim in self.flight}) == len(self.flight), (
+            "one event twice in one StartRequest"
+        )
         for claim in self.flight:
             self._check(claim)
             self.posts.append(Post(self.life, claim.grant.occurrence, claim.grant.revision))
@@ -367,16 +468,37 @@ class Approvals(RuleBasedStateMachine):
         assert model.seen.revision not in model.refused
         for post in self.posts:
             if post.occurrence == claim.grant.occurrence:
-                assert post.answer is not None or post.life < self.life, "two in flight for one event"
-                assert post.answer != "200" or post.revision != claim.grant.revision, "started twice"
-        before = [row for row in rows(self.book.connection) if row.event_key == claim.event_id.lower()]
+                assert post.answer is not None or post.life < self.life, (
+                    "two in flight for one event"
+                )
+                assert post.answer != "200" or post.revision != claim.grant.revision, (
+                    "started twice"
+                )
+        before = [
+            row for row in rows(self.book.connection) if row.event_key == claim.event_id.lower()
+        ]
         told = [(row.kind, orjson.loads(row.body).get("data", {})) for row in before]
-        of_it = [(kind, data) for kind, data in told if data.get("revision") == claim.grant.revision and "dryRun" not in data]
-        assert any(kind == "approval.granted" and data["approvalId"] == claim.grant.approval_id for kind, data in of_it)
+        of_it = [
+            (kind, data)
+            for kind, data in told
+            if data.get("revision") == claim.grant.revision and "dryRun" not in data
+        ]
+        assert any(
+            kind == "approval.granted" and data["approvalId"] == claim.grant.approval_id
+            for kind, data in of_it
+        )
         if model.seen.event_source != "User":
             ask = asked(self.ruleset, now)
-            assert ask.sent_within is None or claim.grant.attempts or now < claim.grant.granted_at + ask.sent_within
-            who = {data["principal"] for kind, data in of_it if kind == "approval.recorded" and data["decision"] == "approve"}
+            assert (
+                ask.sent_within is None
+                or claim.grant.attempts
+                or now < claim.grant.granted_at + ask.sent_within
+            )
+            who = {
+                data["principal"]
+                for kind, data in of_it
+                if kind == "approval.recorded" and data["decision"] == "approve"
+            }
             assert len(people(who)) >= ask.people
 
     @precondition(lambda self: self.flight)
@@ -393,7 +515,9 @@ class Approvals(RuleBasedStateMachine):
             if claims[0].event_id in self.model:
                 self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
         else:
-            self.book.do(lambda tx: ledger.unanswered(tx, claims, {"400": 400, "503": 503}.get(answer)))
+            self.book.do(
+                lambda tx: ledger.unanswered(tx, claims, {"400": 400, "503": 503}.get(answer))
+            )
         if answer == "400" and len(claims) > 1:
             self.alone = {claim.grant.id for claim in claims}
         if answer == "timeout, but processed":
@@ -421,7 +545,11 @@ class Approvals(RuleBasedStateMachine):
         for grant in grants:
             answers = [one.name for one in said if one.attributes.get("causationid") == grant.cause]
             state = "failed" if grant.state == "refused" else grant.state
-            assert answers == ([f"startrequest.{state}"] if state in ("accepted", "failed") and not grant.dry_run else [])
+            assert answers == (
+                [f"startrequest.{state}"]
+                if state in ("accepted", "failed") and not grant.dry_run
+                else []
+            )
         sent = [grant.occurrence for grant in grants if grant.state == "sent"]
         assert len(sent) == len(set(sent)), "two in flight for one event"
         open_ones = {claim.grant.id for claim in self.flight}
@@ -433,16 +561,32 @@ class Approvals(RuleBasedStateMachine):
         if not hasattr(self, "book"):
             return
         told = self.book.said("approval.recorded", "approval.voided", "startrequest.accepted")
-        counting = {one for (one,) in self.book.connection.execute("SELECT approval_id FROM decision WHERE counts")}
-        votes = [(at, one) for at, one in enumerate(told) if one.name == "approval.recorded" and one.data["decision"] == "approve"]
+        counting = {
+            one
+            for (one,) in self.book.connection.execute(
+                "SELECT approval_id FROM decision WHERE counts"
+            )
+        }
+        votes = [
+            (at, one)
+            for at, one in enumerate(told)
+            if one.name == "approval.recorded" and one.data["decision"] == "approve"
+        ]
         assert sum(one.name == "approval.voided" for one in told) <= len(votes)
         for at, vote in votes:
             later = [one for one in told[at + 1 :] if one.subject == vote.subject]
             assert (
                 vote.data["approvalId"] in counting
                 or any(one.name == "approval.voided" for one in later)
-                or any(one.name == "startrequest.accepted" and one.subject == vote.subject for one in told)
-                or any(one.name == "approval.recorded" and one.data["principal"] == vote.data["principal"] for one in later)
+                or any(
+                    one.name == "startrequest.accepted" and one.subject == vote.subject
+                    for one in told
+                )
+                or any(
+                    one.name == "approval.recorded"
+                    and one.data["principal"] == vote.data["principal"]
+                    for one in later
+                )
             )
 
 

@@ -27,7 +27,16 @@ from relay.approvals.transitions import (
 )
 from relay.events.model import Event
 from relay.outbox import Decision, Grant, Mode
-from tests.approvals.builders import SETTINGS, SPEAKS, approval, caller, decided, event, granted, standing
+from tests.approvals.builders import (
+    SETTINGS,
+    SPEAKS,
+    approval,
+    caller,
+    decided,
+    event,
+    granted,
+    standing,
+)
 from tests.approvals.manual_clock import NOON
 
 USER = event(event_source="User")
@@ -58,51 +67,141 @@ REFUSED: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
     ("a hold", 202, approval("hold"), standing()),
     ("a vote when it has ended", 409, approval(), standing(live=False)),
     ("a hold when it has ended", 409, approval("hold"), standing(live=False)),
-    ("a release when it has ended", 409, approval("release"), standing(None, decided("hold"), live=False)),
+    (
+        "a release when it has ended",
+        409,
+        approval("release"),
+        standing(None, decided("hold"), live=False),
+    ),
     ("a vote when it has started", 409, approval(of=STARTED), standing(STARTED)),
     ("a hold when it has started", 409, approval("hold"), standing(STARTED)),
     ("a release when it has started", 409, approval("release"), standing(STARTED, decided("hold"))),
-    ("a vote when nobody knows that status", 409, approval(of=event(event_status="Paused")), standing(event(event_status="Paused"))),
-    ("a vote without a status", 409, approval(of=event(event_status=None)), standing(event(event_status=None))),
+    (
+        "a vote when nobody knows that status",
+        409,
+        approval(of=event(event_status="Paused")),
+        standing(event(event_status="Paused")),
+    ),
+    (
+        "a vote without a status",
+        409,
+        approval(of=event(event_status=None)),
+        standing(event(event_status=None)),
+    ),
     (
         "a vote whatever the case of the status",
         202,
         approval(of=event(event_status="SCHEDULED")),
         standing(event(event_status="SCHEDULED")),
     ),
-    ("a hold when nobody knows that status", 202, approval("hold"), standing(event(event_status="Paused"))),
+    (
+        "a hold when nobody knows that status",
+        202,
+        approval("hold"),
+        standing(event(event_status="Paused")),
+    ),
     ("a vote just before voting closes", 202, approval(), standing(now=839.9)),
     ("a vote when voting closes", 409, approval(), standing(now=840)),
-    ("a vote just before NotBefore where it closes no sooner", 202, approval(of=ONE), standing(ONE, now=899.9)),
+    (
+        "a vote just before NotBefore where it closes no sooner",
+        202,
+        approval(of=ONE),
+        standing(ONE, now=899.9),
+    ),
     ("a vote at NotBefore", 409, approval(of=ONE), standing(ONE, now=900)),
-    ("a vote without NotBefore, late as it may be", 202, approval(of=event(due=None)), standing(event(due=None), now=1e6)),
+    (
+        "a vote without NotBefore, late as it may be",
+        202,
+        approval(of=event(due=None)),
+        standing(event(due=None), now=1e6),
+    ),
     ("a hold after voting closed", 202, approval("hold"), standing(now=840)),
     ("a hold at NotBefore", 409, approval("hold"), standing(now=900)),
-    ("a release after voting closed", 202, approval("release"), standing(None, decided("hold"), now=840)),
+    (
+        "a release after voting closed",
+        202,
+        approval("release"),
+        standing(None, decided("hold"), now=840),
+    ),
     ("a vote for another revision", 409, approval(revision="x"), standing()),
     ("a hold for another revision", 202, approval("hold", revision="x"), standing()),
-    ("a release for another revision", 202, approval("release", revision="x"), standing(None, decided("hold"))),
+    (
+        "a release for another revision",
+        202,
+        approval("release", revision="x"),
+        standing(None, decided("hold")),
+    ),
     ("a release where nothing is held", 409, approval("release"), standing()),
-    ("a release of an expired hold", 409, approval("release"), standing(None, decided("hold", expires=10), now=10)),
-    ("a release just before the hold expires", 202, approval("release"), standing(None, decided("hold", expires=10), now=9.9)),
-    ("a release of another's hold", 403, approval("release"), standing(None, decided("hold", "bob"))),
+    (
+        "a release of an expired hold",
+        409,
+        approval("release"),
+        standing(None, decided("hold", expires=10), now=10),
+    ),
+    (
+        "a release just before the hold expires",
+        202,
+        approval("release"),
+        standing(None, decided("hold", expires=10), now=9.9),
+    ),
+    (
+        "a release of another's hold",
+        403,
+        approval("release"),
+        standing(None, decided("hold", "bob")),
+    ),
     (
         "a release of another's hold by the operator",
         202,
         approval("release", caller("op", "operate")),
         standing(None, decided("hold", "bob")),
     ),
-    ("a release by its holder without the right", 403, approval("release", caller("alice", "read")), standing(None, decided("hold"))),
+    (
+        "a release by its holder without the right",
+        403,
+        approval("release", caller("alice", "read")),
+        standing(None, decided("hold")),
+    ),
     ("a hold before the claim", 202, approval("hold"), standing(grants=[granted()])),
     ("a hold after the claim", 409, approval("hold"), standing(grants=[granted("sent")])),
     ("a hold after it was accepted", 409, approval("hold"), standing(grants=[granted("accepted")])),
-    ("a hold after it was given up", 202, approval("hold"), standing(grants=[granted("refused", status=400)])),
-    ("a vote after IMDS refused it", 409, approval(), standing(grants=[granted("refused", status=400)])),
-    ("a vote after IMDS refused another state", 202, approval(), standing(grants=[granted("refused", revision="x", status=400)])),
-    ("a vote after an earlier grant was given up", 202, approval(), standing(grants=[granted("failed")])),
+    (
+        "a hold after it was given up",
+        202,
+        approval("hold"),
+        standing(grants=[granted("refused", status=400)]),
+    ),
+    (
+        "a vote after IMDS refused it",
+        409,
+        approval(),
+        standing(grants=[granted("refused", status=400)]),
+    ),
+    (
+        "a vote after IMDS refused another state",
+        202,
+        approval(),
+        standing(grants=[granted("refused", revision="x", status=400)]),
+    ),
+    (
+        "a vote after an earlier grant was given up",
+        202,
+        approval(),
+        standing(grants=[granted("failed")]),
+    ),
     ("a vote without the right", 403, approval(by=caller("alice", "read", "hold")), standing()),
-    ("a hold without the right", 403, approval("hold", caller("alice", "read", "approve")), standing()),
-    ("a vote for a machine of another's", 403, approval(by=caller(resources=("web-*",))), standing()),
+    (
+        "a hold without the right",
+        403,
+        approval("hold", caller("alice", "read", "approve")),
+        standing(),
+    ),
+    (
+        "a vote for a machine of another's",
+        403,
+        approval(by=caller(resources=("web-*",))),
+        standing(),
+    ),
     ("a vote for one's own machine", 202, approval(by=caller(resources=("DB-*",))), standing()),
     (
         "a vote where one of two machines is another's",
@@ -116,14 +215,34 @@ REFUSED: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         approval(by=caller(resources=("*",)), of=event(resources=())),
         standing(event(resources=())),
     ),
-    ("a vote, unlimited, where no machine is named", 202, approval(of=event(resources=())), standing(event(resources=()))),
-    ("a hold on a machine of another's", 403, approval("hold", caller(resources=("web-*",))), standing()),
+    (
+        "a vote, unlimited, where no machine is named",
+        202,
+        approval(of=event(resources=())),
+        standing(event(resources=())),
+    ),
+    (
+        "a hold on a machine of another's",
+        403,
+        approval("hold", caller(resources=("web-*",))),
+        standing(),
+    ),
     ("a vote without a rule", 403, approval(of=FREEZE), standing(FREEZE)),
     ("a hold without a rule", 202, approval("hold", of=FREEZE), standing(FREEZE)),
     ("a vote from one who is not asked", 403, approval(by="eve"), standing()),
-    ("a vote from one who is asked by another rule only", 403, approval(by="drain", of=ONE), standing(ONE)),
+    (
+        "a vote from one who is asked by another rule only",
+        403,
+        approval(by="drain", of=ONE),
+        standing(ONE),
+    ),
     ("a hold from one who has no vote", 202, approval("hold", "eve"), standing()),
-    ("a vote of anybody where the rule is automatic", 202, approval(by="eve", of=USER), standing(USER)),
+    (
+        "a vote of anybody where the rule is automatic",
+        202,
+        approval(by="eve", of=USER),
+        standing(USER),
+    ),
     ("a vote while off", 503, approval(), standing(mode="off")),
     ("a hold while off", 503, approval("hold"), standing(mode="off")),
     ("a vote in a dry run", 202, approval(), standing(mode="dry-run")),
@@ -133,14 +252,18 @@ REFUSED: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
 ]
 
 
-@pytest.mark.parametrize(("expected", "request_", "how"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("expected", "request_", "how"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
 def test_a_request_is_judged(expected: int, request_: DecisionRequest, how: ApprovalStatus) -> None:
     assert status(request_, how) == expected
 
 
 def test_too_late_says_when_it_was_and_when_it_is() -> None:
     refusal = authorize(approval(), standing(now=841))
-    assert refusal == Refusal(409, "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z")
+    assert refusal == Refusal(
+        409, "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z"
+    )
 
 
 def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
@@ -157,11 +280,15 @@ def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
         (approval("hold"), standing(grants=[granted("sent")])),
     ],
 )
-def test_every_text_about_a_hold_says_what_it_does_not_stop(request_: DecisionRequest, how: ApprovalStatus) -> None:
+def test_every_text_about_a_hold_says_what_it_does_not_stop(
+    request_: DecisionRequest, how: ApprovalStatus
+) -> None:
     refusal = authorize(request_, how)
     assert refusal is not None
     assert HOLD_NOTICE in refusal.reason
-    assert all(word in HOLD_NOTICE for word in ("NotBefore", "other relays", "Azure Resource Manager"))
+    assert all(
+        word in HOLD_NOTICE for word in ("NotBefore", "other relays", "Azure Resource Manager")
+    )
 
 
 def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
@@ -233,7 +360,14 @@ def allows(how: ApprovalStatus) -> bool:
         (True, standing(USER, mode="dry-run")),
         (True, standing(None, *VOTES, now=299)),
         (False, standing(None, *VOTES, now=300)),
-        (True, standing(event(due=None), *(replace(vote, revision=event(due=None).revision) for vote in VOTES), now=299)),
+        (
+            True,
+            standing(
+                event(due=None),
+                *(replace(vote, revision=event(due=None).revision) for vote in VOTES),
+                now=299,
+            ),
+        ),
         (True, standing(None, *VOTES, grants=[granted("failed")])),
         (True, standing(None, *VOTES, grants=[granted("failed", status=400)])),
         (True, standing(None, *VOTES, grants=[granted(revision="x")])),
@@ -291,11 +425,18 @@ def test_why_a_vote_is_void(why: str | None, how: ApprovalStatus) -> None:
 def test_votes_that_are_void_for_one_reason_are_told_together() -> None:
     gone = decided(revision="x"), decided(by="bob", revision="y")
     late = decided(by="drain", expires=5)
-    assert next_transitions(standing(None, *gone, late, now=5)) == [VoidVotes(gone, "changed"), VoidVotes((late,), "expired")]
+    assert next_transitions(standing(None, *gone, late, now=5)) == [
+        VoidVotes(gone, "changed"),
+        VoidVotes((late,), "expired"),
+    ]
 
 
 @pytest.mark.parametrize(
-    "how", [standing(STARTED, decided(), grants=[granted("accepted")]), standing(None, decided(), grants=[granted("accepted")], live=False)]
+    "how",
+    [
+        standing(STARTED, decided(), grants=[granted("accepted")]),
+        standing(None, decided(), grants=[granted("accepted")], live=False),
+    ],
 )
 def test_votes_whose_start_request_was_accepted_have_served(how: ApprovalStatus) -> None:
     assert next_transitions(how) == [VoidVotes((decided(),), None)]
@@ -326,7 +467,10 @@ def test_a_hold_survives_every_change_until_it_expires() -> None:
 
 def test_an_expired_hold_stops_nothing_any_more() -> None:
     hold = decided("hold", expires=5)
-    assert next_transitions(standing(USER, hold, now=5)) == [ExpireHold(hold), CreateGrant(SETTINGS.rules[0])]
+    assert next_transitions(standing(USER, hold, now=5)) == [
+        ExpireHold(hold),
+        CreateGrant(SETTINGS.rules[0]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +482,10 @@ def test_an_expired_hold_stops_nothing_any_more() -> None:
         ("started", standing(STARTED, *VOTES, grants=[granted()])),
         ("changed", standing(event(resources=("db-2",)), *VOTES, grants=[granted()])),
         ("NotBefore", standing(None, *VOTES, grants=[granted()], now=900)),
-        ("expired", standing(None, VOTES[0], decided(by="bob", expires=5), grants=[granted()], now=5)),
+        (
+            "expired",
+            standing(None, VOTES[0], decided(by="bob", expires=5), grants=[granted()], now=5),
+        ),
         ("rules", standing(FREEZE, grants=[granted(of=FREEZE)])),
         ("rules", standing(USER, grants=[granted(of=USER)], settings=ApprovalsSettings())),
         ("expired", standing(None, decided(), grants=[granted(dry_run=True)], mode="dry-run")),
@@ -390,11 +537,21 @@ def test_what_has_its_answer_is_given_up_by_nobody(state: Any) -> None:
         (False, granted(), standing(None, VOTES[0])),
         (False, granted(), standing(None, VOTES[0], decided(by="bob", expires=1), now=1)),
         (False, granted(), standing(None, VOTES[0], decided(by="bob", dry_run=True))),
-        (False, granted(of=STARTED), standing(STARTED, *(replace(vote, revision=STARTED.revision) for vote in VOTES))),
-        (False, granted(of=event(event_source="User", event_status="Paused")), standing(event(event_source="User", event_status="Paused"))),
+        (
+            False,
+            granted(of=STARTED),
+            standing(STARTED, *(replace(vote, revision=STARTED.revision) for vote in VOTES)),
+        ),
+        (
+            False,
+            granted(of=event(event_source="User", event_status="Paused")),
+            standing(event(event_source="User", event_status="Paused")),
+        ),
     ],
 )
-def test_the_last_check_asks_everything_again(expected: bool, grant: Grant, how: ApprovalStatus) -> None:
+def test_the_last_check_asks_everything_again(
+    expected: bool, grant: Grant, how: ApprovalStatus
+) -> None:
     assert can_claim(grant, how) == expected
 
 
@@ -406,10 +563,16 @@ def test_a_vote_goes_with_the_rights_of_who_gave_it() -> None:
         left = replace(how, client_resources=speaks)
         assert [vote.principal for vote in left.counted_votes] == ["client:alice"]
         assert not can_claim(granted(), replace(left, grants=(granted(),)))
-        assert [effect for effect in next_transitions(replace(left, grants=(granted(),))) if isinstance(effect, FailGrant)]
+        assert [
+            effect
+            for effect in next_transitions(replace(left, grants=(granted(),)))
+            if isinstance(effect, FailGrant)
+        ]
     people = tuple(replace(vote, principal=f"local:{vote.approval_id}") for vote in VOTES)
     rules = SETTINGS.model_copy(update={"groups": {"oncall": [vote.principal for vote in people]}})
-    assert standing(None, *people, settings=rules).is_satisfied  # whose rights are not the configuration's
+    assert standing(
+        None, *people, settings=rules
+    ).is_satisfied  # whose rights are not the configuration's
 
 
 def test_a_vote_counts_no_longer_than_the_rule_of_now_allows() -> None:
@@ -487,7 +650,9 @@ def test_how_an_approval_is_shown(state: str, how: ApprovalStatus) -> None:
 # --- laws
 
 _REVISIONS = st.sampled_from([event().revision, USER.revision, "x"])
-_EVENTS = st.sampled_from([event(), USER, FREEZE, ONE, STARTED, event(due=None), event(event_status="Paused")])
+_EVENTS = st.sampled_from(
+    [event(), USER, FREEZE, ONE, STARTED, event(due=None), event(event_status="Paused")]
+)
 _DECISIONS = st.builds(
     lambda kind, by, expires, dry, revision, number: decided(
         kind, by, expires=expires, dry_run=dry, revision=revision, approval_id=str(number)
@@ -503,7 +668,10 @@ _GRANTS = st.lists(
     st.builds(
         # What is granted as a dry run is never sent.
         lambda state, revision, dry, bad: granted(
-            state, revision=revision, dry_run=dry and state not in ("sent", "accepted"), status=400 if bad else None
+            state,
+            revision=revision,
+            dry_run=dry and state not in ("sent", "accepted"),
+            status=400 if bad else None,
         ),
         st.sampled_from(["granted", "sent", "accepted", "failed", "refused"]),
         _REVISIONS,
@@ -521,7 +689,14 @@ def standings(draw: st.DrawFn) -> ApprovalStatus:
     decisions = draw(st.lists(_DECISIONS, max_size=5, unique_by=lambda one: one.approval_id))
     mode: Mode = draw(st.sampled_from(["on", "on", "dry-run", "off"]))
     now = draw(st.sampled_from([0.0, 4.9, 5.0, 99.0, 100.0, 899.0, 900.0, 1000.0]))
-    return standing(of, *decisions, grants=draw(_GRANTS), mode=mode, now=now, live=draw(st.sampled_from([True, True, True, False])))
+    return standing(
+        of,
+        *decisions,
+        grants=draw(_GRANTS),
+        mode=mode,
+        now=now,
+        live=draw(st.sampled_from([True, True, True, False])),
+    )
 
 
 def _has_quorum(how: ApprovalStatus) -> bool:
@@ -544,7 +719,10 @@ def _has_quorum(how: ApprovalStatus) -> bool:
 
 def _may_start(how: ApprovalStatus) -> bool:
     of = how.occurrence.event
-    held = any(one.decision == "hold" and (one.expires is None or one.expires > how.now) for one in how.decisions)
+    held = any(
+        one.decision == "hold" and (one.expires is None or one.expires > how.now)
+        for one in how.decisions
+    )
     return (
         how.occurrence.live
         and of.event_status == "Scheduled"
@@ -555,10 +733,17 @@ def _may_start(how: ApprovalStatus) -> bool:
 
 
 @given(standings())
-def test_nothing_is_claimed_without_a_quorum_or_late_or_held_or_changed(how: ApprovalStatus) -> None:
+def test_nothing_is_claimed_without_a_quorum_or_late_or_held_or_changed(
+    how: ApprovalStatus,
+) -> None:
     for grant in how.grants:
         if grant.state in ("granted", "sent"):
-            wanted = how.mode == "on" and not grant.dry_run and grant.revision == how.occurrence.revision and _may_start(how)
+            wanted = (
+                how.mode == "on"
+                and not grant.dry_run
+                and grant.revision == how.occurrence.revision
+                and _may_start(how)
+            )
             assert can_claim(grant, how) == wanted
 
 
@@ -571,9 +756,16 @@ def test_what_is_allowed_could_start_now_and_nothing_else_is_under_way(how: Appr
 
 
 @given(standings(), st.frozensets(st.integers(1, 3)))
-def test_each_effect_is_about_what_it_should_be(how: ApprovalStatus, in_flight: frozenset[int]) -> None:
+def test_each_effect_is_about_what_it_should_be(
+    how: ApprovalStatus, in_flight: frozenset[int]
+) -> None:
     effects = next_transitions(how, in_flight)
-    discounted = [one.approval_id for effect in effects if isinstance(effect, VoidVotes) for one in effect.decisions]
+    discounted = [
+        one.approval_id
+        for effect in effects
+        if isinstance(effect, VoidVotes)
+        for one in effect.decisions
+    ]
     expired = [effect.hold.approval_id for effect in effects if isinstance(effect, ExpireHold)]
     failed = [effect.grant for effect in effects if isinstance(effect, FailGrant)]
     assert len({*discounted, *expired}) == len(discounted) + len(expired)
@@ -589,13 +781,25 @@ def _after(how: ApprovalStatus, effects: list[Transition]) -> ApprovalStatus:
     for effect in effects:
         match effect:
             case VoidVotes(decisions, _):
-                how = replace(how, decisions=tuple(one for one in how.decisions if one not in decisions))
+                how = replace(
+                    how, decisions=tuple(one for one in how.decisions if one not in decisions)
+                )
             case ExpireHold(hold):
                 how = replace(how, decisions=tuple(one for one in how.decisions if one != hold))
             case FailGrant(grant, _):
-                how = replace(how, grants=tuple(replace(one, state="failed") if one == grant else one for one in how.grants))
+                how = replace(
+                    how,
+                    grants=tuple(
+                        replace(one, state="failed") if one == grant else one for one in how.grants
+                    ),
+                )
             case CreateGrant(rule):
-                new = granted(id=len(how.grants) + 1, revision=how.occurrence.revision, rule=rule.name, dry_run=how.mode == "dry-run")
+                new = granted(
+                    id=len(how.grants) + 1,
+                    revision=how.occurrence.revision,
+                    rule=rule.name,
+                    dry_run=how.mode == "dry-run",
+                )
                 how = replace(how, grants=(*how.grants, new))
     return how
 
@@ -606,7 +810,12 @@ def test_steps_come_to_rest(how: ApprovalStatus) -> None:
     for _ in range(2):
         how = _after(how, next_transitions(how))
     assert next_transitions(how) == []
-    assert not (how.mode == "on" and _may_start(how) and not how.refused_by_imds and how.active_grant is None)
+    assert not (
+        how.mode == "on"
+        and _may_start(how)
+        and not how.refused_by_imds
+        and how.active_grant is None
+    )
 
 
 @given(standings())

@@ -19,7 +19,9 @@ def configured(votes: int, *voters: str, people: dict[str, list[str]] | None = N
     """A relay with these clients and one rule."""
     rules = [{"name": "all", "approve": {"votes": votes, "from": list(voters)}}]
     api = {"clients": [ALICE, DRAIN, READER], "tls": TLS}
-    return Config.model_validate({"approvals": {"rules": rules, "people": people or {}}, "api": api})
+    return Config.model_validate(
+        {"approvals": {"rules": rules, "people": people or {}}, "api": api}
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,4 +43,6 @@ def test_voters_who_can_come_are_none() -> None:
     """Of people in chat and on the local socket the configuration does not know."""
     configured(2, "client:alice", "mtls:drain.internal")
     configured(2, "slack:T/U", "local:root")
-    configured(2, "person:drain", "client:alice", people={"drain": ["client:drain", "mtls:drain.internal"]})
+    configured(
+        2, "person:drain", "client:alice", people={"drain": ["client:drain", "mtls:drain.internal"]}
+    )

@@ -46,10 +46,17 @@ class Service:
         if self.hung is not None:
             await self.hung.wait()
         if self.status in {301, 302, 307, 308}:
-            return web.Response(status=self.status, headers={"Location": f"http://127.0.0.1:{self.port}/elsewhere"})
+            return web.Response(
+                status=self.status, headers={"Location": f"http://127.0.0.1:{self.port}/elsewhere"}
+            )
         if self.status != 200:
-            return web.Response(status=self.status, text=f"{request.path} {request.headers.get('Authorization')} {await request.text()}")
-        if request.path != PATH or request.headers.get("Authorization") != basic_authorization("relay", PASSWORD):
+            return web.Response(
+                status=self.status,
+                text=f"{request.path} {request.headers.get('Authorization')} {await request.text()}",
+            )
+        if request.path != PATH or request.headers.get("Authorization") != basic_authorization(
+            "relay", PASSWORD
+        ):
             return web.Response(status=401)
         body = await request.json()
         self.messages.append(f"{body['title']}\n{body['message']}")

@@ -113,13 +113,17 @@ class Room:
     async def see(self, *events: Event) -> None:
         """The document holds these events; what follows from that is done."""
         recorder, now = Recorder(ORIGIN, BOOT, frozenset({"db-1"})), self.clock.now()
-        await self.store.transact(lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False)))
+        await self.store.transact(
+            lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False))
+        )
         await self.store.transact(lambda tx: self.ledger.apply_transitions(tx, now))
 
     async def submit(self, decision: DecisionKind, by: str, of: Event) -> DecisionAnswer:
         """A client asks for something."""
         now = self.clock.now()
-        return await self.store.transact(lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=now)))
+        return await self.store.transact(
+            lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=now))
+        )
 
     async def deliveries(self) -> list[Delivery]:
         """How every entry stands."""
@@ -133,7 +137,13 @@ class Room:
 
         await eventually(idle, within=PATIENCE)
 
-    def reboot(self, event_id: str = "C7061BAC-AFDC-4513-B24B-AA5F13A16123", *, due: float = 900.0, **changes: Any) -> Event:
+    def reboot(
+        self,
+        event_id: str = "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        *,
+        due: float = 900.0,
+        **changes: Any,
+    ) -> Event:
         """A reboot that Azure begins so many seconds from now."""
         moment = format_rfc3339((self.clock.now() + timedelta(seconds=due)).replace(microsecond=0))
         return replace(event(event_id, **changes), not_before=moment)
@@ -143,12 +153,23 @@ class Room:
 async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
     """A relay that runs; over the same directory it is the same one, started again."""
     clock, member = SystemClock(), sink_members()[far.kind]
-    given: ChatSettings = member.Settings.model_validate({"kind": far.kind, "name": "chat", **far.settings()})
+    given: ChatSettings = member.Settings.model_validate(
+        {"kind": far.kind, "name": "chat", **far.settings()}
+    )
     async with open_store(
-        StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(matching_sinks(event, [given]))
+        StoreSettings(path=directory / "relay.db"),
+        Identity(ORIGIN.scope, "vm"),
+        clock,
+        lambda event: tuple(matching_sinks(event, [given])),
     ) as store:
-        ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")))
-        async with member.connect(given, clock, ChatBoard(store, ledger, clock, "https://relay.example.com")) as chat:
+        ledger = ApprovalService(
+            SETTINGS,
+            ORIGIN,
+            client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")),
+        )
+        async with member.connect(
+            given, clock, ChatBoard(store, ledger, clock, "https://relay.example.com")
+        ) as chat:
             watched = _Watched(chat)
             dispatcher = Dispatcher({"chat": (given, watched)}, store, clock, lambda *_: None)
             await dispatcher.start()
@@ -169,9 +190,17 @@ async def posts_once(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) ->
         await here.see(here.reboot(description="Host maintenance", resources=("db-1", "web_01")))
         await here.settled()
         (text,) = far.messages()
-        for words in ("Reboot of db-1, web_01", "Host maintenance", "databases", "0 of 2", "Azure proceeds at NotBefore regardless"):
+        for words in (
+            "Reboot of db-1, web_01",
+            "Host maintenance",
+            "databases",
+            "0 of 2",
+            "Azure proceeds at NotBefore regardless",
+        ):
             assert words in text
-        position = await here.store.read(lambda tx: tx.journal.last_change_position("c7061bac-afdc-4513-b24b-aa5f13a16123"))
+        position = await here.store.read(
+            lambda tx: tx.journal.last_change_position("c7061bac-afdc-4513-b24b-aa5f13a16123")
+        )
         assert position is not None
         await here.store.transact(lambda tx: tx.redeliver(position, "chat", here.clock.now()))
         await here.settled()
@@ -211,7 +240,9 @@ async def says_a_new_time(far: FarSide, folder: Path, _: pytest.LogCaptureFixtur
         assert len(far.messages()) == (1 if far.edits else 2)
 
 
-async def shows_that_the_time_has_come(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def shows_that_the_time_has_come(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """What time alone changes is edited, and is no news: where nothing can be edited, nothing is said."""
     async with room(folder, far) as here:
         await here.see(here.reboot(due=3))
@@ -239,7 +270,10 @@ async def is_quiet_after_an_outage(far: FarSide, folder: Path, _: pytest.LogCapt
             await here.submit("release", "bob", reboot)
         await here.submit("approve", "alice", reboot)
         await eventually(lambda: len(here.watched.errors) >= 2, within=PATIENCE)
-        assert all(isinstance(error, Deferred) and error.failure == "transient" for error in here.watched.errors)
+        assert all(
+            isinstance(error, Deferred) and error.failure == "transient"
+            for error in here.watched.errors
+        )
         await far.come()
         await here.settled()
         assert not [one for one in await here.deliveries() if one.state == "parked"]
@@ -248,7 +282,9 @@ async def is_quiet_after_an_outage(far: FarSide, folder: Path, _: pytest.LogCapt
         assert "voted to approve" in "\n".join(far.messages() + far.replies())
 
 
-async def asks_for_help_where_somebody_must_mend_something(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def asks_for_help_where_somebody_must_mend_something(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """It is tried slowly, with a sentence that a person can use, and goes out once it was mended."""
     await far.refuse()
     async with room(folder, far) as here:
@@ -263,7 +299,9 @@ async def asks_for_help_where_somebody_must_mend_something(far: FarSide, folder:
         assert len(far.messages()) == 1
 
 
-async def lets_nobody_slip_anything_in(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def lets_nobody_slip_anything_in(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """Texts of others are shown as texts: no mention, no link; and they are readable."""
     async with room(folder, far) as here:
         reboot = here.reboot(description=HOSTILE, resources=("db-1", "@here"))
@@ -287,10 +325,14 @@ async def holds_what_is_long(far: FarSide, folder: Path, _: pytest.LogCaptureFix
         assert not [one for one in await here.deliveries() if one.state == "parked"]
 
 
-async def makes_one_message_of_a_burst(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def makes_one_message_of_a_burst(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """Fifty events of one document are one message, and their end is no flood."""
     async with room(folder, far) as here:
-        await here.see(*(here.reboot(f"E-{number}", resources=(f"db-{number}",)) for number in range(50)))
+        await here.see(
+            *(here.reboot(f"E-{number}", resources=(f"db-{number}",)) for number in range(50))
+        )
         await here.settled()
         (text,) = far.messages()
         assert "50 maintenance events at once" in text
@@ -300,7 +342,9 @@ async def makes_one_message_of_a_burst(far: FarSide, folder: Path, _: pytest.Log
         assert len(far.replies()) <= 3
 
 
-async def knows_its_message_after_a_restart(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def knows_its_message_after_a_restart(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """The same message goes on; nothing is posted anew."""
     async with room(folder, far) as here:
         reboot = here.reboot()
@@ -316,13 +360,17 @@ async def knows_its_message_after_a_restart(far: FarSide, folder: Path, _: pytes
         assert ["0 of 2" in text for text in far.messages()] == [True, False]
 
 
-async def posts_anew_what_another_kind_had_posted(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def posts_anew_what_another_kind_had_posted(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """The sink of this name was of another kind before: what its messages were called there means nothing here."""
     async with room(folder, far) as here:
         reboot = here.reboot()
         await here.see(reboot)
         await here.settled()
-        await here.store.transact(lambda tx: tx.messages.mark_shown(1, "another/kind's:name", "looked otherwise"))
+        await here.store.transact(
+            lambda tx: tx.messages.mark_shown(1, "another/kind's:name", "looked otherwise")
+        )
         await here.submit("approve", "alice", reboot)
         await here.settled()
         # Where nothing has a thread, the vote is told beside it.
@@ -334,9 +382,20 @@ async def says_that_it_is_there(far: FarSide, folder: Path, _: pytest.LogCapture
     """A ping is a message, and so is what the relay says of itself."""
     async with room(folder, far) as here:
         for name in ("relay.ping", "relay.source-lost"):
-            told = relay_event(name, ORIGIN, here.clock.now(), sink=None, reason=f"said of {name}", count=1, head="0:0")
+            told = relay_event(
+                name,
+                ORIGIN,
+                here.clock.now(),
+                sink=None,
+                reason=f"said of {name}",
+                count=1,
+                head="0:0",
+            )
             await here.chat.deliver(told)
-        assert [words in text for words, text in zip(("ping", "source-lost"), far.messages(), strict=True)] == [True, True]
+        assert [
+            words in text
+            for words, text in zip(("ping", "source-lost"), far.messages(), strict=True)
+        ] == [True, True]
 
 
 async def closes_during_delivery(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
@@ -355,7 +414,9 @@ async def closes_during_delivery(far: FarSide, folder: Path, _: pytest.LogCaptur
     assert "Reboot of db-1" in far.messages()[0]
 
 
-async def shows_no_secret_in_any_error(far: FarSide, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def shows_no_secret_in_any_error(
+    far: FarSide, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever goes wrong: gone, and refusing while it repeats what it was sent."""
     caplog.set_level(logging.DEBUG)
     async with room(folder, far) as here:
@@ -369,16 +430,25 @@ async def shows_no_secret_in_any_error(far: FarSide, folder: Path, caplog: pytes
         await far.come()
         await here.settled()
         kept = [
-            f"{one.reason} {attempt.reason} {attempt.response}" for one in await here.deliveries() for attempt in await _attempts(here, one)
+            f"{one.reason} {attempt.reason} {attempt.response}"
+            for one in await here.deliveries()
+            for attempt in await _attempts(here, one)
         ]
     errors = here.watched.errors
     assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
-    said = "".join("".join(traceback.format_exception(error)) + str(getattr(error, "answer", "")) for error in errors)
-    assert [telltale for telltale in far.telltales if telltale in said + logged(caplog) + "".join(kept)] == []
+    said = "".join(
+        "".join(traceback.format_exception(error)) + str(getattr(error, "answer", ""))
+        for error in errors
+    )
+    assert [
+        telltale for telltale in far.telltales if telltale in said + logged(caplog) + "".join(kept)
+    ] == []
     assert far.telltales
 
 
-async def refuses_calls_that_prove_nothing(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def refuses_calls_that_prove_nothing(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """Whoever calls without a proof learns nothing but the status, and nothing happens."""
     async with room(folder, far) as here:
         await here.see(here.reboot())
@@ -413,7 +483,11 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
     def passes(log: logging.Logger | None) -> bool:
         return log is None or log.parent is None or (log.propagate and passes(log.parent))
 
-    return "\n".join(one.getMessage() for one in caplog.records if one.name != "asyncio" and passes(logging.getLogger(one.name)))
+    return "\n".join(
+        one.getMessage()
+        for one in caplog.records
+        if one.name != "asyncio" and passes(logging.getLogger(one.name))
+    )
 
 
 async def _attempts(here: Room, delivery: Delivery) -> list[LoggedAttempt]:

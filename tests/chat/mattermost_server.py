@@ -32,7 +32,9 @@ PUBLIC = "https://relay.example.com"
 SECRET = "whsec_" + base64.b64encode(b"sealed with thirty-two bytes: ok").decode()
 PENDING = 30.0
 """Seconds for which a post is known again."""
-_ALIVE = re.compile(r"@\w+|(?<!\w)#\w+|~\w+|:(?!\d\d:)[\w+-]+:|\w+:/+\w*|www\.\w+|(?<!\\)\]\([^)]*\)?|(?<!\\)!?\[[^\]]*\]\(|<\w+|&\S+;")
+_ALIVE = re.compile(
+    r"@\w+|(?<!\w)#\w+|~\w+|:(?!\d\d:)[\w+-]+:|\w+:/+\w*|www\.\w+|(?<!\\)\]\([^)]*\)?|(?<!\\)!?\[[^\]]*\]\(|<\w+|&\S+;"
+)
 """What Mattermost makes something of, wherever Markdown lets it: a backslash helps against brackets alone."""
 _OURS = re.compile(rf"(?<!\\)`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC}/approve#[\w-]+\)\*\*")
 _LETTERS = string.ascii_lowercase + string.digits
@@ -43,9 +45,17 @@ def new_id() -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(26))
 
 
-def said(status: int, code: str, message: str = "", headers: Mapping[str, str] | None = None) -> web.Response:
+def said(
+    status: int, code: str, message: str = "", headers: Mapping[str, str] | None = None
+) -> web.Response:
     """An error as the API words it."""
-    body = {"id": code, "message": message or code, "detailed_error": "", "request_id": new_id(), "status_code": status}
+    body = {
+        "id": code,
+        "message": message or code,
+        "detailed_error": "",
+        "request_id": new_id(),
+        "status_code": status,
+    }
     return web.json_response(body, status=status, headers=headers)
 
 
@@ -89,17 +99,30 @@ class Mattermost:
     @property
     def roots(self) -> list[dict[str, Any]]:
         """The posts that stand in the channel now, threads aside, oldest first."""
-        return [post for post in self.posts.values() if not post["root_id"] and not post["delete_at"]]
+        return [
+            post for post in self.posts.values() if not post["root_id"] and not post["delete_at"]
+        ]
 
     def thread(self, root: Mapping[str, Any]) -> list[str]:
         """What its thread says, line by line, without the gaps that keep words from being markup."""
         replies = [post for post in self.posts.values() if post["root_id"] == root["id"]]
-        return [line.replace("\N{ZERO WIDTH SPACE}", "") for post in replies for line in post["message"].splitlines()]
+        return [
+            line.replace("\N{ZERO WIDTH SPACE}", "")
+            for post in replies
+            for line in post["message"].splitlines()
+        ]
 
     def person(self, name: str, *, member: bool = True, **more: Any) -> str:
         """Somebody has an account; returns their id."""
         id_ = new_id()
-        account = {"id": id_, "username": name, "delete_at": 0, "roles": "system_user", "locale": "en", "notify_props": {}}
+        account = {
+            "id": id_,
+            "username": name,
+            "delete_at": 0,
+            "roles": "system_user",
+            "locale": "en",
+            "notify_props": {},
+        }
         self.users[id_] = {**account, **more}
         if member:
             self.join(id_)
@@ -107,7 +130,13 @@ class Mattermost:
 
     def join(self, user: str, **more: Any) -> None:
         """Somebody is in the channel from now on."""
-        seat = {"channel_id": self.channel, "user_id": user, "roles": "channel_user", "scheme_guest": False, "scheme_user": True}
+        seat = {
+            "channel_id": self.channel,
+            "user_id": user,
+            "roles": "channel_user",
+            "scheme_guest": False,
+            "scheme_user": True,
+        }
         self.members[user] = {**seat, **more}
 
     def delete(self, post: Mapping[str, Any]) -> None:
@@ -165,7 +194,9 @@ class Mattermost:
         for one in post["props"].get("attachments", []):
             said_ += [one.get("title", ""), one.get("text", ""), one.get("footer", "")]
             said_ += [f"{found['title']}: {found['value']}" for found in one.get("fields", [])]
-        return re.sub(r"\\(?=[\\`*\[\]|$_])", "", "\n".join(said_).replace("\N{ZERO WIDTH SPACE}", ""))
+        return re.sub(
+            r"\\(?=[\\`*\[\]|$_])", "", "\n".join(said_).replace("\N{ZERO WIDTH SPACE}", "")
+        )
 
     def alive_in(self, post: Mapping[str, Any]) -> list[str]:
         """What in a post calls somebody, or leads somewhere: mentions, hashtags, links to channels, emojis, links."""
@@ -183,15 +214,23 @@ class Mattermost:
 
     def buttons(self, post: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The buttons of a post, whole, as only the server has them."""
-        return [one for attachment in post["props"].get("attachments", []) for one in attachment.get("actions") or []]
+        return [
+            one
+            for attachment in post["props"].get("attachments", [])
+            for one in attachment.get("actions") or []
+        ]
 
     def trigger(self, user: str, *, at: float | None = None) -> str:
         """A trigger id, signed, for whoever clicked."""
         signed = f"{new_id()}:{user}:{int((at or time.time()) * 1000)}:"
-        mac = base64.b64encode(hmac.new(self._key, signed.encode(), hashlib.sha256).digest()).decode()
+        mac = base64.b64encode(
+            hmac.new(self._key, signed.encode(), hashlib.sha256).digest()
+        ).decode()
         return base64.b64encode(f"{signed}{mac}".encode()).decode()
 
-    def call_of(self, post: Mapping[str, Any], button: Mapping[str, Any], user: str) -> dict[str, Any]:
+    def call_of(
+        self, post: Mapping[str, Any], button: Mapping[str, Any], user: str
+    ) -> dict[str, Any]:
         """What the server sends when somebody clicks."""
         return {
             "user_id": user,
@@ -207,7 +246,9 @@ class Mattermost:
             "context": button["integration"]["context"],
         }
 
-    async def click(self, post: Mapping[str, Any], label: str, user: str, *, number: int = 0) -> tuple[int, Any]:
+    async def click(
+        self, post: Mapping[str, Any], label: str, user: str, *, number: int = 0
+    ) -> tuple[int, Any]:
         """Somebody clicks the button of that label, the ``number``-th if there are several; returns what the relay answered."""
         button = [one for one in self.buttons(post) if one["name"] == label][number]
         return await self.send(button["integration"]["url"], self.call_of(post, button, user))
@@ -227,7 +268,9 @@ class Mattermost:
         }
         return await self.send(dialog["url"], call)
 
-    async def decide(self, post: Mapping[str, Any], label: str, user: str, *, number: int = 0) -> tuple[int, Any]:
+    async def decide(
+        self, post: Mapping[str, Any], label: str, user: str, *, number: int = 0
+    ) -> tuple[int, Any]:
         """Somebody clicks, and submits the dialog that opens; returns what the relay answered last."""
         before = len(self.dialogs)
         status, answer = await self.click(post, label, user, number=number)
@@ -245,14 +288,21 @@ class Mattermost:
             session.post(self.relay + url.removeprefix(PUBLIC), data=body, headers=headers) as got,
         ):
             answer = orjson.loads(await got.read() or b"null")
-        if got.status == 200 and isinstance(answer, dict) and answer.get("ephemeral_text") and isinstance(call, dict):
+        if (
+            got.status == 200
+            and isinstance(answer, dict)
+            and answer.get("ephemeral_text")
+            and isinstance(call, dict)
+        ):
             self.whispers.append((call["user_id"], answer["ephemeral_text"]))
         return got.status, answer
 
     # --- the API
 
     @web.middleware
-    async def _door(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    async def _door(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         path = request.path.removeprefix("/api/v4/")
         self.calls.append((request.method, path))
         if self.stalled is not None and path.startswith(self.stalled):
@@ -262,12 +312,21 @@ class Mattermost:
         if self.rate is not None:
             self.rate -= 1
             if self.rate < 0:
-                headers = {"X-Ratelimit-Limit": "10", "X-Ratelimit-Remaining": "0", "X-Ratelimit-Reset": "1", "Retry-After": "1"}
+                headers = {
+                    "X-Ratelimit-Limit": "10",
+                    "X-Ratelimit-Remaining": "0",
+                    "X-Ratelimit-Reset": "1",
+                    "Retry-After": "1",
+                }
                 return web.Response(status=429, text="limit exceeded", headers=headers)
         if self.mistrusts:
             return said(401, "api.context.session_expired.app_error", str(dict(request.headers)))
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return said(401, "api.context.session_expired.app_error", "Invalid or expired session, please login again.")
+            return said(
+                401,
+                "api.context.session_expired.app_error",
+                "Invalid or expired session, please login again.",
+            )
         return await handler(request)
 
     async def _never(self, request: web.Request) -> None:
@@ -277,7 +336,11 @@ class Mattermost:
     async def _create(self, request: web.Request) -> web.Response:
         wanted = await request.json()
         if wanted.get("channel_id") != self.channel or self.bot not in self.members:
-            return said(403, "api.context.permissions.app_error", "You do not have the appropriate permissions.")
+            return said(
+                403,
+                "api.context.permissions.app_error",
+                "You do not have the appropriate permissions.",
+            )
         pending = wanted.get("pending_post_id") or ""
         known = self._pending.get(pending)
         if known is not None and time.monotonic() < known[1]:
@@ -289,8 +352,21 @@ class Mattermost:
         if wrong is not None:
             return wrong
         id_, now = new_id(), self._now()
-        post = {"id": id_, "channel_id": self.channel, "user_id": self.bot, "root_id": root, "create_at": now, "update_at": now}
-        self.posts[id_] = {**post, "edit_at": 0, "delete_at": 0, "message": wanted.get("message", ""), "props": wanted.get("props") or {}}
+        post = {
+            "id": id_,
+            "channel_id": self.channel,
+            "user_id": self.bot,
+            "root_id": root,
+            "create_at": now,
+            "update_at": now,
+        }
+        self.posts[id_] = {
+            **post,
+            "edit_at": 0,
+            "delete_at": 0,
+            "message": wanted.get("message", ""),
+            "props": wanted.get("props") or {},
+        }
         if pending:
             self._pending[pending] = (id_, time.monotonic() + PENDING)
         if self.swallows > 0:
@@ -302,9 +378,17 @@ class Mattermost:
         change = await request.json()
         post = self.posts.get(request.match_info["post"])
         if post is None or post["delete_at"] or self.bot not in self.members:
-            return said(403, "api.context.permissions.app_error", "You do not have the appropriate permissions.")
+            return said(
+                403,
+                "api.context.permissions.app_error",
+                "You do not have the appropriate permissions.",
+            )
         if "message" in change:  # as where edits are allowed for no time at all
-            return said(400, "api.post.update_post.permissions_time_limit.app_error", "Post edit is only allowed for 0 seconds.")
+            return said(
+                400,
+                "api.post.update_post.permissions_time_limit.app_error",
+                "Post edit is only allowed for 0 seconds.",
+            )
         wrong = self._wrong(change)
         if wrong is not None:
             return wrong
@@ -320,24 +404,38 @@ class Mattermost:
         return web.json_response(self.seen(post))
 
     async def _by_ids(self, request: web.Request) -> web.Response:
-        return web.json_response([self.users[one] for one in await request.json() if one in self.users])
+        return web.json_response(
+            [self.users[one] for one in await request.json() if one in self.users]
+        )
 
     async def _user(self, request: web.Request) -> web.Response:
         user = self.users.get(request.match_info["user"])
-        return web.json_response(user) if user is not None else said(404, "app.user.missing_account.const", "Unable to find the user.")
+        return (
+            web.json_response(user)
+            if user is not None
+            else said(404, "app.user.missing_account.const", "Unable to find the user.")
+        )
 
     async def _channel_of(self, request: web.Request) -> web.Response:
         if request.match_info["channel"] != self.channel:
-            return said(404, "app.channel.get.existing.app_error", "Unable to find the existing channel.")
+            return said(
+                404, "app.channel.get.existing.app_error", "Unable to find the existing channel."
+            )
         if self.bot not in self.members:
             return said(403, "api.context.permissions.app_error")
         kind = "P" if self.team else "D"
-        return web.json_response({"id": self.channel, "team_id": self.team, "type": kind, "delete_at": 0, "name": "ops"})
+        return web.json_response(
+            {"id": self.channel, "team_id": self.team, "type": kind, "delete_at": 0, "name": "ops"}
+        )
 
     async def _member(self, request: web.Request) -> web.Response:
         member = self.members.get(request.match_info["user"])
         if member is None or request.match_info["channel"] != self.channel:
-            return said(404, "app.channel.get_member.missing.app_error", "No channel member found for that user ID and channel ID.")
+            return said(
+                404,
+                "app.channel.get_member.missing.app_error",
+                "No channel member found for that user ID and channel ID.",
+            )
         return web.json_response(member)
 
     async def _open(self, request: web.Request) -> web.Response:
@@ -351,25 +449,41 @@ class Mattermost:
             return said(400, "interactive_message.decode_trigger_id.missing_data")
         if time.time() - int(parts[2] or 0) / 1000 > 30:
             return said(400, "interactive_message.decode_trigger_id.expired")
-        mac = base64.b64encode(hmac.new(self._key, ":".join((*parts[:3], "")).encode(), hashlib.sha256).digest()).decode()
+        mac = base64.b64encode(
+            hmac.new(self._key, ":".join((*parts[:3], "")).encode(), hashlib.sha256).digest()
+        ).decode()
         if not hmac.compare_digest(mac, parts[3]):
             return said(400, "interactive_message.decode_trigger_id.verify_signature_failed")
-        if not 0 < len(wanted["dialog"]["title"].encode()) <= 24 or not wanted["url"].startswith(PUBLIC):
+        if not 0 < len(wanted["dialog"]["title"].encode()) <= 24 or not wanted["url"].startswith(
+            PUBLIC
+        ):
             return said(400, "api.context.invalid_body_param.app_error")
         self.dialogs.append((parts[1], wanted))
         return web.json_response({"status": "OK"})
 
     def _wrong(self, post: Mapping[str, Any]) -> web.Response | None:
         if len(post.get("message", "")) > 16383:
-            return said(400, "model.post.is_valid.message_length.app_error", "Post Message property is longer than the maximum.")
+            return said(
+                400,
+                "model.post.is_valid.message_length.app_error",
+                "Post Message property is longer than the maximum.",
+            )
         props = post.get("props") or {}
         if len(orjson.dumps(props)) > 800_000:
             return said(400, "model.post.is_valid.props.app_error", "Invalid props.")
         if not post.get("message") and not props.get("attachments"):
-            return said(400, "api.context.invalid_body_param.app_error", "Invalid or missing post in request body.")
+            return said(
+                400,
+                "api.context.invalid_body_param.app_error",
+                "Invalid or missing post in request body.",
+            )
         ids = [one["id"] for one in self.buttons({"props": props})]
         if len(set(ids)) < len(ids) or not all(re.fullmatch(r"[A-Za-z0-9]+", one) for one in ids):
-            return said(400, "model.post.is_valid.props.app_error", "The ids of actions must be different, of letters and digits.")
+            return said(
+                400,
+                "model.post.is_valid.props.app_error",
+                "The ids of actions must be different, of letters and digits.",
+            )
         return None
 
     def seen(self, post: Mapping[str, Any]) -> dict[str, Any]:
@@ -387,7 +501,13 @@ class Mattermost:
 async def mattermost() -> AsyncIterator[Mattermost]:
     """A server with a team, a channel, and the bot in it."""
     server = Mattermost()
-    server.users[server.bot] = {"id": server.bot, "username": "imds-relay", "delete_at": 0, "roles": "system_user", "is_bot": True}
+    server.users[server.bot] = {
+        "id": server.bot,
+        "username": "imds-relay",
+        "delete_at": 0,
+        "roles": "system_user",
+        "is_bot": True,
+    }
     server.join(server.bot)
     await server.come()
     try:

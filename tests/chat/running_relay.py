@@ -22,7 +22,11 @@ BOB = {"name": "bob", "key": "key-of-bob", "can": ["read", "approve", "hold"]}
 
 def rule(votes: int, *voters: str, **more: Any) -> dict[str, Any]:
     """Reboots ask for so many votes of these principals."""
-    return {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": votes, "from": list(voters), **more}}
+    return {
+        "name": "reboots",
+        "match": {"event_type": ["Reboot"]},
+        "approve": {"votes": votes, "from": list(voters), **more},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,9 @@ class Stage:
 
     def reboot(self, *machines: str, **plan: Any) -> Event:
         """Azure announces a reboot, fifteen minutes ahead unless the plan says otherwise."""
-        return self.azure.schedule(Plan(**{"type": "Reboot", "resources": machines or ("vm-0",), "lasts": None, **plan}))
+        return self.azure.schedule(
+            Plan(**{"type": "Reboot", "resources": machines or ("vm-0",), "lasts": None, **plan})
+        )
 
     def starts(self, event: Event) -> int:
         """How many StartRequests Azure got for an event."""
@@ -44,13 +50,22 @@ class Stage:
 
     async def event(self, event: Event) -> dict[str, Any]:
         """An event in full, as the API shows it to alice."""
-        async with self.web.get(f"{self.url}/v1/events/{event.event_id}", headers={"Authorization": f"Bearer {ALICE['key']}"}) as answer:
+        async with self.web.get(
+            f"{self.url}/v1/events/{event.event_id}",
+            headers={"Authorization": f"Bearer {ALICE['key']}"},
+        ) as answer:
             found: dict[str, Any] = await answer.json()
             return found
 
-    async def approve(self, event: Event, decision: str = "approve", *, client: Mapping[str, Any] = ALICE) -> int:
+    async def approve(
+        self, event: Event, decision: str = "approve", *, client: Mapping[str, Any] = ALICE
+    ) -> int:
         """A client decides over HTTP about the event as it is; returns the status."""
-        body = {"eventId": event.event_id, "decision": decision, "revision": (await self.event(event))["revision"]}
+        body = {
+            "eventId": event.event_id,
+            "decision": decision,
+            "revision": (await self.event(event))["revision"],
+        }
         headers = {"Authorization": f"Bearer {client['key']}"}
         async with self.web.post(f"{self.url}/v1/approvals", json=body, headers=headers) as answer:
             return answer.status
@@ -72,7 +87,11 @@ async def stage(
     ``azure``: one that is there already, so that it outlives the relay; ``more``: more of the section ``api``.
     """
     async with AsyncExitStack() as stack:
-        here = azure if azure is not None else await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+        here = (
+            azure
+            if azure is not None
+            else await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+        )
         document = {
             "scope": SCOPE,
             "relay": "vm-0",
@@ -80,8 +99,15 @@ async def stage(
             "store": {"path": str(directory / "relay.db")},
             "sinks": list(sinks),
             "approvals": {"tell_first": "0s", **approvals},
-            "api": {"listen": "127.0.0.1:0", "clients": [ALICE, BOB], "public_url": public_url, **more},
+            "api": {
+                "listen": "127.0.0.1:0",
+                "clients": [ALICE, BOB],
+                "public_url": public_url,
+                **more,
+            },
         }
-        running = await stack.enter_async_context(started(Config.model_validate(document), clock or SystemClock()))
+        running = await stack.enter_async_context(
+            started(Config.model_validate(document), clock or SystemClock())
+        )
         web = await stack.enter_async_context(aiohttp.ClientSession())
         yield Stage(here, running, f"http://127.0.0.1:{running.api_port}", web)

@@ -27,13 +27,36 @@ SECRET = "8f742231b10e8888abcd99yyyzzz85a5"  # of Slack's own example
 TEAM, APP, BOT, CHANNEL = "T024BE7LD", "A0APP", "B0BOT", "C024BE91L"
 ALICE, BOB, EVE = "U0ALICE", "U0BOB", "U0EVE"
 
-_LIMITS = {"section": 3000, "header": 150, "button": 75, "value": 2000, "url": 3000, "heading": 100, "question": 300, "verb": 30}
+_LIMITS = {
+    "section": 3000,
+    "header": 150,
+    "button": 75,
+    "value": 2000,
+    "url": 3000,
+    "heading": 100,
+    "question": 300,
+    "verb": 30,
+}
 
 
 def member(user: str, **changes: Any) -> dict[str, Any]:
     """A full member as users.info shows one."""
-    flags = {"deleted": False, "is_bot": False, "is_restricted": False, "is_ultra_restricted": False, "is_app_user": False}
-    return {"id": user, "team_id": TEAM, "name": "alice", "real_name": "Alice", "is_admin": False, **flags, **changes}
+    flags = {
+        "deleted": False,
+        "is_bot": False,
+        "is_restricted": False,
+        "is_ultra_restricted": False,
+        "is_app_user": False,
+    }
+    return {
+        "id": user,
+        "team_id": TEAM,
+        "name": "alice",
+        "real_name": "Alice",
+        "is_admin": False,
+        **flags,
+        **changes,
+    }
 
 
 @dataclass(slots=True)
@@ -52,12 +75,19 @@ class Posted:
 
     def buttons(self) -> dict[str, dict[str, Any]]:
         """Its buttons by their labels."""
-        found = [one for block in self.blocks if block["type"] == "actions" for one in block["elements"]]
+        found = [
+            one for block in self.blocks if block["type"] == "actions" for one in block["elements"]
+        ]
         return {one["text"]["text"]: one for one in found}
 
     def links(self) -> dict[str, str]:
         """Its links by their words."""
-        texts = [one for block in self.blocks if block["type"] == "rich_text" for one in block["elements"][0]["elements"]]
+        texts = [
+            one
+            for block in self.blocks
+            if block["type"] == "rich_text"
+            for one in block["elements"][0]["elements"]
+        ]
         return {one["text"]: one["url"] for one in texts if one["type"] == "link"}
 
 
@@ -74,7 +104,13 @@ Kind = Literal["interactive", "slash_commands", "events_api"]
 Trouble = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def says(status: int, document: Any = None, *, headers: Mapping[str, str] | None = None, body: str | None = None) -> Trouble:
+def says(
+    status: int,
+    document: Any = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: str | None = None,
+) -> Trouble:
     """Trouble that answers this."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
@@ -111,7 +147,9 @@ class SlackServer:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     said: list[dict[str, Any]] = field(default_factory=list)
     """What came to response URLs, in order."""
-    users: dict[str, dict[str, Any]] = field(default_factory=lambda: {one: member(one) for one in (ALICE, BOB, EVE)})
+    users: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {one: member(one) for one in (ALICE, BOB, EVE)}
+    )
     trouble: dict[str, Trouble] = field(default_factory=dict)
     """By method; ``*`` is for all of them."""
     sockets: list[web.WebSocketResponse] = field(default_factory=list)
@@ -155,7 +193,12 @@ class SlackServer:
 
     def thread(self, top: Posted) -> list[str]:
         """What a message's thread says, line by line."""
-        return [line for one in self.messages.values() if one.thread == top.ts for line in one.words().splitlines()]
+        return [
+            line
+            for one in self.messages.values()
+            if one.thread == top.ts
+            for line in one.words().splitlines()
+        ]
 
     def count(self, method: str) -> int:
         """How often a method was called."""
@@ -170,7 +213,9 @@ class SlackServer:
             arguments: dict[str, Any] = dict(request.query)
         else:
             raw = await request.read()
-            arguments = json.loads(raw) if request.content_type == "application/json" and raw else {}
+            arguments = (
+                json.loads(raw) if request.content_type == "application/json" and raw else {}
+            )
         self.calls.append((method, arguments))
         trouble = self.trouble.get(method) or self.trouble.get("*")
         if trouble is not None:
@@ -190,7 +235,15 @@ class SlackServer:
                 }
                 answer["enterprise_id"] = self.enterprise
             case "bots.info":
-                answer = {"bot": {"id": BOT, "deleted": False, "name": "relay", "app_id": APP, "user_id": "U0BOT"}}
+                answer = {
+                    "bot": {
+                        "id": BOT,
+                        "deleted": False,
+                        "name": "relay",
+                        "app_id": APP,
+                        "user_id": "U0BOT",
+                    }
+                }
             case "users.info":
                 found = self.users.get(arguments.get("user", ""))
                 answer = {"user": found} if found is not None else {"error": "user_not_found"}
@@ -200,7 +253,10 @@ class SlackServer:
                 answer = self._update(arguments)
             case "apps.connections.open":
                 self.opened += 1
-                answer = {"url": self.wss or f"ws://127.0.0.1:{self.port}/link/?ticket=secret-ticket&app_id=x"}
+                answer = {
+                    "url": self.wss
+                    or f"ws://127.0.0.1:{self.port}/link/?ticket=secret-ticket&app_id=x"
+                }
             case _:
                 answer = {"error": "unknown_method"}
         return web.json_response({"ok": "error" not in answer, **answer})
@@ -209,7 +265,9 @@ class SlackServer:
         now = time.monotonic()
         self._stamps = [one for one in self._stamps if now - one < 1]
         if self.per_second is not None and len(self._stamps) >= self.per_second:
-            return web.json_response({"ok": False, "error": "ratelimited"}, status=429, headers={"Retry-After": "1"})
+            return web.json_response(
+                {"ok": False, "error": "ratelimited"}, status=429, headers={"Retry-After": "1"}
+            )
         word = self._wrong(arguments)
         if word is None and arguments.get("thread_ts") not in (None, *self.messages):
             word = "thread_not_found"
@@ -217,8 +275,17 @@ class SlackServer:
             return web.json_response({"ok": False, "error": word})
         self._stamps.append(now)
         ts = f"1700000000.{next(self._numbers):06d}"
-        self.messages[ts] = Posted(ts, arguments["text"], arguments["blocks"], arguments.get("thread_ts"))
-        message = {"type": "message", "ts": ts, "text": arguments["text"], "blocks": arguments["blocks"], "bot_id": BOT, "app_id": APP}
+        self.messages[ts] = Posted(
+            ts, arguments["text"], arguments["blocks"], arguments.get("thread_ts")
+        )
+        message = {
+            "type": "message",
+            "ts": ts,
+            "text": arguments["text"],
+            "blocks": arguments["blocks"],
+            "bot_id": BOT,
+            "app_id": APP,
+        }
         return web.json_response({"ok": True, "channel": CHANNEL, "ts": ts, "message": message})
 
     def _update(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,16 +313,31 @@ class SlackServer:
 
     # --- what people do
 
-    def click(self, message: Posted, label: str, user: str = ALICE, **changes: Any) -> dict[str, Any]:
+    def click(
+        self, message: Posted, label: str, user: str = ALICE, **changes: Any
+    ) -> dict[str, Any]:
         """What Slack sends when somebody clicks a button of a message. ``changes``: other fields than it would send."""
-        return self.clicked(message.buttons()[label], message.ts, message=message, user=user, **changes)
+        return self.clicked(
+            message.buttons()[label], message.ts, message=message, user=user, **changes
+        )
 
     def clicked(
-        self, button: Mapping[str, Any], ts: str, *, message: Posted | None = None, user: str = ALICE, **changes: Any
+        self,
+        button: Mapping[str, Any],
+        ts: str,
+        *,
+        message: Posted | None = None,
+        user: str = ALICE,
+        **changes: Any,
     ) -> dict[str, Any]:
         """As `click`; without a message it is one that was shown to one person alone."""
         number = next(self._numbers)
-        container: dict[str, Any] = {"type": "message", "message_ts": ts, "channel_id": CHANNEL, "is_ephemeral": message is None}
+        container: dict[str, Any] = {
+            "type": "message",
+            "message_ts": ts,
+            "channel_id": CHANNEL,
+            "is_ephemeral": message is None,
+        }
         action = {name: button[name] for name in ("action_id", "value", "style") if name in button}
         return {
             "type": "block_actions",
@@ -268,10 +350,29 @@ class SlackServer:
             "enterprise": None,
             "is_enterprise_install": False,
             "channel": {"id": CHANNEL, "name": "ops"},
-            **({"message": {"type": "message", "ts": ts, "text": message.text, "blocks": message.blocks}} if message is not None else {}),
+            **(
+                {
+                    "message": {
+                        "type": "message",
+                        "ts": ts,
+                        "text": message.text,
+                        "blocks": message.blocks,
+                    }
+                }
+                if message is not None
+                else {}
+            ),
             "state": {"values": {}},
             "response_url": f"http://127.0.0.1:{self.port}/actions/{TEAM}/{number}",
-            "actions": [{"type": "button", "block_id": "b1", "text": button["text"], "action_ts": f"{number}.1", **action}],
+            "actions": [
+                {
+                    "type": "button",
+                    "block_id": "b1",
+                    "text": button["text"],
+                    "action_ts": f"{number}.1",
+                    **action,
+                }
+            ],
             **changes,
         }
 
@@ -296,17 +397,28 @@ class SlackServer:
         }
 
     async def calls_relay(
-        self, payload: Mapping[str, Any], *, secret: str = SECRET, age: float = 0, headers: Mapping[str, str] | None = None
+        self,
+        payload: Mapping[str, Any],
+        *,
+        secret: str = SECRET,
+        age: float = 0,
+        headers: Mapping[str, str] | None = None,
     ) -> Heard:
         """POST an interaction or, of `typed`, a command to the request URL, signed."""
         body = form(payload)
         began = time.monotonic()
         async with (
             aiohttp.ClientSession() as session,
-            session.post(self.relay, data=body, headers={**signed(body, secret=secret, age=age), **(headers or {})}) as answer,
+            session.post(
+                self.relay,
+                data=body,
+                headers={**signed(body, secret=secret, age=age), **(headers or {})},
+            ) as answer,
         ):
             text = await answer.text()
-            return Heard(answer.status, json.loads(text) if text else None, time.monotonic() - began)
+            return Heard(
+                answer.status, json.loads(text) if text else None, time.monotonic() - began
+            )
 
     # --- Socket Mode
 
@@ -316,7 +428,13 @@ class SlackServer:
         await socket.prepare(request)
         self.sockets.append(socket)
         if self.greets:
-            await socket.send_json({"type": "hello", "connection_info": {"app_id": APP}, "num_connections": len(self.sockets)})
+            await socket.send_json(
+                {
+                    "type": "hello",
+                    "connection_info": {"app_id": APP},
+                    "num_connections": len(self.sockets),
+                }
+            )
         if self.deaf:
             await asyncio.Event().wait()
         async for message in socket:
@@ -329,13 +447,20 @@ class SlackServer:
         return socket
 
     async def sends(
-        self, payload: Mapping[str, Any], kind: Literal["interactive", "slash_commands", "events_api"] = "interactive"
+        self,
+        payload: Mapping[str, Any],
+        kind: Literal["interactive", "slash_commands", "events_api"] = "interactive",
     ) -> Heard:
         """Send an envelope over the newest socket, and wait for its acknowledgement, which Slack does for three seconds."""
         envelope = f"e-{next(self._numbers)}"
         began = time.monotonic()
         await self.sockets[-1].send_json(
-            {"envelope_id": envelope, "type": kind, "payload": payload, "accepts_response_payload": kind == "slash_commands"}
+            {
+                "envelope_id": envelope,
+                "type": kind,
+                "payload": payload,
+                "accepts_response_payload": kind == "slash_commands",
+            }
         )
         async with asyncio.timeout(30), self._acked:
             await self._acked.wait_for(lambda: envelope in self.acks)
@@ -372,7 +497,12 @@ def signed(body: bytes, *, secret: str = SECRET, age: float = 0) -> dict[str, st
 
 def well_formed(blocks: Sequence[Mapping[str, Any]]) -> bool:
     """Whether Block Kit takes these blocks: those that the relay uses, with their limits."""
-    actions = [one["action_id"] for block in blocks if block["type"] == "actions" for one in block["elements"]]
+    actions = [
+        one["action_id"]
+        for block in blocks
+        if block["type"] == "actions"
+        for one in block["elements"]
+    ]
     return 1 <= len(blocks) <= 50 and all(map(_block, blocks)) and len(actions) == len(set(actions))
 
 
@@ -381,9 +511,14 @@ def _block(block: Mapping[str, Any]) -> bool:
         case "header":
             return _plain(block["text"], "header")
         case "context":
-            return 1 <= len(block["elements"]) <= 10 and all(_plain(one, "section") for one in block["elements"])
+            return 1 <= len(block["elements"]) <= 10 and all(
+                _plain(one, "section") for one in block["elements"]
+            )
         case "rich_text":
-            return all(section["type"] == "rich_text_section" and _rich(section["elements"]) for section in block["elements"])
+            return all(
+                section["type"] == "rich_text_section" and _rich(section["elements"])
+                for section in block["elements"]
+            )
         case "actions":
             return 1 <= len(block["elements"]) <= 25 and all(map(_button, block["elements"]))
     return False
@@ -395,7 +530,10 @@ def _plain(text: Mapping[str, Any], limit: str) -> bool:
 
 def _rich(elements: Sequence[Mapping[str, Any]]) -> bool:
     return all(
-        _part(one) and one.get("style", {"bold"}) and set(one.get("style", ())) <= {"bold", "italic", "strike", "code"} for one in elements
+        _part(one)
+        and one.get("style", {"bold"})
+        and set(one.get("style", ())) <= {"bold", "italic", "strike", "code"}
+        for one in elements
     )
 
 
@@ -420,8 +558,18 @@ def _button(one: Mapping[str, Any]) -> bool:
         and _plain(confirm["confirm"], "verb")
         and _plain(confirm["deny"], "verb")
     )
-    short = len(one.get("value", "")) <= _LIMITS["value"] and len(one.get("url", "")) <= _LIMITS["url"] and len(one["action_id"]) <= 255
-    return one["type"] == "button" and _plain(one["text"], "button") and asks and short and one.get("style") in (None, "primary", "danger")
+    short = (
+        len(one.get("value", "")) <= _LIMITS["value"]
+        and len(one.get("url", "")) <= _LIMITS["url"]
+        and len(one["action_id"]) <= 255
+    )
+    return (
+        one["type"] == "button"
+        and _plain(one["text"], "button")
+        and asks
+        and short
+        and one.get("style") in (None, "primary", "danger")
+    )
 
 
 def _words(block: Mapping[str, Any]) -> str:

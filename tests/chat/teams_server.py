@@ -32,7 +32,17 @@ _STYLES = {"default", "emphasis", "good", "attention", "warning", "accent"}
 _KNOWN: dict[str, set[str]] = {
     "AdaptiveCard": {"$schema", "type", "version", "msteams", "fallbackText", "body", "actions"},
     "Container": {"type", "style", "bleed", "separator", "spacing", "items"},
-    "TextBlock": {"type", "text", "wrap", "size", "weight", "style", "isSubtle", "spacing", "fontType"},
+    "TextBlock": {
+        "type",
+        "text",
+        "wrap",
+        "size",
+        "weight",
+        "style",
+        "isSubtle",
+        "spacing",
+        "fontType",
+    },
     "FactSet": {"type", "facts"},
     "ActionSet": {"type", "spacing", "actions"},
     "Action.OpenUrl": {"type", "title", "style", "url"},
@@ -85,26 +95,47 @@ class Workflow:
         match self.state:
             case "off" | "deleted":
                 state = "Disabled" if self.state == "off" else "Deleted"
-                return _error(400, "WorkflowTriggerIsNotEnabled", f"Could not execute workflow trigger 'manual' with state '{state}'.")
+                return _error(
+                    400,
+                    "WorkflowTriggerIsNotEnabled",
+                    f"Could not execute workflow trigger 'manual' with state '{state}'.",
+                )
             case "busy":
-                return _error(429, "TooManyRequests", "The rate limit of the workflow is exceeded.", rest)
+                return _error(
+                    429, "TooManyRequests", "The rate limit of the workflow is exceeded.", rest
+                )
             case "broken":
-                return _error(502, "BadGateway", f"No server took {request.path_qs}")  # as some do: the whole URL in the answer
+                return _error(
+                    502, "BadGateway", f"No server took {request.path_qs}"
+                )  # as some do: the whole URL in the answer
             case "forbidding":
-                return _error(401, "Unauthorized", f"The signature of {request.path_qs} is not valid: {request.query.get('sig')}", rest)
+                return _error(
+                    401,
+                    "Unauthorized",
+                    f"The signature of {request.path_qs} is not valid: {request.query.get('sig')}",
+                    rest,
+                )
             case "gone":
                 return web.Response(status=410)
             case "moved":
-                return web.Response(status=302, headers={"Location": f"http://127.0.0.1:{self.port}/elsewhere"})
+                return web.Response(
+                    status=302, headers={"Location": f"http://127.0.0.1:{self.port}/elsewhere"}
+                )
         return None
 
     def _not_for_it(self, request: web.Request) -> web.Response | None:
         if request.path != PATH:
             return _error(404, "WorkflowNotFound", "The workflow could not be found.")
         if "sig" not in request.query:
-            return _error(401, "DirectApiAuthorizationRequired", "The request must be authenticated only by Shared Access scheme.")
+            return _error(
+                401,
+                "DirectApiAuthorizationRequired",
+                "The request must be authenticated only by Shared Access scheme.",
+            )
         if request.query["sig"] != SIGNATURE:
-            return _error(401, "Unauthorized", f"The signature {request.query['sig']} is not valid.")
+            return _error(
+                401, "Unauthorized", f"The signature {request.query['sig']} is not valid."
+            )
         if request.content_type != "application/json":
             return _error(400, "TriggerInputSchemaMismatch", "Expected JSON.")
         return None
@@ -125,8 +156,12 @@ class Workflow:
             self.failed.append("expected a message with attachments")
 
 
-def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": {"code": code, "message": message}}, status=status, headers=headers)
+def _error(
+    status: int, code: str, message: str, headers: dict[str, str] | None = None
+) -> web.Response:
+    return web.json_response(
+        {"error": {"code": code, "message": message}}, status=status, headers=headers
+    )
 
 
 @asynccontextmanager
@@ -199,7 +234,9 @@ def lines_of(card: dict[str, Any]) -> Iterator[str]:
             case "TextBlock":
                 yield read(element["text"])
             case "FactSet":
-                yield from (f"{read(fact['title'])}: {read(fact['value'])}" for fact in element["facts"])
+                yield from (
+                    f"{read(fact['title'])}: {read(fact['value'])}" for fact in element["facts"]
+                )
             case "Action.OpenUrl":
                 yield f"[{element['title']}]"
 
@@ -217,5 +254,9 @@ def alive(card: dict[str, Any]) -> Iterator[str]:
     for text in _texts(card):
         found = MarkdownIt("commonmark", {"html": True}).parse(text)
         kinds = {token.type for block in found for token in (block, *(block.children or ()))}
-        yield from (kind for kind in kinds if kind in {"link_open", "html_inline", "html_block", "em_open", "image"})
+        yield from (
+            kind
+            for kind in kinds
+            if kind in {"link_open", "html_inline", "html_block", "em_open", "image"}
+        )
         yield from re.findall(r"\w+://\S+|\bwww\.\S+|@\w+|<[\w!/]\S*", text)

@@ -43,7 +43,9 @@ TWO: dict[str, Any] = {"rules": [rule(2, "client:alice", "client:bob")]}
 
 
 def settings(*urls: str, **more: Any) -> Settings:
-    return Settings.model_validate({"kind": "apprise", "name": "pager", "urls": urls, "allow_http": True, **more})
+    return Settings.model_validate(
+        {"kind": "apprise", "name": "pager", "urls": urls, "allow_http": True, **more}
+    )
 
 
 def card(**changes: Any) -> Card:
@@ -104,7 +106,10 @@ def test_what_somebody_slipped_in_calls_nobody() -> None:
     [
         ((), "urls: expected at least one URL"),
         (("gopher://t0ken",), "number 1: expected a URL that Apprise knows"),
-        (("jsons://127.0.0.1/x", "syslog://"), "number 2: expected a service on the network, got syslog://"),
+        (
+            ("jsons://127.0.0.1/x", "syslog://"),
+            "number 2: expected a service on the network, got syslog://",
+        ),
         (("dbus://",), "expected a service on the network"),
         (("macosx://",), "expected a service on the network"),
         (("windows://",), "expected a service on the network"),
@@ -124,7 +129,9 @@ def test_what_somebody_slipped_in_calls_nobody() -> None:
         (("discord://t0ken",), "expected all that discord:// needs"),
     ],
 )
-def test_a_wrong_url_says_what_was_expected_and_nothing_of_itself(urls: tuple[str, ...], expected: str) -> None:
+def test_a_wrong_url_says_what_was_expected_and_nothing_of_itself(
+    urls: tuple[str, ...], expected: str
+) -> None:
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate({"kind": "apprise", "name": "pager", "urls": urls})
     assert expected in str(caught.value)
@@ -132,7 +139,9 @@ def test_a_wrong_url_says_what_was_expected_and_nothing_of_itself(urls: tuple[st
     assert "passwd" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["json://127.0.0.1/x", "gotify://example.com/token", "mailto://user:pass@example.com"])
+@pytest.mark.parametrize(
+    "url", ["json://127.0.0.1/x", "gotify://example.com/token", "mailto://user:pass@example.com"]
+)
 def test_what_can_be_read_on_the_way_must_be_asked_for(url: str) -> None:
     with pytest.raises(ValueError, match=r"expected (jsons|gotifys|mailtos)://, got .*allow_http"):
         plugin_for(url, allow_http=False)
@@ -156,7 +165,23 @@ def test_services_on_the_network_are_taken(url: str) -> None:
 @given(
     st.builds(
         "{}://{}".format,
-        st.sampled_from(["json", "jsons", "slack", "mailto", "tgram", "https", "discord", "sns", "fcm", "workflows", "matrix", "x", ""]),
+        st.sampled_from(
+            [
+                "json",
+                "jsons",
+                "slack",
+                "mailto",
+                "tgram",
+                "https",
+                "discord",
+                "sns",
+                "fcm",
+                "workflows",
+                "matrix",
+                "x",
+                "",
+            ]
+        ),
         st.text("abcT0129:/@?&=%[]#.-_ \\\x00é", max_size=60),
     )
 )
@@ -179,17 +204,32 @@ def test_of_all_that_the_library_has_only_what_is_local_is_refused() -> None:
         if not module._is_out_there(kind)  # noqa: SLF001  # the rule by itself
         for name in [*module._listed(kind.protocol), *module._listed(kind.secure_protocol)]  # noqa: SLF001  # as above
     }
-    assert local == {"blink1", "dbus", "gio", "glib", "gnome", "kde", "macosx", "qt", "syslog", "windows"}
+    assert local == {
+        "blink1",
+        "dbus",
+        "gio",
+        "glib",
+        "gnome",
+        "kde",
+        "macosx",
+        "qt",
+        "syslog",
+        "windows",
+    }
 
 
-def test_without_the_library_the_section_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_section_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("relay.chat.platforms.apprise.plugin.find_spec", lambda _: None)
     with pytest.raises(ValidationError) as caught:
         settings(url_of(9))
     assert f"{NEEDED}; it is not installed" in str(caught.value)
 
 
-def test_a_library_that_follows_redirects_whatever_it_is_told_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_follows_redirects_whatever_it_is_told_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(importlib.import_module("apprise").AppriseAsset, "http_redirects")
     with pytest.raises(ValidationError, match="an older one is installed"):
         settings(url_of(9))
@@ -197,7 +237,9 @@ def test_a_library_that_follows_redirects_whatever_it_is_told_is_not_used(monkey
 
 def test_no_other_kind_of_sink_waits_for_the_library() -> None:
     """It takes half a second and 40 MB."""
-    code = "import sys; from relay.config import Config; Config(); sys.exit('apprise' in sys.modules)"
+    code = (
+        "import sys; from relay.config import Config; Config(); sys.exit('apprise' in sys.modules)"
+    )
     import subprocess  # noqa: PLC0415  # for this test alone
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -212,8 +254,13 @@ async def test_a_text_arrives_with_its_title_and_how_urgent_it_is() -> None:
         assert await posts.post(card()) is None
         await posts.reply_in_thread(None, [("Reboot of db-1 (E-1)",), (NOON, ": it began")])
         await posts.reply_in_thread(None, [("ping",)])
-        assert there.messages[0].startswith(f"Reboot of db-1\nAzure begins at {DUE:%Y-%m-%d %H:%M} UTC")
-        assert there.messages[1:] == [f"Reboot of db-1 (E-1)\n{NOON:%Y-%m-%d %H:%M} UTC: it began", "imds-relay\nping"]
+        assert there.messages[0].startswith(
+            f"Reboot of db-1\nAzure begins at {DUE:%Y-%m-%d %H:%M} UTC"
+        )
+        assert there.messages[1:] == [
+            f"Reboot of db-1 (E-1)\n{NOON:%Y-%m-%d %H:%M} UTC: it began",
+            "imds-relay\nping",
+        ]
         assert there.kinds == ["warning", "info", "info"]
         assert set(there.agents) == {"imds-relay"}
 
@@ -240,7 +287,9 @@ async def test_a_refusal_says_how_it_was_meant(status: int, failure: str, said: 
         assert there.calls == [PATH]  # and nowhere else
 
 
-async def test_nothing_of_a_url_is_said_anywhere(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_nothing_of_a_url_is_said_anywhere(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with service() as there:
         there.status = 500
@@ -264,7 +313,9 @@ async def test_one_that_fails_keeps_no_other_from_hearing_and_nobody_hears_twice
         assert len(well.messages) == 2
 
 
-async def test_one_that_gets_no_thread_keeps_no_other_from_hearing_and_hears_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_gets_no_thread_keeps_no_other_from_hearing_and_hears_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A machine has only so many threads; what could not be begun must not keep the next from being begun."""
     start, none_left = threading.Thread.start, [True]
 
@@ -291,7 +342,12 @@ async def test_who_has_it_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyP
         for words in ("one", "two", "three", "three", "one"):
             with pytest.raises(Deferred):
                 await posts.reply_in_thread(None, [(words,)])
-        assert [text.removeprefix("imds-relay\n") for text in well.messages] == ["one", "two", "three", "one"]
+        assert [text.removeprefix("imds-relay\n") for text in well.messages] == [
+            "one",
+            "two",
+            "three",
+            "one",
+        ]
 
 
 async def test_one_that_must_be_mended_does_not_slow_one_that_passes() -> None:
@@ -307,7 +363,11 @@ async def test_urls_from_a_file_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "urls"
     async with service() as one, service() as two:
         file.write_text(f"{one.url}\n")
-        posts = ServiceFanout(Settings.model_validate({"kind": "apprise", "name": "p", "urls_file": file, "allow_http": True}))
+        posts = ServiceFanout(
+            Settings.model_validate(
+                {"kind": "apprise", "name": "p", "urls_file": file, "allow_http": True}
+            )
+        )
         await posts.post(card())
         file.write_text(f"{one.url}\n{two.url}\n")
         await posts.post(card())
@@ -341,7 +401,9 @@ async def test_a_long_text_is_cut_by_the_service_it_is_too_long_for() -> None:
         assert len(there.messages[0]) <= 33_100
 
 
-async def test_proxies_of_the_environment_are_spoken_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_proxies_of_the_environment_are_spoken_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://user:t0ken@proxy.example:3128")
 
     class Nothing:
@@ -357,13 +419,18 @@ async def test_proxies_of_the_environment_are_spoken_of(monkeypatch: pytest.Monk
 # --- threads
 
 
-@pytest.mark.parametrize("address", ["169.254.169.254", "168.63.129.16", "fe80::1", "fd00:ec2::254", "::ffff:169.254.169.254"])
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "168.63.129.16", "fe80::1", "fd00:ec2::254", "::ffff:169.254.169.254"],
+)
 async def test_no_thread_connects_where_no_sink_may(address: str) -> None:
     """Whatever the library dials with; a thread that is not of a sink is left alone."""
 
     def connect() -> str:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:  # a datagram socket sends nothing to connect
+        with socket.socket(
+            family, socket.SOCK_DGRAM
+        ) as sock:  # a datagram socket sends nothing to connect
             try:
                 sock.connect((address, 9))
             except AddressRefused:
@@ -388,7 +455,9 @@ async def test_no_datagram_is_sent_there_either() -> None:
     assert await SerialThread[bool]("t").run(send, 10) == (True, True)
 
 
-async def test_a_name_that_stands_for_such_an_address_must_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_stands_for_such_an_address_must_be_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = socket.getaddrinfo
 
     def look_up(host: Any, *rest: Any, **more: Any) -> Any:
@@ -416,7 +485,9 @@ async def test_what_a_thread_raises_is_raised() -> None:
 # --- calls and stories
 
 
-@given(st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3), st.binary(max_size=200))
+@given(
+    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3), st.binary(max_size=200)
+)
 async def test_whoever_calls_is_refused(headers: Mapping[str, str], body: bytes) -> None:
     chat = apprise.Apprise.__new__(apprise.Apprise)
     with pytest.raises(CallbackRefused):
@@ -440,9 +511,18 @@ async def test_a_story_from_the_first_notice_to_the_end(tmp_path: Path) -> None:
         await eventually(lambda: "Azure began" in there.messages[-1])
         on.azure.end(reboot)
         await eventually(lambda: "It is over" in there.messages[-1])
-        assert all(text.startswith(f"Reboot of vm-0 ({reboot.event_id[:8]})\n") for text in there.messages[1:])
+        assert all(
+            text.startswith(f"Reboot of vm-0 ({reboot.event_id[:8]})\n")
+            for text in there.messages[1:]
+        )
         told = "\n".join(there.messages[1:])
-        for words in ("client:alice voted", "Approved by rule reboots", "Azure accepted", "Azure began", "Azure has completed it"):
+        for words in (
+            "client:alice voted",
+            "Approved by rule reboots",
+            "Azure accepted",
+            "Azure began",
+            "Azure has completed it",
+        ):
             assert told.count(words) == 1
         assert "relay.example.com" not in "\n".join(there.messages)
         assert on.starts(reboot) == 1

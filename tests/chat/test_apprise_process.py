@@ -13,8 +13,19 @@ from tests.journey.relay_process import eventually, relay
 
 def document(azure: Simulator, there: Service) -> dict[str, Any]:
     """A relay that polls this Azure and tells this service."""
-    sink = {"kind": "apprise", "name": "pager", "urls": [there.url], "allow_http": True, "timeout": "60s"}
-    return {"scope": "prod", "relay": "vm-0", "source": {"url": azure.url, "interval": "500ms"}, "sinks": [sink]}
+    sink = {
+        "kind": "apprise",
+        "name": "pager",
+        "urls": [there.url],
+        "allow_http": True,
+        "timeout": "60s",
+    }
+    return {
+        "scope": "prod",
+        "relay": "vm-0",
+        "source": {"url": azure.url, "interval": "500ms"},
+        "sinks": [sink],
+    }
 
 
 async def test_a_thread_that_hangs_keeps_no_relay_from_its_end(tmp_path: Path) -> None:

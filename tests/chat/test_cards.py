@@ -16,11 +16,27 @@ from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card, PrincipalRef, Text
 from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
-from relay.chat.cards.rendering import MAX_NAMES, available_decisions, event_card, impact_text, join_names, refresh_time
+from relay.chat.cards.rendering import (
+    MAX_NAMES,
+    available_decisions,
+    event_card,
+    impact_text,
+    join_names,
+    refresh_time,
+)
 from relay.chat.cards.timeline import timeline_line
 from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
-from tests.approvals.builders import Book, approval, caller, decided, event, granted, occurrence, standing
+from tests.approvals.builders import (
+    Book,
+    approval,
+    caller,
+    decided,
+    event,
+    granted,
+    occurrence,
+    standing,
+)
 from tests.approvals.manual_clock import NOON
 
 CHOICES: tuple[DecisionKind, ...] = ("approve", "hold", "release")
@@ -30,7 +46,12 @@ DUE = NOON + timedelta(seconds=900)
 def flat(text: Text) -> str:
     """A text as it reads, with moments as hours and people as they are."""
     return "".join(
-        f"{part:%H:%M}" if isinstance(part, datetime) else part.principal if isinstance(part, PrincipalRef) else part for part in text
+        f"{part:%H:%M}"
+        if isinstance(part, datetime)
+        else part.principal
+        if isinstance(part, PrincipalRef)
+        else part
+        for part in text
     )
 
 
@@ -39,7 +60,15 @@ def said(card: Card) -> str:
     facts = [f"{label}: {flat(text)}" for label, text in card.facts]
     lines = [flat(line.text) for line in card.lines]
     return "\n".join(
-        [card.title, flat(card.summary), *facts, *map(flat, card.notes), *lines, *(one.label for one in card.buttons), card.footer]
+        [
+            card.title,
+            flat(card.summary),
+            *facts,
+            *map(flat, card.notes),
+            *lines,
+            *(one.label for one in card.buttons),
+            card.footer,
+        ]
     )
 
 
@@ -54,7 +83,11 @@ def labels(found: Card) -> list[str]:
 
 def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> None:
     """Issue 6, item 2: the same words everywhere."""
-    text = said(card(standing(event(resources=("db-1", "db-2"), duration=30, description="Host maintenance"))))
+    text = said(
+        card(
+            standing(event(resources=("db-1", "db-2"), duration=30, description="Host maintenance"))
+        )
+    )
     assert text.splitlines() == [
         "Reboot of db-1, db-2",
         "Azure begins at 12:15 or soon after, whether or not anybody answers; earlier only when it is approved.",
@@ -72,7 +105,10 @@ def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> Non
 
 
 def test_a_vote_is_shown_with_who_gave_it_and_who_is_missing() -> None:
-    assert "Votes: 1 of 2: client:alice; 1 missing, from client:bob, client:drain, until 12:14" in said(card(standing(None, decided())))
+    assert (
+        "Votes: 1 of 2: client:alice; 1 missing, from client:bob, client:drain, until 12:14"
+        in said(card(standing(None, decided())))
+    )
 
 
 def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
@@ -82,7 +118,11 @@ def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
     assert found.tone == "held"
     assert HOLD_NOTICE.lower() in said(found).lower()
     assert "Held by: client:alice until 13:00" in said(found)
-    assert all(HOLD_NOTICE in flat(one.question) for one in card(standing()).buttons if one.decision == "hold")
+    assert all(
+        HOLD_NOTICE in flat(one.question)
+        for one in card(standing()).buttons
+        if one.decision == "hold"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,12 +133,24 @@ def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
         (standing(grants=[granted("accepted")]), "approved", "Azure has accepted the StartRequest"),
         (standing(event(event_status="Started", due=None)), "running", "Azure has begun."),
         (standing(live=False), "over", "whether it happened is not known"),
-        (replace(standing(), occurrence=occurrence(live=False, outcome="completed")), "over", "Azure has completed it"),
-        (replace(standing(), occurrence=occurrence(live=False, outcome="canceled")), "over", "it does not happen"),
+        (
+            replace(standing(), occurrence=occurrence(live=False, outcome="completed")),
+            "over",
+            "Azure has completed it",
+        ),
+        (
+            replace(standing(), occurrence=occurrence(live=False, outcome="canceled")),
+            "over",
+            "it does not happen",
+        ),
         (standing(mode="off"), "waiting", "Approvals are off"),
         (standing(mode="dry-run"), "waiting", "no StartRequest is sent"),
         (standing(now=901), "waiting", "NotBefore was 12:15: Azure can begin at any moment."),
-        (standing(event(event_type="Freeze")), "waiting", "no rule allows this relay to approve it"),
+        (
+            standing(event(event_type="Freeze")),
+            "waiting",
+            "no rule allows this relay to approve it",
+        ),
         (standing(event(event_source="User")), "waiting", "users: approved automatically"),
     ],
 )
@@ -150,23 +202,48 @@ def test_many_machines_are_counted() -> None:
 @pytest.mark.parametrize(
     ("kind", "seconds", "text"),
     [
-        ("Freeze", 5, "The machine is paused for about 5 s: memory and open files stay, connections can drop."),
-        ("Freeze", None, "The machine is paused for a while: memory and open files stay, connections can drop."),
-        ("Redeploy", 600, "The machine is moved to another host: memory and temporary disks are lost; it takes about 10 min."),
+        (
+            "Freeze",
+            5,
+            "The machine is paused for about 5 s: memory and open files stay, connections can drop.",
+        ),
+        (
+            "Freeze",
+            None,
+            "The machine is paused for a while: memory and open files stay, connections can drop.",
+        ),
+        (
+            "Redeploy",
+            600,
+            "The machine is moved to another host: memory and temporary disks are lost; it takes about 10 min.",
+        ),
         ("Terminate", None, "The machine is deleted."),
         ("Hibernate", None, "The machine goes through “Hibernate”."),
         (None, 7200, "The machine goes through maintenance; it takes about 2 h."),
     ],
 )
-def test_what_happens_is_said_for_every_type(kind: str | None, seconds: int | None, text: str) -> None:
+def test_what_happens_is_said_for_every_type(
+    kind: str | None, seconds: int | None, text: str
+) -> None:
     assert impact_text(kind, seconds) == text
 
 
 DECISIONS = st.lists(
-    st.sampled_from([decided(), decided(by="bob"), decided("hold"), decided("hold", "bob", expires=60), decided(expires=30)]), max_size=4
+    st.sampled_from(
+        [
+            decided(),
+            decided(by="bob"),
+            decided("hold"),
+            decided("hold", "bob", expires=60),
+            decided(expires=30),
+        ]
+    ),
+    max_size=4,
 )
 STANDINGS = st.builds(
-    lambda of, decisions, grants, mode, now, live: standing(of, *decisions, grants=grants, mode=mode, now=now, live=live),
+    lambda of, decisions, grants, mode, now, live: standing(
+        of, *decisions, grants=grants, mode=mode, now=now, live=live
+    ),
     st.sampled_from(
         [
             event(),
@@ -179,7 +256,16 @@ STANDINGS = st.builds(
     ),
     DECISIONS,
     st.lists(
-        st.sampled_from([granted(), granted("sent"), granted("accepted"), granted("failed", status=400), granted("failed")]), max_size=2
+        st.sampled_from(
+            [
+                granted(),
+                granted("sent"),
+                granted("accepted"),
+                granted("failed", status=400),
+                granted("failed"),
+            ]
+        ),
+        max_size=2,
     ),
     st.sampled_from(["on", "dry-run", "off"]),
     st.sampled_from([0.0, 30.0, 841.0, 901.0]),
@@ -209,7 +295,14 @@ def test_a_message_changes_by_time_alone_when_it_says_that_it_will(one: Approval
     moment = refresh_time([one])
     assert moment is None or moment > one.now
     if one.is_open:
-        assert moment == min((at for at in (one.voting_closes_at, one.not_before) if at is not None and at > one.now), default=None)
+        assert moment == min(
+            (
+                at
+                for at in (one.voting_closes_at, one.not_before)
+                if at is not None and at > one.now
+            ),
+            default=None,
+        )
     else:
         assert moment is None
 
@@ -226,7 +319,10 @@ def test_a_burst_is_one_message_of_a_few_lines(standings: Sequence[ApprovalStatu
 
 def test_a_burst_lists_first_what_waits_for_somebody() -> None:
     waiting = standing(event("E-9", resources=("db-9",)))
-    others = [standing(event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",))) for number in range(20)]
+    others = [
+        standing(event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",)))
+        for number in range(20)
+    ]
     found = grouped_card([*others, waiting], "prod", link=lambda _, __: "u", code="123456")
     assert flat(found.lines[0].text) == "Reboot of db-9, not before 12:15, 0 of 2 votes"
     assert [one.label for one in found.lines[0].buttons] == ["Approve", "Hold"]
@@ -268,9 +364,16 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
     book.close()
 
 
-@pytest.mark.parametrize("kind", [one for one in CATALOG if one.name.startswith("relay.")], ids=lambda one: one.name)
-def test_what_the_relay_says_of_itself_is_a_sentence_and_no_name_of_a_type(kind: EventDefinition) -> None:
-    told = CloudEvent.build({"type": kind.type, "time": "2026-01-01T12:00:00Z"}, {"sink": "bus", "reason": "gone", "count": 1})
+@pytest.mark.parametrize(
+    "kind", [one for one in CATALOG if one.name.startswith("relay.")], ids=lambda one: one.name
+)
+def test_what_the_relay_says_of_itself_is_a_sentence_and_no_name_of_a_type(
+    kind: EventDefinition,
+) -> None:
+    told = CloudEvent.build(
+        {"type": kind.type, "time": "2026-01-01T12:00:00Z"},
+        {"sink": "bus", "reason": "gone", "count": 1},
+    )
     text = flat(timeline_line(told))
     assert text.startswith("12:00: ")
     assert text.endswith(": gone.")
@@ -280,6 +383,7 @@ def test_what_the_relay_says_of_itself_is_a_sentence_and_no_name_of_a_type(kind:
 
 def test_a_sink_that_fails_is_named() -> None:
     told = CloudEvent.build(
-        {"type": "io.imdsrelay.relay.sink-failing.v1", "time": "2026-01-01T12:00:00Z"}, {"sink": "bus", "reason": "gone", "count": 1}
+        {"type": "io.imdsrelay.relay.sink-failing.v1", "time": "2026-01-01T12:00:00Z"},
+        {"sink": "bus", "reason": "gone", "count": 1},
     )
     assert flat(timeline_line(told)) == "12:00: bus takes nothing: gone."

@@ -20,7 +20,11 @@ PAGES = Path(__file__).parents[2] / "docs" / "chat"
 
 
 @pytest.mark.parametrize(
-    ("page", "text"), [("teams", f"https://teams.example{PATH}{QUERY}"), ("apprise", "ntfys://ntfy.example.com/topic")]
+    ("page", "text"),
+    [
+        ("teams", f"https://teams.example{PATH}{QUERY}"),
+        ("apprise", "ntfys://ntfy.example.com/topic"),
+    ],
 )
 def test_the_section_that_a_page_shows_works(page: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(text)
@@ -32,13 +36,21 @@ def test_the_section_that_a_page_shows_works(page: str, text: str, tmp_path: Pat
 
 async def test_the_text_that_the_page_shows_is_what_a_service_gets() -> None:
 
-    reboot = event("6F83E8DA-3EB4-4B0A-BFCA-0932494392AD", resources=("db-1", "db-2"), description="Host server is undergoing maintenance.")
+    reboot = event(
+        "6F83E8DA-3EB4-4B0A-BFCA-0932494392AD",
+        resources=("db-1", "db-2"),
+        description="Host server is undergoing maintenance.",
+    )
     card = event_card(standing(reboot), "prod", link=lambda *_: None, code=None)
     async with service() as there:
-        given = Settings.model_validate({"kind": "apprise", "name": "p", "urls": [url_of(there.port)], "allow_http": True})
+        given = Settings.model_validate(
+            {"kind": "apprise", "name": "p", "urls": [url_of(there.port)], "allow_http": True}
+        )
         await ServiceFanout(given).post(card)
         title, _, body = there.messages[0].partition("\n")
-    assert f"```text\n{title}\n\n{body}\n```" in re.sub(r"(?m)^   ", "", (PAGES / "apprise.md").read_text())
+    assert f"```text\n{title}\n\n{body}\n```" in re.sub(
+        r"(?m)^   ", "", (PAGES / "apprise.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("page", ["teams", "apprise", "README"])

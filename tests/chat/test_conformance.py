@@ -29,7 +29,10 @@ class ForTeams:
     telltales: tuple[str, ...] = (teams_server.SIGNATURE, teams_server.PATH)
 
     def settings(self) -> dict[str, Any]:
-        return {"url": f"http://127.0.0.1:{self.door.port}{teams_server.PATH}{teams_server.QUERY}", "allow_http": True}
+        return {
+            "url": f"http://127.0.0.1:{self.door.port}{teams_server.PATH}{teams_server.QUERY}",
+            "allow_http": True,
+        }
 
     async def leave(self) -> None:
         await self.door.shut()
@@ -75,7 +78,9 @@ class ForMattermost:
     telltales: tuple[str, ...] = (mattermost_server.TOKEN,)
 
     def settings(self) -> dict[str, Any]:
-        return {key: value for key, value in self.server.sink().items() if key not in {"kind", "name"}}
+        return {
+            key: value for key, value in self.server.sink().items() if key not in {"kind", "name"}
+        }
 
     async def leave(self) -> None:
         await self.server.leave()
@@ -93,7 +98,9 @@ class ForMattermost:
         return [self.server.texts_of(post) for post in self.server.roots]
 
     def replies(self) -> list[str]:
-        return [self.server.texts_of(post) for post in self.server.posts.values() if post["root_id"]]
+        return [
+            self.server.texts_of(post) for post in self.server.posts.values() if post["root_id"]
+        ]
 
     def slipped_in(self) -> list[str]:
         return [one for post in self.server.posts.values() for one in self.server.alive_in(post)]
@@ -141,7 +148,11 @@ class ForSlack:
 
     def slipped_in(self) -> list[str]:
         """In blocks words are words, whatever they are; only the text beside them, for notifications, is read for markup."""
-        return [found for post in self.server.messages.values() for found in re.findall(r"<(?!!date\^)[^>]*>", post.text)]
+        return [
+            found
+            for post in self.server.messages.values()
+            for found in re.findall(r"<(?!!date\^)[^>]*>", post.text)
+        ]
 
 
 @asynccontextmanager
@@ -220,5 +231,7 @@ async def far(request: pytest.FixtureRequest) -> AsyncIterator[FarSide]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_a_chat(case: Case, far: FarSide, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_chat(
+    case: Case, far: FarSide, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     await case(far, tmp_path, caplog)

@@ -88,15 +88,26 @@ async def test_a_few_events_of_one_document_get_a_message_each(tmp_path: Path) -
     async with room(tmp_path, Wall()) as here:
         await here.see(event("E-1"), event("E-2"), event("E-3"))
         await settled(here)
-        assert [card.footer for card in here.wall.cards.values()] == ["E-1 · prod", "E-2 · prod", "E-3 · prod"]
+        assert [card.footer for card in here.wall.cards.values()] == [
+            "E-1 · prod",
+            "E-2 · prod",
+            "E-3 · prod",
+        ]
 
 
 async def test_a_burst_holds_only_what_the_sink_wants(tmp_path: Path) -> None:
-    events = [event(f"E-{number}", resources=(f"{'db' if number < 3 else 'web'}-{number}",)) for number in range(20)]
+    events = [
+        event(f"E-{number}", resources=(f"{'db' if number < 3 else 'web'}-{number}",))
+        for number in range(20)
+    ]
     async with room(tmp_path, Wall(), match={"resources": ["db-*"]}) as here:
         await here.see(*events)
         await settled(here)
-        assert sorted(card.footer for card in here.wall.cards.values()) == ["E-0 · prod", "E-1 · prod", "E-2 · prod"]
+        assert sorted(card.footer for card in here.wall.cards.values()) == [
+            "E-0 · prod",
+            "E-1 · prod",
+            "E-2 · prod",
+        ]
 
 
 async def test_a_platform_that_was_down_gets_the_latest_state_and_no_flood(tmp_path: Path) -> None:
@@ -114,7 +125,9 @@ async def test_a_platform_that_was_down_gets_the_latest_state_and_no_flood(tmp_p
         await settled(here)
         assert here.wall.did == ["post", "tell"]
         assert len(here.wall.threads["m1"]) == 7
-        assert ("Votes", "1 of 2: client:alice") in [(label, flat(text).partition(";")[0]) for label, text in here.wall.cards["m1"].facts]
+        assert ("Votes", "1 of 2: client:alice") in [
+            (label, flat(text).partition(";")[0]) for label, text in here.wall.cards["m1"].facts
+        ]
 
 
 async def test_a_restart_edits_the_message_that_was_posted_before(tmp_path: Path) -> None:
@@ -146,10 +159,14 @@ async def test_a_platform_that_cannot_edit_gets_short_follow_ups(tmp_path: Path)
         await here.submit("approve", "alice")
         await settled(here)
         assert here.wall.did == ["post", "tell"]
-        assert here.wall.threads == {None: ["Reboot of db-1 (E-1)", "12:00: client:alice voted to approve, 1 of 2."]}
+        assert here.wall.threads == {
+            None: ["Reboot of db-1 (E-1)", "12:00: client:alice voted to approve, 1 of 2."]
+        }
 
 
-async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_are_void(tmp_path: Path) -> None:
+async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_are_void(
+    tmp_path: Path,
+) -> None:
     """An approval is bound to the revision that its message showed."""
     changed = event(due=1800)
     async with room(tmp_path, Wall(edits=False)) as here:
@@ -161,14 +178,18 @@ async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_ar
         assert here.wall.cards["m2"].buttons[0].revision == changed.revision
 
 
-async def test_a_platform_that_cannot_edit_tells_a_new_time_though_nobody_can_answer_there(tmp_path: Path) -> None:
+async def test_a_platform_that_cannot_edit_tells_a_new_time_though_nobody_can_answer_there(
+    tmp_path: Path,
+) -> None:
     async with room(tmp_path, Wall(edits=False), public_url=None) as here:
         await here.see(event())
         await settled(here)
         await here.see(event(due=1800))
         await settled(here)
         assert here.wall.did == ["post", "post"]
-        assert [part for part in here.wall.cards["m2"].summary if isinstance(part, datetime)] == [NOON + timedelta(seconds=1800)]
+        assert [part for part in here.wall.cards["m2"].summary if isinstance(part, datetime)] == [
+            NOON + timedelta(seconds=1800)
+        ]
 
 
 async def test_buttons_go_when_their_time_is_over_though_nothing_happened(tmp_path: Path) -> None:
@@ -178,7 +199,9 @@ async def test_buttons_go_when_their_time_is_over_though_nothing_happened(tmp_pa
         await settled(here)
         assert [one.decision for one in here.wall.cards["m1"].buttons] == ["approve", "hold"]
         await passed(clock, 840)
-        await eventually(lambda: [one.decision for one in here.wall.cards["m1"].buttons] == ["hold"])
+        await eventually(
+            lambda: [one.decision for one in here.wall.cards["m1"].buttons] == ["hold"]
+        )
         await passed(clock, 60)
         await eventually(lambda: here.wall.cards["m1"].buttons == ())
         assert here.wall.did == ["post", "edit", "edit"]
@@ -190,9 +213,13 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: 
         await here.see(event())
         await settled(here)
         for mode, shown in (("off", []), ("on", ["approve", "hold"])):
-            await here.store.transact(lambda tx, mode=mode: tx.set_mode(mode, "local:root", clock.now()))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await here.store.transact(
+                lambda tx, mode=mode: tx.set_mode(mode, "local:root", clock.now())
+            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await passed(clock, 60)
-            await eventually(lambda shown=shown: [one.decision for one in here.wall.cards["m1"].buttons] == shown)
+            await eventually(
+                lambda shown=shown: [one.decision for one in here.wall.cards["m1"].buttons] == shown
+            )
             await settled(here)  # what is shown is remembered
         assert here.wall.did == ["post", "edit", "edit"]
 
@@ -202,11 +229,17 @@ async def test_links_hold_tokens_of_which_the_file_has_digests_alone(tmp_path: P
         await here.see(event())
         await settled(here)
         buttons = here.wall.cards["m1"].buttons
-        tokens = [str(one.url).removeprefix("https://relay.example.com/approve#") for one in buttons]
+        tokens = [
+            str(one.url).removeprefix("https://relay.example.com/approve#") for one in buttons
+        ]
         for button, token in zip(buttons, tokens, strict=True):
             found = await here.store.read(lambda tx, token=token: tx.messages.invitation(token))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             assert found is not None
-            assert (found.decision, found.revision, found.code) == (button.decision, event().revision, here.wall.cards["m1"].code)
+            assert (found.decision, found.revision, found.code) == (
+                button.decision,
+                event().revision,
+                here.wall.cards["m1"].code,
+            )
     data = b"".join(file.read_bytes() for file in tmp_path.iterdir())  # noqa: ASYNC240  # a few kilobytes
     assert not any(token.encode() in data for token in tokens)
     assert all(token_digest(token).encode() in data for token in tokens)
@@ -251,7 +284,19 @@ async def test_what_shows_nothing_new_is_not_sent_again(tmp_path: Path, *, in_ch
 
 async def test_what_the_relay_says_of_itself_is_told_by_itself(tmp_path: Path) -> None:
     async with room(tmp_path, Wall()) as here:
-        told = relay_event("relay.source-lost", ORIGIN, NOON, sink=None, reason="no answer for 90 s", count=1, head="0:0")
+        told = relay_event(
+            "relay.source-lost",
+            ORIGIN,
+            NOON,
+            sink=None,
+            reason="no answer for 90 s",
+            count=1,
+            head="0:0",
+        )
         await here.store.transact(lambda tx: tx.record(told, NOON + timedelta(seconds=1)))
         await settled(here)
-        assert here.wall.threads == {None: ["12:00: Azure's metadata service does not answer this relay: no answer for 90 s."]}
+        assert here.wall.threads == {
+            None: [
+                "12:00: Azure's metadata service does not answer this relay: no answer for 90 s."
+            ]
+        }

@@ -42,7 +42,9 @@ def texts(post: dict[str, Any]) -> str:
 
 
 def labels(post: dict[str, Any]) -> list[str]:
-    return [one["name"] for attachment in post["props"]["attachments"] for one in attachment["actions"]]
+    return [
+        one["name"] for attachment in post["props"]["attachments"] for one in attachment["actions"]
+    ]
 
 
 async def first(server: Mattermost) -> dict[str, Any]:
@@ -51,7 +53,9 @@ async def first(server: Mattermost) -> dict[str, Any]:
     return server.roots[0]
 
 
-async def test_an_event_is_one_post_that_is_edited_and_whose_thread_tells_its_history(tmp_path: Path, server: Mattermost) -> None:
+async def test_an_event_is_one_post_that_is_edited_and_whose_thread_tells_its_history(
+    tmp_path: Path, server: Mattermost
+) -> None:
     async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
         event = here.reboot("vm-0", "vm-1")
         post = await first(server)
@@ -76,14 +80,19 @@ async def test_an_event_is_one_post_that_is_edited_and_whose_thread_tells_its_hi
     ]
 
 
-async def test_without_approve_in_chat_a_decision_is_a_link_and_the_code_stands_beside_it(tmp_path: Path, server: Mattermost) -> None:
+async def test_without_approve_in_chat_a_decision_is_a_link_and_the_code_stands_beside_it(
+    tmp_path: Path, server: Mattermost
+) -> None:
     """Buttons of Mattermost open no page, so they are links in the text."""
     async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
         here.reboot()
         post = await first(server)
     assert labels(post) == []
     text = post["props"]["attachments"][0]["text"]
-    assert re.search(rf"\*\*\[Approve\]\({PUBLIC}/approve#[\w-]+\)\*\* · \*\*\[Hold\]\({PUBLIC}/approve#[\w-]+\)\*\*", text)
+    assert re.search(
+        rf"\*\*\[Approve\]\({PUBLIC}/approve#[\w-]+\)\*\* · \*\*\[Hold\]\({PUBLIC}/approve#[\w-]+\)\*\*",
+        text,
+    )
     assert re.search(r"The page asks for this code: \*\*\d{6}\*\*", text)
 
 
@@ -95,8 +104,12 @@ async def test_moments_say_that_they_are_in_utc(tmp_path: Path, server: Mattermo
     assert f"Azure begins at {event.not_before:%Y-%m-%d %H:%M:%S} UTC or soon after" in texts(post)
 
 
-async def test_a_burst_of_fifty_events_is_one_post(tmp_path: Path, server: Mattermost, azure: Simulator) -> None:
-    async with stage(tmp_path, [server.sink(**IN_CHAT)], approvals=TWO_CLIENTS, azure=azure) as here:
+async def test_a_burst_of_fifty_events_is_one_post(
+    tmp_path: Path, server: Mattermost, azure: Simulator
+) -> None:
+    async with stage(
+        tmp_path, [server.sink(**IN_CHAT)], approvals=TWO_CLIENTS, azure=azure
+    ) as here:
         events = [here.reboot(f"db-{number}") for number in range(50)]
         post = await first(server)
         await eventually(lambda: "50 maintenance events at once" in texts(post))
@@ -110,11 +123,15 @@ async def test_a_burst_of_fifty_events_is_one_post(tmp_path: Path, server: Matte
     assert sum(call == ("POST", "posts") for call in server.calls) <= 6
 
 
-async def test_a_server_that_was_down_gets_the_latest_state_and_no_flood(tmp_path: Path, server: Mattermost) -> None:
+async def test_a_server_that_was_down_gets_the_latest_state_and_no_flood(
+    tmp_path: Path, server: Mattermost
+) -> None:
     async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
         await server.leave()
         event = here.reboot()
-        await eventually(lambda: bool(here.running.relay.dispatcher.status()[0].tries[("deferred", None)]))
+        await eventually(
+            lambda: bool(here.running.relay.dispatcher.status()[0].tries[("deferred", None)])
+        )
         for _ in range(3):
             assert await here.approve(event, "hold") == 202
             assert await here.approve(event, "release") == 202
@@ -127,7 +144,9 @@ async def test_a_server_that_was_down_gets_the_latest_state_and_no_flood(tmp_pat
     assert len(server.posts) == 2  # the message, and one reply with all that happened
 
 
-async def test_a_restart_edits_the_post_of_before(tmp_path: Path, server: Mattermost, azure: Simulator) -> None:
+async def test_a_restart_edits_the_post_of_before(
+    tmp_path: Path, server: Mattermost, azure: Simulator
+) -> None:
     async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS, azure=azure) as here:
         event = here.reboot()
         post = await first(server)
@@ -137,7 +156,9 @@ async def test_a_restart_edits_the_post_of_before(tmp_path: Path, server: Matter
     assert server.roots == [post]
 
 
-async def test_a_post_that_somebody_deleted_is_posted_anew(tmp_path: Path, server: Mattermost) -> None:
+async def test_a_post_that_somebody_deleted_is_posted_anew(
+    tmp_path: Path, server: Mattermost
+) -> None:
     """To an edit of it Mattermost answers 403; that it is gone shows when it is asked for."""
     async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
         event = here.reboot()
@@ -149,9 +170,15 @@ async def test_a_post_that_somebody_deleted_is_posted_anew(tmp_path: Path, serve
     assert "Votes: 1 of 2: `client:alice`" in texts(post)
 
 
-async def test_people_are_shown_by_name_and_nobody_is_mentioned(tmp_path: Path, server: Mattermost) -> None:
+async def test_people_are_shown_by_name_and_nobody_is_mentioned(
+    tmp_path: Path, server: Mattermost
+) -> None:
     carol = server.person("carol_x")
-    voters = [f"mattermost:{server.team}/{carol}", f"mattermost:{server.team}/{'z' * 26}", "group:dbas"]
+    voters = [
+        f"mattermost:{server.team}/{carol}",
+        f"mattermost:{server.team}/{'z' * 26}",
+        "group:dbas",
+    ]
     approvals = {"rules": [rule(1, *voters)], "groups": {"dbas": ["client:alice"]}}
     async with stage(tmp_path, [server.sink()], approvals=approvals) as here:
         here.reboot()
@@ -168,14 +195,26 @@ async def test_untrusted_words_stay_words(tmp_path: Path, server: Mattermost) ->
     async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
         event = here.reboot(description=evil)
         post = await first(server)
-        body = {"eventId": event.event_id, "decision": "hold", "revision": (await here.event(event))["revision"], "reason": evil}
-        async with here.web.post(f"{here.url}/v1/approvals", json=body, headers={"Authorization": f"Bearer {ALICE['key']}"}) as answer:
+        body = {
+            "eventId": event.event_id,
+            "decision": "hold",
+            "revision": (await here.event(event))["revision"],
+            "reason": evil,
+        }
+        async with here.web.post(
+            f"{here.url}/v1/approvals",
+            json=body,
+            headers={"Authorization": f"Bearer {ALICE['key']}"},
+        ) as answer:
             assert answer.status == 202
         await eventually(lambda: bool(server.thread(post)))
     reply = next(one["message"] for one in server.posts.values() if one["root_id"])
     fields = [field["value"] for field in post["props"]["attachments"][0]["fields"]]
     for said in (reply, *fields):
-        assert not re.search(r"@(?:channel|all|here)|~town|#incident|https:/|:tada:|&#64|(?<!\\)\[click|(?<!\\)\*\*bold", said)
+        assert not re.search(
+            r"@(?:channel|all|here)|~town|#incident|https:/|:tada:|&#64|(?<!\\)\[click|(?<!\\)\*\*bold",
+            said,
+        )
     assert any(f"@{GAP}channel" in said for said in fields)
 
 
@@ -188,10 +227,16 @@ async def test_a_ping_is_a_post_of_its_own(tmp_path: Path, server: Mattermost) -
     assert "a test message" in post["message"]
 
 
-async def test_no_error_and_no_log_holds_the_token(tmp_path: Path, server: Mattermost, caplog: pytest.LogCaptureFixture) -> None:
-    async with stage(tmp_path, [server.sink(token="another-token-of-a-bot")], approvals=TWO_CLIENTS) as here:
+async def test_no_error_and_no_log_holds_the_token(
+    tmp_path: Path, server: Mattermost, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage(
+        tmp_path, [server.sink(token="another-token-of-a-bot")], approvals=TWO_CLIENTS
+    ) as here:
         here.reboot()
-        await eventually(lambda: bool(here.running.relay.dispatcher.status()[0].tries[("deferred", 401)]))
+        await eventually(
+            lambda: bool(here.running.relay.dispatcher.status()[0].tries[("deferred", 401)])
+        )
         headers = {"Authorization": f"Bearer {ALICE['key']}"}
         async with here.web.get(f"{here.url}/v1/deliveries", headers=headers) as answer:
             delivery = (await answer.json())["items"][0]["id"]

@@ -37,7 +37,9 @@ async def server() -> AsyncIterator[Mattermost]:
 @pytest.fixture
 async def api(server: Mattermost) -> AsyncIterator[Api]:
     async with open_session() as session:
-        yield Api(session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=30)
+        yield Api(
+            session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=30
+        )
 
 
 @pytest.fixture
@@ -61,15 +63,29 @@ async def refused(channel: Channel) -> Deferred:
             "make a new one for the bot account under Integrations > Bot Accounts, and set token",
         ),
         (403, "api.context.permissions.app_error", "add the bot to the channel and its team"),
-        (404, "api.context.404.app_error", "set api_url to the server's own address, without /api/v4"),
-        (400, "api.context.invalid_body_param.app_error", "compare channel with the id in the channel's menu"),
-        (400, "api.post.create_post.can_not_post_to_deleted.error", "the channel is archived: unarchive it, or name another"),
+        (
+            404,
+            "api.context.404.app_error",
+            "set api_url to the server's own address, without /api/v4",
+        ),
+        (
+            400,
+            "api.context.invalid_body_param.app_error",
+            "compare channel with the id in the channel's menu",
+        ),
+        (
+            400,
+            "api.post.create_post.can_not_post_to_deleted.error",
+            "the channel is archived: unarchive it, or name another",
+        ),
         (400, "api.post.create_post.town_square_read_only", "the channel is read-only for the bot"),
         (400, "some.new.error", "refused with 400 (some.new.error): the server's log says more"),
         (413, "api.context.request_body_too_large.app_error", "the server's log says more"),
     ],
 )
-async def test_what_somebody_must_mend_says_what(server: Mattermost, channel: Channel, status: int, code: str, remedy: str) -> None:
+async def test_what_somebody_must_mend_says_what(
+    server: Mattermost, channel: Channel, status: int, code: str, remedy: str
+) -> None:
     server.refusals.append(("posts", said(status, code)))
     error = await refused(channel)
     assert error.failure == "slow"
@@ -79,8 +95,15 @@ async def test_what_somebody_must_mend_says_what(server: Mattermost, channel: Ch
 
 
 @pytest.mark.parametrize("status", [500, 502, 503])
-async def test_a_server_in_trouble_is_tried_again(server: Mattermost, channel: Channel, status: int) -> None:
-    server.refusals.append(("posts", web.Response(status=status, text="<html>bad gateway</html>", content_type="text/html")))
+async def test_a_server_in_trouble_is_tried_again(
+    server: Mattermost, channel: Channel, status: int
+) -> None:
+    server.refusals.append(
+        (
+            "posts",
+            web.Response(status=status, text="<html>bad gateway</html>", content_type="text/html"),
+        )
+    )
     assert (await refused(channel)).failure == "transient"
 
 
@@ -100,7 +123,10 @@ async def test_a_rate_limit_says_when_to_come_again(
     server: Mattermost, channel: Channel, headers: Mapping[str, str], after: float | None
 ) -> None:
     """Seconds in the server's own answers, a moment in its documentation: both are understood."""
-    at = {name: text.replace("in ten minutes", str(int(time.time()) + 600)) for name, text in headers.items()}
+    at = {
+        name: text.replace("in ten minutes", str(int(time.time()) + 600))
+        for name, text in headers.items()
+    }
     server.refusals.append(("posts", web.Response(status=429, text="limit exceeded", headers=at)))
     error = await refused(channel)
     assert error.failure == "transient"
@@ -108,14 +134,18 @@ async def test_a_rate_limit_says_when_to_come_again(
 
 
 async def test_a_page_of_a_proxy_is_no_post(server: Mattermost, channel: Channel) -> None:
-    server.refusals.append(("posts", web.Response(status=200, text="<html>sign in</html>", content_type="text/html")))
+    server.refusals.append(
+        ("posts", web.Response(status=200, text="<html>sign in</html>", content_type="text/html"))
+    )
     error = await refused(channel)
     assert error.failure == "slow"
     assert "set api_url to the server's own address" in error.reason
 
 
 async def test_a_redirect_is_not_followed(server: Mattermost, channel: Channel) -> None:
-    server.refusals.append(("posts", web.Response(status=302, headers={"Location": f"{server.url}/api/v4/posts"})))
+    server.refusals.append(
+        ("posts", web.Response(status=302, headers={"Location": f"{server.url}/api/v4/posts"}))
+    )
     error = await refused(channel)
     assert "redirects are not followed" in error.reason
     assert len(server.calls) == 1
@@ -124,7 +154,9 @@ async def test_a_redirect_is_not_followed(server: Mattermost, channel: Channel) 
 async def test_an_answer_that_came_too_late_makes_no_second_post(server: Mattermost) -> None:
     """Mattermost knows a post again by its pending_post_id."""
     async with open_session() as session:
-        api = Api(session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=1.5)
+        api = Api(
+            session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=1.5
+        )
         channel = Channel(api, MemberDirectory(api, server.channel, SystemClock()), None, "life")
         server.swallows = 1
         assert (await refused(channel)).failure == "transient"
@@ -140,10 +172,14 @@ async def test_an_answer_that_came_too_late_makes_no_second_post(server: Matterm
 async def test_two_sinks_that_post_the_same_have_a_post_each(server: Mattermost, api: Api) -> None:
     """The server would take the second for the first, though it were for another channel."""
     people = MemberDirectory(api, server.channel, SystemClock())
-    assert await Channel(api, people, None, "one").post(CARD) != await Channel(api, people, None, "two").post(CARD)
+    assert await Channel(api, people, None, "one").post(CARD) != await Channel(
+        api, people, None, "two"
+    ).post(CARD)
 
 
-async def test_of_a_deleted_post_edit_and_reply_say_that_it_is_gone(server: Mattermost, channel: Channel) -> None:
+async def test_of_a_deleted_post_edit_and_reply_say_that_it_is_gone(
+    server: Mattermost, channel: Channel
+) -> None:
     ref = await channel.post(CARD)
     server.delete(server.posts[ref])
     with pytest.raises(MessageGone):
@@ -152,7 +188,9 @@ async def test_of_a_deleted_post_edit_and_reply_say_that_it_is_gone(server: Matt
         await channel.reply_in_thread(ref, [("x",)])
 
 
-async def test_a_bot_that_was_removed_from_the_channel_does_not_think_its_post_gone(server: Mattermost, channel: Channel) -> None:
+async def test_a_bot_that_was_removed_from_the_channel_does_not_think_its_post_gone(
+    server: Mattermost, channel: Channel
+) -> None:
     ref = await channel.post(CARD)
     del server.members[server.bot]
     with pytest.raises(Deferred, match="add the bot to the channel"):
@@ -176,15 +214,27 @@ async def test_a_token_that_cannot_be_read_any_more_is_said(server: Mattermost) 
             await api.create({"message": "x"})
 
 
-async def test_a_refusal_that_repeats_the_token_is_logged_without_it(server: Mattermost, channel: Channel) -> None:
+async def test_a_refusal_that_repeats_the_token_is_logged_without_it(
+    server: Mattermost, channel: Channel
+) -> None:
     server.mistrusts = True
     error = await refused(channel)
     assert TOKEN not in f"{error.reason}{error.response}"
 
 
-async def test_names_that_cannot_be_looked_up_keep_no_post_back(server: Mattermost, api: Api) -> None:
-    people, principal = MemberDirectory(api, server.channel, SystemClock()), f"mattermost:{server.team}/{server.person('ann')}"
-    for refusal in (said(500, "x"), said(403, "x"), web.Response(text="[1"), web.json_response({"id": "x"})):
+async def test_names_that_cannot_be_looked_up_keep_no_post_back(
+    server: Mattermost, api: Api
+) -> None:
+    people, principal = (
+        MemberDirectory(api, server.channel, SystemClock()),
+        f"mattermost:{server.team}/{server.person('ann')}",
+    )
+    for refusal in (
+        said(500, "x"),
+        said(403, "x"),
+        web.Response(text="[1"),
+        web.json_response({"id": "x"}),
+    ):
         server.refusals.append(("users/ids", refusal))
         assert await people.names([principal]) == {}
     assert await people.names([principal, "client:alice", "mattermost:x/y"]) == {principal: "ann"}
@@ -193,7 +243,9 @@ async def test_names_that_cannot_be_looked_up_keep_no_post_back(server: Mattermo
     assert len(server.calls) == asked
 
 
-async def test_what_the_server_said_of_a_person_holds_for_half_a_minute(server: Mattermost, api: Api) -> None:
+async def test_what_the_server_said_of_a_person_holds_for_half_a_minute(
+    server: Mattermost, api: Api
+) -> None:
     clock = HandClock()
     people, ann = MemberDirectory(api, server.channel, clock), server.person("ann")
     assert await people.principal(ann) == f"mattermost:{server.team}/{ann}"
@@ -214,11 +266,16 @@ def settings(server: Mattermost, tmp_path: Path, **more: object) -> Settings:
     return Settings.model_validate({**given, "token_file": str(file), **more})
 
 
-async def test_doctor_says_whether_the_bot_sees_the_channel(server: Mattermost, tmp_path: Path) -> None:
+async def test_doctor_says_whether_the_bot_sees_the_channel(
+    server: Mattermost, tmp_path: Path
+) -> None:
     clock, scope = SystemClock(), "prod"
     good = settings(server, tmp_path)
     (found,) = await diagnose(good, clock, scope)
-    assert (found.state, found.message) == ("ok", "Mattermost takes the token, and shows the channel to the bot")
+    assert (found.state, found.message) == (
+        "ok",
+        "Mattermost takes the token, and shows the channel to the bot",
+    )
     (found,) = await diagnose(settings(server, tmp_path, channel=new_id()), clock, scope)
     assert found.state == "failed"
     server.mistrusts = True
@@ -230,12 +287,16 @@ async def test_doctor_says_whether_the_bot_sees_the_channel(server: Mattermost, 
     await server.come()
     server.team = ""
     secret = "whsec_" + "QUFB" * 8
-    (found,) = await diagnose(settings(server, tmp_path, approve_in_chat=True, secret=secret), clock, scope)
+    (found,) = await diagnose(
+        settings(server, tmp_path, approve_in_chat=True, secret=secret), clock, scope
+    )
     assert "belongs to no team" in found.message
     assert server.posts == {}
 
 
-async def test_a_rate_limit_of_the_server_delays_and_loses_nothing(server: Mattermost, channel: Channel) -> None:
+async def test_a_rate_limit_of_the_server_delays_and_loses_nothing(
+    server: Mattermost, channel: Channel
+) -> None:
     server.rate = 1
     await channel.post(CARD)
     with pytest.raises(Deferred) as caught:
@@ -244,4 +305,6 @@ async def test_a_rate_limit_of_the_server_delays_and_loses_nothing(server: Matte
     server.rate = None
     await channel.reply_in_thread(None, [("x",)])
     await eventually(lambda: len(server.posts) == 2)
-    assert datetime.now(UTC) - timedelta(minutes=5) < datetime.fromtimestamp(server.roots[-1]["create_at"] / 1000, UTC)
+    assert datetime.now(UTC) - timedelta(minutes=5) < datetime.fromtimestamp(
+        server.roots[-1]["create_at"] / 1000, UTC
+    )

@@ -53,9 +53,15 @@ CORPUS: dict[str, bytes] = {
     "an empty object": b"{}",
     "a click": orjson.dumps(CLICK),
     "a submission": orjson.dumps(SUBMISSION),
-    "a click in a menu": orjson.dumps({**CLICK, "type": "select", "context": {"selected_option": "approve", **CLICK["context"]}}),
-    "without context": orjson.dumps({key: value for key, value in CLICK.items() if key != "context"}),
-    "context of another integration": orjson.dumps({**CLICK, "context": {"action": "do_something"}}),
+    "a click in a menu": orjson.dumps(
+        {**CLICK, "type": "select", "context": {"selected_option": "approve", **CLICK["context"]}}
+    ),
+    "without context": orjson.dumps(
+        {key: value for key, value in CLICK.items() if key != "context"}
+    ),
+    "context of another integration": orjson.dumps(
+        {**CLICK, "context": {"action": "do_something"}}
+    ),
     "context null": orjson.dumps({**CLICK, "context": None}),
     "context a list": orjson.dumps({**CLICK, "context": ["proof"]}),
     "proof a number": orjson.dumps({**CLICK, "context": {"proof": 1}}),
@@ -133,12 +139,25 @@ async def test_no_payload_that_proves_nothing_is_answered_with_more_than_a_refus
     assert "Traceback" not in caplog.text
 
 
-async def test_over_http_a_refusal_is_its_status_and_says_nothing_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_over_http_a_refusal_is_its_status_and_says_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with AsyncExitStack() as stack:
         there = await _there(stack, tmp_path)
-        for name, wanted in {"nothing": 400, "a list": 400, "UTF-16": 400, "deep": 400, "a click": 401, "a submission": 401}.items():
+        for name, wanted in {
+            "nothing": 400,
+            "a list": 400,
+            "UTF-16": 400,
+            "deep": 400,
+            "a click": 401,
+            "a submission": 401,
+        }.items():
             status, answer = await there.server.send(f"{PUBLIC}/v1/chat/ops", CORPUS[name])
-            assert (name, status, set(answer)) == (name, wanted, {"type", "title", "status", "detail"})
+            assert (name, status, set(answer)) == (
+                name,
+                wanted,
+                {"type", "title", "status", "detail"},
+            )
     assert "Traceback" not in caplog.text
 
 
@@ -188,7 +207,12 @@ def test_whatever_is_changed_in_a_genuine_call_decides_nothing(tmp_path: Path) -
             ).filter(lambda body: len(body) < 65536)
         )
         def each(body: bytes) -> None:
-            assert runner.run(_answered(there.chat, body)) <= {"refused", "ephemeral_text", "skip_slack_parsing", "error"}
+            assert runner.run(_answered(there.chat, body)) <= {
+                "refused",
+                "ephemeral_text",
+                "skip_slack_parsing",
+                "error",
+            }
 
         each()
         assert runner.run(there.position()) == before

@@ -49,11 +49,16 @@ class Ops:
 
     async def votes(self, event: Event) -> list[tuple[str, str]]:
         """What was recorded about an event: decision and principal."""
-        return [(one["decision"], one["principal"]) for one in (await self.here.event(event))["votes"]]
+        return [
+            (one["decision"], one["principal"]) for one in (await self.here.event(event))["votes"]
+        ]
 
     async def said(self, event: Event, name: str) -> int:
         """How often something was told of an event."""
-        return sum(one["type"] == f"io.imdsrelay.{name}.v1" for one in (await self.here.event(event))["history"])
+        return sum(
+            one["type"] == f"io.imdsrelay.{name}.v1"
+            for one in (await self.here.event(event))["history"]
+        )
 
     def principal(self, user: str) -> str:
         return f"mattermost:{self.server.team}/{user}"
@@ -72,9 +77,16 @@ async def azure() -> AsyncIterator[Simulator]:
 
 
 @asynccontextmanager
-async def running(directory: Path, server: Mattermost, azure: Simulator, ann: str, ben: str, **more: Any) -> AsyncIterator[Ops]:
+async def running(
+    directory: Path, server: Mattermost, azure: Simulator, ann: str, ben: str, **more: Any
+) -> AsyncIterator[Ops]:
     voters = [f"mattermost:{server.team}/{one}" for one in (ann, ben)]
-    async with stage(directory, [server.sink(**IN_CHAT, **more)], approvals={"rules": [rule(2, *voters)]}, azure=azure) as here:
+    async with stage(
+        directory,
+        [server.sink(**IN_CHAT, **more)],
+        approvals={"rules": [rule(2, *voters)]},
+        azure=azure,
+    ) as here:
         server.relay = here.url
         yield Ops(here, server, ann, ben)
 
@@ -91,13 +103,21 @@ def proof_of(server: Mattermost, post: Mapping[str, Any], label: str = "Approve"
     return proof
 
 
-def with_proof(server: Mattermost, post: Mapping[str, Any], user: str, proof: object, **more: Any) -> dict[str, Any]:
+def with_proof(
+    server: Mattermost, post: Mapping[str, Any], user: str, proof: object, **more: Any
+) -> dict[str, Any]:
     """A click as the server would send it, with another proof."""
-    return {**server.call_of(post, server.buttons(post)[0], user), "context": {"proof": proof}, **more}
+    return {
+        **server.call_of(post, server.buttons(post)[0], user),
+        "context": {"proof": proof},
+        **more,
+    }
 
 
 def labels(post: Mapping[str, Any]) -> list[str]:
-    return [one["name"] for attachment in post["props"]["attachments"] for one in attachment["actions"]]
+    return [
+        one["name"] for attachment in post["props"]["attachments"] for one in attachment["actions"]
+    ]
 
 
 CALLED = f"{PUBLIC}/v1/chat/ops"
@@ -110,7 +130,9 @@ async def test_the_story_from_the_notice_to_the_end(ops: Ops) -> None:
     event, post = await ops.announced(description="Host server is undergoing maintenance.")
     assert labels(post) == ["Approve", "Hold"]
     assert await ops.server.decide(post, "Approve", ops.ann) == (200, {})
-    await eventually(lambda: "Votes: 1 of 2: **ann**; 1 missing, from **ben**" in ops.server.texts_of(post))
+    await eventually(
+        lambda: "Votes: 1 of 2: **ann**; 1 missing, from **ben**" in ops.server.texts_of(post)
+    )
     assert labels(post) == ["Approve", "Hold"]
     assert await ops.server.decide(post, "Approve", ops.ben) == (200, {})
     await eventually(lambda: ops.here.starts(event) == 1)
@@ -121,14 +143,19 @@ async def test_the_story_from_the_notice_to_the_end(ops: Ops) -> None:
     await eventually(ops.quiet)
     assert ops.server.roots == [post]
     assert ops.here.starts(event) == 1
-    assert await ops.votes(event) == [("approve", ops.principal(ops.ann)), ("approve", ops.principal(ops.ben))]
+    assert await ops.votes(event) == [
+        ("approve", ops.principal(ops.ann)),
+        ("approve", ops.principal(ops.ben)),
+    ]
     shown = (ROOT / "docs/chat/mattermost.md").read_text(encoding="utf-8")
     assert final(ops.server, post, event) in shown
 
 
 def final(server: Mattermost, post: Mapping[str, Any], event: Event) -> str:
     """The message and its thread as they read in the end, as the page about Mattermost shows them."""
-    text = "\n".join((server.texts_of(post).strip(), "", *(f"> {line}" for line in server.thread(post))))
+    text = "\n".join(
+        (server.texts_of(post).strip(), "", *(f"> {line}" for line in server.thread(post)))
+    )
     text = text.replace(event.event_id, "C7061BAC-AFDC-4513-B24B-AA5F13A16123")
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "2026-11-20 15:04:05 UTC", text)
 
@@ -140,7 +167,10 @@ async def test_a_click_alone_decides_nothing_and_asks_the_person_who_clicked(ops
     assert person == ops.ann
     assert asked["url"] == CALLED
     assert asked["dialog"]["title"] == asked["dialog"]["submit_label"] == "Approve"
-    assert asked["dialog"]["introduction_text"] == "Reboot of vm-0: it may begin within seconds, and cannot be taken back."
+    assert (
+        asked["dialog"]["introduction_text"]
+        == "Reboot of vm-0: it may begin within seconds, and cannot be taken back."
+    )
     assert await ops.votes(event) == []
 
 
@@ -162,14 +192,21 @@ async def test_hold_and_release_in_the_chat(ops: Ops) -> None:
 
 async def test_in_a_burst_each_button_is_about_its_own_event(ops: Ops) -> None:
     events = [ops.here.reboot(f"db-{number}") for number in range(8)]
-    await eventually(lambda: bool(ops.server.roots) and "8 maintenance events" in ops.server.texts_of(ops.server.roots[0]))
+    await eventually(
+        lambda: (
+            bool(ops.server.roots)
+            and "8 maintenance events" in ops.server.texts_of(ops.server.roots[0])
+        )
+    )
     await eventually(ops.quiet)
     post = ops.server.roots[0]
     assert await ops.server.decide(post, "Approve", ops.ann, number=3) == (200, {})
     assert [len(await ops.votes(event)) for event in events] == [0, 0, 0, 1, 0, 0, 0, 0]
 
 
-async def test_buttons_vanish_when_the_time_to_vote_is_over(tmp_path: Path, server: Mattermost, azure: Simulator) -> None:
+async def test_buttons_vanish_when_the_time_to_vote_is_over(
+    tmp_path: Path, server: Mattermost, azure: Simulator
+) -> None:
     voter = f"mattermost:{server.team}/{server.person('ann')}"
     approvals = {"rules": [rule(1, voter, close_before="895s")]}
     async with stage(tmp_path, [server.sink(**IN_CHAT)], approvals=approvals, azure=azure) as here:
@@ -183,7 +220,9 @@ async def test_buttons_vanish_when_the_time_to_vote_is_over(tmp_path: Path, serv
 # --- who
 
 
-async def test_a_stranger_is_refused_politely_seen_by_them_alone_and_burns_nothing(ops: Ops) -> None:
+async def test_a_stranger_is_refused_politely_seen_by_them_alone_and_burns_nothing(
+    ops: Ops,
+) -> None:
     event, post = await ops.announced()
     stranger = ops.server.person("mallory")
     before = len(ops.server.posts)
@@ -251,7 +290,9 @@ async def test_who_does_not_exist_is_refused(ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["gone", "silent", "failing", "refusing"])
-async def test_where_the_server_does_not_say_who_it_was_nothing_is_decided(ops: Ops, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_the_server_does_not_say_who_it_was_nothing_is_decided(
+    ops: Ops, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not even for somebody whom the relay knows from before."""
     monkeypatch.setattr("relay.chat.platforms.mattermost.identity.LOOK_UP", 0.5)
     event, post = await ops.announced()
@@ -264,7 +305,9 @@ async def test_where_the_server_does_not_say_who_it_was_nothing_is_decided(ops: 
         case "failing":
             ops.server.refusals.append(("users/", said(500, "app.user.get.app_error")))
         case "refusing":
-            ops.server.refusals.append(("channels/", said(403, "api.context.permissions.app_error")))
+            ops.server.refusals.append(
+                ("channels/", said(403, "api.context.permissions.app_error"))
+            )
     status, answer = await ops.server.send(CALLED, call)
     assert status == 200
     assert "could not verify who you are: nothing was decided" in answer["ephemeral_text"]
@@ -297,14 +340,20 @@ async def test_who_may_speak_in_the_chat_but_not_by_the_rule_is_refused_by_the_g
     tmp_path: Path, server: Mattermost, azure: Simulator
 ) -> None:
     ann = server.person("ann")
-    approvals = {"rules": [rule(1, "client:alice")], "groups": {"others": [f"mattermost:{server.team}/{ann}"]}}
+    approvals = {
+        "rules": [rule(1, "client:alice")],
+        "groups": {"others": [f"mattermost:{server.team}/{ann}"]},
+    }
     async with stage(tmp_path, [server.sink(**IN_CHAT)], approvals=approvals, azure=azure) as here:
         server.relay = here.url
         event = here.reboot()
         await eventually(lambda: bool(server.roots))
         await eventually(lambda: here.running.relay.dispatcher.status()[0].waiting == 0)
         status, answer = await server.decide(server.roots[0], "Approve", ann)
-        assert (status, answer) == (200, {"error": "Refused: rule reboots takes votes from others only."})
+        assert (status, answer) == (
+            200,
+            {"error": "Refused: rule reboots takes votes from others only."},
+        )
         assert here.starts(event) == 0
 
 
@@ -316,8 +365,22 @@ async def test_a_forged_proof_is_refused(ops: Ops) -> None:
     good = proof_of(ops.server, post)
     payload, _, mac = good.partition(".")
     other = seal(b"x" * 32, unseal(KEY, good, "button"))
-    for proof in ("", ".", payload, f"{payload}.", f"{payload}.{'0' * 64}", f".{mac}", mac, other, f"{good}0", "x" * 5000, "é.ü"):
-        assert (await ops.server.send(CALLED, with_proof(ops.server, post, ops.ann, proof)))[0] == 401, proof
+    for proof in (
+        "",
+        ".",
+        payload,
+        f"{payload}.",
+        f"{payload}.{'0' * 64}",
+        f".{mac}",
+        mac,
+        other,
+        f"{good}0",
+        "x" * 5000,
+        "é.ü",
+    ):
+        assert (await ops.server.send(CALLED, with_proof(ops.server, post, ops.ann, proof)))[
+            0
+        ] == 401, proof
     assert ops.server.dialogs == []
     assert await ops.votes(event) == []
 
@@ -328,7 +391,9 @@ async def test_any_change_of_a_proof_is_refused(ops: Ops) -> None:
     fields = orjson.loads(base64.urlsafe_b64decode(payload))
     fields[fields.index("hold")] = "approve"
     changed = base64.urlsafe_b64encode(orjson.dumps(fields)).decode()
-    assert (await ops.server.send(CALLED, with_proof(ops.server, post, ops.ann, f"{changed}.{mac}")))[0] == 401
+    assert (
+        await ops.server.send(CALLED, with_proof(ops.server, post, ops.ann, f"{changed}.{mac}"))
+    )[0] == 401
     assert ops.server.dialogs == []
 
 
@@ -360,15 +425,24 @@ async def test_a_proof_that_was_moved_is_refused(ops: Ops) -> None:
     await eventually(lambda: len(ops.server.roots) == 2)
     one, two = ops.server.roots
     proof = proof_of(ops.server, one)
-    for call in (with_proof(ops.server, one, ops.ann, proof, post_id=new_id()), with_proof(ops.server, two, ops.ann, proof)):
+    for call in (
+        with_proof(ops.server, one, ops.ann, proof, post_id=new_id()),
+        with_proof(ops.server, two, ops.ann, proof),
+    ):
         status, answer = await ops.server.send(CALLED, call)
         assert status == 200
         assert "not current any more" in answer["ephemeral_text"]
-    assert (await ops.server.send(CALLED, with_proof(ops.server, one, ops.ann, proof, channel_id=new_id())))[0] == 401
+    assert (
+        await ops.server.send(
+            CALLED, with_proof(ops.server, one, ops.ann, proof, channel_id=new_id())
+        )
+    )[0] == 401
     ours = unseal(KEY, proof, "button")
     for moved in (replace(ours, sink="others"), replace(ours, channel=new_id())):
         elsewhere = seal(KEY, moved)
-        assert (await ops.server.send(CALLED, with_proof(ops.server, one, ops.ann, elsewhere)))[0] == 401
+        assert (await ops.server.send(CALLED, with_proof(ops.server, one, ops.ann, elsewhere)))[
+            0
+        ] == 401
     assert ops.server.dialogs == []
     assert await ops.votes(first) == await ops.votes(second) == []
 
@@ -376,7 +450,9 @@ async def test_a_proof_that_was_moved_is_refused(ops: Ops) -> None:
 async def test_the_query_decides_nothing(ops: Ops) -> None:
     event, post = await ops.announced()
     call = with_proof(ops.server, post, ops.ann, "")
-    assert (await ops.server.send(f"{CALLED}?proof={proof_of(ops.server, post)}&decision=approve", call))[0] in {400, 401}
+    assert (
+        await ops.server.send(f"{CALLED}?proof={proof_of(ops.server, post)}&decision=approve", call)
+    )[0] in {400, 401}
     assert await ops.votes(event) == []
 
 
@@ -385,8 +461,17 @@ async def test_with_a_leaked_proof_nobody_votes_for_another(ops: Ops) -> None:
     event, post = await ops.announced()
     proof = proof_of(ops.server, post)
     mallory = ops.server.person("mallory")
-    unsigned = base64.b64encode(f"{new_id()}:{ops.ann}:1700000000000:".encode() + base64.b64encode(b"forged")).decode()
-    for trigger in (ops.server.trigger(mallory), "", "x", base64.b64encode(b"a:b").decode(), unsigned, ops.server.trigger(ops.ann, at=1.0)):
+    unsigned = base64.b64encode(
+        f"{new_id()}:{ops.ann}:1700000000000:".encode() + base64.b64encode(b"forged")
+    ).decode()
+    for trigger in (
+        ops.server.trigger(mallory),
+        "",
+        "x",
+        base64.b64encode(b"a:b").decode(),
+        unsigned,
+        ops.server.trigger(ops.ann, at=1.0),
+    ):
         call = with_proof(ops.server, post, ops.ann, proof, trigger_id=trigger)
         assert (await ops.server.send(CALLED, call))[0] == 401
     assert ops.server.dialogs == []
@@ -406,11 +491,17 @@ async def test_what_a_button_carries_is_no_submission_and_the_other_way_round(op
     await ops.server.click(post, "Approve", ops.ann)
     dialog = ops.server.dialogs[0][1]
     assert (await ops.server.submit(ops.ann, dialog, state=proof_of(ops.server, post)))[0] == 401
-    assert (await ops.server.send(CALLED, with_proof(ops.server, post, ops.ann, dialog["dialog"]["state"])))[0] == 401
+    assert (
+        await ops.server.send(
+            CALLED, with_proof(ops.server, post, ops.ann, dialog["dialog"]["state"])
+        )
+    )[0] == 401
     assert await ops.votes(event) == []
 
 
-async def test_an_event_that_changed_since_is_not_decided_by_old_buttons_or_dialogs(ops: Ops) -> None:
+async def test_an_event_that_changed_since_is_not_decided_by_old_buttons_or_dialogs(
+    ops: Ops,
+) -> None:
     event, post = await ops.announced()
     old = proof_of(ops.server, post)
     await ops.server.click(post, "Approve", ops.ann)
@@ -447,7 +538,10 @@ async def test_after_a_post_was_deleted_its_buttons_and_dialogs_decide_nothing(o
     await eventually(lambda: bool(ops.server.roots))
     await eventually(ops.quiet)
     assert "not current any more" in (await ops.server.send(CALLED, call))[1]["ephemeral_text"]
-    assert "not current any more" in (await ops.server.submit(ops.ann, ops.server.dialogs[0][1]))[1]["error"]
+    assert (
+        "not current any more"
+        in (await ops.server.submit(ops.ann, ops.server.dialogs[0][1]))[1]["error"]
+    )
     assert await ops.votes(event) == [("hold", "client:alice")]
     assert await ops.server.decide(ops.server.roots[0], "Approve", ops.ann) == (200, {})
 
@@ -468,15 +562,26 @@ async def test_a_double_click_is_one_vote(ops: Ops) -> None:
 async def test_clicks_at_once_are_one_vote_of_each_person(ops: Ops) -> None:
     event, post = await ops.announced()
     people = [ops.ann, ops.ben] * 10
-    assert {status for status, _ in await asyncio.gather(*(ops.server.click(post, "Approve", one) for one in people))} == {200}
-    answers = await asyncio.gather(*(ops.server.submit(person, dialog) for person, dialog in ops.server.dialogs))
+    assert {
+        status
+        for status, _ in await asyncio.gather(
+            *(ops.server.click(post, "Approve", one) for one in people)
+        )
+    } == {200}
+    answers = await asyncio.gather(
+        *(ops.server.submit(person, dialog) for person, dialog in ops.server.dialogs)
+    )
     assert answers == [(200, {})] * 20
-    assert sorted(await ops.votes(event)) == sorted(("approve", ops.principal(one)) for one in (ops.ann, ops.ben))
+    assert sorted(await ops.votes(event)) == sorted(
+        ("approve", ops.principal(one)) for one in (ops.ann, ops.ben)
+    )
     assert await ops.said(event, "approval.recorded") == 2
     await eventually(lambda: ops.here.starts(event) == 1)
 
 
-async def test_a_replay_is_the_same_vote_also_after_a_restart(tmp_path: Path, server: Mattermost, azure: Simulator) -> None:
+async def test_a_replay_is_the_same_vote_also_after_a_restart(
+    tmp_path: Path, server: Mattermost, azure: Simulator
+) -> None:
     ann, ben = server.person("ann"), server.person("ben")
     async with running(tmp_path, server, azure, ann, ben) as ops:
         event, post = await ops.announced()
@@ -493,22 +598,39 @@ async def test_a_replay_is_the_same_vote_also_after_a_restart(tmp_path: Path, se
         assert await ops.said(event, "approval.recorded") == 2
         await eventually(ops.quiet)
         assert labels(post) == ["Approve", "Hold"]
-        assert await server.decide(post, "Approve", ben) == (200, {})  # a button of before is still good
+        assert await server.decide(post, "Approve", ben) == (
+            200,
+            {},
+        )  # a button of before is still good
 
 
 # --- when not
 
 
-async def test_without_approve_in_chat_every_call_is_refused(tmp_path: Path, server: Mattermost, azure: Simulator) -> None:
+async def test_without_approve_in_chat_every_call_is_refused(
+    tmp_path: Path, server: Mattermost, azure: Simulator
+) -> None:
     ann = server.person("ann")
     proof = ActionToken("button", "ops", server.channel, "E", "r", "approve", 2**40, "n")
-    async with stage(tmp_path, [server.sink(secret=SECRET)], approvals={"rules": [rule(1, "client:alice")]}, azure=azure) as here:
+    async with stage(
+        tmp_path,
+        [server.sink(secret=SECRET)],
+        approvals={"rules": [rule(1, "client:alice")]},
+        azure=azure,
+    ) as here:
         server.relay = here.url
         here.reboot()
         await eventually(lambda: bool(server.roots))
         post = server.roots[0]
-        call = {"user_id": ann, "channel_id": server.channel, "post_id": post["id"], "trigger_id": server.trigger(ann)}
-        assert (await server.send(CALLED, {**call, "context": {"proof": seal(KEY, proof)}}))[0] == 401
+        call = {
+            "user_id": ann,
+            "channel_id": server.channel,
+            "post_id": post["id"],
+            "trigger_id": server.trigger(ann),
+        }
+        assert (await server.send(CALLED, {**call, "context": {"proof": seal(KEY, proof)}}))[
+            0
+        ] == 401
 
 
 async def test_readers_of_the_channel_never_see_what_a_button_carries(ops: Ops) -> None:
@@ -518,13 +640,17 @@ async def test_readers_of_the_channel_never_see_what_a_button_carries(ops: Ops) 
     assert proof not in ops.server.texts_of(post)
 
 
-async def test_a_secret_that_was_replaced_ends_the_buttons_of_before(tmp_path: Path, server: Mattermost, azure: Simulator) -> None:
+async def test_a_secret_that_was_replaced_ends_the_buttons_of_before(
+    tmp_path: Path, server: Mattermost, azure: Simulator
+) -> None:
     ann, ben = server.person("ann"), server.person("ben")
     file = tmp_path / "secret"
     file.write_text(SECRET)
     voters = [f"mattermost:{server.team}/{one}" for one in (ann, ben)]
     sink = server.sink(approve_in_chat=True, secret_file=str(file))
-    async with stage(tmp_path, [sink], approvals={"rules": [rule(2, *voters)]}, azure=azure) as here:
+    async with stage(
+        tmp_path, [sink], approvals={"rules": [rule(2, *voters)]}, azure=azure
+    ) as here:
         server.relay = here.url
         event = here.reboot()
         await eventually(lambda: bool(server.roots))

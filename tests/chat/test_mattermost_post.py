@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
-from relay.chat.platforms.mattermost.post import MOST_MESSAGE, attachments, plain, rendered, thread_reply
+from relay.chat.platforms.mattermost.post import (
+    MOST_MESSAGE,
+    attachments,
+    plain,
+    rendered,
+    thread_reply,
+)
 from tests.chat.mattermost_server import Mattermost
 
 GAP = "\N{ZERO WIDTH SPACE}"
@@ -69,8 +75,18 @@ def test_nothing_alive_comes_of_what_is_nearly_markup(text: str) -> None:
 
 def test_moments_are_in_utc_and_people_by_name_where_it_is_known() -> None:
     elsewhere = AT.astimezone(timezone(timedelta(hours=5)))
-    text: Text = ("At ", elsewhere, " by ", PrincipalRef("mattermost:t/u"), " and ", PrincipalRef("client:a`b"))
-    assert rendered(text, {"mattermost:t/u": "ann_b."}) == "At 2026-11-20 15:04:05 UTC by **ann_b.** and `client:a'b`"
+    text: Text = (
+        "At ",
+        elsewhere,
+        " by ",
+        PrincipalRef("mattermost:t/u"),
+        " and ",
+        PrincipalRef("client:a`b"),
+    )
+    assert (
+        rendered(text, {"mattermost:t/u": "ann_b."})
+        == "At 2026-11-20 15:04:05 UTC by **ann_b.** and `client:a'b`"
+    )
 
 
 def test_a_name_mentions_nobody() -> None:
@@ -78,33 +94,63 @@ def test_a_name_mentions_nobody() -> None:
 
 
 def card(**more: object) -> Card:
-    made: dict[str, object] = {"title": "Reboot of vm-0", "tone": "waiting", "summary": ("Soon.",), **more}
+    made: dict[str, object] = {
+        "title": "Reboot of vm-0",
+        "tone": "waiting",
+        "summary": ("Soon.",),
+        **more,
+    }
     return Card(**made)  # type: ignore[arg-type]  # each test gives the fields that it is about
 
 
 def test_links_stand_in_the_text_and_other_buttons_are_actions_with_ids_of_their_own() -> None:
-    link = Button("approve", "Approve", "E", "r", ("Really?",), "https://relay.example.com/approve#t")
+    link = Button(
+        "approve", "Approve", "E", "r", ("Really?",), "https://relay.example.com/approve#t"
+    )
     button = Button("hold", "Hold", "E", "r", ("Really?",))
     made = attachments(
-        card(buttons=(link,), lines=(Line(("One",), (button,)), Line(("Two",), (button,)))), {}, lambda one: {"url": one.label}
+        card(buttons=(link,), lines=(Line(("One",), (button,)), Line(("Two",), (button,)))),
+        {},
+        lambda one: {"url": one.label},
     )
     assert made[0]["text"] == "Soon.\n\n**[Approve](https://relay.example.com/approve#t)**"
     assert [one["actions"] for one in made] == [
         [],
-        [{"id": "hold1", "type": "button", "name": "Hold", "style": "default", "integration": {"url": "Hold"}}],
-        [{"id": "hold2", "type": "button", "name": "Hold", "style": "default", "integration": {"url": "Hold"}}],
+        [
+            {
+                "id": "hold1",
+                "type": "button",
+                "name": "Hold",
+                "style": "default",
+                "integration": {"url": "Hold"},
+            }
+        ],
+        [
+            {
+                "id": "hold2",
+                "type": "button",
+                "name": "Hold",
+                "style": "default",
+                "integration": {"url": "Hold"},
+            }
+        ],
     ]
 
 
 def test_what_is_long_is_cut_and_says_so() -> None:
-    made = attachments(card(title="t" * 5000, facts=(("Azure says", ("d" * 50_000,)),)), {}, lambda _: {})
+    made = attachments(
+        card(title="t" * 5000, facts=(("Azure says", ("d" * 50_000,)),)), {}, lambda _: {}
+    )
     assert made[0]["title"] == f"{'t' * 299}…"
     assert made[0]["fields"][0]["value"] == f"{'d' * 2999}…"
 
 
 @given(st.lists(st.text(max_size=3000), min_size=1, max_size=21))
 def test_a_reply_is_never_longer_than_a_message_may_be(lines: list[str]) -> None:
-    assert len(thread_reply([(AT, ": ", PrincipalRef("client:alice"), line) for line in lines], {})) <= MOST_MESSAGE
+    assert (
+        len(thread_reply([(AT, ": ", PrincipalRef("client:alice"), line) for line in lines], {}))
+        <= MOST_MESSAGE
+    )
 
 
 def test_of_twenty_long_lines_each_is_cut_and_none_left_out() -> None:

@@ -20,7 +20,13 @@ from tests.approvals.builders import ORIGIN, SETTINGS
 from tests.chat.mattermost_server import SECRET, TOKEN
 
 CHANNEL = "4xp9fdt77pncbef59f4k1qe83o"
-GIVEN: dict[str, Any] = {"kind": "mattermost", "name": "ops", "api_url": "https://chat.example.com", "channel": CHANNEL, "token": TOKEN}
+GIVEN: dict[str, Any] = {
+    "kind": "mattermost",
+    "name": "ops",
+    "api_url": "https://chat.example.com",
+    "channel": CHANNEL,
+    "token": TOKEN,
+}
 
 
 def test_server_channel_and_token_are_all_that_is_needed() -> None:
@@ -31,20 +37,34 @@ def test_server_channel_and_token_are_all_that_is_needed() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"api_url": "http://chat.example.com"}, "api_url: expected https, got http: set allow_http"),
+        (
+            {"api_url": "http://chat.example.com"},
+            "api_url: expected https, got http: set allow_http",
+        ),
         ({"api_url": "chat.example.com"}, "api_url: expected a URL that starts with https://"),
-        ({"api_url": "https://u:p@chat.example.com"}, "api_url: expected a URL without user and password"),
-        ({"api_url": "https://169.254.169.254"}, "api_url: expected a receiver's address, got a metadata or host address"),
+        (
+            {"api_url": "https://u:p@chat.example.com"},
+            "api_url: expected a URL without user and password",
+        ),
+        (
+            {"api_url": "https://169.254.169.254"},
+            "api_url: expected a receiver's address, got a metadata or host address",
+        ),
         ({"channel": "ops"}, "channel"),
         ({"channel": "../users/me"}, "channel"),
         ({"token": None}, "token: expected the bot account's access token"),
         ({"token": "two words"}, "token: expected the bot account's access token"),
-        ({"approve_in_chat": True}, "secret: expected a secret or secret_file for approve_in_chat, got neither"),
+        (
+            {"approve_in_chat": True},
+            "secret: expected a secret or secret_file for approve_in_chat, got neither",
+        ),
         ({"approve_in_chat": True, "secret": "short"}, "secret: expected whsec_"),
         ({"team": "x"}, "team"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_no_secret_repeated(change: dict[str, Any], problem: str) -> None:
+def test_what_makes_no_sense_is_refused_and_no_secret_repeated(
+    change: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(ValidationError, match=re.escape(problem)) as caught:
         Settings.model_validate({**GIVEN, **change})
     assert TOKEN not in str(caught.value)
@@ -56,14 +76,19 @@ def test_token_and_secret_may_live_in_files(tmp_path: Path) -> None:
     files["token_file"].write_text(f"{TOKEN}\n")
     files["secret_file"].write_text(f"{SECRET}\n")
     given = {key: value for key, value in GIVEN.items() if key != "token"}
-    found = Settings.model_validate({**given, "approve_in_chat": True, **{name: str(file) for name, file in files.items()}})
+    found = Settings.model_validate(
+        {**given, "approve_in_chat": True, **{name: str(file) for name, file in files.items()}}
+    )
     assert found.bearer() == TOKEN
     assert len(found.key()) == 32
 
 
 def test_approving_in_the_chat_needs_the_url_that_mattermost_calls() -> None:
     sink = {**GIVEN, "approve_in_chat": True, "secret": SECRET}
-    with pytest.raises(ValidationError, match=r"api\.public_url: expected the URL at which the platform of sink ops reaches this relay"):
+    with pytest.raises(
+        ValidationError,
+        match=r"api\.public_url: expected the URL at which the platform of sink ops reaches this relay",
+    ):
         Config.model_validate({"sinks": [sink]})
     Config.model_validate({"sinks": [sink], "api": {"public_url": "https://relay.example.com"}})
 

@@ -17,10 +17,18 @@ from tests.chat.slack_server import ALICE, TEAM, Posted, SlackServer, form, well
 
 NOON = datetime(2026, 4, 11, 12, 0, 30, 500000, tzinfo=UTC)
 
-words = st.text(max_size=60) | st.sampled_from(["<!channel>", "<@U1>", "*bold*", "a\nb", "&amp;", "😀" * 900, "x" * 5000, "\x00", "\u202e"])
-people = st.sampled_from([f"slack:{TEAM}/{ALICE}", "slack:T0OTHER/U1", "client:alice", f"slack:{TEAM}/<!here>", f"slack:{TEAM}/"]).map(
-    PrincipalRef
+words = st.text(max_size=60) | st.sampled_from(
+    ["<!channel>", "<@U1>", "*bold*", "a\nb", "&amp;", "😀" * 900, "x" * 5000, "\x00", "\u202e"]
 )
+people = st.sampled_from(
+    [
+        f"slack:{TEAM}/{ALICE}",
+        "slack:T0OTHER/U1",
+        "client:alice",
+        f"slack:{TEAM}/<!here>",
+        f"slack:{TEAM}/",
+    ]
+).map(PrincipalRef)
 moments = st.datetimes(timezones=st.just(UTC))
 texts: st.SearchStrategy[Text] = st.lists(words | moments | people, max_size=6).map(tuple)
 buttons = st.builds(
@@ -37,9 +45,13 @@ cards = st.builds(
     title=st.text(min_size=1, max_size=400),
     tone=st.sampled_from(["waiting", "held", "approved", "running", "over"]),
     summary=st.tuples(st.just("It is so: "), words),
-    facts=st.lists(st.tuples(st.sampled_from(["Machines", "Azure says"]), texts), max_size=8).map(tuple),
+    facts=st.lists(st.tuples(st.sampled_from(["Machines", "Azure says"]), texts), max_size=8).map(
+        tuple
+    ),
     notes=st.lists(texts.filter(bool), max_size=4).map(tuple),
-    lines=st.lists(st.builds(Line, text=texts, buttons=st.lists(buttons, max_size=3).map(tuple)), max_size=10).map(tuple),
+    lines=st.lists(
+        st.builds(Line, text=texts, buttons=st.lists(buttons, max_size=3).map(tuple)), max_size=10
+    ).map(tuple),
     buttons=st.lists(buttons, max_size=3).map(tuple),
     code=st.none() | st.just("123456"),
     footer=st.text(max_size=400),
@@ -48,12 +60,20 @@ cards = st.builds(
 
 def parts(blocks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Every element of the rich texts."""
-    return [one for block in blocks if block["type"] == "rich_text" for section in block["elements"] for one in section["elements"]]
+    return [
+        one
+        for block in blocks
+        if block["type"] == "rich_text"
+        for section in block["elements"]
+        for one in section["elements"]
+    ]
 
 
 @settings(max_examples=50)
 @given(cards, st.booleans())
-def test_every_card_is_within_every_limit_and_says_nothing_in_markup(card: Card, heard: bool) -> None:
+def test_every_card_is_within_every_limit_and_says_nothing_in_markup(
+    card: Card, heard: bool
+) -> None:
     """Block Kit's limits; the 64 KiB that the relay takes of a call, since Slack sends the message back with each click.
 
     And mentions are of people whom the card names as people, and of nobody else.
@@ -63,11 +83,20 @@ def test_every_card_is_within_every_limit_and_says_nothing_in_markup(card: Card,
     assert 0 < len(message.text) <= 10_000
     posted = Posted("1700000000.000001", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
     for button in list(posted.buttons().values())[:1]:
-        assert len(form(SlackServer(port=65535).clicked(button, posted.ts, message=posted))) <= 64 * 1024
-    assert "mrkdwn" not in {one.get("type") for block in message.blocks for one in (block.get("text") or {}, *block.get("elements", ()))}
+        assert (
+            len(form(SlackServer(port=65535).clicked(button, posted.ts, message=posted)))
+            <= 64 * 1024
+        )
+    assert "mrkdwn" not in {
+        one.get("type")
+        for block in message.blocks
+        for one in (block.get("text") or {}, *block.get("elements", ()))
+    }
     assert {one["user_id"] for one in parts(message.blocks) if one["type"] == "user"} <= {ALICE}
     assert {one["type"] for one in parts(message.blocks)} <= {"text", "date", "user", "link"}
-    assert {one["url"] for one in parts(message.blocks) if one["type"] == "link"} <= {"https://relay.example.com/approve#token"}
+    assert {one["url"] for one in parts(message.blocks) if one["type"] == "link"} <= {
+        "https://relay.example.com/approve#token"
+    }
     assert all(piece.startswith((f"@{ALICE}>", "!date^")) for piece in message.text.split("<")[1:])
 
 
@@ -80,17 +109,37 @@ def test_whatever_is_said_is_within_the_limits(lines: list[Text]) -> None:
         assert 0 < len(message.text) <= 10_000
 
 
-@pytest.mark.parametrize("text", ["<!channel>", "<!here>", "<@U1>", "<#C1>", "<http://evil.example|Approve>", "&lt;!channel&gt;"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!channel>",
+        "<!here>",
+        "<@U1>",
+        "<#C1>",
+        "<http://evil.example|Approve>",
+        "&lt;!channel&gt;",
+    ],
+)
 def test_a_notification_mentions_nobody_whom_a_text_names(text: str) -> None:
     message = card_message(Card(text, "waiting", (text,)), TEAM, button_value)
     assert "<" not in message.text
     assert message.text.count("&") >= 2
-    assert (message.blocks[0]["text"]["type"], message.blocks[0]["text"]["text"]) == ("plain_text", f"🟡 {text}")
+    assert (message.blocks[0]["text"]["type"], message.blocks[0]["text"]["text"]) == (
+        "plain_text",
+        f"🟡 {text}",
+    )
     assert parts(message.blocks) == [{"type": "text", "text": text, "style": {"bold": True}}]
 
 
 def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_there() -> None:
-    text: Text = ("Azure begins at ", NOON, ", says ", PrincipalRef(f"slack:{TEAM}/{ALICE}"), " and ", PrincipalRef("slack:T0OTHER/U1"))
+    text: Text = (
+        "Azure begins at ",
+        NOON,
+        ", says ",
+        PrincipalRef(f"slack:{TEAM}/{ALICE}"),
+        " and ",
+        PrincipalRef("slack:T0OTHER/U1"),
+    )
     message = card_message(Card("Reboot", "waiting", text), TEAM, button_value)
     stamp = int(NOON.timestamp())
     date = "{time_secs} on {date_short}"
@@ -98,14 +147,27 @@ def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_
         f"🟡 Reboot. Azure begins at <!date^{stamp}^{date}|12:00:30 on 2026-04-11 UTC>, says <@{ALICE}> and slack:T0OTHER/U1"
     )
     assert [one for one in parts(message.blocks) if one["type"] != "text"] == [
-        {"type": "date", "timestamp": stamp, "format": date, "fallback": "12:00:30 on 2026-04-11 UTC", "style": {"bold": True}},
+        {
+            "type": "date",
+            "timestamp": stamp,
+            "format": date,
+            "fallback": "12:00:30 on 2026-04-11 UTC",
+            "style": {"bold": True},
+        },
         {"type": "user", "user_id": ALICE},
     ]
 
 
 def test_a_text_of_others_cannot_feign_a_line_of_ours() -> None:
-    card = Card("Reboot", "waiting", ("So.",), facts=(("Azure says", ("all is well\nVotes: 2 of 2\u2028Rule: none\u202e",)),))
-    assert Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines() == [  # type: ignore[arg-type]  # they are only read
+    card = Card(
+        "Reboot",
+        "waiting",
+        ("So.",),
+        facts=(("Azure says", ("all is well\nVotes: 2 of 2\u2028Rule: none\u202e",)),),
+    )
+    assert Posted(
+        "", "", list(card_message(card, TEAM, button_value).blocks)
+    ).words().splitlines() == [  # type: ignore[arg-type]  # they are only read
         "🟡 Reboot",
         "So.",
         "Azure says: all is well Votes: 2 of 2 Rule: none ",
@@ -113,11 +175,19 @@ def test_a_text_of_others_cannot_feign_a_line_of_ours() -> None:
 
 
 def test_a_button_asks_before_it_counts_and_brings_back_what_it_is_about() -> None:
-    question: Text = (f"Reboot of {'vm-0, ' * 80}: it may begin within seconds, and cannot be taken back.",)
+    question: Text = (
+        f"Reboot of {'vm-0, ' * 80}: it may begin within seconds, and cannot be taken back.",
+    )
     button = Button("approve", "Approve", "E-1 with spaces", "3f3f", question)
-    message = card_message(Card("Reboot", "waiting", ("So.",), buttons=(button,)), TEAM, button_value)
+    message = card_message(
+        Card("Reboot", "waiting", ("So.",), buttons=(button,)), TEAM, button_value
+    )
     (drawn,) = message.blocks[-1]["elements"]
-    assert (drawn["value"], drawn["style"], drawn["action_id"]) == ("approve 3f3f - E-1 with spaces", "primary", "approve-1")
+    assert (drawn["value"], drawn["style"], drawn["action_id"]) == (
+        "approve 3f3f - E-1 with spaces",
+        "primary",
+        "approve-1",
+    )
     assert drawn["confirm"]["title"]["text"] == "Approve?"
     asked = drawn["confirm"]["text"]["text"]
     assert asked.startswith("Reboot of vm-0, ")
@@ -126,19 +196,38 @@ def test_a_button_asks_before_it_counts_and_brings_back_what_it_is_about() -> No
 
 
 def test_a_text_that_is_cut_says_so() -> None:
-    card = Card("R" * 200, "waiting", ("So.",), facts=(("Azure says", ("x" * 5000,)),), footer="E" * 900)
-    title, _, facts, footer = Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines()  # type: ignore[arg-type]  # they are only read
+    card = Card(
+        "R" * 200, "waiting", ("So.",), facts=(("Azure says", ("x" * 5000,)),), footer="E" * 900
+    )
+    title, _, facts, footer = (
+        Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines()
+    )  # type: ignore[arg-type]  # they are only read
     assert all(one.endswith("…") for one in (title, facts, footer))
     assert len(title) == 150
 
 
 def test_a_hundred_machines_with_long_texts_leave_room_for_what_matters() -> None:
     """What is cut is what others wrote, never the warning or the buttons."""
-    lines = tuple(Line((f"Reboot of {'😀' * 900}",), (Button("approve", "Approve", f"E-{n}", "3f" * 16, ("?",)),)) for n in range(10))
-    card = Card("100 events", "waiting", ("So.",), lines=lines, notes=(("Azure proceeds at NotBefore regardless.",),), footer="prod")
+    lines = tuple(
+        Line(
+            (f"Reboot of {'😀' * 900}",),
+            (Button("approve", "Approve", f"E-{n}", "3f" * 16, ("?",)),),
+        )
+        for n in range(10)
+    )
+    card = Card(
+        "100 events",
+        "waiting",
+        ("So.",),
+        lines=lines,
+        notes=(("Azure proceeds at NotBefore regardless.",),),
+        footer="prod",
+    )
     message = card_message(card, TEAM, button_value)
     posted = Posted("", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
     assert sum(block["type"] == "actions" for block in message.blocks) == 10
-    click = SlackServer(port=65535).clicked(posted.buttons()["Approve"], "1700000000.000001", message=posted)
+    click = SlackServer(port=65535).clicked(
+        posted.buttons()["Approve"], "1700000000.000001", message=posted
+    )
     assert len(form(click)) <= 64 * 1024
     assert "Azure proceeds at NotBefore regardless." in posted.words()

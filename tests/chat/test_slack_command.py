@@ -12,10 +12,26 @@ from typing import Any
 import pytest
 
 from relay.approvals.request import DecisionKind
-from relay.chat.platforms.slack.action_token import GOOD_FOR, is_valid_action_token, make_action_token
+from relay.chat.platforms.slack.action_token import (
+    GOOD_FOR,
+    is_valid_action_token,
+    make_action_token,
+)
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import Stage, rule, stage
-from tests.chat.slack_server import ALICE, BOB, EVE, TEAM, Heard, Posted, SlackServer, hangs, member, slack, well_formed
+from tests.chat.slack_server import (
+    ALICE,
+    BOB,
+    EVE,
+    TEAM,
+    Heard,
+    Posted,
+    SlackServer,
+    hangs,
+    member,
+    slack,
+    well_formed,
+)
 from tests.journey.relay_process import eventually
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
@@ -53,10 +69,17 @@ def shown(heard: Heard) -> Posted:
 
 
 @asynccontextmanager
-async def typing(directory: Path, *, public_url: str | None = "https://relay.example.com", **settings: Any) -> AsyncIterator[Typing]:
+async def typing(
+    directory: Path, *, public_url: str | None = "https://relay.example.com", **settings: Any
+) -> AsyncIterator[Typing]:
     async with (
         slack() as here,
-        stage(directory, [here.settings(**{"approve_in_chat": True, **settings})], approvals=VOTERS, public_url=public_url) as relay,
+        stage(
+            directory,
+            [here.settings(**{"approve_in_chat": True, **settings})],
+            approvals=VOTERS,
+            public_url=public_url,
+        ) as relay,
     ):
         here.relay = f"{relay.url}/v1/chat/ops"
         yield Typing(here, relay)
@@ -91,13 +114,17 @@ async def test_approve_shows_the_event_and_asks_again_with_buttons(tmp_path: Pat
         assert (await it.relay.event(event))["votes"] == []
         click = it.slack.clicked(card.buttons()["Approve"], card.ts)
         assert (await it.slack.calls_relay(click)).status == 200
-        assert [one["principal"] for one in (await it.relay.event(event))["votes"]] == [f"slack:{TEAM}/{ALICE}"]
+        assert [one["principal"] for one in (await it.relay.event(event))["votes"]] == [
+            f"slack:{TEAM}/{ALICE}"
+        ]
         await eventually(lambda: len(it.slack.said) == 1)
         assert it.slack.said[0]["replace_original"] is True
         assert it.slack.said[0]["text"].startswith("Your vote is recorded: 1 of 2 votes.")
 
 
-async def test_a_card_for_one_person_is_good_for_nobody_else_and_for_nothing_else(tmp_path: Path) -> None:
+async def test_a_card_for_one_person_is_good_for_nobody_else_and_for_nothing_else(
+    tmp_path: Path,
+) -> None:
     async with typing(tmp_path) as it:
         event, other = it.relay.reboot("vm-0"), it.relay.reboot("vm-1")
         await it.is_known(2)
@@ -122,7 +149,12 @@ async def test_a_card_for_one_person_is_good_for_nobody_else_and_for_nothing_els
                 button,
                 card.ts,
                 channel={"id": "C0OTHER"},
-                container={"type": "message", "message_ts": card.ts, "channel_id": "C0OTHER", "is_ephemeral": True},
+                container={
+                    "type": "message",
+                    "message_ts": card.ts,
+                    "channel_id": "C0OTHER",
+                    "is_ephemeral": True,
+                },
             )
         )
         clicks.append(it.slack.clicked(button, it.slack.tops()[0].ts, message=it.slack.tops()[0]))
@@ -134,13 +166,20 @@ async def test_a_card_for_one_person_is_good_for_nobody_else_and_for_nothing_els
             assert (await it.relay.event(one))["votes"] == []
 
 
-@pytest.mark.parametrize(("later", "good"), [(0, True), (GOOD_FOR, True), (GOOD_FOR + 1, False), (-1, False)])
-def test_a_card_for_one_person_is_good_for_a_quarter_of_an_hour(later: float, *, good: bool) -> None:
+@pytest.mark.parametrize(
+    ("later", "good"), [(0, True), (GOOD_FOR, True), (GOOD_FOR + 1, False), (-1, False)]
+)
+def test_a_card_for_one_person_is_good_for_a_quarter_of_an_hour(
+    later: float, *, good: bool
+) -> None:
     """And none that was made in the future is."""
     who: tuple[str, str] = (ALICE, "C024BE91L")
     what: tuple[DecisionKind, str, str] = ("approve", "3f", "E-1")
     proof = make_action_token("xoxb-token", who, what, NOON)
-    assert is_valid_action_token(proof, "xoxb-token", who, what, NOON + timedelta(seconds=later)) is good
+    assert (
+        is_valid_action_token(proof, "xoxb-token", who, what, NOON + timedelta(seconds=later))
+        is good
+    )
     assert not is_valid_action_token(proof, "xoxb-other", who, what, NOON)
 
 
@@ -153,7 +192,11 @@ async def test_hold_is_taken_at_once_with_its_reason(tmp_path: Path) -> None:
         (hold,) = (await it.relay.event(event))["votes"]
         assert hold["decision"] == "hold"
         await eventually(lambda: "Held by" in it.slack.tops()[0].words())
-        await eventually(lambda: any("a backup <!channel> runs" in line for line in it.slack.thread(it.slack.tops()[0])))
+        await eventually(
+            lambda: any(
+                "a backup <!channel> runs" in line for line in it.slack.thread(it.slack.tops()[0])
+            )
+        )
         assert all("<!channel>" not in one.text for one in it.slack.messages.values())
         card = await it.types(f"release {event.event_id[:8]}")
         assert set(card.buttons()) == {"Release the hold"}
@@ -170,12 +213,16 @@ async def test_a_command_that_comes_again_holds_once(tmp_path: Path) -> None:
         assert len((await it.relay.event(event))["votes"]) == 1
 
 
-async def test_a_beginning_that_fits_several_or_none_decides_nothing_and_lists(tmp_path: Path) -> None:
+async def test_a_beginning_that_fits_several_or_none_decides_nothing_and_lists(
+    tmp_path: Path,
+) -> None:
     async with typing(tmp_path) as it:
         events = [it.relay.reboot(f"vm-{number}") for number in range(17)]
         first = {one.event_id[0] for one in events}
         await it.is_known(1)
-        twice = next(char for char in first if sum(one.event_id.startswith(char) for one in events) > 1)
+        twice = next(
+            char for char in first if sum(one.event_id.startswith(char) for one in events) > 1
+        )
         said = await it.types(f"hold {twice}")
         assert said.words().startswith(f"More than one event of the document begins with {twice}.")
         said = await it.types("approve nothing-like-it")
@@ -184,12 +231,17 @@ async def test_a_beginning_that_fits_several_or_none_decides_nothing_and_lists(t
         assert [(await it.relay.event(one))["votes"] for one in events] == [[]] * 17
 
 
-async def test_a_stranger_a_guest_and_somebody_unsure_get_a_polite_no(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+async def test_a_stranger_a_guest_and_somebody_unsure_get_a_polite_no(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     async with typing(tmp_path) as it:
         event = it.relay.reboot("vm-0")
         await it.is_known()
         said = await it.types(f"hold {event.event_id}", EVE)
-        assert said.words() == f"Nothing was decided: no rule of this relay names you, slack:{TEAM}/{EVE}."
+        assert (
+            said.words()
+            == f"Nothing was decided: no rule of this relay names you, slack:{TEAM}/{EVE}."
+        )
         it.slack.users[ALICE] = member(ALICE, is_restricted=True)
         for text in ("list", f"hold {event.event_id}"):
             assert (await it.types(text)).words() == "Nothing was decided: guests cannot decide."
@@ -206,7 +258,9 @@ async def test_what_is_not_understood_is_answered_with_what_is(tmp_path: Path) -
             assert "approve, hold or release, and an EventId" in (await it.types(text)).words()
 
 
-async def test_without_approval_in_the_chat_the_command_gives_a_link_of_its_own(tmp_path: Path) -> None:
+async def test_without_approval_in_the_chat_the_command_gives_a_link_of_its_own(
+    tmp_path: Path,
+) -> None:
     async with typing(tmp_path, approve_in_chat=False) as it:
         event = it.relay.reboot("vm-0")
         await it.is_known()

@@ -31,11 +31,27 @@ from relay.chat.platforms.slack.payloads import (
     verify_signature,
 )
 from tests.chat.running_relay import rule, stage
-from tests.chat.slack_server import ALICE, APP, CHANNEL, SECRET, TEAM, Posted, SlackServer, form, signed, slack
+from tests.chat.slack_server import (
+    ALICE,
+    APP,
+    CHANNEL,
+    SECRET,
+    TEAM,
+    Posted,
+    SlackServer,
+    form,
+    signed,
+    slack,
+)
 from tests.journey.relay_process import eventually
 
 SLACK = SlackServer(port=80)
-BUTTON = {"type": "button", "action_id": "approve-1", "text": {"type": "plain_text", "text": "Approve"}, "value": "approve 3f - E-1"}
+BUTTON = {
+    "type": "button",
+    "action_id": "approve-1",
+    "text": {"type": "plain_text", "text": "Approve"},
+    "value": "approve 3f - E-1",
+}
 MESSAGE = Posted("1700000000.000001", "text", [])
 
 
@@ -84,7 +100,10 @@ def test_the_sdks_verifier_is_of_the_same_opinion(body: bytes, age: int, how: st
     headers = {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": signature}
     try:
         theirs = oracle.is_valid_request(body, headers)
-    except (UnicodeDecodeError, TypeError):  # it raises on what is not UTF-8, and on a signature that is not ASCII
+    except (
+        UnicodeDecodeError,
+        TypeError,
+    ):  # it raises on what is not UTF-8, and on a signature that is not ASCII
         theirs = None
     try:
         verify_signature(headers, body, SECRET.encode(), datetime.fromtimestamp(now, UTC))
@@ -96,7 +115,12 @@ def test_the_sdks_verifier_is_of_the_same_opinion(body: bytes, age: int, how: st
 
 
 def signature_of(secret: str, stamp: str, body: bytes) -> str:
-    return "v0=" + hmac.new(secret.encode(), b"v0:" + stamp.encode() + b":" + body, hashlib.sha256).hexdigest()
+    return (
+        "v0="
+        + hmac.new(
+            secret.encode(), b"v0:" + stamp.encode() + b":" + body, hashlib.sha256
+        ).hexdigest()
+    )
 
 
 # --- shapes
@@ -105,17 +129,37 @@ def signature_of(secret: str, stamp: str, body: bytes) -> str:
 def test_a_click_a_command_a_challenge_and_a_check_are_read() -> None:
     click = parse_payload(form(a_click()))
     assert isinstance(click, Click)
-    assert (click.message, click.alone, click.decided) == (f"{CHANNEL}/{MESSAGE.ts}", False, ButtonAction("approve", "3f", "E-1"))
-    assert (click.by.user, click.by.team, click.by.app, click.by.channel) == (ALICE, TEAM, APP, CHANNEL)
+    assert (click.message, click.alone, click.decided) == (
+        f"{CHANNEL}/{MESSAGE.ts}",
+        False,
+        ButtonAction("approve", "3f", "E-1"),
+    )
+    assert (click.by.user, click.by.team, click.by.app, click.by.channel) == (
+        ALICE,
+        TEAM,
+        APP,
+        CHANNEL,
+    )
     typed = parse_payload(form(SLACK.typed("hold  E-1 why not")))
     assert isinstance(typed, Command)
     assert typed.words == ("hold", "E-1", "why", "not")
-    assert parse_payload(orjson.dumps({"type": "url_verification", "token": "x", "challenge": "3eZb"})) == Challenge("3eZb")
+    assert parse_payload(
+        orjson.dumps({"type": "url_verification", "token": "x", "challenge": "3eZb"})
+    ) == Challenge("3eZb")
     assert parse_payload(b"ssl_check=1&token=x") == IgnoredCall()
-    assert parse_payload(form(a_click(actions=[{**a_click()["actions"][0], "action_id": "link-approve-1"}]))) == IgnoredCall()
+    assert (
+        parse_payload(
+            form(a_click(actions=[{**a_click()["actions"][0], "action_id": "link-approve-1"}]))
+        )
+        == IgnoredCall()
+    )
 
 
-@given(st.text(min_size=1, max_size=256).filter(lambda one: all(ord(char) > 31 and not 126 < ord(char) < 160 for char in one)))
+@given(
+    st.text(min_size=1, max_size=256).filter(
+        lambda one: all(ord(char) > 31 and not 126 < ord(char) < 160 for char in one)
+    )
+)
 def test_what_a_button_brings_back_is_what_it_was_given(event_id: str) -> None:
     value = button_value(Button("hold", "Hold", event_id, "3f" * 16, ()))
     click = parse_payload(form(a_click(actions=[{**a_click()["actions"][0], "value": value}])))
@@ -177,8 +221,15 @@ def test_what_cannot_be_read_is_400(body: bytes) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=20) | st.just("x" * 10_000),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.just("x" * 10_000),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 
@@ -224,14 +275,23 @@ def test_a_click_that_was_bent_is_read_or_is_400(click: dict[str, Any]) -> None:
     assert isinstance(read_or_400(form(click)), Click | IgnoredCall | None)
 
 
-@given(st.binary(max_size=400) | json_values.map(orjson.dumps) | json_values.map(lambda one: b"payload=" + orjson.dumps(one)))
+@given(
+    st.binary(max_size=400)
+    | json_values.map(orjson.dumps)
+    | json_values.map(lambda one: b"payload=" + orjson.dumps(one))
+)
 def test_any_bytes_are_read_or_are_400(body: bytes) -> None:
     assert not isinstance(read_or_400(body), Click)
 
 
-async def test_no_bad_call_burns_anything_or_shows_a_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_bad_call_burns_anything_or_shows_a_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     approvals = {"rules": [rule(1, f"slack:{TEAM}/{ALICE}")]}
-    async with slack() as here, stage(tmp_path, [here.settings(approve_in_chat=True)], approvals=approvals) as relay:
+    async with (
+        slack() as here,
+        stage(tmp_path, [here.settings(approve_in_chat=True)], approvals=approvals) as relay,
+    ):
         relay.reboot("vm-0")
         await eventually(lambda: len(here.tops()) == 1)
         store = relay.running.relay.store
@@ -242,7 +302,9 @@ async def test_no_bad_call_burns_anything_or_shows_a_traceback(tmp_path: Path, c
             assert caught.value.status == 400
         for body in WRONG[:20]:
             for headers in (signed(body), {}):
-                async with relay.web.post(f"{relay.url}/v1/chat/ops", data=body, headers=headers) as answer:
+                async with relay.web.post(
+                    f"{relay.url}/v1/chat/ops", data=body, headers=headers
+                ) as answer:
                     assert answer.status == (400 if headers else 401)
         assert await store.read(lambda tx: tx.head()) == before
         assert "Traceback" not in caplog.text

@@ -19,7 +19,18 @@ from relay.errors import Deferred, Rejected
 from relay.net.http import open_session
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.chat.running_relay import Stage, rule, stage
-from tests.chat.slack_server import CHANNEL, TEAM, TOKEN, SlackServer, Trouble, error, hangs, limited, says, slack
+from tests.chat.slack_server import (
+    CHANNEL,
+    TEAM,
+    TOKEN,
+    SlackServer,
+    Trouble,
+    error,
+    hangs,
+    limited,
+    says,
+    slack,
+)
 from tests.journey.relay_process import eventually
 
 APPROVALS = {"rules": [rule(1, "client:alice")]}
@@ -36,7 +47,10 @@ async def settled(relay: Stage) -> None:
 
 
 async def test_an_event_is_one_message_that_is_edited_to_its_end(tmp_path: Path) -> None:
-    async with slack() as here, stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay:
+    async with (
+        slack() as here,
+        stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay,
+    ):
         event = relay.reboot("vm-0")
         await eventually(lambda: len(here.tops()) == 1)
         (message,) = here.tops()
@@ -54,12 +68,19 @@ async def test_an_event_is_one_message_that_is_edited_to_its_end(tmp_path: Path)
 
 
 async def test_nothing_in_a_message_is_unfurled_or_tried_twice(tmp_path: Path) -> None:
-    async with slack() as here, stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay:
+    async with (
+        slack() as here,
+        stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay,
+    ):
         relay.reboot("vm-0")
         await eventually(lambda: len(here.tops()) == 1)
         await settled(relay)
         (posted,) = (arguments for method, arguments in here.calls if method == "chat.postMessage")
-        assert (posted["unfurl_links"], posted["unfurl_media"], posted["channel"]) == (False, False, CHANNEL)
+        assert (posted["unfurl_links"], posted["unfurl_media"], posted["channel"]) == (
+            False,
+            False,
+            CHANNEL,
+        )
         assert posted["text"].startswith("🟡 Reboot of vm-0. Azure begins at <!date^")
         assert [method for method, _ in here.calls] == ["auth.test", "chat.postMessage"]
 
@@ -69,17 +90,24 @@ async def test_fifty_events_of_one_document_are_one_message(tmp_path: Path) -> N
         here.per_second = 1
         for number in range(50):
             azure.schedule(Plan(type="Reboot", resources=(f"db-{number}",), lasts=None))
-        async with stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS, azure=azure) as relay:
+        async with stage(
+            tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS, azure=azure
+        ) as relay:
             await eventually(lambda: len(here.tops()) == 1)
             await settled(relay)
             assert here.count("chat.postMessage") == 1
             (message,) = here.tops()
-            assert message.words().startswith("🟡 50 maintenance events at once\n50 × Reboot. 50 waiting for votes. ")
+            assert message.words().startswith(
+                "🟡 50 maintenance events at once\n50 × Reboot. 50 waiting for votes. "
+            )
             assert message.words().count("Approve  ·  Hold") == 10
 
 
 async def test_a_slack_that_was_down_gets_the_latest_state_and_no_flood(tmp_path: Path) -> None:
-    async with slack() as here, stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay:
+    async with (
+        slack() as here,
+        stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay,
+    ):
         here.trouble["*"] = says(503, body="<html>down</html>")
         event = relay.reboot("vm-0")
         await eventually(lambda: here.count("auth.test") > 0)
@@ -101,7 +129,10 @@ async def test_a_slack_that_was_down_gets_the_latest_state_and_no_flood(tmp_path
 
 
 async def test_a_rate_limit_is_kept_and_nothing_is_lost(tmp_path: Path) -> None:
-    async with slack() as here, stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay:
+    async with (
+        slack() as here,
+        stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay,
+    ):
         here.per_second = 1
         for number in range(4):
             relay.reboot(f"db-{number}")
@@ -125,7 +156,10 @@ async def test_a_restart_edits_the_message_that_was_posted_before(tmp_path: Path
 
 
 async def test_a_message_that_somebody_deleted_is_posted_anew(tmp_path: Path) -> None:
-    async with slack() as here, stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay:
+    async with (
+        slack() as here,
+        stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay,
+    ):
         event = relay.reboot("vm-0")
         await eventually(lambda: len(here.tops()) == 1)
         await settled(relay)
@@ -135,7 +169,10 @@ async def test_a_message_that_somebody_deleted_is_posted_anew(tmp_path: Path) ->
 
 
 async def test_ping_posts_a_test_message(tmp_path: Path) -> None:
-    async with slack() as here, stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay:
+    async with (
+        slack() as here,
+        stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay,
+    ):
         headers = {"Authorization": "Bearer key-of-alice"}
         async with relay.web.post(f"{relay.url}/v1/sinks/ops/ping", headers=headers) as answer:
             assert answer.status < 300
@@ -154,7 +191,15 @@ async def channel(**settings: Any) -> AsyncIterator[tuple[SlackServer, Channel]]
         async def team() -> str:
             return TEAM
 
-        yield here, Channel(WebApi(session, given.base(), given.bot_token, given.timeout), given.channel, team, heard=True)
+        yield (
+            here,
+            Channel(
+                WebApi(session, given.base(), given.bot_token, given.timeout),
+                given.channel,
+                team,
+                heard=True,
+            ),
+        )
 
 
 @pytest.mark.parametrize("word", sorted(set(REMEDIES) - {"org_login_required"}))
@@ -169,7 +214,9 @@ async def test_what_somebody_must_mend_is_said_with_its_remedy_and_tried_slowly(
 
 async def test_a_missing_scope_is_named() -> None:
     async with channel() as (here, there):
-        here.trouble["chat.postMessage"] = error("missing_scope", needed="chat:write", provided="commands")
+        here.trouble["chat.postMessage"] = error(
+            "missing_scope", needed="chat:write", provided="commands"
+        )
         with pytest.raises(Deferred, match="the app lacks the scope chat:write: add the scopes"):
             await there.post(CARD)
 
@@ -179,7 +226,12 @@ async def test_a_missing_scope_is_named() -> None:
     [
         (limited(7), "transient", 7.0, "asks for a rest"),
         (error("ratelimited"), "transient", None, "asks for a rest"),
-        (says(429, {"ok": False}, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), "transient", None, "asks for a rest"),
+        (
+            says(429, {"ok": False}, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+            "transient",
+            None,
+            "asks for a rest",
+        ),
         (limited(10**8), "transient", 3600.0, "asks for a rest"),
         (says(500), "transient", None, "trouble of its own"),
         (says(503, body="<html>"), "transient", None, "trouble of its own"),
@@ -188,15 +240,32 @@ async def test_a_missing_scope_is_named() -> None:
         (error("org_login_required"), "transient", None, "passes by itself"),
         (says(200, body="<html>"), "transient", None, "got something else with status 200"),
         (says(200, [1]), "transient", None, "got something else with status 200"),
-        (says(200, {"ok": False, "error": "x" * 200}), "transient", None, "got something else with status 200"),
+        (
+            says(200, {"ok": False, "error": "x" * 200}),
+            "transient",
+            None,
+            "got something else with status 200",
+        ),
         (says(200, {"ok": True}), "transient", None, "expected Slack to name the message"),
-        (says(404, body="not here"), "slow", None, "got something else with status 404: does api_url name it?"),
-        (says(302, headers={"Location": "http://127.0.0.1:1/"}), "slow", None, "redirects are not followed"),
+        (
+            says(404, body="not here"),
+            "slow",
+            None,
+            "got something else with status 404: does api_url name it?",
+        ),
+        (
+            says(302, headers={"Location": "http://127.0.0.1:1/"}),
+            "slow",
+            None,
+            "redirects are not followed",
+        ),
         (error("brand_new_error"), "slow", None, "Slack answered brand_new_error"),
         (hangs, "transient", None, "expected an answer within 0.5 s"),
     ],
 )
-async def test_every_other_answer_says_what_it_means(trouble: Trouble, failure: str, after: float | None, words: str) -> None:
+async def test_every_other_answer_says_what_it_means(
+    trouble: Trouble, failure: str, after: float | None, words: str
+) -> None:
     async with channel(timeout="500ms" if trouble is hangs else "30s") as (here, there):
         here.trouble["chat.postMessage"] = trouble
         with pytest.raises(Deferred) as caught:
@@ -215,7 +284,9 @@ async def test_what_slack_never_takes_is_a_dead_letter(word: str) -> None:
             await there.post(CARD)
 
 
-@pytest.mark.parametrize("word", ["message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"])
+@pytest.mark.parametrize(
+    "word", ["message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"]
+)
 async def test_a_message_that_cannot_be_changed_is_gone(word: str) -> None:
     async with channel() as (here, there):
         here.trouble["*"] = error(word)
@@ -225,7 +296,9 @@ async def test_a_message_that_cannot_be_changed_is_gone(word: str) -> None:
             await there.reply_in_thread(f"{CHANNEL}/1.1", [("x",)])
 
 
-async def test_no_proxy_of_the_environment_is_used_or_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_proxy_of_the_environment_is_used_or_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("DEBUG")
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://user:passw0rd@127.0.0.1:1")
@@ -254,7 +327,9 @@ async def test_a_token_in_a_file_is_read_again_when_it_changes(tmp_path: Path) -
         file.write_text(TOKEN, encoding="utf-8")
         await there.post(CARD)
         file.write_text("nonsense", encoding="utf-8")
-        with pytest.raises(Deferred, match="the token of this sink cannot be used any more") as caught:
+        with pytest.raises(
+            Deferred, match="the token of this sink cannot be used any more"
+        ) as caught:
             await there.post(CARD)
         assert caught.value.failure == "slow"
 

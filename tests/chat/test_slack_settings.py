@@ -18,13 +18,20 @@ GIVEN: dict[str, Any] = {"kind": "slack", "name": "ops", "token": TOKEN, "channe
 
 def test_a_token_and_a_channel_are_enough_to_tell() -> None:
     settings = Settings.model_validate(GIVEN)
-    assert (str(settings.base()), settings.stale, settings.approve_in_chat) == ("https://slack.com/api/", "drop", False)
+    assert (str(settings.base()), settings.stale, settings.approve_in_chat) == (
+        "https://slack.com/api/",
+        "drop",
+        False,
+    )
     assert not settings.accepts_callbacks
     assert not settings.has_socket
 
 
 def test_the_api_url_gets_its_slash() -> None:
-    assert str(Settings.model_validate(GIVEN | {"api_url": "https://slack-gov.com/api"}).base()) == "https://slack-gov.com/api/"
+    assert (
+        str(Settings.model_validate(GIVEN | {"api_url": "https://slack-gov.com/api"}).base())
+        == "https://slack-gov.com/api/"
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,28 +44,55 @@ def test_the_api_url_gets_its_slash() -> None:
         ({"channel": "#ops"}, "channel"),
         ({"channel": "ops"}, "channel"),
         ({"channel": "D024BE91L"}, "channel"),
-        ({"approve_in_chat": True}, "approve_in_chat: expected signing_secret or app_token beside it"),
-        ({"signing_secret": SECRET, "app_token": APP_TOKEN}, "expected one of signing_secret .* and app_token .*, got both"),
+        (
+            {"approve_in_chat": True},
+            "approve_in_chat: expected signing_secret or app_token beside it",
+        ),
+        (
+            {"signing_secret": SECRET, "app_token": APP_TOKEN},
+            "expected one of signing_secret .* and app_token .*, got both",
+        ),
         ({"signing_secret": "short"}, "signing_secret: expected the app's signing secret"),
         ({"app_token": TOKEN}, "app_token: expected an app-level token, which starts with xapp-"),
         ({"api_url": "http://slack.com/api/"}, "api_url: expected https, got http"),
         ({"api_url": "https://slack.com/api/?a=b"}, "api_url: expected a URL without a query"),
-        ({"api_url": "https://user:pass@slack.com/api/"}, "api_url: expected a URL without user and password"),
+        (
+            {"api_url": "https://user:pass@slack.com/api/"},
+            "api_url: expected a URL without user and password",
+        ),
         ({"colour": "blue"}, "colour"),
     ],
 )
-def test_what_makes_no_sense_is_an_error_that_holds_no_secret(changes: dict[str, Any], expected: str) -> None:
+def test_what_makes_no_sense_is_an_error_that_holds_no_secret(
+    changes: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(ValidationError, match=expected) as caught:
-        Settings.model_validate({name: value for name, value in (GIVEN | changes).items() if value is not None})
-    assert not any(secret in str(caught.value) for secret in (TOKEN, APP_TOKEN, SECRET, "xoxp-1234567890-abc"))
+        Settings.model_validate(
+            {name: value for name, value in (GIVEN | changes).items() if value is not None}
+        )
+    assert not any(
+        secret in str(caught.value) for secret in (TOKEN, APP_TOKEN, SECRET, "xoxp-1234567890-abc")
+    )
 
 
 def test_every_secret_can_be_in_a_file(tmp_path: Path) -> None:
     for name, text in {"token": TOKEN, "signing_secret": SECRET, "app_token": APP_TOKEN}.items():
         (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
-    given = {"kind": "slack", "name": "ops", "channel": CHANNEL, "token_file": str(tmp_path / "token"), "approve_in_chat": True}
-    called = Settings.model_validate(given | {"signing_secret_file": str(tmp_path / "signing_secret")})
-    assert (called.bot_token(), called.secret(), called.accepts_callbacks) == (TOKEN, SECRET.encode(), True)
+    given = {
+        "kind": "slack",
+        "name": "ops",
+        "channel": CHANNEL,
+        "token_file": str(tmp_path / "token"),
+        "approve_in_chat": True,
+    }
+    called = Settings.model_validate(
+        given | {"signing_secret_file": str(tmp_path / "signing_secret")}
+    )
+    assert (called.bot_token(), called.secret(), called.accepts_callbacks) == (
+        TOKEN,
+        SECRET.encode(),
+        True,
+    )
     listening = Settings.model_validate(given | {"app_token_file": str(tmp_path / "app_token")})
     assert (listening.socket_token(), listening.has_socket) == (APP_TOKEN, True)
     (tmp_path / "token").write_text("nonsense", encoding="utf-8")
@@ -80,7 +114,9 @@ try:
 except ValueError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
     assert "expected the package imds-relay[slack]" in run.stdout
 
 

@@ -38,7 +38,10 @@ def test_an_app_that_is_called_names_the_relay_twice() -> None:
     made = manifest(URL)
     assert made["settings"]["socket_mode_enabled"] is False
     assert made["settings"]["interactivity"] == {"is_enabled": True, "request_url": URL}
-    assert (made["features"]["slash_commands"][0]["command"], made["features"]["slash_commands"][0]["url"]) == (COMMAND, URL)
+    assert (
+        made["features"]["slash_commands"][0]["command"],
+        made["features"]["slash_commands"][0]["url"],
+    ) == (COMMAND, URL)
 
 
 def test_an_app_that_only_tells_hears_nothing() -> None:
@@ -69,8 +72,18 @@ def test_a_manifest_is_within_slacks_limits(answers: str) -> None:
         ("auth.test", says(200, body="<html>"), "failed", "does api_url name it?"),
         ("auth.test", hangs, "failed", "expected an answer within 0.5 s"),
         ("auth.test", says(200, {"ok": True}), "failed", "expected team_id in Slack's answer"),
-        ("bots.info", error("missing_scope", needed="users:read"), "failed", "the app lacks the scope users:read"),
-        ("apps.connections.open", error("not_allowed_token_type"), "failed", "app_token with xapp-"),
+        (
+            "bots.info",
+            error("missing_scope", needed="users:read"),
+            "failed",
+            "the app lacks the scope users:read",
+        ),
+        (
+            "apps.connections.open",
+            error("not_allowed_token_type"),
+            "failed",
+            "app_token with xapp-",
+        ),
     ],
 )
 async def test_doctor_says_whether_slack_takes_what_it_is_given(
@@ -80,7 +93,9 @@ async def test_doctor_says_whether_slack_takes_what_it_is_given(
         if method is not None and trouble is not None:
             here.trouble[method] = trouble
         timeout = "500ms" if trouble is hangs else "30s"
-        settings = Settings.model_validate(here.settings(signing_secret=None, app_token=APP_TOKEN, timeout=timeout))
+        settings = Settings.model_validate(
+            here.settings(signing_secret=None, app_token=APP_TOKEN, timeout=timeout)
+        )
         (found,) = await member.examine(settings, SystemClock(), "prod")
         assert (found.subject, found.state) == ("sink ops", state)
         assert said in found.message
@@ -90,12 +105,21 @@ async def test_doctor_says_whether_slack_takes_what_it_is_given(
 
 def test_the_sinks_of_the_page_are_right() -> None:
     """With secrets in the place of files."""
-    blocks = [YAML(typ="safe").load(one) for one in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)]
+    blocks = [
+        YAML(typ="safe").load(one)
+        for one in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    ]
     first, more = blocks[0]["sinks"][0], blocks[1]["sinks"][0]
     given: dict[str, Any] = {"token": TOKEN, "app_token": APP_TOKEN}
-    section = {name.removesuffix("_file"): given.get(name.removesuffix("_file"), value) for name, value in {**first, **more}.items()}
+    section = {
+        name.removesuffix("_file"): given.get(name.removesuffix("_file"), value)
+        for name, value in {**first, **more}.items()
+    }
     assert Settings.model_validate(section).approve_in_chat is True
-    assert all(re.fullmatch(r"slack:T[A-Z0-9]+/U[A-Z0-9]+", one) for one in blocks[1]["approvals"]["groups"]["oncall"])
+    assert all(
+        re.fullmatch(r"slack:T[A-Z0-9]+/U[A-Z0-9]+", one)
+        for one in blocks[1]["approvals"]["groups"]["oncall"]
+    )
 
 
 def test_the_pictures_of_the_page_are_there_and_small() -> None:

@@ -21,12 +21,27 @@ from relay.clock import SystemClock
 from relay.net.http import open_session
 from relay.simulator import Event
 from tests.chat.running_relay import Stage, rule, stage
-from tests.chat.slack_server import ALICE, APP_TOKEN, BOB, TEAM, SlackServer, error, hangs, limited, says, slack
+from tests.chat.slack_server import (
+    ALICE,
+    APP_TOKEN,
+    BOB,
+    TEAM,
+    SlackServer,
+    error,
+    hangs,
+    limited,
+    says,
+    slack,
+)
 from tests.journey.relay_process import eventually
 from tests.sinks.http_receiver import Names
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
-BY_SOCKET: dict[str, Any] = {"signing_secret": None, "app_token": APP_TOKEN, "approve_in_chat": True}
+BY_SOCKET: dict[str, Any] = {
+    "signing_secret": None,
+    "app_token": APP_TOKEN,
+    "approve_in_chat": True,
+}
 
 
 class Hasty(SystemClock):
@@ -44,7 +59,10 @@ class Hasty(SystemClock):
 
 @asynccontextmanager
 async def listening(directory: Path) -> AsyncIterator[tuple[SlackServer, Stage, Event]]:
-    async with slack() as here, stage(directory, [here.settings(**BY_SOCKET)], approvals=VOTERS, public_url=None) as relay:
+    async with (
+        slack() as here,
+        stage(directory, [here.settings(**BY_SOCKET)], approvals=VOTERS, public_url=None) as relay,
+    ):
         event = relay.reboot("vm-0")
         await eventually(lambda: len(here.sockets) == 1 and len(here.tops()) == 1)
         store = relay.running.relay.store
@@ -60,7 +78,9 @@ async def test_a_click_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> N
     async with listening(tmp_path) as (here, relay, event):
         heard = await here.sends(here.click(here.tops()[0], "Approve"))
         assert heard.took < 3 + 7  # for a machine that stands still
-        assert [one["principal"] for one in (await relay.event(event))["votes"]] == [f"slack:{TEAM}/{ALICE}"]
+        assert [one["principal"] for one in (await relay.event(event))["votes"]] == [
+            f"slack:{TEAM}/{ALICE}"
+        ]
 
 
 async def test_a_command_is_answered_in_its_acknowledgement(tmp_path: Path) -> None:
@@ -70,7 +90,9 @@ async def test_a_command_is_answered_in_its_acknowledgement(tmp_path: Path) -> N
         assert heard.body["text"].startswith(f"{event.event_id[:8]}  Reboot of vm-0")
 
 
-async def test_what_is_not_for_us_or_cannot_be_read_is_acknowledged_and_does_nothing(tmp_path: Path) -> None:
+async def test_what_is_not_for_us_or_cannot_be_read_is_acknowledged_and_does_nothing(
+    tmp_path: Path,
+) -> None:
     """What is not acknowledged comes again for ever."""
     async with listening(tmp_path) as (here, relay, event):
         good = here.click(here.tops()[0], "Approve")
@@ -125,7 +147,9 @@ async def test_what_comes_over_a_connection_that_is_replaced_counts(tmp_path: Pa
         assert here.opened == 2
 
 
-async def test_a_connection_that_was_replaced_is_left_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_was_replaced_is_left_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also where Slack never closes it."""
     monkeypatch.setattr("relay.chat.platforms.slack.socket_mode._LINGERS", 0.2)
     async with slack() as here, running(here):
@@ -153,15 +177,31 @@ async def take_nothing(_: Call) -> CallbackReply:
 
 
 @asynccontextmanager
-async def connection(here: SlackServer, take: Any = take_nothing, resolver: Names | None = None) -> AsyncIterator[tuple[SocketMode, Hasty]]:
+async def connection(
+    here: SlackServer, take: Any = take_nothing, resolver: Names | None = None
+) -> AsyncIterator[tuple[SocketMode, Hasty]]:
     settings, clock = Settings.model_validate(here.settings(**BY_SOCKET)), Hasty()
     async with open_session(resolver=resolver) as session:
         api = WebApi(session, settings.base(), settings.bot_token, 5.0)
-        yield SocketMode(api, settings.socket_token, session, clock, take, name="ops", allow_http=True, chance=lambda: 0.0), clock
+        yield (
+            SocketMode(
+                api,
+                settings.socket_token,
+                session,
+                clock,
+                take,
+                name="ops",
+                allow_http=True,
+                chance=lambda: 0.0,
+            ),
+            clock,
+        )
 
 
 @asynccontextmanager
-async def running(here: SlackServer, take: Any = take_nothing, resolver: Names | None = None) -> AsyncIterator[Hasty]:
+async def running(
+    here: SlackServer, take: Any = take_nothing, resolver: Names | None = None
+) -> AsyncIterator[Hasty]:
     async with connection(here, take, resolver) as (mode, clock):
         task = asyncio.create_task(mode.run())
         try:
@@ -178,10 +218,22 @@ async def running(here: SlackServer, take: Any = take_nothing, resolver: Names |
         (error("invalid_auth"), "Slack answered invalid_auth", [60.0, 60.0]),
         (error("not_allowed_token_type"), "app_token with xapp-", [60.0, 60.0]),
         (limited(7), "asks for a rest", [7.0, 7.0, 7.0, 7.0, 8.0]),
-        (says(503, body="<html>"), "trouble of its own", [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]),
+        (
+            says(503, body="<html>"),
+            "trouble of its own",
+            [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0],
+        ),
         (says(200, {"ok": True, "url": "https://evil.example/"}), "starts with wss://", [60.0]),
-        (says(200, {"ok": True, "url": "ws://169.254.169.254/link"}), "metadata or host address", [60.0]),
-        (says(200, {"ok": True, "url": "ws://127.0.0.1:1/link?ticket=secret-ticket"}), "expected a connection, it failed", [0.5, 1.0]),
+        (
+            says(200, {"ok": True, "url": "ws://169.254.169.254/link"}),
+            "metadata or host address",
+            [60.0],
+        ),
+        (
+            says(200, {"ok": True, "url": "ws://127.0.0.1:1/link?ticket=secret-ticket"}),
+            "expected a connection, it failed",
+            [0.5, 1.0],
+        ),
     ],
 )
 async def test_it_tries_for_ever_with_growing_pauses_and_says_once_why(
@@ -193,34 +245,54 @@ async def test_it_tries_for_ever_with_growing_pauses_and_says_once_why(
         async with running(here) as clock:
             await eventually(lambda: len(clock.pauses) > len(pauses))
             assert clock.pauses[: len(pauses)] == pauses
-            said = [one.getMessage() for one in caplog.records if "clicks and commands do not arrive" in one.getMessage()]
+            said = [
+                one.getMessage()
+                for one in caplog.records
+                if "clicks and commands do not arrive" in one.getMessage()
+            ]
             assert len(said) == 1
             assert words in said[0]
             here.trouble.clear()
-            await eventually(lambda: "Socket Mode is connected" in {one.getMessage().partition(": ")[2] for one in caplog.records})
+            await eventually(
+                lambda: (
+                    "Socket Mode is connected"
+                    in {one.getMessage().partition(": ")[2] for one in caplog.records}
+                )
+            )
         assert "secret-ticket" not in caplog.text
         assert APP_TOKEN not in caplog.text
 
 
-async def test_a_name_that_stands_for_a_metadata_address_is_not_dialled(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_name_that_stands_for_a_metadata_address_is_not_dialled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with slack() as here:
         here.wss = "ws://wss.slack.example/link"
-        async with running(here, resolver=Names({"wss.slack.example": ["169.254.169.254"]})) as clock:
+        async with running(
+            here, resolver=Names({"wss.slack.example": ["169.254.169.254"]})
+        ) as clock:
             await eventually(lambda: len(clock.pauses) > 0)
-        assert "expected a connection, it failed: a metadata or host address, which no sink may reach" in caplog.text
+        assert (
+            "expected a connection, it failed: a metadata or host address, which no sink may reach"
+            in caplog.text
+        )
 
 
 async def test_a_handshake_is_not_redirected() -> None:
     async with slack() as here, slack() as elsewhere:
         here.wss = f"ws://127.0.0.1:{here.port}/api/link.redirect"
-        here.trouble["link.redirect"] = says(302, headers={"Location": f"http://127.0.0.1:{elsewhere.port}/link/"})
+        here.trouble["link.redirect"] = says(
+            302, headers={"Location": f"http://127.0.0.1:{elsewhere.port}/link/"}
+        )
         async with running(here) as clock:
             await eventually(lambda: len(clock.pauses) > 1)
         assert elsewhere.sockets == []
         assert here.count("link.redirect") > 0
 
 
-async def test_an_app_whose_socket_mode_was_switched_off_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_app_whose_socket_mode_was_switched_off_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with slack() as here, running(here) as clock:
         await eventually(lambda: len(here.sockets) == 1)
         await here.disconnects("link_disabled")
@@ -228,7 +300,9 @@ async def test_an_app_whose_socket_mode_was_switched_off_is_named(caplog: pytest
         assert "Socket Mode is switched off in the app's settings" in caplog.text
 
 
-async def test_an_error_in_our_own_code_ends_neither_the_socket_nor_the_relay(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_in_our_own_code_ends_neither_the_socket_nor_the_relay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It is told with its traceback, and the click is not acknowledged: Slack shows the person that it failed."""
     calls = []
 
@@ -240,7 +314,9 @@ async def test_an_error_in_our_own_code_ends_neither_the_socket_nor_the_relay(ca
 
     async with slack() as here, running(here, fails):
         await eventually(lambda: len(here.sockets) == 1)
-        await here.sockets[-1].send_json({"type": "slash_commands", "envelope_id": "e-1", "payload": here.typed("list")})
+        await here.sockets[-1].send_json(
+            {"type": "slash_commands", "envelope_id": "e-1", "payload": here.typed("list")}
+        )
         await eventually(lambda: len(calls) == 1)
         await here.sends(here.typed("list"), "slash_commands")
         assert "e-1" not in here.acks
@@ -293,15 +369,21 @@ async def test_a_slack_that_hangs_ends_nothing(tmp_path: Path) -> None:
             await eventually(lambda: len(here.tops()) == 1)
 
 
-async def test_a_token_file_that_went_bad_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_token_file_that_went_bad_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with slack() as here, open_session() as session:
         file = tmp_path / "app"
         file.write_text(APP_TOKEN, encoding="utf-8")
-        settings = Settings.model_validate(here.settings(signing_secret=None, app_token_file=str(file)))
+        settings = Settings.model_validate(
+            here.settings(signing_secret=None, app_token_file=str(file))
+        )
         file.write_text("nonsense", encoding="utf-8")
         api = WebApi(session, settings.base(), settings.bot_token, 5.0)
         clock = Hasty()
-        mode = SocketMode(api, settings.socket_token, session, clock, take_nothing, name="ops", allow_http=True)
+        mode = SocketMode(
+            api, settings.socket_token, session, clock, take_nothing, name="ops", allow_http=True
+        )
         task = asyncio.create_task(mode.run())
         await eventually(lambda: len(clock.pauses) > 0)
         task.cancel()

@@ -20,9 +20,13 @@ async def click(here: SlackServer, message: Posted, label: str, user: str) -> He
 
 
 @pytest.mark.parametrize("way", ["signed calls", "socket"])
-async def test_two_people_approve_in_the_channel_and_the_message_tells_it_to_the_end(tmp_path: Path, way: str) -> None:
+async def test_two_people_approve_in_the_channel_and_the_message_tells_it_to_the_end(
+    tmp_path: Path, way: str
+) -> None:
     async with slack() as here:
-        by_socket: dict[str, object] = {"signing_secret": None, "app_token": APP_TOKEN} if way == "socket" else {}
+        by_socket: dict[str, object] = (
+            {"signing_secret": None, "app_token": APP_TOKEN} if way == "socket" else {}
+        )
         sink = here.settings(approve_in_chat=True, **by_socket)
         async with stage(tmp_path, [sink], approvals=VOTERS) as relay:
             here.relay = f"{relay.url}/v1/chat/ops"
@@ -44,7 +48,11 @@ async def story(here: SlackServer, relay: Stage) -> None:
     assert (heard.status, heard.body) == (200, None)
     assert heard.took < 3
     vote = (await relay.event(event))["votes"][0]
-    assert (vote["principal"], vote["channel"], vote["counts"]) == (f"slack:{TEAM}/{ALICE}", "slack", True)
+    assert (vote["principal"], vote["channel"], vote["counts"]) == (
+        f"slack:{TEAM}/{ALICE}",
+        "slack",
+        True,
+    )
     await eventually(lambda: f"Votes: 1 of 2: @{ALICE}; 1 missing, from @{BOB}" in message.words())
     assert relay.starts(event) == 0
 

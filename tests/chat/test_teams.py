@@ -30,11 +30,15 @@ from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
 from tests.chat.teams_server import PATH, QUERY, SIGNATURE, State, Workflow, workflow
 from tests.journey.relay_process import eventually
 
-PING = relay_event("relay.ping", ORIGIN, NOON, sink="ops", reason="asked for by local:root", count=1, head="0:0")
+PING = relay_event(
+    "relay.ping", ORIGIN, NOON, sink="ops", reason="asked for by local:root", count=1, head="0:0"
+)
 
 
 def settings(url: str, **more: Any) -> Settings:
-    return Settings.model_validate({"kind": "teams", "name": "ops", "url": url, "allow_http": True, **more})
+    return Settings.model_validate(
+        {"kind": "teams", "name": "ops", "url": url, "allow_http": True, **more}
+    )
 
 
 @asynccontextmanager
@@ -67,7 +71,9 @@ async def refusal(there: Workflow, url: str | None = None, **more: Any) -> Defer
         ("moved", "slow", 302, "redirects are not followed"),
     ],
 )
-async def test_a_refusal_says_what_to_do(state: State, failure: str, status: int, remedy: str) -> None:
+async def test_a_refusal_says_what_to_do(
+    state: State, failure: str, status: int, remedy: str
+) -> None:
     async with workflow() as there:
         there.state = state
         error = await refusal(there)
@@ -82,7 +88,10 @@ async def test_a_refusal_says_what_to_do(state: State, failure: str, status: int
 async def test_a_url_of_no_workflow_and_one_without_its_signature_are_told_apart() -> None:
     async with workflow() as there:
         base = f"http://127.0.0.1:{there.port}"
-        assert "there is no such workflow" in (await refusal(there, f"{base}/workflows/other{QUERY}")).reason
+        assert (
+            "there is no such workflow"
+            in (await refusal(there, f"{base}/workflows/other{QUERY}")).reason
+        )
         assert "to the end of sig=" in (await refusal(there, f"{base}{PATH}?api-version=1")).reason
         assert "to the end of sig=" in (await refusal(there, there.url[:-3])).reason
 
@@ -103,11 +112,15 @@ async def test_a_url_reaches_the_workflow_letter_for_letter() -> None:
         assert build(settings(there.url).target(), {}).url.raw_query_string == QUERY[1:]
 
 
-async def test_a_url_from_a_file_is_read_again_and_one_that_is_broken_waits_for_somebody(tmp_path: Path) -> None:
+async def test_a_url_from_a_file_is_read_again_and_one_that_is_broken_waits_for_somebody(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "url"
     async with workflow() as there:
         file.write_text(f"{there.url}\n")
-        given_ = Settings.model_validate({"kind": "teams", "name": "ops", "url_file": file, "allow_http": True})
+        given_ = Settings.model_validate(
+            {"kind": "teams", "name": "ops", "url_file": file, "allow_http": True}
+        )
         async with open_session() as session:
             posts = Posting(given_, SystemClock(), session)
             await posts.reply_in_thread(None, [("one",)])
@@ -128,9 +141,22 @@ async def test_a_url_from_a_file_is_read_again_and_one_that_is_broken_waits_for_
     [
         ({}, "expected url or url_file, got neither"),
         ({"url": "http://127.0.0.1/x?sig=t0ken"}, "url: expected https, got http"),
-        ({"url": "https://contoso.webhook.office.com/webhookb2/t0ken"}, "which Microsoft has retired"),
-        ({"url": "https://prod-01.westeurope.logic.azure.com:443/workflows/t0ken/triggers/manual/paths/invoke"}, "ends in sig="),
-        ({"url": "https://x.environment.api.powerplatform.com/powerautomate/t0ken?api-version=1&sig="}, "ends in sig="),
+        (
+            {"url": "https://contoso.webhook.office.com/webhookb2/t0ken"},
+            "which Microsoft has retired",
+        ),
+        (
+            {
+                "url": "https://prod-01.westeurope.logic.azure.com:443/workflows/t0ken/triggers/manual/paths/invoke"
+            },
+            "ends in sig=",
+        ),
+        (
+            {
+                "url": "https://x.environment.api.powerplatform.com/powerautomate/t0ken?api-version=1&sig="
+            },
+            "ends in sig=",
+        ),
         ({"url": "https://169.254.169.254/t0ken"}, "metadata or host address"),
         ({"url": "https://user:t0ken@example.com/"}, "without user and password"),
     ],
@@ -143,8 +169,14 @@ def test_a_wrong_section_says_what_was_expected(section: Mapping[str, Any], expe
 
 
 def test_the_urls_that_microsoft_gives_out_are_accepted() -> None:
-    for host in ("prod-01.westeurope.logic.azure.com:443", "default0f3c.1a.environment.api.powerplatform.com:443", "teams.proxy.example"):
-        found = Settings.model_validate({"kind": "teams", "name": "ops", "url": f"https://{host}{PATH}{QUERY}"})
+    for host in (
+        "prod-01.westeurope.logic.azure.com:443",
+        "default0f3c.1a.environment.api.powerplatform.com:443",
+        "teams.proxy.example",
+    ):
+        found = Settings.model_validate(
+            {"kind": "teams", "name": "ops", "url": f"https://{host}{PATH}{QUERY}"}
+        )
         assert found.target().host == host.partition(":")[0]
         assert SIGNATURE not in repr(found)
 
@@ -159,7 +191,9 @@ def test_a_chat_sink_stands_among_the_others() -> None:
 # --- calls
 
 
-@given(st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3), st.binary(max_size=200))
+@given(
+    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3), st.binary(max_size=200)
+)
 async def test_whoever_calls_is_refused(headers: dict[str, str], body: bytes) -> None:
     """A workflow never does."""
     chat = teams.Teams.__new__(teams.Teams)
@@ -171,7 +205,9 @@ async def test_whoever_calls_is_refused(headers: dict[str, str], body: bytes) ->
 async def test_nothing_of_a_call_reaches_the_gate(tmp_path: Path) -> None:
     async with workflow() as there, stage(tmp_path, [section(there)], approvals=TWO) as on:
         on.reboot("vm-0")
-        async with on.web.post(f"{on.url}/v1/chat/ops", json={"type": "message", "text": "approve"}) as answer:
+        async with on.web.post(
+            f"{on.url}/v1/chat/ops", json={"type": "message", "text": "approve"}
+        ) as answer:
             assert answer.status == 401
 
 
@@ -234,7 +270,9 @@ async def test_a_burst_is_one_card(tmp_path: Path) -> None:
         assert there.failed == []
 
 
-async def test_what_happened_while_teams_was_away_is_told_in_two_cards(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_happened_while_teams_was_away_is_told_in_two_cards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with workflow() as there, stage(tmp_path, [section(there)], approvals=TWO) as on:
         there.state = "broken"
@@ -242,7 +280,9 @@ async def test_what_happened_while_teams_was_away_is_told_in_two_cards(tmp_path:
         await eventually(lambda: there.refused > 0)
         for client in (ALICE, BOB):
             assert await on.approve(reboot, client=client) == 202
-        await eventually(lambda: _is(on, reboot, "eventStatus", "Started"), every=0.2)  # the API allows ten calls a second
+        await eventually(
+            lambda: _is(on, reboot, "eventStatus", "Started"), every=0.2
+        )  # the API allows ten calls a second
         on.azure.end(reboot)
         await eventually(lambda: _is(on, reboot, "outcome", "completed"), every=0.2)
         there.state = "on"

@@ -14,15 +14,19 @@ from markdown_it import MarkdownIt
 from relay.chat.cards.card import Card, PrincipalRef
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.rendering import event_card
-from relay.chat.platforms.teams.card import card_message, escaped, follow_up, moment, render_markdown
+from relay.chat.platforms.teams.card import (
+    card_message,
+    escaped,
+    follow_up,
+    moment,
+    render_markdown,
+)
 from tests.approvals.builders import decided, event, occurrence, standing
 from tests.approvals.manual_clock import NOON
 from tests.chat.teams_server import Workflow, actions_of, lines_of, mistakes, read
 
 DUE = NOON + timedelta(seconds=900)
-HOSTILE = (
-    "<at>everyone</at> @all [click](https://evil.example) **Approved** _by_ `rule` {{DATE(2026-01-01T00:00:00Z)}} www.evil.example ~~not~~"
-)
+HOSTILE = "<at>everyone</at> @all [click](https://evil.example) **Approved** _by_ `rule` {{DATE(2026-01-01T00:00:00Z)}} www.evil.example ~~not~~"
 
 
 def link(*_: Any) -> str:
@@ -53,7 +57,12 @@ def ran(message: dict[str, Any]) -> Workflow:
 
 
 def test_it_says_everything_that_the_card_says() -> None:
-    card = event_card(standing(event(description="Host maintenance"), decided(by="bob")), "prod", link=link, code="123456")
+    card = event_card(
+        standing(event(description="Host maintenance"), decided(by="bob")),
+        "prod",
+        link=link,
+        code="123456",
+    )
     text = "\n".join(lines_of(shown(card)))
     assert text == "\n".join(
         [
@@ -77,7 +86,9 @@ def test_it_says_everything_that_the_card_says() -> None:
 def test_it_is_wide_and_says_something_where_no_card_can_be_shown() -> None:
     card = shown(one())
     assert card["msteams"] == {"width": "Full"}
-    assert card["fallbackText"].startswith(f"Reboot of db-1. Azure begins at {DUE:%Y-%m-%d %H:%M} UTC or soon after")
+    assert card["fallbackText"].startswith(
+        f"Reboot of db-1. Azure begins at {DUE:%Y-%m-%d %H:%M} UTC or soon after"
+    )
 
 
 def test_buttons_open_the_page_and_look_like_what_they_do() -> None:
@@ -105,21 +116,36 @@ def test_what_a_machine_or_a_person_is_called_is_no_markup() -> None:
         datetime(2026, 2, 14, 7, 8, 0, tzinfo=timezone(timedelta(hours=1))),
     ],
 )
-def test_a_moment_is_in_the_one_form_that_every_client_turns_into_the_readers_time(at: datetime) -> None:
+def test_a_moment_is_in_the_one_form_that_every_client_turns_into_the_readers_time(
+    at: datetime,
+) -> None:
     """Whole seconds and Z, capitals, no blanks inside of the braces."""
     assert moment(at) == "{{DATE(2026-02-14T06:08:00Z, SHORT)}} {{TIME(2026-02-14T06:08:00Z)}}"
 
 
 def test_moments_are_in_textblocks_alone() -> None:
     """Of no other element is it said that it shows the reader's time."""
-    card = shown(event_card(standing(event(), decided("hold", expires=600)), "prod", link=link, code=None))
-    facts = [fact["value"] for element in card["body"] if element["type"] == "FactSet" for fact in element["facts"]]
+    card = shown(
+        event_card(standing(event(), decided("hold", expires=600)), "prod", link=link, code=None)
+    )
+    facts = [
+        fact["value"]
+        for element in card["body"]
+        if element["type"] == "FactSet"
+        for fact in element["facts"]
+    ]
     assert facts
     assert not any("{{" in value for value in facts)
-    assert any("Held by:" in element.get("text", "") and "{{TIME(" in element["text"] for element in card["body"])
+    assert any(
+        "Held by:" in element.get("text", "") and "{{TIME(" in element["text"]
+        for element in card["body"]
+    )
 
 
-@given(st.text(st.characters(codec="utf-8"), max_size=200) | st.text("*_[]()<>@{}$&`~#-+.! \\:/wW1\n", max_size=40))
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=200)
+    | st.text("*_[]()<>@{}$&`~#-+.! \\:/wW1\n", max_size=40)
+)
 @example(HOSTILE)
 @example("# a heading")
 @example("1. a list")
@@ -129,7 +155,9 @@ def test_words_stay_words_whatever_they_hold(words: str) -> None:
     """The oracle is a CommonMark parser: it finds nothing but text."""
     made = render_markdown((words,))
     reader = MarkdownIt("commonmark", {"html": False}).enable("strikethrough")
-    kinds = {token.type for block in reader.parse(made) for token in (block, *(block.children or ()))}
+    kinds = {
+        token.type for block in reader.parse(made) for token in (block, *(block.children or ()))
+    }
     assert kinds <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
     assert "{{" not in made
     assert "://" not in made
@@ -154,7 +182,12 @@ def test_nothing_is_slipped_in_by_a_description() -> None:
 def test_long_texts_are_cut_to_what_teams_takes(letter: str) -> None:
     """Each in its own place, with a sign that there was more; not only where the letters are short."""
     text = letter * 1500
-    card = one(description=text, event_type="Reboot", event_source=text, resources=tuple(f"{text[:300]}-{number}" for number in range(100)))
+    card = one(
+        description=text,
+        event_type="Reboot",
+        event_source=text,
+        resources=tuple(f"{text[:300]}-{number}" for number in range(100)),
+    )
     workflow = ran(card_message(card))
     assert workflow.failed == []
     says = workflow.texts[0]
@@ -171,12 +204,27 @@ def test_text_of_a_thousand_characters_is_shown_whole_where_there_is_room() -> N
 @pytest.mark.parametrize("letter", ["x", "\N{PILE OF POO}"], ids=ascii)
 def test_a_burst_fits_with_all_its_buttons(letter: str) -> None:
     standings = [
-        standing(event(f"E-{number}", resources=tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100))))
+        standing(
+            event(
+                f"E-{number}",
+                resources=tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100)),
+            )
+        )
         for number in range(50)
     ]
-    standings = [replace(each, occurrence=replace(each.occurrence, id=number)) for number, each in enumerate(standings)]
+    standings = [
+        replace(each, occurrence=replace(each.occurrence, id=number))
+        for number, each in enumerate(standings)
+    ]
     workflow = ran(
-        card_message(grouped_card(standings, "prod", link=lambda *_: f"https://relay.example.com/approve#{'t' * 43}", code="123456"))
+        card_message(
+            grouped_card(
+                standings,
+                "prod",
+                link=lambda *_: f"https://relay.example.com/approve#{'t' * 43}",
+                code="123456",
+            )
+        )
     )
     assert workflow.failed == []
     assert len(actions_of(workflow.cards[0])) == 20
@@ -184,19 +232,37 @@ def test_a_burst_fits_with_all_its_buttons(letter: str) -> None:
     assert "And 40 more" in workflow.texts[0]
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=2000), min_size=1, max_size=22))
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=2000), min_size=1, max_size=22
+    )
+)
 def test_a_follow_up_fits_whatever_it_tells(lines: list[str]) -> None:
     workflow = ran(follow_up([(line,) for line in lines]))
     assert [one for one in workflow.failed if "empty" not in one] == []
 
 
 def test_a_follow_up_says_first_what_it_is_about() -> None:
-    workflow = ran(follow_up([("Reboot of db-1 (C7061BAC)",), (NOON, ": ", PrincipalRef("client:alice"), " voted to approve, 1 of 2.")]))
-    assert workflow.texts == [f"Reboot of db-1 (C7061BAC)\n{NOON:%Y-%m-%d %H:%M}: client:alice voted to approve, 1 of 2."]
+    workflow = ran(
+        follow_up(
+            [
+                ("Reboot of db-1 (C7061BAC)",),
+                (NOON, ": ", PrincipalRef("client:alice"), " voted to approve, 1 of 2."),
+            ]
+        )
+    )
+    assert workflow.texts == [
+        f"Reboot of db-1 (C7061BAC)\n{NOON:%Y-%m-%d %H:%M}: client:alice voted to approve, 1 of 2."
+    ]
     assert workflow.cards[0]["body"][0]["weight"] == "Bolder"
 
 
 def test_every_tone_has_its_colour_and_what_is_over_has_none() -> None:
-    over = event_card(replace(standing(event()), occurrence=occurrence(live=False, outcome="completed")), "prod", link=link, code=None)
+    over = event_card(
+        replace(standing(event()), occurrence=occurrence(live=False, outcome="completed")),
+        "prod",
+        link=link,
+        code=None,
+    )
     styles = [shown(card)["body"][0]["style"] for card in (one(), over)]
     assert styles == ["warning", "emphasis"]

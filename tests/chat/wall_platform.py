@@ -37,7 +37,12 @@ class WallSettings(ChatSettings):
 def flat(text: Text) -> str:
     """A text as it reads, with moments as hours and people as they are."""
     return "".join(
-        f"{part:%H:%M}" if isinstance(part, datetime) else part.principal if isinstance(part, PrincipalRef) else part for part in text
+        f"{part:%H:%M}"
+        if isinstance(part, datetime)
+        else part.principal
+        if isinstance(part, PrincipalRef)
+        else part
+        for part in text
     )
 
 
@@ -92,7 +97,9 @@ class Room:
     async def see(self, *events: Event) -> None:
         """The document holds these events; what follows from that is done."""
         recorder, now = Recorder(ORIGIN, BOOT, frozenset({"db-1"})), self.clock.now()
-        await self.store.transact(lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False)))
+        await self.store.transact(
+            lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False))
+        )
         await self.step()
 
     async def step(self) -> None:
@@ -101,11 +108,17 @@ class Room:
         await self.store.transact(lambda tx: self.ledger.apply_transitions(tx, now))
 
     async def submit(
-        self, decision: DecisionKind = "approve", by: str = "alice", of: Event | None = None, **changes: Any
+        self,
+        decision: DecisionKind = "approve",
+        by: str = "alice",
+        of: Event | None = None,
+        **changes: Any,
     ) -> DecisionAnswer:
         """A client asks for something."""
         now = self.clock.now()
-        return await self.store.transact(lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=now, **changes)))
+        return await self.store.transact(
+            lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=now, **changes))
+        )
 
     async def idle(self) -> bool:
         """Whether nothing waits for the wall."""
@@ -126,7 +139,10 @@ async def room(
     clock = clock or HandClock()
     given = WallSettings.model_validate({"name": "wall", **settings})
     async with open_store(
-        StoreSettings(path=directory / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda event: tuple(matching_sinks(event, [given]))
+        StoreSettings(path=directory / "relay.db"),
+        Identity(ORIGIN.scope, "vm"),
+        clock,
+        lambda event: tuple(matching_sinks(event, [given])),
     ) as store:
         ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS)
         board = ChatBoard(store, ledger, clock, public_url)

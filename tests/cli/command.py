@@ -40,7 +40,9 @@ class Ended:
 
 def environment(**more: str) -> dict[str, str]:
     """The environment without what would configure a relay, with the project importable from any directory."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("IMDS_RELAY_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("IMDS_RELAY_")
+    }
     return {**inherited, "PYTHONPATH": str(ROOT), **more}
 
 
@@ -63,7 +65,11 @@ def run(*arguments: str, cwd: Path | None = None, given: str = "", **more: str) 
 def typed(*arguments: str) -> Ended:
     """Run the command in this process, which is faster. Nothing can be asked: standard input is no terminal."""
     out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         patch.setattr(sys, "argv", ["imds-relay", *arguments])
         patch.setattr(sys, "stdin", io.StringIO())
         with pytest.raises(SystemExit) as ended:
@@ -133,7 +139,9 @@ async def said(stream: asyncio.StreamReader | None, text: str, *, within: float 
 
 
 @asynccontextmanager
-async def answering(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+async def answering(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[str]:
     """A server that answers everything with this handler; yields its URL."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)

@@ -37,17 +37,27 @@ class Alive:
 
     async def announced(self, plan: Plan | None = None) -> Event:
         """Let Azure announce an event, and wait until the receiver was told."""
-        event = self.azure.schedule(plan or Plan(type="Reboot", resources=("db-0", "db-1"), notice=900.0))
+        event = self.azure.schedule(
+            plan or Plan(type="Reboot", resources=("db-0", "db-1"), notice=900.0)
+        )
         await self.told("event.scheduled", event.event_id)
         return event
 
     async def told(self, name: str, subject: str) -> None:
         """Wait until the receiver has an event."""
-        await eventually(lambda: any((name_of(one), one.get("subject")) == (name, subject) for one in self.receiver.events), what=name)
+        await eventually(
+            lambda: any(
+                (name_of(one), one.get("subject")) == (name, subject)
+                for one in self.receiver.events
+            ),
+            what=name,
+        )
 
     async def shown(self, event: Event) -> dict[str, Any]:
         """The event as the API gives it."""
-        shown: dict[str, Any] = (await called("show", event.event_id, "--config", self.config, "--json")).json
+        shown: dict[str, Any] = (
+            await called("show", event.event_id, "--config", self.config, "--json")
+        ).json
         return shown
 
 
@@ -60,14 +70,34 @@ async def alive(folder: Path, **approvals: Any) -> AsyncIterator[Alive]:
             "scope": "west",
             "source": {"url": azure.url, "interval": "500ms"},
             "store": {"path": str(folder / "relay.db")},
-            "sinks": [{"kind": "webhook", "name": "drain", "url": receiver.url, "secrets": [SECRET], "allow_http": True}],
-            "approvals": {"rules": [{"name": "two", "approve": {"votes": 2, "from": [ME, "client:alice"]}}], **approvals},
+            "sinks": [
+                {
+                    "kind": "webhook",
+                    "name": "drain",
+                    "url": receiver.url,
+                    "secrets": [SECRET],
+                    "allow_http": True,
+                }
+            ],
+            "approvals": {
+                "rules": [{"name": "two", "approve": {"votes": 2, "from": [ME, "client:alice"]}}],
+                **approvals,
+            },
             "api": {
                 "listen": "127.0.0.1:0",
                 "socket": str(folder / "relay.sock"),
-                "clients": [{"name": "alice", "key": KEY, "can": ["read", "approve"]}, {"name": "reader", "key": READER, "can": ["read"]}],
+                "clients": [
+                    {"name": "alice", "key": KEY, "can": ["read", "approve"]},
+                    {"name": "reader", "key": READER, "can": ["read"]},
+                ],
             },
         }
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
         async with started(load(file, {}).config, SystemClock()) as running:
-            yield Alive(azure, receiver, str(file), f"http://127.0.0.1:{running.api_port}", folder / "relay.db")
+            yield Alive(
+                azure,
+                receiver,
+                str(file),
+                f"http://127.0.0.1:{running.api_port}",
+                folder / "relay.db",
+            )

@@ -32,7 +32,9 @@ async def decided(tmp_path: Path) -> tuple[str, Path, str]:
 def tamper(store: Path, statement: str) -> None:
     """Change the file as one would who can write it: the triggers that keep the journal are taken away first."""
     with closing(sqlite3.connect(store)) as connection, connection:
-        for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+        for (name,) in connection.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'trigger'"
+        ).fetchall():
             connection.execute(f"DROP TRIGGER {name}")
         connection.execute(statement)
 
@@ -45,7 +47,9 @@ async def test_audit_verifies_beside_a_running_relay(tmp_path: Path) -> None:
     assert done.out.startswith(f"the chain of {relay.store} holds: 1 row, journalhead 1:")
 
 
-async def test_audit_verifies_when_no_relay_runs_and_says_the_same_as_json(decided: tuple[str, Path, str]) -> None:
+async def test_audit_verifies_when_no_relay_runs_and_says_the_same_as_json(
+    decided: tuple[str, Path, str],
+) -> None:
     config, store, _ = decided
     shown = (await called("audit", "verify", "-c", config, "--json")).json
     assert (shown["store"], shown["rows"], shown["position"]) == (str(store), 3, 3)
@@ -54,32 +58,48 @@ async def test_audit_verifies_when_no_relay_runs_and_says_the_same_as_json(decid
 
 async def test_a_row_that_was_changed_is_named(decided: tuple[str, Path, str]) -> None:
     config, store, _ = decided
-    tamper(store, "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'backup', 'nobody') AS BLOB) WHERE position = 2")
+    tamper(
+        store,
+        "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'backup', 'nobody') AS BLOB) WHERE position = 2",
+    )
     done = await called("audit", "-c", config)
     assert (done.code, done.out) == (1, "")
-    assert done.err == "imds-relay: journal: the row at position 2 is not the one that was written\n"
+    assert (
+        done.err == "imds-relay: journal: the row at position 2 is not the one that was written\n"
+    )
 
 
-async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(decided: tuple[str, Path, str]) -> None:
+async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(
+    decided: tuple[str, Path, str],
+) -> None:
     config, store, _ = decided
     head = (await called("audit", "verify", "-c", config, "--json")).json["journalhead"]
     assert (await called("audit", "verify", "-c", config, "--expect", head)).code == 0
     tamper(store, "DELETE FROM journal WHERE position = 3")
     assert (await called("audit", "-c", config)).code == 0
     done = await called("audit", "verify", "-c", config, "--expect", head)
-    assert (done.code, done.err) == (1, "imds-relay: journal: it ends at position 2, 3 was seen before: its tail was cut\n")
+    assert (done.code, done.err) == (
+        1,
+        "imds-relay: journal: it ends at position 2, 3 was seen before: its tail was cut\n",
+    )
 
 
 @pytest.mark.parametrize("head", ["5", "x:y", "1:abc", "-1:" + "0" * 64])
 def test_a_head_that_is_none_is_exit_code_2(head: str) -> None:
     done = typed("audit", "verify", "--expect", head)
-    assert (done.code, done.err) == (2, "imds-relay: --expect: expected a journalhead, <position>:<64 hexadecimal digits>\n")
+    assert (done.code, done.err) == (
+        2,
+        "imds-relay: --expect: expected a journalhead, <position>:<64 hexadecimal digits>\n",
+    )
 
 
 async def test_show_tells_who_decided_what_about_an_event(decided: tuple[str, Path, str]) -> None:
     config, _, event = decided
     shown = (await called("audit", "show", event.lower(), "-c", config)).out
-    assert [line.split()[2] for line in shown.splitlines()[1:]] == ["event.scheduled", "approval.recorded"]
+    assert [line.split()[2] for line in shown.splitlines()[1:]] == [
+        "event.scheduled",
+        "approval.recorded",
+    ]
     assert f"{ME}  hold, backup runs" in shown
     rows = (await called("audit", "show", event, "-c", config, "--json")).json
     assert [row["position"] for row in rows] == [1, 2]
@@ -94,7 +114,9 @@ def documented() -> str:
 def proved(export: str) -> str:
     """What that program says of an export."""
     command = [sys.executable, "-I", "-c", documented()]
-    done = subprocess.run(command, input=export, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        command, input=export, capture_output=True, text=True, check=False, timeout=30
+    )
     return done.stdout if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
@@ -113,12 +135,19 @@ async def test_what_export_prints_proves_itself(decided: tuple[str, Path, str]) 
     assert proved(exported) == f"it holds: {head}\n"
 
 
-async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(tmp_path: Path) -> None:
+async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
+    tmp_path: Path,
+) -> None:
     path, path_text = tmp_path / "relay.db", str(tmp_path / "relay.db")
     with opened(path) as file:
         journal = Journal(file.connection)
         for number, key in enumerate(("e", "é\u2028", '"body":{}', "\x01\x7f\\", None, "last")):
-            journal.append(NOW + timedelta(minutes=number), "event.scheduled", orjson.dumps({"body": key}), event_key=key)
+            journal.append(
+                NOW + timedelta(minutes=number),
+                "event.scheduled",
+                orjson.dumps({"body": key}),
+                event_key=key,
+            )
     first = (await called("audit", "export", "--store", path_text)).out
     assert proved(first).startswith("it holds: 6:")
     with opened(path) as file:
@@ -137,15 +166,21 @@ async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(t
 async def test_an_export_that_was_touched_proves_it(decided: tuple[str, Path, str]) -> None:
     config, _, _ = decided
     begin, *lines, end = (await called("audit", "export", "-c", config)).out.splitlines()
-    assert proved("\n".join([begin, lines[0], lines[1].replace("backup", "nobody"), lines[2], end])).endswith(
+    assert proved(
+        "\n".join([begin, lines[0], lines[1].replace("backup", "nobody"), lines[2], end])
+    ).endswith("row 2 is not the one that was written")
+    assert proved("\n".join([begin, lines[0], lines[2], end])).endswith(
         "row 2 is not the one that was written"
     )
-    assert proved("\n".join([begin, lines[0], lines[2], end])).endswith("row 2 is not the one that was written")
     assert proved("\n".join([begin, *lines[:2], end])).endswith("the end is missing")
-    assert proved("\n".join([begin.replace("00", "01", 1), *lines, end])).endswith("row 1 is not the one that was written")
+    assert proved("\n".join([begin.replace("00", "01", 1), *lines, end])).endswith(
+        "row 1 is not the one that was written"
+    )
 
 
-async def test_a_copy_is_audited_where_it_lies_without_a_configuration(decided: tuple[str, Path, str], tmp_path: Path) -> None:
+async def test_a_copy_is_audited_where_it_lies_without_a_configuration(
+    decided: tuple[str, Path, str], tmp_path: Path
+) -> None:
     _, store, event = decided
     copy = tmp_path / "old.db"
     shutil.copy(store, copy)
@@ -153,7 +188,9 @@ async def test_a_copy_is_audited_where_it_lies_without_a_configuration(decided: 
     assert done.code == 0
     assert f"the chain of {copy} holds: 3 rows" in done.out
     for arguments in (("verify",), ("show", event), ("export",)):
-        assert (await called("audit", *arguments, "--store", str(copy), "--config", "absent.yaml")).code == 0
+        assert (
+            await called("audit", *arguments, "--store", str(copy), "--config", "absent.yaml")
+        ).code == 0
 
 
 async def test_the_state_file_of_the_service_is_found(
@@ -162,11 +199,16 @@ async def test_the_state_file_of_the_service_is_found(
     _, store, _ = decided
     monkeypatch.setattr("relay.cli.audit.USUAL_STORE", store)
     (tmp_path / "other.yaml").write_text(f"store: {{path: {tmp_path}/absent.db}}")
-    assert f"the chain of {store} holds" in (await called("audit", "-c", str(tmp_path / "other.yaml"))).out
+    assert (
+        f"the chain of {store} holds"
+        in (await called("audit", "-c", str(tmp_path / "other.yaml"))).out
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database at all" * 100])
-def test_a_state_file_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+def test_a_state_file_that_is_none_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
     monkeypatch.chdir(tmp_path)
     store = tmp_path / "relay.db"
     if content is not None:
@@ -174,7 +216,9 @@ def test_a_state_file_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: py
     for verb in ("verify", "show x", "export"):
         done = typed("audit", *verb.split())
         assert (done.code, done.out) == (1, "")
-        assert done.err.startswith("imds-relay: store.path: expected a relay's state file, relay.db: ")
+        assert done.err.startswith(
+            "imds-relay: store.path: expected a relay's state file, relay.db: "
+        )
         assert len(done.err.splitlines()) == 1
     assert store.exists() is (content is not None)
 
@@ -196,7 +240,9 @@ async def test_a_state_file_that_is_damaged_further_on_is_a_sentence(tmp_path: P
         assert len(done.err.splitlines()) == 1
 
 
-async def test_a_store_named_before_the_verb_is_wrong_usage_and_never_another_file(decided: tuple[str, Path, str]) -> None:
+async def test_a_store_named_before_the_verb_is_wrong_usage_and_never_another_file(
+    decided: tuple[str, Path, str],
+) -> None:
     """Else a damaged copy would be said to hold because the configured file does."""
     config, store, _ = decided
     done = await called("audit", "--store", str(store), "verify", "-c", config)

@@ -93,14 +93,23 @@ def test_check_shows_no_secret_as_json(relay_yaml: str) -> None:
     done = typed("check", "--config", relay_yaml, "--json")
     assert done.code == 0
     assert done.json["file"] == relay_yaml
-    assert [rule["name"] for rule in done.json["config"]["approvals"]["rules"]] == ["freeze", "rest"]
+    assert [rule["name"] for rule in done.json["config"]["approvals"]["rules"]] == [
+        "freeze",
+        "rest",
+    ]
     for secret in ("tok3n", "p4ssword", "tops3cret", SECRET):
         assert secret not in done.out
 
 
 def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
-    for text, warned in (("", True), ("approvals: {rules: [{name: a, match: {event_source: [user]}, approve: automatic}]}", False)):
+    for text, warned in (
+        ("", True),
+        (
+            "approvals: {rules: [{name: a, match: {event_source: [user]}, approve: automatic}]}",
+            False,
+        ),
+    ):
         file.write_text(text)
         done = typed("check", "--config", str(file))
         assert (done.code, USER_EVENTS_WAIT in done.err) == (0, warned)
@@ -108,9 +117,12 @@ def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("cert_file", "key_file", "client_ca_file"), [("no", "server", "authority"), ("server", "no", "authority"), ("server", "server", "no")]
+    ("cert_file", "key_file", "client_ca_file"),
+    [("no", "server", "authority"), ("server", "no", "authority"), ("server", "server", "no")],
 )
-def test_check_refuses_the_tls_files_that_run_refuses(tmp_path: Path, cert_file: str, key_file: str, client_ca_file: str) -> None:
+def test_check_refuses_the_tls_files_that_run_refuses(
+    tmp_path: Path, cert_file: str, key_file: str, client_ca_file: str
+) -> None:
     names = {"cert_file": cert_file, "key_file": key_file, "client_ca_file": client_ca_file}
     tls = {key: str(FOLDER / f"{name}.pem") for key, name in names.items()}
     file = tmp_path / "relay.yaml"
@@ -120,7 +132,11 @@ def test_check_refuses_the_tls_files_that_run_refuses(tmp_path: Path, cert_file:
     assert done.err.startswith("imds-relay: api.tls")
     assert "no.pem" in done.err
     assert done.err.endswith("No such file or directory\n")
-    file.write_text(json.dumps({"api": {"tls": {key: path.replace("/no.", "/server.") for key, path in tls.items()}}}))
+    file.write_text(
+        json.dumps(
+            {"api": {"tls": {key: path.replace("/no.", "/server.") for key, path in tls.items()}}}
+        )
+    )
     assert typed("check", "--config", str(file)).code == 0
 
 
@@ -129,7 +145,10 @@ def test_check_warns_of_a_socket_in_a_folder_that_is_not_there(tmp_path: Path) -
     file = tmp_path / "relay.yaml"
     file.write_text(f"api: {{socket: {tmp_path}/absent/relay.sock}}")
     done = typed("check", "--config", str(file))
-    assert (done.code, f"warning: local socket: there is no folder {tmp_path}/absent" in done.err) == (0, True)
+    assert (
+        done.code,
+        f"warning: local socket: there is no folder {tmp_path}/absent" in done.err,
+    ) == (0, True)
     (tmp_path / "absent").mkdir()
     assert "local socket" not in typed("check", "--config", str(file)).err
 
@@ -141,18 +160,26 @@ def test_check_warns_of_a_client_that_nobody_can_be(tmp_path: Path) -> None:
     )
     done = typed("check", "--config", str(file))
     assert (done.code, "warning: client ghost: nobody can be this client" in done.err) == (0, True)
-    (ghost,) = [one for one in typed("check", "--config", str(file), "--json").json["warnings"] if one.startswith("client ")]
+    (ghost,) = [
+        one
+        for one in typed("check", "--config", str(file), "--json").json["warnings"]
+        if one.startswith("client ")
+    ]
     assert "imds-relay keys" in ghost
 
 
-def test_check_without_a_file_says_that_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_without_a_file_says_that_the_defaults_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = typed("check")
     assert done.code == 0
     assert "the defaults: there is no file" in done.out
 
 
-def test_check_of_a_wrong_configuration_exits_with_2_and_a_sentence_for_each_error(tmp_path: Path) -> None:
+def test_check_of_a_wrong_configuration_exits_with_2_and_a_sentence_for_each_error(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "relay.yaml").write_text("scope: A\nsinks: x\n")
     done = run("check", cwd=tmp_path)
     assert (done.code, done.out) == (2, "")
@@ -162,7 +189,9 @@ def test_check_of_a_wrong_configuration_exits_with_2_and_a_sentence_for_each_err
     ]
 
 
-def test_check_against_a_document_says_which_rule_decides_about_each_event(relay_yaml: str, tmp_path: Path) -> None:
+def test_check_against_a_document_says_which_rule_decides_about_each_event(
+    relay_yaml: str, tmp_path: Path
+) -> None:
     document = tmp_path / "document.json"
     document.write_bytes(
         azure(
@@ -186,14 +215,24 @@ def test_check_against_a_document_says_which_rule_decides_about_each_event(relay
 
 
 def test_check_against_says_that_approvals_are_off(tmp_path: Path) -> None:
-    (tmp_path / "relay.yaml").write_text("approvals: {enabled: false, rules: [{name: a, approve: automatic}]}")
+    (tmp_path / "relay.yaml").write_text(
+        "approvals: {enabled: false, rules: [{name: a, approve: automatic}]}"
+    )
     (tmp_path / "document.json").write_bytes(azure(event()))
-    done = typed("check", "--config", str(tmp_path / "relay.yaml"), "--against", str(tmp_path / "document.json"))
+    done = typed(
+        "check",
+        "--config",
+        str(tmp_path / "relay.yaml"),
+        "--against",
+        str(tmp_path / "document.json"),
+    )
     assert "nothing: approvals are off (else approved at once)" in done.out
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"no JSON", None])
-def test_check_against_what_is_no_document_exits_with_2(relay_yaml: str, tmp_path: Path, content: bytes | None) -> None:
+def test_check_against_what_is_no_document_exits_with_2(
+    relay_yaml: str, tmp_path: Path, content: bytes | None
+) -> None:
     document = tmp_path / "document.json"
     if content is not None:
         document.write_bytes(content)
@@ -203,8 +242,13 @@ def test_check_against_what_is_no_document_exits_with_2(relay_yaml: str, tmp_pat
     assert len(done.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("content", "place"), [("[]", "document"), ('{"Events": [5]}', "Events.0"), ("null", "document")])
-def test_check_against_json_that_is_no_object_says_so_in_words_of_json(tmp_path: Path, content: str, place: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [("[]", "document"), ('{"Events": [5]}', "Events.0"), ("null", "document")],
+)
+def test_check_against_json_that_is_no_object_says_so_in_words_of_json(
+    tmp_path: Path, content: str, place: str
+) -> None:
     (tmp_path / "relay.yaml").write_text("scope: west")
     document = tmp_path / "document.json"
     document.write_text(content)
@@ -235,28 +279,52 @@ def sample_approves(one: Mapping[str, Any]) -> bool:
         st.builds(
             event,
             EventStatus=st.sampled_from(["Scheduled", "Started"]),
-            EventType=st.sampled_from(["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "Frost"]),
+            EventType=st.sampled_from(
+                ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "Frost"]
+            ),
             EventSource=st.sampled_from(["User", "Platform", "", "Partner"]),
-            DurationInSeconds=st.one_of(st.integers(-2, 12), st.integers(), st.integers(-2, 12).map(str), st.none(), st.just("soon")),
+            DurationInSeconds=st.one_of(
+                st.integers(-2, 12),
+                st.integers(),
+                st.integers(-2, 12).map(str),
+                st.none(),
+                st.just("soon"),
+            ),
             Resources=st.lists(st.text(max_size=5), max_size=3),
             Description=st.text(max_size=5),
         ),
         max_size=4,
     )
 )
-@example([event(DurationInSeconds=seconds, EventType=kind) for seconds in range(-2, 13) for kind in ("Freeze", "Reboot")])
-def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(events: list[dict[str, Any]]) -> None:
+@example(
+    [
+        event(DurationInSeconds=seconds, EventType=kind)
+        for seconds in range(-2, 13)
+        for kind in ("Freeze", "Reboot")
+    ]
+)
+def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(
+    events: list[dict[str, Any]],
+) -> None:
     for number, one in enumerate(events):
-        one |= {"EventId": f"event-{number}", "NotBefore": event()["NotBefore"]}  # a run of tests may have begun long ago
+        one |= {
+            "EventId": f"event-{number}",
+            "NotBefore": event()["NotBefore"],
+        }  # a run of tests may have begun long ago
     config = load(ROOT / "config/examples/docs-sample.yaml", {}).config
-    approved = {one["eventId"]: one["approved"] for one in decisions(config, parse_document(azure(*events)), datetime.now(UTC))}
+    approved = {
+        one["eventId"]: one["approved"]
+        for one in decisions(config, parse_document(azure(*events)), datetime.now(UTC))
+    }
     assert approved == {one["EventId"]: sample_approves(one) for one in events}
 
 
 # --- init
 
 
-def test_what_init_prints_passes_check_on_a_machine_without_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_init_prints_passes_check_on_a_machine_without_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     printed = typed("init")
     assert (printed.code, printed.err) == (0, "")
@@ -269,7 +337,9 @@ def test_what_init_prints_passes_check_on_a_machine_without_variables(tmp_path: 
 # --- keys
 
 
-def test_keys_makes_a_key_its_digest_and_a_secret_that_the_configuration_takes(tmp_path: Path) -> None:
+def test_keys_makes_a_key_its_digest_and_a_secret_that_the_configuration_takes(
+    tmp_path: Path,
+) -> None:
     made = typed("keys", "--json").json
     assert made["key"].startswith("imdsr_")
     assert made["key_sha256"] == hashlib.sha256(made["key"].encode()).hexdigest()
@@ -288,7 +358,9 @@ def test_schema_prints_each_schema_by_its_short_and_its_whole_name() -> None:
     everything = typed("schema").json
     assert list(everything) == [one.type for one in CATALOG]
     for one in CATALOG[:3]:
-        assert typed("schema", one.name).json == typed("schema", one.type).json == everything[one.type]
+        assert (
+            typed("schema", one.name).json == typed("schema", one.type).json == everything[one.type]
+        )
     for schema in everything.values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
@@ -296,7 +368,9 @@ def test_schema_prints_each_schema_by_its_short_and_its_whole_name() -> None:
 def test_schema_lists_the_types_and_refuses_another() -> None:
     listed = typed("schema", "--list")
     assert all(one.type in listed.out for one in CATALOG)
-    assert [one["type"] for one in typed("schema", "--list", "--json").json] == [one.type for one in CATALOG]
+    assert [one["type"] for one in typed("schema", "--list", "--json").json] == [
+        one.type for one in CATALOG
+    ]
     done = typed("schema", "event.new")
     assert (done.code, done.err) == (
         2,

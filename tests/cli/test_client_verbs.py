@@ -35,12 +35,17 @@ async def elsewhere(relay: Alive, *arguments: str, key: str = KEY) -> Ended:
 # --- looking
 
 
-async def test_events_lists_what_azure_announced_with_where_its_approval_stands(relay: Alive) -> None:
+async def test_events_lists_what_azure_announced_with_where_its_approval_stands(
+    relay: Alive,
+) -> None:
     assert (await called("events", "-c", relay.config)).out == "no events\n"
     event = await relay.announced()
     done = await called("events", "-c", relay.config)
     assert done.code == 0
-    assert re.search(rf"{event.event_id}  Reboot +Scheduled +db-0, db-1 +.*\(in 1[45] min\) +pending, 0 of 2 votes, rule two", done.out)
+    assert re.search(
+        rf"{event.event_id}  Reboot +Scheduled +db-0, db-1 +.*\(in 1[45] min\) +pending, 0 of 2 votes, rule two",
+        done.out,
+    )
     (listed,) = (await called("events", "-c", relay.config, "--json")).json["items"]
     assert listed["eventId"] == event.event_id
 
@@ -64,7 +69,10 @@ async def test_events_prints_one_page_and_says_that_there_are_more(relay: Alive)
         relay.azure.schedule(Plan(type="Freeze", notice=900.0))
 
     async def all_are_there() -> bool:
-        return len((await called("events", "-c", relay.config, "--all", "--json")).json["items"]) == 101
+        return (
+            len((await called("events", "-c", relay.config, "--all", "--json")).json["items"])
+            == 101
+        )
 
     await eventually(all_are_there)
     done = await called("events", "-c", relay.config)
@@ -76,7 +84,12 @@ async def test_show_tells_history_votes_and_deliveries(relay: Alive) -> None:
     event = await relay.announced()
     await called("approve", event.event_id, "-c", relay.config, "--yes", "--reason", "drained")
     shown = (await called("show", event.event_id.lower(), "-c", relay.config)).out
-    for said in (event.event_id, "db-0, db-1", "Host server is undergoing maintenance.", "pending, 1 of 2 votes, rule two"):
+    for said in (
+        event.event_id,
+        "db-0, db-1",
+        "Host server is undergoing maintenance.",
+        "pending, 1 of 2 votes, rule two",
+    ):
         assert said in shown
     assert re.search(rf"approve +{ME} +local +counts\n", shown)
     assert re.search(rf"approval\.recorded +{ME} +approve, drained, 1 of 2 votes\n", shown)
@@ -93,7 +106,9 @@ async def test_an_unknown_event_is_a_sentence_and_exit_code_1(relay: Alive) -> N
 
 
 async def test_what_azure_wrote_cannot_move_the_cursor(relay: Alive) -> None:
-    event = await relay.announced(Plan(type="Reboot", description="\x1b[2J[bold]gone[/bold]\x07", notice=900.0))
+    event = await relay.announced(
+        Plan(type="Reboot", description="\x1b[2J[bold]gone[/bold]\x07", notice=900.0)
+    )
     shown = (await called("show", event.event_id, "-c", relay.config)).out
     assert "\N{REPLACEMENT CHARACTER}[2J[bold]gone[/bold]\N{REPLACEMENT CHARACTER}" in shown
 
@@ -105,7 +120,14 @@ async def test_approve_shows_what_is_approved_and_exits_with_0(relay: Alive) -> 
     event = await relay.announced()
     done = await called("approve", event.event_id, "-c", relay.config, "--yes")
     assert (done.code, done.out) == (0, "recorded, and pending: 1 of 2 votes\n")
-    for said in ("Reboot", "db-0, db-1", "not before", "(in 1", "for all 2 machines", "Azure proceeds at NotBefore regardless"):
+    for said in (
+        "Reboot",
+        "db-0, db-1",
+        "not before",
+        "(in 1",
+        "for all 2 machines",
+        "Azure proceeds at NotBefore regardless",
+    ):
         assert said in done.err
     granted = await elsewhere(relay, "approve", event.event_id, "--yes")
     assert (granted.code, granted.out) == (0, "granted (2 of 2 votes): the StartRequest follows\n")
@@ -134,7 +156,9 @@ async def test_where_nobody_can_be_asked_the_revision_or_yes_is_needed(relay: Al
     assert "--yes" in done.err
     shown = await relay.shown(event)
     assert shown["votes"] == []
-    assert (await called("approve", event.event_id, "-c", relay.config, "--revision", shown["revision"])).code == 0
+    assert (
+        await called("approve", event.event_id, "-c", relay.config, "--revision", shown["revision"])
+    ).code == 0
 
 
 @pytest.mark.parametrize(("answer", "code", "votes"), [("y", 0, 1), ("n", 1, 0), ("", 1, 0)])
@@ -161,7 +185,9 @@ async def test_on_a_terminal_approve_asks(relay: Alive, answer: str, code: int, 
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
-async def test_whoever_leaves_the_question_of_approve_has_approved_nothing(relay: Alive, end: signal.Signals | bytes) -> None:
+async def test_whoever_leaves_the_question_of_approve_has_approved_nothing(
+    relay: Alive, end: signal.Signals | bytes
+) -> None:
     event = await relay.announced()
     ours, its = pty.openpty()
     try:
@@ -190,27 +216,42 @@ async def test_whoever_leaves_the_question_of_approve_has_approved_nothing(relay
     assert (await relay.shown(event))["votes"] == []
 
 
-async def test_a_revision_that_is_no_longer_current_is_refused_with_3_and_names_the_current_one(relay: Alive) -> None:
+async def test_a_revision_that_is_no_longer_current_is_refused_with_3_and_names_the_current_one(
+    relay: Alive,
+) -> None:
     event = await relay.announced()
-    done = await called("approve", event.event_id, "-c", relay.config, "--revision", "0123456789abcdef")
+    done = await called(
+        "approve", event.event_id, "-c", relay.config, "--revision", "0123456789abcdef"
+    )
     current = (await relay.shown(event))["revision"]
     assert (done.code, done.out) == (3, "")
-    assert done.err.splitlines()[-1] == f"imds-relay: refused: the event has changed since that revision; the current one is {current}"
+    assert (
+        done.err.splitlines()[-1]
+        == f"imds-relay: refused: the event has changed since that revision; the current one is {current}"
+    )
 
 
 async def test_one_who_may_not_approve_is_refused_with_3(relay: Alive) -> None:
     event = await relay.announced()
     done = await elsewhere(relay, "approve", event.event_id, "--yes", key=READER)
     assert done.code == 3
-    assert done.err.splitlines()[-1] == "imds-relay: refused: you may not approve: it is not in your rights (can)"
+    assert (
+        done.err.splitlines()[-1]
+        == "imds-relay: refused: you may not approve: it is not in your rights (can)"
+    )
 
 
 async def test_hold_and_release_say_that_azure_proceeds_regardless(relay: Alive) -> None:
     event = await relay.announced()
     held = await called("hold", event.event_id, "-c", relay.config, "--reason", "backup runs")
     assert held.code == 0
-    assert held.out.startswith("held: this relay sends no StartRequest for Reboot of db-0, db-1, not before ")
-    assert "Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still approve." in held.err
+    assert held.out.startswith(
+        "held: this relay sends no StartRequest for Reboot of db-0, db-1, not before "
+    )
+    assert (
+        "Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still approve."
+        in held.err
+    )
     voted = await called("approve", event.event_id, "-c", relay.config, "--yes")
     assert voted.out.startswith("recorded, and held (1 of 2 votes)")
     released = await called("release", event.event_id, "-c", relay.config)
@@ -222,7 +263,10 @@ async def test_hold_and_release_say_that_azure_proceeds_regardless(relay: Alive)
 
 def test_the_help_of_hold_says_that_azure_proceeds_regardless() -> None:
     said = " ".join(typed("hold", "--help").out.replace("│", "").split())
-    assert "Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still approve." in said
+    assert (
+        "Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still approve."
+        in said
+    )
 
 
 async def test_approvals_are_switched_and_off_refuses_to_decide(relay: Alive) -> None:
@@ -238,8 +282,13 @@ async def test_approvals_are_switched_and_off_refuses_to_decide(relay: Alive) ->
 async def test_the_switch_says_where_the_configuration_is_stricter(tmp_path: Path) -> None:
     async with alive(tmp_path, dry_run=True) as relay:
         done = await called("approvals", "on", "-c", relay.config)
-        assert done.out == "approvals are dry-run, not on: the configuration is stricter (approvals.enabled, approvals.dry_run)\n"
-        assert (await called("approvals", "on", "-c", relay.config, "--json")).json == {"mode": "dry-run"}
+        assert (
+            done.out
+            == "approvals are dry-run, not on: the configuration is stricter (approvals.enabled, approvals.dry_run)\n"
+        )
+        assert (await called("approvals", "on", "-c", relay.config, "--json")).json == {
+            "mode": "dry-run"
+        }
 
 
 async def test_one_who_may_not_operate_cannot_switch(relay: Alive) -> None:
@@ -270,13 +319,22 @@ async def test_an_unknown_sink_or_dead_letter_is_exit_code_1(relay: Alive) -> No
         done = await called(verb, "nope", "-c", relay.config)
         assert (done.code, done.err) == (1, "imds-relay: no such sink in the configuration\n")
     done = await called("redeliver", "--sink", "nope", "-c", relay.config)
-    assert (done.code, done.out, done.err) == (1, "", "imds-relay: no sink 'nope' in the configuration; there are: drain\n")
+    assert (done.code, done.out, done.err) == (
+        1,
+        "",
+        "imds-relay: no sink 'nope' in the configuration; there are: drain\n",
+    )
     done = await called("redeliver", "99", "-c", relay.config)
-    assert (done.code, done.err) == (1, "imds-relay: no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`\n")
+    assert (done.code, done.err) == (
+        1,
+        "imds-relay: no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`\n",
+    )
 
 
 async def test_a_dead_letter_is_listed_and_goes_out_again(relay: Alive) -> None:
-    relay.receiver.status = 422  # somebody must mend something: without a NotBefore ahead it is parked at once
+    relay.receiver.status = (
+        422  # somebody must mend something: without a NotBefore ahead it is parked at once
+    )
     event = relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None))
 
     async def parked() -> bool:
@@ -295,7 +353,9 @@ async def test_a_dead_letter_is_listed_and_goes_out_again(relay: Alive) -> None:
 # --- who it talks to
 
 
-async def test_the_key_comes_from_the_option_the_variable_or_a_file(relay: Alive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_comes_from_the_option_the_variable_or_a_file(
+    relay: Alive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("IMDS_RELAY_URL", relay.url)
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
@@ -307,7 +367,9 @@ async def test_the_key_comes_from_the_option_the_variable_or_a_file(relay: Alive
 
 
 @pytest.mark.parametrize("key", ["imdsr_wrong", ""])
-async def test_a_wrong_key_says_where_to_put_the_right_one_and_is_not_shown(relay: Alive, key: str) -> None:
+async def test_a_wrong_key_says_where_to_put_the_right_one_and_is_not_shown(
+    relay: Alive, key: str
+) -> None:
     done = await elsewhere(relay, "events", key=key)
     assert (done.code, done.out) == (1, "")
     assert "IMDS_RELAY_KEY" in done.err
@@ -349,7 +411,9 @@ async def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_varia
     assert (await called("events")).code == 0
 
 
-@pytest.mark.parametrize("url", ["relay.example.com:8443", "ftp://x", "http://", "http://[x", "http://x:y"])
+@pytest.mark.parametrize(
+    "url", ["relay.example.com:8443", "ftp://x", "http://", "http://[x", "http://x:y"]
+)
 def test_a_url_that_is_none_is_exit_code_2(url: str) -> None:
     done = typed("events", "--url", url)
     assert (done.code, done.out) == (2, "")

@@ -31,7 +31,9 @@ async def test_explain_says_that_it_is_wanted_and_prints_the_plan(relay: Alive) 
     assert done.code == 0
     said = [line.split() for line in done.out.splitlines()]
     assert ["wanted", "yes"] in said
-    assert [line[:2] for line in said if line[2:4] == ["ms", done.out] or line[:2] == ["1", "500"]] == [["1", "500"]]
+    assert [
+        line[:2] for line in said if line[2:4] == ["ms", done.out] or line[:2] == ["1", "500"]
+    ] == [["1", "500"]]
     assert "then a dead letter: given up after 86400 s" in done.out
     assert "then a dead letter: refused, and no NotBefore ahead to keep trying for" in done.out
     found = (await called("explain", event.event_id, "drain", "-c", relay.config, "--json")).json
@@ -57,9 +59,25 @@ async def test_dead_letters_go_out_again_by_sink_and_since(relay: Alive) -> None
     assert len((await called("deliveries", "1", "-c", relay.config, "--json")).json["log"]) == 1
     relay.receiver.status = 204
     nothing = await called("redeliver", "--since", "2999-01-01T00:00:00Z", "-c", relay.config)
-    assert (nothing.code, nothing.out) == (0, "0 dead letters go out again; see `imds-relay deliveries`\n")
-    done = await called("redeliver", "--since", "1h", "--sink", "drain", "--type", "event.started", "-c", relay.config)
-    assert (done.code, done.out) == (0, "3 dead letters go out again; see `imds-relay deliveries`\n")
+    assert (nothing.code, nothing.out) == (
+        0,
+        "0 dead letters go out again; see `imds-relay deliveries`\n",
+    )
+    done = await called(
+        "redeliver",
+        "--since",
+        "1h",
+        "--sink",
+        "drain",
+        "--type",
+        "event.started",
+        "-c",
+        relay.config,
+    )
+    assert (done.code, done.out) == (
+        0,
+        "3 dead letters go out again; see `imds-relay deliveries`\n",
+    )
     for event in events:
         await relay.told("event.started", event.event_id)
 
@@ -74,7 +92,9 @@ async def test_a_person_sees_how_far_it_is(relay: Alive) -> None:
 
     await eventually(parked)
     relay.receiver.status = 204
-    code, out, screen = await asyncio.to_thread(on_a_terminal, "redeliver", "--all", "-c", relay.config)
+    code, out, screen = await asyncio.to_thread(
+        on_a_terminal, "redeliver", "--all", "-c", relay.config
+    )
     assert (code, out) == (0, "1 dead letter goes out again; see `imds-relay deliveries`\n")
     assert "sent again" in screen
     assert "1/1" in screen
@@ -84,7 +104,11 @@ def on_a_terminal(*arguments: str) -> tuple[int, str, str]:
     """Run the command with a terminal as standard error: how it ended, what it printed, and what a person saw meanwhile."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "relay", *arguments], env=environment(TERM="xterm"), stdout=subprocess.PIPE, stderr=theirs, text=True
+        [sys.executable, "-m", "relay", *arguments],
+        env=environment(TERM="xterm"),
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
     ) as process:
         os.close(theirs)
         seen = bytearray()
@@ -98,6 +122,8 @@ def on_a_terminal(*arguments: str) -> tuple[int, str, str]:
         return process.wait(), process.stdout.read(), seen.decode()
 
 
-@pytest.mark.parametrize("arguments", [(), ("7", "--all"), ("--since", "soon"), ("7", "--sink", "drain")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("7", "--all"), ("--since", "soon"), ("7", "--sink", "drain")]
+)
 def test_redeliver_wants_one_id_or_what_they_have_in_common(arguments: tuple[str, ...]) -> None:
     assert typed("redeliver", *arguments, "--url", "http://127.0.0.1:1").code == 2

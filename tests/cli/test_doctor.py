@@ -50,7 +50,9 @@ def configured(folder: Path, url: str, **sections: Any) -> Path:
     document = {
         "source": {"url": url, "timeout": "2s"},
         "store": {"path": str(folder / "relay.db")},
-        "approvals": {"rules": [{"name": "user", "match": {"event_source": ["User"]}, "approve": "automatic"}]},
+        "approvals": {
+            "rules": [{"name": "user", "match": {"event_source": ["User"]}, "approve": "automatic"}]
+        },
         "api": {"listen": "127.0.0.1:0"},
         **sections,
     }
@@ -77,11 +79,22 @@ async def test_all_is_well_and_nothing_was_made(azure: Simulator, tmp_path: Path
     code, found = await examined(configured(tmp_path, azure.url))
     assert code == 0
     assert states(found) <= {"ok", "warning"}  # a build machine may have its folders in memory
-    assert {"configuration", "secrets", "listener", "clock", "names", "state folder", "disk space", "state file"} <= found.keys()
+    assert {
+        "configuration",
+        "secrets",
+        "listener",
+        "clock",
+        "names",
+        "state folder",
+        "disk space",
+        "state file",
+    } <= found.keys()
     assert names_in(tmp_path) == ["relay.yaml"]
 
 
-async def test_scheduled_events_are_not_switched_on_unless_asked_for(azure: Simulator, tmp_path: Path) -> None:
+async def test_scheduled_events_are_not_switched_on_unless_asked_for(
+    azure: Simulator, tmp_path: Path
+) -> None:
     """The first GET of the document switches the feature on for the VM.
 
     See docs/protocol.md#polling-delays-reboots-by-users.
@@ -106,9 +119,17 @@ async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Pa
 
 
 async def test_what_check_warns_of_is_a_warning_here_too(azure: Simulator, tmp_path: Path) -> None:
-    api = {"listen": "127.0.0.1:0", "socket": str(tmp_path / "absent/relay.sock"), "clients": [{"name": "ghost"}]}
+    api = {
+        "listen": "127.0.0.1:0",
+        "socket": str(tmp_path / "absent/relay.sock"),
+        "clients": [{"name": "ghost"}],
+    }
     code, found = await examined(configured(tmp_path, azure.url, api=api))
-    assert (code, found["local socket"][0]["state"], found["client ghost"][0]["state"]) == (0, "warning", "warning")
+    assert (code, found["local socket"][0]["state"], found["client ghost"][0]["state"]) == (
+        0,
+        "warning",
+        "warning",
+    )
 
 
 async def test_a_wrong_configuration_is_exit_code_2_as_ever(tmp_path: Path) -> None:
@@ -117,10 +138,20 @@ async def test_a_wrong_configuration_is_exit_code_2_as_ever(tmp_path: Path) -> N
     assert (done.code, done.out) == (2, "")
 
 
-@pytest.mark.parametrize(("off", "state"), [(0, "ok"), (20, "warning"), (-20, "warning"), (400, "failed"), (-400, "failed")])
-async def test_the_clock_is_compared_with_the_metadata_services(tmp_path: Path, off: int, state: str) -> None:
+@pytest.mark.parametrize(
+    ("off", "state"),
+    [(0, "ok"), (20, "warning"), (-20, "warning"), (400, "failed"), (-400, "failed")],
+)
+async def test_the_clock_is_compared_with_the_metadata_services(
+    tmp_path: Path, off: int, state: str
+) -> None:
     def answer(_: Asked) -> Answer:
-        return Answer(INSTANCE, headers={"Date": format_datetime(datetime.now(UTC) + timedelta(seconds=off), usegmt=True)})
+        return Answer(
+            INSTANCE,
+            headers={
+                "Date": format_datetime(datetime.now(UTC) + timedelta(seconds=off), usegmt=True)
+            },
+        )
 
     async with far_side(answer) as side:
         code, found = await examined(configured(tmp_path, side.url))
@@ -145,12 +176,16 @@ async def test_a_relay_that_runs_is_asked_how_it_is_and_keeps_its_file(tmp_path:
 
 async def test_an_address_that_another_program_has_failed(azure: Simulator, tmp_path: Path) -> None:
     async with listening(good) as other:
-        code, found = await examined(configured(tmp_path, azure.url, api={"listen": f"127.0.0.1:{other.port}"}))
+        code, found = await examined(
+            configured(tmp_path, azure.url, api={"listen": f"127.0.0.1:{other.port}"})
+        )
     assert (code, found["listener"][0]["state"]) == (1, "failed")
     assert "no relay of this configuration" in found["listener"][0]["said"]
 
 
-async def test_receivers_are_reached_and_nothing_is_posted(azure: Simulator, tmp_path: Path) -> None:
+async def test_receivers_are_reached_and_nothing_is_posted(
+    azure: Simulator, tmp_path: Path
+) -> None:
     def sink(name: str, **more: Any) -> dict[str, Any]:
         return {"kind": "webhook", "name": name, "secrets": [SECRET], "allow_http": True, **more}
 
@@ -166,7 +201,10 @@ async def test_receivers_are_reached_and_nothing_is_posted(azure: Simulator, tmp
         code, found = await examined(configured(tmp_path, azure.url, sinks=sinks))
         assert [one.requests for one in (plain, tls, proxy)] == [[], [], []]
     assert code == 1
-    seen = {name: found[f"sink {name}"][0] for name in ("plain", "tls", "stranger", "closed", "metadata")}
+    seen = {
+        name: found[f"sink {name}"][0]
+        for name in ("plain", "tls", "stranger", "closed", "metadata")
+    }
     assert [one["state"] for one in seen.values()] == ["ok", "ok", "failed", "failed", "failed"]
     assert found["sink behind, its proxy"][0]["state"] == "ok"
     assert "good until" in seen["tls"]["said"]
@@ -191,9 +229,15 @@ async def test_a_name_that_stands_for_a_metadata_address_is_not_dialled(
     assert "which no sink may reach" in found["sink drain"][0]["said"]
 
 
-async def test_a_broker_is_looked_at_and_left_as_it_was(azure: Simulator, tmp_path: Path, broker: Reachable, exchange: str) -> None:
+async def test_a_broker_is_looked_at_and_left_as_it_was(
+    azure: Simulator, tmp_path: Path, broker: Reachable, exchange: str
+) -> None:
     url = broker.amqp_url()
-    folder = configured(tmp_path, azure.url, sinks=[{"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}])
+    folder = configured(
+        tmp_path,
+        azure.url,
+        sinks=[{"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}],
+    )
     code, found = await examined(folder)
     assert (code, states({"bus": found["sink bus"]})) == (0, {"ok"})
     assert any(f"exchange {exchange} is not there yet" in one["said"] for one in found["sink bus"])
@@ -221,20 +265,45 @@ async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_lo
     connection = Connection(URL(own_broker.amqp_url()), "test")
     await connection.connect()
     async with connection:
-        await establish(connection, (*events_topology("azure.scheduledevents"), *approvals_topology("azure.scheduledevents", "prod")), True)
+        await establish(
+            connection,
+            (
+                *events_topology("azure.scheduledevents"),
+                *approvals_topology("azure.scheduledevents", "prod"),
+            ),
+            True,
+        )
     refuses = not read and await _is_refused(own_broker.amqp_url("least"))
     sections = {
         "scope": "prod",
-        "sinks": [{"kind": "rabbitmq", "name": "bus", "url": own_broker.amqp_url("least"), "declare": "passive"}],
+        "sinks": [
+            {
+                "kind": "rabbitmq",
+                "name": "bus",
+                "url": own_broker.amqp_url("least"),
+                "declare": "passive",
+            }
+        ],
         "approvals": {"amqp": {"url": own_broker.amqp_url("least"), "declare": "passive"}},
     }
     _, found = await examined(configured(tmp_path, azure.url, **sections))
-    lines = {one["said"]: one["state"] for about in ("sink bus", "approvals.amqp") for one in found[about]}
+    lines = {
+        one["said"]: one["state"]
+        for about in ("sink bus", "approvals.amqp")
+        for one in found[about]
+    }
     assert lines["the user may publish to azure.scheduledevents"] == "ok"
-    assert all(" is there" in said or "the user may publish" in said or said.startswith("connected") for said in lines)
+    assert all(
+        " is there" in said or "the user may publish" in said or said.startswith("connected")
+        for said in lines
+    )
     refusal = f"ACCESS_REFUSED - configure access to queue '{QUEUE}' in vhost '/' refused for user 'least'"
-    unknown = f"whether queue {QUEUE} is there is unknown: the user has no right to look ({refusal})"
-    assert [said for said, state in lines.items() if state != "ok"] == ([unknown] if refuses else [])
+    unknown = (
+        f"whether queue {QUEUE} is there is unknown: the user has no right to look ({refusal})"
+    )
+    assert [said for said, state in lines.items() if state != "ok"] == (
+        [unknown] if refuses else []
+    )
 
 
 async def _is_refused(url: str) -> bool:
@@ -254,7 +323,9 @@ async def test_a_broker_whose_user_may_not_publish_or_that_is_gone_failed(
     async with await aio_pika.connect(own_broker.amqp_url()) as connection:
         await (await connection.channel()).declare_exchange(exchange, "topic", durable=True)
     url = own_broker.amqp_url().replace("guest:guest", "reader:secret-of-reader")
-    sinks = [{"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, "declare": "passive"}]
+    sinks = [
+        {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, "declare": "passive"}
+    ]
     code, found = await examined(configured(tmp_path, azure.url, sinks=sinks))
     said = [one["said"] for one in found["sink bus"] if one["state"] == "failed"]
     assert code == 1
@@ -266,11 +337,18 @@ async def test_a_broker_whose_user_may_not_publish_or_that_is_gone_failed(
     assert [one["state"] for one in found["sink bus"]] == ["failed"]
 
 
-async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_can_write_failed(azure: Simulator, tmp_path: Path) -> None:
+async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_can_write_failed(
+    azure: Simulator, tmp_path: Path
+) -> None:
     secrets = tmp_path / "secrets"
     secrets.write_text(SECRET)
     folder = configured(
-        tmp_path, azure.url, api={"listen": "127.0.0.1:0", "clients": [{"name": "drain", "secrets_file": str(secrets), "key": "k" * 40}]}
+        tmp_path,
+        azure.url,
+        api={
+            "listen": "127.0.0.1:0",
+            "clients": [{"name": "drain", "secrets_file": str(secrets), "key": "k" * 40}],
+        },
     )
     for rights, expected in ((0o600, "ok"), (0o644, "warning"), (0o666, "failed")):
         secrets.chmod(rights)
@@ -286,13 +364,27 @@ async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_c
 @pytest.mark.parametrize(
     ("change", "state", "said"),
     [
-        (f"PRAGMA user_version = {VERSION + 1}", "failed", f"version {VERSION + 1}, this relay knows {VERSION}"),
-        ("UPDATE meta SET value = 'another' WHERE key = 'vm_id'", "warning", "belongs to another VM"),
-        ("UPDATE meta SET value = 'another' WHERE key = 'scope'", "warning", "belongs to another scope (another)"),
+        (
+            f"PRAGMA user_version = {VERSION + 1}",
+            "failed",
+            f"version {VERSION + 1}, this relay knows {VERSION}",
+        ),
+        (
+            "UPDATE meta SET value = 'another' WHERE key = 'vm_id'",
+            "warning",
+            "belongs to another VM",
+        ),
+        (
+            "UPDATE meta SET value = 'another' WHERE key = 'scope'",
+            "warning",
+            "belongs to another scope (another)",
+        ),
         ("DROP TABLE meta", "failed", "no such table"),
     ],
 )
-async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(tmp_path: Path, change: str, state: str, said: str) -> None:
+async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(
+    tmp_path: Path, change: str, state: str, said: str
+) -> None:
     async with alive(tmp_path):
         pass
     with closing(sqlite3.connect(tmp_path / "relay.db")) as connection, connection:

@@ -26,13 +26,20 @@ async def azure() -> AsyncIterator[Simulator]:
 
 def configured(folder: Path, url: str, **sections: Any) -> Path:
     """A folder with a configuration for that metadata service."""
-    document = {"source": {"url": url}, "store": {"path": str(folder / "relay.db")}, "api": {"listen": "127.0.0.1:0"}, **sections}
+    document = {
+        "source": {"url": url},
+        "store": {"path": str(folder / "relay.db")},
+        "api": {"listen": "127.0.0.1:0"},
+        **sections,
+    }
     (folder / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
     return folder
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_ends_it_with_0_within_ten_seconds(azure: Simulator, tmp_path: Path, stop: signal.Signals) -> None:
+async def test_a_signal_ends_it_with_0_within_ten_seconds(
+    azure: Simulator, tmp_path: Path, stop: signal.Signals
+) -> None:
     async with running("run", cwd=configured(tmp_path, azure.url)) as relay:
         log = await said(relay.stderr, " runs; ")
         began = time.monotonic()
@@ -56,8 +63,12 @@ async def test_a_signal_ends_it_while_it_waits_for_the_metadata_service(tmp_path
     assert b"Traceback" not in err
 
 
-async def test_the_log_is_json_where_the_configuration_says_so(azure: Simulator, tmp_path: Path) -> None:
-    async with running("run", cwd=configured(tmp_path, azure.url, telemetry={"log": "json"})) as relay:
+async def test_the_log_is_json_where_the_configuration_says_so(
+    azure: Simulator, tmp_path: Path
+) -> None:
+    async with running(
+        "run", cwd=configured(tmp_path, azure.url, telemetry={"log": "json"})
+    ) as relay:
         log = await said(relay.stderr, " runs; ")
         relay.send_signal(signal.SIGTERM)
         _, err = await relay.communicate()
@@ -66,18 +77,28 @@ async def test_the_log_is_json_where_the_configuration_says_so(azure: Simulator,
 
 
 async def test_with_a_wrong_configuration_nothing_is_started(tmp_path: Path) -> None:
-    done = await asyncio.to_thread(run, "run", cwd=configured(tmp_path, "http://127.0.0.1:1", telemetry={"log": "xml"}))
+    done = await asyncio.to_thread(
+        run, "run", cwd=configured(tmp_path, "http://127.0.0.1:1", telemetry={"log": "xml"})
+    )
     assert (done.code, done.out) == (2, "")
-    assert done.err == "imds-relay: relay.yaml:1: telemetry.log: expected 'text' or 'json'; got 'xml'\n"
+    assert (
+        done.err
+        == "imds-relay: relay.yaml:1: telemetry.log: expected 'text' or 'json'; got 'xml'\n"
+    )
     assert names_in(tmp_path) == ["relay.yaml"]
 
 
 async def test_a_configuration_that_was_named_and_is_not_there_exits_with_2(tmp_path: Path) -> None:
     done = await asyncio.to_thread(run, "run", "--config", "absent.yaml", cwd=tmp_path)
-    assert (done.code, done.err) == (2, "imds-relay: absent.yaml: expected a file that can be read: No such file or directory\n")
+    assert (done.code, done.err) == (
+        2,
+        "imds-relay: absent.yaml: expected a file that can be read: No such file or directory\n",
+    )
 
 
-async def test_a_second_relay_on_the_same_state_file_exits_with_1_and_a_remedy(azure: Simulator, tmp_path: Path) -> None:
+async def test_a_second_relay_on_the_same_state_file_exits_with_1_and_a_remedy(
+    azure: Simulator, tmp_path: Path
+) -> None:
     folder = configured(tmp_path, azure.url)
     async with running("run", cwd=folder) as first:
         await said(first.stderr, " runs; ")
@@ -90,20 +111,28 @@ async def test_a_second_relay_on_the_same_state_file_exits_with_1_and_a_remedy(a
     )
 
 
-async def test_a_port_that_is_taken_exits_with_1_and_a_remedy(azure: Simulator, tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_exits_with_1_and_a_remedy(
+    azure: Simulator, tmp_path: Path
+) -> None:
     """Not with 2: a service manager may try again."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = await asyncio.to_thread(run, "run", cwd=configured(tmp_path, azure.url, api={"listen": address}))
+        done = await asyncio.to_thread(
+            run, "run", cwd=configured(tmp_path, azure.url, api={"listen": address})
+        )
     assert done.code == 1
     last = done.err.splitlines()[-1]
     assert last.startswith(f"imds-relay: api.listen: expected an address that is free, {address}: ")
     assert last.endswith("Does another relay run here already? Else choose another address")
 
 
-async def test_a_state_file_that_cannot_be_made_exits_with_1(azure: Simulator, tmp_path: Path) -> None:
+async def test_a_state_file_that_cannot_be_made_exits_with_1(
+    azure: Simulator, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     folder = configured(tmp_path, azure.url, store={"path": str(tmp_path / "file" / "relay.db")})
     done = await asyncio.to_thread(run, "run", cwd=folder)
     assert done.code == 1
-    assert done.err.splitlines()[-1].startswith("imds-relay: store.path: expected a folder that can be written")
+    assert done.err.splitlines()[-1].startswith(
+        "imds-relay: store.path: expected a folder that can be written"
+    )

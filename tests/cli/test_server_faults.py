@@ -18,10 +18,32 @@ from relay.simulator import Plan
 from tests.cli.command import answering, called, running, said
 from tests.cli.running_relay import alive
 
-EVENT = {"eventId": "E", "eventType": "Reboot", "eventStatus": "Scheduled", "resources": ["a"], "notBefore": None, "durationSeconds": None}
+EVENT = {
+    "eventId": "E",
+    "eventType": "Reboot",
+    "eventStatus": "Scheduled",
+    "resources": ["a"],
+    "notBefore": None,
+    "durationSeconds": None,
+}
 SHOWN = {**EVENT, "eventSource": "User", "description": None, "revision": "r", "outcome": None}
-STANDING = {"state": "pending", "rule": "r", "votes": 0, "required": 1, "missing": 1, "closes": None}
-ANSWER = {"approvalId": "i", "eventId": "E", "decision": "approve", "state": "granted", "votes": 1, "required": 1, "rule": "r"}
+STANDING = {
+    "state": "pending",
+    "rule": "r",
+    "votes": 0,
+    "required": 1,
+    "missing": 1,
+    "closes": None,
+}
+ANSWER = {
+    "approvalId": "i",
+    "eventId": "E",
+    "decision": "approve",
+    "state": "granted",
+    "votes": 1,
+    "required": 1,
+    "rule": "r",
+}
 
 
 async def test_an_approval_whose_answer_was_lost_is_sent_again_under_the_same_id() -> None:
@@ -58,7 +80,9 @@ async def test_an_approval_whose_answer_was_lost_is_sent_again_under_the_same_id
         (403, '{"detail": "not you"}', 3, "refused: not you"),
     ],
 )
-async def test_every_answer_that_is_none_is_a_sentence(status: int, body: str, code: int, sentence: str) -> None:
+async def test_every_answer_that_is_none_is_a_sentence(
+    status: int, body: str, code: int, sentence: str
+) -> None:
     async def handler(_: web.Request) -> web.Response:
         return web.Response(status=status, text=body, headers={"Location": "/elsewhere"})
 
@@ -84,7 +108,10 @@ async def test_a_connection_that_breaks_is_a_sentence() -> None:
 @pytest.mark.parametrize("key", ["a\nb", "ключ", "a\x00b"])
 async def test_a_key_that_no_header_can_carry_is_exit_code_2_and_not_shown(key: str) -> None:
     done = await called("events", "--url", "http://127.0.0.1:1", "--key", key)
-    assert (done.code, done.err) == (2, "imds-relay: expected a bearer key such as `imds-relay keys` makes, on one line\n")
+    assert (done.code, done.err) == (
+        2,
+        "imds-relay: expected a bearer key such as `imds-relay keys` makes, on one line\n",
+    )
 
 
 # --- tail
@@ -92,7 +119,11 @@ async def test_a_key_that_no_header_can_carry_is_exit_code_2_and_not_shown(key: 
 
 def frame(position: int, name: str = "event.scheduled", reason: str = "") -> bytes:
     """An event as the stream has it."""
-    event = {"type": f"io.imdsrelay.{name}.v1", "time": "2026-04-11T22:26:58Z", "data": {**EVENT, "description": reason}}
+    event = {
+        "type": f"io.imdsrelay.{name}.v1",
+        "time": "2026-04-11T22:26:58Z",
+        "data": {**EVENT, "description": reason},
+    }
     return b"id: %d\nevent: x\ndata: %s\n\n" % (position, orjson.dumps(event))
 
 
@@ -151,12 +182,19 @@ async def _announce_until_told(schedule: Callable[[Plan], object]) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 99), st.binary().filter(lambda data: not {10, 13} & set(data)))),
+    st.lists(
+        st.tuples(st.integers(0, 99), st.binary().filter(lambda data: not {10, 13} & set(data)))
+    ),
     st.lists(st.integers(0, 200)),
     st.sampled_from([b"\n", b"\r\n"]),
 )
-def test_a_stream_is_read_the_same_however_it_is_cut(messages: list[tuple[int, bytes]], cuts: list[int], end: bytes) -> None:
-    whole = b"".join(end.join((b": still here", b"id: %d" % number, b"event: x", b"data: " + data, b"", b"")) for number, data in messages)
+def test_a_stream_is_read_the_same_however_it_is_cut(
+    messages: list[tuple[int, bytes]], cuts: list[int], end: bytes
+) -> None:
+    whole = b"".join(
+        end.join((b": still here", b"id: %d" % number, b"event: x", b"data: " + data, b"", b""))
+        for number, data in messages
+    )
     stream, found, start = Stream(), list[Message](), 0
     for cut in [*sorted(cuts), len(whole)]:
         found += stream.feed(whole[start:cut])

@@ -47,7 +47,9 @@ def test_the_playbooks_are_listed() -> None:
     done = typed("simulate", "--list")
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()[1:]] == list(list_playbooks())
-    assert [one["name"] for one in typed("simulate", "--list", "--json").json] == list(list_playbooks())
+    assert [one["name"] for one in typed("simulate", "--list", "--json").json] == list(
+        list_playbooks()
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,9 @@ def test_wrong_use_of_simulate_is_exit_code_2(arguments: tuple[str, ...], said_:
 
 
 async def test_a_playbook_is_played_once_and_tells_what_happens() -> None:
-    done = await asyncio.to_thread(run, "simulate", "no-impact", "--once", "--scale", "3600", "--port", "0")
+    done = await asyncio.to_thread(
+        run, "simulate", "no-impact", "--once", "--scale", "3600", "--port", "0"
+    )
     assert (done.code, done.err) == (0, "")
     assert "finds its IMDS at http://127.0.0.1:" in done.out
     assert re.search(r"scheduled +Freeze", done.out)
@@ -80,7 +84,10 @@ async def test_a_playbook_is_played_once_and_tells_what_happens() -> None:
 async def test_a_signal_is_the_simulators_normal_end(stop: signal.Signals) -> None:
     async with running("simulate", "--port", "0") as simulator:
         line = await said(simulator.stdout, "finds its IMDS at ")
-        async with aiohttp.ClientSession() as session, session.get(f"{line.split()[-1]}/sim/state") as state:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{line.split()[-1]}/sim/state") as state,
+        ):
             assert (await state.json())["vms"] == ["vm-0"]
         simulator.send_signal(stop)
         _, err = await simulator.communicate()
@@ -110,7 +117,10 @@ async def test_the_demo_shows_every_step_in_order_and_ends_by_itself(tmp_path: P
         place = done.out.index(step, place)
     *steps, summary = done.out.splitlines()
     assert all(re.match(r" *\d+\.\d\d s +\+\d+(\.\d\d)? m?s  \S", step) for step in steps)
-    assert re.fullmatch(r"done in \d\.\d s: told in 6 signed CloudEvents, approved by client:operator, completed", summary)
+    assert re.fullmatch(
+        r"done in \d\.\d s: told in 6 signed CloudEvents, approved by client:operator, completed",
+        summary,
+    )
     assert names_in(tmp_path) == []
 
 
@@ -123,7 +133,10 @@ async def test_a_demo_that_stays_can_be_played_with_and_listens_on_loopback_alon
         azure = re.search(r"curl (\S+)/sim/schedule -d '(.+)'\n", told)
         assert found is not None
         assert azure is not None
-        async with aiohttp.ClientSession() as session, session.post(f"{azure[1]}/sim/schedule", data=azure[2]) as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{azure[1]}/sim/schedule", data=azure[2]) as answer,
+        ):
             event = (await answer.json())["event_id"]
         await said(stays.stdout, "the receiver has event.scheduled")
         done = await called("approve", event, "--yes", "--url", found[1], "--key", found[2])
@@ -135,7 +148,9 @@ async def test_a_demo_that_stays_can_be_played_with_and_listens_on_loopback_alon
 
 def listening(pid: int) -> list[str]:
     """The addresses on which a process listens: Linux, proc(5)."""
-    inodes = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    inodes = {
+        link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()
+    }
     found = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -158,7 +173,9 @@ async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature()
         receiving(SECRET, SystemClock(), told.append) as receiver,
         aiohttp.ClientSession() as session,
         session.post(
-            receiver.url, data=b"{}", headers={"webhook-id": "a", "webhook-timestamp": "1", "webhook-signature": "v1,x"}
+            receiver.url,
+            data=b"{}",
+            headers={"webhook-id": "a", "webhook-timestamp": "1", "webhook-signature": "v1,x"},
         ) as answer,
     ):
         assert answer.status == 401
@@ -168,5 +185,8 @@ async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature()
 def test_a_step_of_the_demo_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "STEP", 0.001)
     done = typed("demo")
-    assert (done.code, done.err) == (1, "imds-relay: expected event.scheduled at the receiver within 0.001 s, it did not come\n")
+    assert (done.code, done.err) == (
+        1,
+        "imds-relay: expected event.scheduled at the receiver within 0.001 s, it did not come\n",
+    )
     assert "done in" not in done.out

@@ -16,19 +16,59 @@ from hypothesis import strategies as st
 
 from relay import __version__
 from relay.cli import app
-from relay.cli._exit_codes import CommandFailed, RefusedByPolicy, error_text, exit_code, unwrap_group
-from relay.cli._output import format_duration, format_local_time, format_relative, join_names, pluralize, strip_control
+from relay.cli._exit_codes import (
+    CommandFailed,
+    RefusedByPolicy,
+    error_text,
+    exit_code,
+    unwrap_group,
+)
+from relay.cli._output import (
+    format_duration,
+    format_local_time,
+    format_relative,
+    join_names,
+    pluralize,
+    strip_control,
+)
 from relay.errors import ConfigError, StoreLocked
 from tests.cli.command import answering, environment, run, running, typed
 
 VERBS = {
-    *("run", "check", "init", "demo", "simulate", "events", "show", "approve", "hold", "release", "tail", "deliveries", "dead-letters"),
-    *("redeliver", "ping", "pause", "resume", "approvals", "explain", "audit", "keys", "schema", "doctor"),
+    *(
+        "run",
+        "check",
+        "init",
+        "demo",
+        "simulate",
+        "events",
+        "show",
+        "approve",
+        "hold",
+        "release",
+        "tail",
+        "deliveries",
+        "dead-letters",
+    ),
+    *(
+        "redeliver",
+        "ping",
+        "pause",
+        "resume",
+        "approvals",
+        "explain",
+        "audit",
+        "keys",
+        "schema",
+        "doctor",
+    ),
 }
 
 
 def test_every_verb_is_there_and_says_what_it_does() -> None:
-    names = {command.name: command.callback for command in app.registered_commands} | {group.name: group for group in app.registered_groups}
+    names = {command.name: command.callback for command in app.registered_commands} | {
+        group.name: group for group in app.registered_groups
+    }
     assert set(names) == VERBS
     for verb in VERBS:
         done = typed(verb, "--help")
@@ -52,12 +92,17 @@ def test_the_version_is_printed() -> None:
         (("fly",), "No such command 'fly'. See imds-relay --help"),
         (("events", "--nope"), "No such option: --nope. See imds-relay --help"),
         (("show",), "Missing argument 'EVENT'. See imds-relay --help"),
-        (("approvals", "maybe"), "'maybe' is not one of 'on', 'dry-run', 'off'. See imds-relay --help"),
+        (
+            ("approvals", "maybe"),
+            "'maybe' is not one of 'on', 'dry-run', 'off'. See imds-relay --help",
+        ),
         (("keys", "extra"), "(extra). See imds-relay --help"),
         (("keys", "--name", "a b"), "got 'a b'. See imds-relay --help"),
     ],
 )
-def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...], sentence: str) -> None:
+def test_wrong_usage_is_one_sentence_and_exit_code_2(
+    arguments: tuple[str, ...], sentence: str
+) -> None:
     done = typed(*arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("imds-relay: ")
@@ -96,7 +141,13 @@ main()
 
 def test_ctrl_c_while_it_still_loads_is_no_traceback() -> None:
     """Which takes seconds on a busy machine."""
-    done = subprocess.run([sys.executable, "-c", _PRESSED_WHILE_IT_LOADS], env=environment(), capture_output=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", _PRESSED_WHILE_IT_LOADS],
+        env=environment(),
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
 
 
@@ -104,7 +155,12 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     ours, its = os.pipe()
     os.close(ours)
     done = subprocess.run(
-        [sys.executable, "-m", "relay", "schema"], env=environment(), stdout=its, stderr=subprocess.PIPE, check=False, timeout=120
+        [sys.executable, "-m", "relay", "schema"],
+        env=environment(),
+        stdout=its,
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=120,
     )
     os.close(its)
     assert (done.returncode, done.stderr) == (1, b"")
@@ -121,7 +177,9 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
         (TimeoutError(), 1, "it took too long"),
     ],
 )
-def test_every_error_has_its_code_and_its_sentence(error: Exception, code: int, sentence: str) -> None:
+def test_every_error_has_its_code_and_its_sentence(
+    error: Exception, code: int, sentence: str
+) -> None:
     assert (exit_code(error), error_text(error)) == (code, sentence)
 
 
@@ -175,7 +233,10 @@ def test_moments_are_local_and_say_how_far_away_they_are() -> None:
     here = f"{today.astimezone():%H:%M:%S}"
     assert format_local_time(today.isoformat(), now) == f"{here} (in 12 min)"
     assert format_local_time(today.isoformat(), now, relative=False) == here
-    assert format_local_time(tomorrow.isoformat(), now) == f"{tomorrow.astimezone():%Y-%m-%d %H:%M:%S} (in 1 d)"
+    assert (
+        format_local_time(tomorrow.isoformat(), now)
+        == f"{tomorrow.astimezone():%Y-%m-%d %H:%M:%S} (in 1 d)"
+    )
     assert format_local_time(None) is None
     assert format_local_time("soon") == "soon"
 
@@ -183,4 +244,6 @@ def test_moments_are_local_and_say_how_far_away_they_are() -> None:
 def test_names_and_numbers_are_spoken() -> None:
     assert join_names(None) == join_names([]) == ""
     assert join_names(["a", "b", "c"], most=2) == "a, b and 1 more"
-    assert [pluralize(number, thing) for number, thing in ((1, "vote"), (2, "vote"), (0, "try"))] == ["1 vote", "2 votes", "0 tries"]
+    assert [
+        pluralize(number, thing) for number, thing in ((1, "vote"), (2, "vote"), (0, "try"))
+    ] == ["1 vote", "2 votes", "0 tries"]

@@ -26,7 +26,10 @@ async def main(folder: Path) -> None:
     async with going(folder, {"bus": Far(take, concurrency=4)}) as relay:
         while True:
             for number in range(6):
-                await relay.tell(f"E-{number}", CHANCE.choice(["event.scheduled", "event.updated", "approval.recorded"]))
+                await relay.tell(
+                    f"E-{number}",
+                    CHANCE.choice(["event.scheduled", "event.updated", "approval.recorded"]),
+                )
 
 
 if __name__ == "__main__":

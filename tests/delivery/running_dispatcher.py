@@ -135,12 +135,26 @@ class Going:
     task: asyncio.Task[None]
     made: int = 0
 
-    async def tell(self, subject: str, name: str = "event.scheduled", *, not_before: float | None = None, **data: Any) -> str:
+    async def tell(
+        self,
+        subject: str,
+        name: str = "event.scheduled",
+        *,
+        not_before: float | None = None,
+        **data: Any,
+    ) -> str:
         """Record an event, with its NotBefore so many seconds ahead; returns its id."""
         self.made += 1
         now = self.clock.now()
-        due = format_rfc3339(now + timedelta(seconds=not_before)) if not_before is not None else None
-        event = cloudevent(name, subject, {"eventId": subject, "notBefore": due, "resources": [], **data}, id=f"{self.made:032x}")
+        due = (
+            format_rfc3339(now + timedelta(seconds=not_before)) if not_before is not None else None
+        )
+        event = cloudevent(
+            name,
+            subject,
+            {"eventId": subject, "notBefore": due, "resources": [], **data},
+            id=f"{self.made:032x}",
+        )
         await self.store.transact(lambda tx: tx.record(event, now), fail_open=True)
         return event.id
 
@@ -161,7 +175,9 @@ class Going:
         """Wait until everything that happens by itself has happened."""
         for _ in range(4):
             await self.store.read(_nothing)
-            for _ in range(20):  # a store that is fast answers in fewer turns of the loop than a worker needs
+            for _ in range(
+                20
+            ):  # a store that is fast answers in fewer turns of the loop than a worker needs
                 await asyncio.sleep(0)
 
     async def forward(self, seconds: float) -> None:
@@ -176,25 +192,45 @@ def _nothing(_: Transaction) -> None:
 
 @asynccontextmanager
 async def going(
-    folder: Path, sinks: Mapping[str, Sink], *, clock: Clock | None = None, run: bool = True, **sections: Mapping[str, Any]
+    folder: Path,
+    sinks: Mapping[str, Sink],
+    *,
+    clock: Clock | None = None,
+    run: bool = True,
+    **sections: Mapping[str, Any],
 ) -> AsyncIterator[Going]:
     """Sinks by name, each with its section of the YAML document, if it needs one."""
     clock = clock or SystemClock()
-    settings = {name: SinkSettings.model_validate({"name": name, **sections.get(name, {})}) for name in sinks}
+    settings = {
+        name: SinkSettings.model_validate({"name": name, **sections.get(name, {})})
+        for name in sinks
+    }
     async with open_store(
-        StoreSettings(path=folder / "relay.db"), IDENTITY, clock, lambda event: tuple(matching_sinks(event, settings.values()))
+        StoreSettings(path=folder / "relay.db"),
+        IDENTITY,
+        clock,
+        lambda event: tuple(matching_sinks(event, settings.values())),
     ) as store:
 
         def say(name: str, sink: str | None, reason: str, count: int) -> None:
             at = clock.now()
             store.submit(
-                lambda tx: tx.record(relay_event(name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())), at),
+                lambda tx: tx.record(
+                    relay_event(
+                        name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())
+                    ),
+                    at,
+                ),
                 fail_open=True,
             )
 
-        dispatcher = Dispatcher({name: (settings[name], sink) for name, sink in sinks.items()}, store, clock, say)
+        dispatcher = Dispatcher(
+            {name: (settings[name], sink) for name, sink in sinks.items()}, store, clock, say
+        )
         await dispatcher.start()
-        task = asyncio.create_task(dispatcher.run() if run else asyncio.sleep(3600), name="dispatcher")
+        task = asyncio.create_task(
+            dispatcher.run() if run else asyncio.sleep(3600), name="dispatcher"
+        )
         made = await store.read(lambda tx: tx.head().position)
         yield Going(store, dispatcher, clock, task, made)
         task.cancel()

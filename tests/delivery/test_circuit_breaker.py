@@ -10,7 +10,11 @@ from relay.delivery.circuit_breaker import FAILURE_THRESHOLD, FRUITLESS, Circuit
 def failing() -> CircuitBreaker:
     """A circuit after three failed tries, at 0, 1 and 2 s."""
     circuit = CircuitBreaker()
-    assert [circuit.record_failure(moment, moment) for moment in (0.0, 1.0, 2.0)] == [False, False, True]
+    assert [circuit.record_failure(moment, moment) for moment in (0.0, 1.0, 2.0)] == [
+        False,
+        False,
+        True,
+    ]
     return circuit
 
 
@@ -50,7 +54,12 @@ def test_the_first_success_opens_it_and_says_that_it_was_failing() -> None:
     circuit.schedule_probe(10.0)
     assert (circuit.probing, circuit.allowed_at) == (True, 10.0)
     assert circuit.record_success()
-    assert (circuit.failing, circuit.probing, circuit.allowed_at, circuit.failures) == (False, False, float("-inf"), 0)
+    assert (circuit.failing, circuit.probing, circuit.allowed_at, circuit.failures) == (
+        False,
+        False,
+        float("-inf"),
+        0,
+    )
     assert not circuit.record_success()
 
 
@@ -111,7 +120,9 @@ def test_what_delivers_needs_no_hastening() -> None:
 
 
 @pytest.mark.parametrize("is_failing", [True, False])
-def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed_first(is_failing: bool) -> None:
+def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed_first(
+    is_failing: bool,
+) -> None:
     circuit = failing() if is_failing else CircuitBreaker()
     circuit.schedule_probe(300.0 if is_failing else None)
     circuit.pause_until(600.0)
@@ -154,7 +165,11 @@ def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(h
         return wrong
 
     circuit = CircuitBreaker()
-    assert [goes_wrong(circuit, moment) for moment in (0.0, FRUITLESS - 1, FRUITLESS)] == [False, False, True]
+    assert [goes_wrong(circuit, moment) for moment in (0.0, FRUITLESS - 1, FRUITLESS)] == [
+        False,
+        False,
+        True,
+    ]
     circuit = CircuitBreaker()
     assert not goes_wrong(circuit, 0.0)
     circuit.record_success()

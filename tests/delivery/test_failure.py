@@ -12,7 +12,16 @@ import pytest
 from relay.errors import Deferred, DeliveryError, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.running_dispatcher import Answer, Far, Going, SteppedClock, going, hangs, refuses, takes
+from tests.delivery.running_dispatcher import (
+    Answer,
+    Far,
+    Going,
+    SteppedClock,
+    going,
+    hangs,
+    refuses,
+    takes,
+)
 from tests.outbox.open_store import until
 
 
@@ -21,7 +30,9 @@ def about(far: Far, name: str) -> list[tuple[str | None, int]]:
     return [(event.subject, event.data["count"]) for event in far.got if event.name == name]
 
 
-async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_through(tmp_path: Path) -> None:
+async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_through(
+    tmp_path: Path,
+) -> None:
     left = 2
 
     async def third_time(_: CloudEvent) -> Receipt:
@@ -37,9 +48,19 @@ async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_t
         await until(lambda: len(far.got) == 1)
         await relay.settled()
         assert [event.id for _, event in far.tried] == [told] * 3
-        assert await relay.attempts("bus") == [(1, "deferred", 503, "busy"), (1, "deferred", 503, "busy"), (1, "delivered", 200, None)]
+        assert await relay.attempts("bus") == [
+            (1, "deferred", 503, "busy"),
+            (1, "deferred", 503, "busy"),
+            (1, "delivered", 200, None),
+        ]
         (shown,) = await relay.deliveries("bus")
-        assert (shown.state, shown.attempts, shown.last_status, shown.reason, shown.next_at) == ("delivered", 3, 200, None, None)
+        assert (shown.state, shown.attempts, shown.last_status, shown.reason, shown.next_at) == (
+            "delivered",
+            3,
+            200,
+            None,
+            None,
+        )
 
 
 async def test_while_it_waits_for_another_try_one_can_see_why_and_when(tmp_path: Path) -> None:
@@ -49,7 +70,11 @@ async def test_while_it_waits_for_another_try_one_can_see_why_and_when(tmp_path:
         await until(lambda: relay.dispatcher.status()[0].reason is not None)
         await relay.settled()
         (shown,) = await relay.deliveries("bus", "waiting")
-        assert (shown.attempts, shown.reason, shown.next_at is not None) == (1, "it refused the connection", True)
+        assert (shown.attempts, shown.reason, shown.next_at is not None) == (
+            1,
+            "it refused the connection",
+            True,
+        )
 
 
 async def test_a_dead_letter_is_told_to_the_others(tmp_path: Path) -> None:
@@ -63,7 +88,9 @@ async def test_a_dead_letter_is_told_to_the_others(tmp_path: Path) -> None:
         await relay.tell("E-2")
         await until(lambda: len(about(other, "relay.dead-lettered")) == 2)
         assert about(other, "relay.dead-lettered") == [("bus", 1), ("bus", 2)]
-        assert [event.data["reason"] for event in other.got if event.name == "relay.dead-lettered"] == [
+        assert [
+            event.data["reason"] for event in other.got if event.name == "relay.dead-lettered"
+        ] == [
             "event.scheduled (entry 1): too big",
             "event.scheduled (entry 4): too big",
         ]
@@ -82,26 +109,39 @@ async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_pat
         await until(lambda: len(one.tried) + len(two.tried) == 4)
         await relay.settled()
         for sink, other in (("one", "two"), ("two", "one")):
-            assert [(done.type, done.state, done.reason) for done in await relay.deliveries(sink)] == [
+            assert [
+                (done.type, done.state, done.reason) for done in await relay.deliveries(sink)
+            ] == [
                 ("event.scheduled", "parked", "no"),
                 ("relay.dead-lettered", "superseded", "dropped: no"),
             ], other
         assert len(one.tried) + len(two.tried) == 4
 
 
-async def test_what_the_relay_says_of_itself_is_dropped_when_it_is_too_old_as_well(tmp_path: Path) -> None:
+async def test_what_the_relay_says_of_itself_is_dropped_when_it_is_too_old_as_well(
+    tmp_path: Path,
+) -> None:
     far = Far(refuses, give_up_after=0.0)
     async with going(tmp_path, {"bus": far}) as relay:
         await relay.tell("drain", "relay.sink-failing")
         await until(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.settled()
         (done,) = await relay.deliveries("bus")
-        assert (done.state, done.reason) == ("superseded", "dropped: given up after 0 s; last: it refused the connection")
+        assert (done.state, done.reason) == (
+            "superseded",
+            "dropped: given up after 0 s; last: it refused the connection",
+        )
 
 
 @pytest.mark.parametrize(
     "mistake",
-    [lambda: KeyError("secret"), lambda: ValueError("secret"), lambda: DeliveryError("secret"), TimeoutError, lambda: None],
+    [
+        lambda: KeyError("secret"),
+        lambda: ValueError("secret"),
+        lambda: DeliveryError("secret"),
+        TimeoutError,
+        lambda: None,
+    ],
     ids=["KeyError", "ValueError", "DeliveryError", "TimeoutError", "no receipt"],
 )
 async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceback(
@@ -126,15 +166,25 @@ async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceba
         parked, delivered = await relay.deliveries("bus")
         named = type(mistake()).__name__ if mistake() is not None else "AttributeError"
         assert (parked.state, parked.attempts, delivered.state) == ("parked", 5, "delivered")
-        assert parked.reason == f"the sink's own code failed 5 times; last: the sink's own code failed: {named}"
-        assert [outcome for entry, outcome, *_ in await relay.attempts("bus") if entry == parked.id] == ["error"] * 5
-        assert {event.subject for event in other.got if event.name == "event.scheduled"} == {"E-1", "E-2"}
+        assert (
+            parked.reason
+            == f"the sink's own code failed 5 times; last: the sink's own code failed: {named}"
+        )
+        assert [
+            outcome for entry, outcome, *_ in await relay.attempts("bus") if entry == parked.id
+        ] == ["error"] * 5
+        assert {event.subject for event in other.got if event.name == "event.scheduled"} == {
+            "E-1",
+            "E-2",
+        }
         assert "secret" not in str([event.data for event in other.got])
         assert not relay.task.done()
     assert len([record for record in caplog.records if record.exc_info is not None]) == 1
 
 
-async def test_another_mistake_of_a_sink_gets_a_traceback_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_another_mistake_of_a_sink_gets_a_traceback_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A hundred events that all meet the same one do not (a log says what changed)."""
     mistakes: list[type[Exception]] = [ValueError] * 30 + [LookupError] * 5
 
@@ -148,7 +198,10 @@ async def test_another_mistake_of_a_sink_gets_a_traceback_of_its_own(tmp_path: P
         for number in range(10):
             await relay.tell(f"E-{number}")
         await until(lambda: relay.dispatcher.status()[0].waiting == 0)
-    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError, LookupError]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [
+        ValueError,
+        LookupError,
+    ]
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_path: Path) -> None:
@@ -232,7 +285,9 @@ async def down_and_up(relay: Going, far: Far, other: Far, events: int) -> None:
     await until(lambda: len(about(other, "relay.sink-recovered")) == 1)
 
 
-async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_only(tmp_path: Path) -> None:
+async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_only(
+    tmp_path: Path,
+) -> None:
     far, other = Far(), Far()
     async with going(tmp_path, {"bus": far, "chat": other}) as relay:
         await down_and_up(relay, far, other, 20)
@@ -243,7 +298,9 @@ async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_onl
         assert (status.failing, status.reason, status.waiting) == (False, None, 0)
 
 
-async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at_once_in_order(tmp_path: Path) -> None:
+async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at_once_in_order(
+    tmp_path: Path,
+) -> None:
     """The pauses have grown long by then, and no entry waits for its own.
 
     See docs/protocol.md#a-backlog-goes-out-at-once.
@@ -264,7 +321,9 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
         await until(lambda: bool(far.got))
         began = asyncio.get_running_loop().time()
         await until(lambda: len(far.got) == 300)
-        assert asyncio.get_running_loop().time() - began < 0.1 * 300  # a third of what the pauses would take
+        assert (
+            asyncio.get_running_loop().time() - began < 0.1 * 300
+        )  # a third of what the pauses would take
         assert {subject: far.ids(subject) for subject in expected} == expected
 
 
@@ -306,7 +365,11 @@ async def test_a_far_side_that_is_gone_disables_the_sink_which_keeps_its_entries
         assert about(other, "relay.sink-disabled") == [("bus", 11 - 1)]
         assert [one.state for one in await relay.deliveries("bus")] == ["waiting"] * 11
         status = relay.dispatcher.status()[0]
-        assert (status.state, status.reason, status.failing) == ("disabled", "it answered 410", True)
+        assert (status.state, status.reason, status.failing) == (
+            "disabled",
+            "it answered 410",
+            True,
+        )
         assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
     far.answer = takes
     async with going(tmp_path, {"bus": far, "chat": other}) as relay:
@@ -320,13 +383,18 @@ async def test_a_far_side_that_is_gone_disables_the_sink_which_keeps_its_entries
         await until(lambda: bool(about(other, "relay.sink-recovered")))
 
 
-async def test_a_paused_sink_keeps_what_comes_and_sends_it_in_order_when_it_is_resumed(tmp_path: Path) -> None:
+async def test_a_paused_sink_keeps_what_comes_and_sends_it_in_order_when_it_is_resumed(
+    tmp_path: Path,
+) -> None:
     far = Far()
     async with going(tmp_path, {"bus": far}) as relay:
         await relay.dispatcher.set_state("bus", "paused", "by local:ada")
         ids = [await relay.tell(f"E-{number}") for number in range(5)]
     async with going(tmp_path, {"bus": far}) as relay:
-        assert (relay.dispatcher.status()[0].state, relay.dispatcher.status()[0].reason) == ("paused", "by local:ada")
+        assert (relay.dispatcher.status()[0].state, relay.dispatcher.status()[0].reason) == (
+            "paused",
+            "by local:ada",
+        )
         await relay.settled()
         assert not far.tried
         await relay.dispatcher.drain()
@@ -346,13 +414,22 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
             return Receipt()
         raise Deferred("not this one")
 
-    slow, dead, paused, resting = Far(slowly, concurrency=1, longest_pause=300.0), Far(refuses, longest_pause=300.0), Far(), Far()
+    slow, dead, paused, resting = (
+        Far(slowly, concurrency=1, longest_pause=300.0),
+        Far(refuses, longest_pause=300.0),
+        Far(),
+        Far(),
+    )
 
     async def asks_for_rest(_: CloudEvent) -> Receipt:
         raise Deferred("busy", after=300.0)
 
     resting.answer = asks_for_rest
-    async with going(tmp_path, {"slow": slow, "dead": dead, "paused": paused, "resting": resting}, slow={"events": ["event.*"]}) as relay:
+    async with going(
+        tmp_path,
+        {"slow": slow, "dead": dead, "paused": paused, "resting": resting},
+        slow={"events": ["event.*"]},
+    ) as relay:
         await relay.dispatcher.set_state("paused", "paused", None)
         for subject in ("bad", "E-1", "E-2"):
             await relay.tell(subject)
@@ -389,7 +466,10 @@ async def has_enough(_: CloudEvent) -> Receipt:
     raise Rejected("it takes no such event", status=400)
 
 
-@pytest.mark.parametrize(("answer", "reason"), [(asks_for_somebody, "it has no such channel"), (hangs, "no try has ended for a minute")])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(asks_for_somebody, "it has no such channel"), (hangs, "no try has ended for a minute")],
+)
 async def test_a_sink_that_delivers_nothing_for_a_minute_is_failing_and_the_others_hear_of_it(
     tmp_path: Path, answer: Answer, reason: str
 ) -> None:
@@ -412,7 +492,9 @@ async def test_a_sink_that_delivers_nothing_for_a_minute_is_failing_and_the_othe
 
 
 @pytest.mark.parametrize("answer", [asks_for_somebody, has_enough])
-async def test_a_sink_whose_every_entry_becomes_a_dead_letter_is_failing_after_a_minute(tmp_path: Path, answer: Answer) -> None:
+async def test_a_sink_whose_every_entry_becomes_a_dead_letter_is_failing_after_a_minute(
+    tmp_path: Path, answer: Answer
+) -> None:
     """Each is given up at its first try, and nothing waits between."""
     clock = SteppedClock()
     far = Far(answer, clock=clock)
@@ -428,7 +510,9 @@ async def test_a_sink_whose_every_entry_becomes_a_dead_letter_is_failing_after_a
         assert reason in {"it has no such channel", "it takes no such event"}
 
 
-async def test_while_a_sink_has_nothing_to_deliver_or_is_paused_no_time_passes_for_it(tmp_path: Path) -> None:
+async def test_while_a_sink_has_nothing_to_deliver_or_is_paused_no_time_passes_for_it(
+    tmp_path: Path,
+) -> None:
     clock = SteppedClock()
     far = Far(has_enough, clock=clock)
     async with going(tmp_path, {"bus": far}, clock=clock) as relay:

@@ -19,7 +19,9 @@ from tests.delivery.running_dispatcher import Answer, Far, going, hangs, takes
 from tests.outbox.open_store import until
 
 
-async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_way(tmp_path: Path) -> None:
+async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_way(
+    tmp_path: Path,
+) -> None:
     """Whatever takes how long, and whatever fails in between."""
     chance = random.Random(7)  # noqa: S311  # the same in every run
 
@@ -34,7 +36,11 @@ async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_wa
         expected: dict[str, list[str]] = defaultdict(list)
         for _ in range(20):
             for subject in (f"E-{number}" for number in range(15)):
-                expected[subject].append(await relay.tell(subject, chance.choice(["event.scheduled", "approval.recorded"])))
+                expected[subject].append(
+                    await relay.tell(
+                        subject, chance.choice(["event.scheduled", "approval.recorded"])
+                    )
+                )
         await until(lambda: len(far.got) == 300)
         assert {subject: far.ids(subject) for subject in expected} == expected
         assert 2 <= far.most_under_way <= 8
@@ -108,7 +114,9 @@ async def test_a_sinks_own_limit_is_used_and_kept(tmp_path: Path, most: int) -> 
         assert far.most_under_way == most
 
 
-async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_stale_drop(tmp_path: Path) -> None:
+async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_stale_drop(
+    tmp_path: Path,
+) -> None:
     """For people; programs get the whole history.
 
     See docs/protocol.md#people-want-the-newest-state.
@@ -116,21 +124,35 @@ async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_s
     chat, bus = Far(), Far()
     async with going(tmp_path, {"chat": chat, "bus": bus}, chat={"stale": "drop"}) as relay:
         await relay.dispatcher.set_state("chat", "paused", "lunch")
-        for name in ("event.scheduled", "event.updated", "approval.recorded", "event.updated", "event.started"):
+        for name in (
+            "event.scheduled",
+            "event.updated",
+            "approval.recorded",
+            "event.updated",
+            "event.started",
+        ):
             await relay.tell("E-1", name)
         await relay.tell("E-2")
         await relay.dispatcher.set_state("chat", "on", None)
         await until(lambda: len(chat.got) == 3 and len(bus.got) == 6)
-        assert [event.name for event in chat.got if event.subject == "E-1"] == ["approval.recorded", "event.started"]
+        assert [event.name for event in chat.got if event.subject == "E-1"] == [
+            "approval.recorded",
+            "event.started",
+        ]
         await relay.settled()
-        assert [(one.type, one.state, one.reason) for one in await relay.deliveries("chat", "superseded")] == [
+        assert [
+            (one.type, one.state, one.reason)
+            for one in await relay.deliveries("chat", "superseded")
+        ] == [
             ("event.scheduled", "superseded", "replaced by a newer event.updated"),
             ("event.updated", "superseded", "replaced by a newer event.updated"),
             ("event.updated", "superseded", "replaced by a newer event.started"),
         ]
 
 
-async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_where_stale_is_drop(tmp_path: Path) -> None:
+async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_where_stale_is_drop(
+    tmp_path: Path,
+) -> None:
     goes = asyncio.Event()
 
     async def scheduled_fails(event: CloudEvent) -> Receipt:
@@ -154,7 +176,9 @@ async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_whe
         assert len(chat.tried) == 2
 
 
-async def test_of_what_the_relay_says_of_itself_one_waits_for_each_kind_and_sink_meant(tmp_path: Path) -> None:
+async def test_of_what_the_relay_says_of_itself_one_waits_for_each_kind_and_sink_meant(
+    tmp_path: Path,
+) -> None:
     bus = Far()
     async with going(tmp_path, {"bus": bus}) as relay:
         await relay.dispatcher.set_state("bus", "paused", None)
@@ -198,7 +222,9 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
     assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * MAX_BATCH
 
 
-async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(tmp_path: Path) -> None:
+async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(
+    tmp_path: Path,
+) -> None:
     """What got through and is not written down as delivered yet is sent again after a crash: that are 64 at the most."""
     free, far = threading.Event(), Far(hangs)
     async with going(tmp_path, {"bus": far}) as relay:

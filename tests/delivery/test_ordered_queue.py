@@ -18,7 +18,9 @@ TYPES = st.sampled_from(["event.scheduled", "event.updated", "approval.granted"]
 OLDER = st.sampled_from([0, 0, 1, 4])
 
 
-def entry(id_: int, lane: str = "a", type_: str = "event.scheduled", attempts: int = 0, older: int = 0) -> Entry:
+def entry(
+    id_: int, lane: str = "a", type_: str = "event.scheduled", attempts: int = 0, older: int = 0
+) -> Entry:
     """An entry that waits. ``older``: it is sent once more, and was said so many before."""
     return Entry(id_, "bus", id_ - older, lane, type_, lane, None, attempts, None, NOW, said(id_))
 
@@ -50,7 +52,9 @@ class LanesLaw(RuleBasedStateMachine):
 
     def of(self, state: str) -> dict[str, Modelled]:
         """The lanes in which something waits, in that state."""
-        return {name: lane for name, lane in self.model.items() if lane.waiting and lane.state == state}
+        return {
+            name: lane for name, lane in self.model.items() if lane.waiting and lane.state == state
+        }
 
     @rule(lane=LANES, type_=TYPES, attempts=st.integers(0, 3), older=OLDER)
     def push(self, lane: str, type_: str, attempts: int, older: int) -> None:
@@ -66,7 +70,11 @@ class LanesLaw(RuleBasedStateMachine):
         modelled = self.model.setdefault(lane, Modelled())
         head = modelled.waiting[0] if modelled.waiting else None
         family = type_.split(".", maxsplit=1)[0]
-        replaced = [old for old in modelled.waiting if old.type.startswith(family) and old.position <= new.position]
+        replaced = [
+            old
+            for old in modelled.waiting
+            if old.type.startswith(family) and old.position <= new.position
+        ]
         stale = [old for old in replaced if not (old is head and modelled.state == "busy")]
         assert self.lanes.supersede(new) == stale
         modelled.waiting = [old for old in modelled.waiting if old not in stale]
@@ -79,7 +87,9 @@ class LanesLaw(RuleBasedStateMachine):
     def take_the_oldest(self) -> None:
         """A try begins."""
         free = self.of("free")
-        expected = min((lane.waiting[0] for lane in free.values()), key=lambda one: one.id, default=None)
+        expected = min(
+            (lane.waiting[0] for lane in free.values()), key=lambda one: one.id, default=None
+        )
         assert self.lanes.take() == expected
         if expected is not None:
             self.model[expected.ordering_key].state = "busy"
@@ -88,7 +98,11 @@ class LanesLaw(RuleBasedStateMachine):
     def take_the_least_tried(self) -> None:
         """A probe begins."""
         free = self.of("free")
-        expected = min((lane.waiting[0] for lane in free.values()), key=lambda one: (one.attempts, one.id), default=None)
+        expected = min(
+            (lane.waiting[0] for lane in free.values()),
+            key=lambda one: (one.attempts, one.id),
+            default=None,
+        )
         assert self.lanes.take(least_tried=True) == expected
         if expected is not None:
             self.model[expected.ordering_key].state = "busy"
@@ -108,7 +122,11 @@ class LanesLaw(RuleBasedStateMachine):
         """It failed, and will be tried again."""
         lane = self.of("busy")[data.draw(st.sampled_from(sorted(self.of("busy"))))]
         head = lane.waiting[0]
-        newer = [one for one in lane.waiting[1:] if one.type.split(".")[0] == head.type.split(".")[0] and one.position >= head.position]
+        newer = [
+            one
+            for one in lane.waiting[1:]
+            if one.type.split(".")[0] == head.type.split(".")[0] and one.position >= head.position
+        ]
         assert self.lanes.outdated(head) == bool(newer)
         tried = replace(lane.waiting[0], attempts=lane.waiting[0].attempts + 1)
         self.lanes.rest(tried, self.now + pause, alone=alone)

@@ -14,10 +14,14 @@ from tests.delivery.running_dispatcher import Far, SteppedClock, going
 from tests.outbox.open_store import until
 
 
-async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(tmp_path: Path) -> None:
+async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(
+    tmp_path: Path,
+) -> None:
     clock = SteppedClock()
     slow, other = Far(clock=clock), Far(clock=clock)
-    async with going(tmp_path, {"slow": slow, "other": other}, clock=clock, slow={"rate": 4}) as relay:
+    async with going(
+        tmp_path, {"slow": slow, "other": other}, clock=clock, slow={"rate": 4}
+    ) as relay:
         for number in range(20):
             await relay.tell(f"E-{number}")
         await relay.forward(0)
@@ -30,7 +34,9 @@ async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_
 
 
 @pytest.mark.parametrize("how", ["delivered", "deferred", "rejected"])
-async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_does_again(tmp_path: Path, how: str) -> None:
+async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_does_again(
+    tmp_path: Path, how: str
+) -> None:
     skew = 31.0
 
     async def drifted(event: CloudEvent) -> Receipt:
@@ -54,10 +60,17 @@ async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_
         skew = -29.0
         await relay.tell("E-3")
         await until(lambda: relay.dispatcher.status()[0].waiting == 0)
-        assert told() == ["its clock is 31 s ahead of ours: check both, as signatures bear the time"]
+        assert told() == [
+            "its clock is 31 s ahead of ours: check both, as signatures bear the time"
+        ]
         skew = -3600.0
         await relay.tell("E-4")
         await until(lambda: len(told()) == 2)
-        assert told()[1] == "its clock is 3600 s behind ours: check both, as signatures bear the time"
-        assert [event.subject for event in other.got if event.name == "relay.clock-skewed"] == ["drain", "drain"]
+        assert (
+            told()[1] == "its clock is 3600 s behind ours: check both, as signatures bear the time"
+        )
+        assert [event.subject for event in other.got if event.name == "relay.clock-skewed"] == [
+            "drain",
+            "drain",
+        ]
         assert "relay.clock-skewed" not in far.names()

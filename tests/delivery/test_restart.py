@@ -26,7 +26,9 @@ from tests.delivery.running_dispatcher import Far, going, hangs, refuses, takes
 from tests.outbox.open_store import IDENTITY, NOW, connection_of, until
 
 
-async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(tmp_path: Path) -> None:
+async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(
+    tmp_path: Path,
+) -> None:
     far = Far(hangs, concurrency=3)
     expected: dict[str, list[str]] = {}
     async with going(tmp_path, {"bus": far}) as relay:
@@ -88,8 +90,15 @@ async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: P
 
         def many(tx: Transaction, first: int) -> None:
             for number in range(first, first + 500):
-                event = cloudevent("event.scheduled", f"E-{number}", {**DATA, "description": padding}, id=f"{number:032x}")
-                body = bytes(bytearray(event.body))  # orjson's own reserves eight times as much, of which the system gives none
+                event = cloudevent(
+                    "event.scheduled",
+                    f"E-{number}",
+                    {**DATA, "description": padding},
+                    id=f"{number:032x}",
+                )
+                body = bytes(
+                    bytearray(event.body)
+                )  # orjson's own reserves eight times as much, of which the system gives none
                 tx.record(replace(event, body=body), NOW)
 
         tracemalloc.start()
@@ -125,22 +134,32 @@ async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: 
         await relay.tell("drain", "relay.sink-failing")
         for subject in ("e-1", "e-2", "e-3"):
             await relay.store.transact(
-                lambda tx, subject=subject: tx.snapshot.begin(subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                lambda tx, subject=subject: tx.snapshot.begin(
+                    subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW
+                )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             )
         await relay.store.transact(lambda tx: tx.snapshot.end("e-3", "unknown", cloudevent(), NOW))
         await until(lambda: len(bus.got) == 7)
     for _ in range(2):
         async with going(
-            tmp_path, {"bus": bus, "chat": chat, "pager": pager}, chat={"events": ["event.*"]}, pager={"match": {"event_type": ["reboot"]}}
+            tmp_path,
+            {"bus": bus, "chat": chat, "pager": pager},
+            chat={"events": ["event.*"]},
+            pager={"match": {"event_type": ["reboot"]}},
         ) as relay:
             await until(lambda: len(chat.got) == 2 and len(pager.got) == 1)
             await relay.settled()
-        assert [(event.subject, event.name) for event in chat.got] == [("E-1", "event.started"), ("E-2", "event.scheduled")]
+        assert [(event.subject, event.name) for event in chat.got] == [
+            ("E-1", "event.started"),
+            ("E-2", "event.scheduled"),
+        ]
         assert [(event.subject, event.name) for event in pager.got] == [("E-1", "event.started")]
         assert len(bus.got) == 7
 
 
-async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped(tmp_path: Path) -> None:
+async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped(
+    tmp_path: Path,
+) -> None:
     bus, chat = Far(hangs), Far()
     async with going(tmp_path, {"bus": bus, "chat": chat}) as relay:
         for subject in ("E-1", "E-2"):
@@ -161,7 +180,9 @@ async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped
         await until(lambda: len(bus.got) == 2)
 
 
-async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_next_start(tmp_path: Path) -> None:
+async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_next_start(
+    tmp_path: Path,
+) -> None:
     """Else it would wait for ever, and hold up StartRequests and pruning."""
     chat = Far()
     async with going(tmp_path, {"chat": chat}) as relay:
@@ -172,7 +193,9 @@ async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_
         assert [one.state for one in await relay.deliveries("nobody")] == ["parked"]
 
 
-async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_own(tmp_path: Path) -> None:
+async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_own(
+    tmp_path: Path,
+) -> None:
     """Its old age and tries count no more, after a restart neither."""
     answers = [Rejected("no"), Deferred("not yet"), Deferred("not yet")]
 
@@ -185,7 +208,11 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
     async with going(tmp_path, {"bus": far}) as relay:
         told = await relay.tell("E-1")
         await until(lambda: relay.dispatcher.status()[0].waiting == 0)
-        await relay.store.transact(lambda tx: connection_of(tx).execute("UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"))
+        await relay.store.transact(
+            lambda tx: connection_of(tx).execute(
+                "UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"
+            )
+        )
         assert await relay.store.transact(redeliver(1, relay.clock.now()))
         await until(lambda: len(far.tried) == 2)
         assert not await relay.store.transact(redeliver(1, relay.clock.now())), "it waits already"
@@ -195,7 +222,9 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
         await until(lambda: len(far.got) == 1)
         assert far.ids() == [told]
         await relay.settled()
-        assert [(one.state, one.attempts) for one in await relay.deliveries("bus")] == [("delivered", 4)]
+        assert [(one.state, one.attempts) for one in await relay.deliveries("bus")] == [
+            ("delivered", 4)
+        ]
 
 
 async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Path) -> None:
@@ -229,7 +258,9 @@ async def test_a_ping_goes_to_the_pinged_sink_alone(tmp_path: Path) -> None:
         assert not chat.got
 
 
-async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_goes_out(tmp_path: Path) -> None:
+async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_goes_out(
+    tmp_path: Path,
+) -> None:
     """And what is not at hand is no mistake of the sink: it waits."""
     far = Far()
     async with going(tmp_path, {"bus": far}) as relay:
@@ -258,24 +289,40 @@ async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_go
         assert [one.attempts for one in await relay.deliveries("bus")] == [1, 1]
 
 
-async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_others_go(tmp_path: Path) -> None:
+async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_others_go(
+    tmp_path: Path,
+) -> None:
     far = Far()
     async with going(tmp_path, {"bus": far}, run=False) as relay:
         for number in range(3):
             await relay.tell(f"E-{number}")
-        await relay.store.transact(lambda tx: connection_of(tx).execute("DROP TRIGGER journal_is_append_only"))
-        await relay.store.transact(lambda tx: connection_of(tx).execute("UPDATE journal SET body = x'7b' WHERE position = 2"))
+        await relay.store.transact(
+            lambda tx: connection_of(tx).execute("DROP TRIGGER journal_is_append_only")
+        )
+        await relay.store.transact(
+            lambda tx: connection_of(tx).execute(
+                "UPDATE journal SET body = x'7b' WHERE position = 2"
+            )
+        )
     async with going(tmp_path, {"bus": far}) as relay:
         await until(lambda: len(far.got) == 2)
         await relay.settled()
-        assert [one.state for one in await relay.deliveries("bus")] == ["delivered", "parked", "delivered"]
+        assert [one.state for one in await relay.deliveries("bus")] == [
+            "delivered",
+            "parked",
+            "delivered",
+        ]
 
 
 @pytest.mark.parametrize("lines", [1, 40, 200])
-async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(tmp_path: Path, lines: int) -> None:
+async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
+    tmp_path: Path, lines: int
+) -> None:
     """At least once, in order per event: what was taken and not yet written down comes again, and only that."""
     with subprocess.Popen(  # noqa: ASYNC220  # nothing else goes on here meanwhile
-        [sys.executable, "-m", "tests.delivery.deliver_until_killed", str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.delivery.deliver_until_killed", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as sending:
         assert sending.stdout is not None
         lines_read = [sending.stdout.readline() for _ in range(lines)]
@@ -298,11 +345,15 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(tmp_pat
     assert lines < 200 or len(far.got) < len(everything)
 
 
-async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice(tmp_path: Path) -> None:
+async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice(
+    tmp_path: Path,
+) -> None:
     """A chat has messages looked at again as soon as it is connected, and that is before the dispatcher starts."""
     far, clock = Far(takes, concurrency=3), SystemClock()
     settings = SinkSettings(name="bus")
-    async with open_store(StoreSettings(path=tmp_path / "relay.db"), IDENTITY, clock, lambda _: ("bus",)) as store:
+    async with open_store(
+        StoreSettings(path=tmp_path / "relay.db"), IDENTITY, clock, lambda _: ("bus",)
+    ) as store:
         dispatcher = Dispatcher({"bus": (settings, far)}, store, clock, lambda *_: None)
         starting = asyncio.create_task(dispatcher.start())
         told: list[str] = []

@@ -41,7 +41,14 @@ AGES = st.floats(0, 2 * DAY)
 ASKED = st.none() | st.floats(0, 1e9) | st.just(math.inf)
 
 
-def after(failure: Failure = "transient", *, left: float | None = None, age: float = 0.0, tries: int = 1, **given_: Any) -> Verdict:
+def after(
+    failure: Failure = "transient",
+    *,
+    left: float | None = None,
+    age: float = 0.0,
+    tries: int = 1,
+    **given_: Any,
+) -> Verdict:
     """What the plan says with so many seconds to NotBefore, of an event that is so old."""
     return plan_retry(
         failure,
@@ -64,7 +71,10 @@ def pause(*given_: Any, **named: Any) -> float:
 def test_a_far_side_that_asks_us_to_stop_is_disabled_whatever_else_holds(
     left: float | None, age: float, tries: int, asked: float | None, chance: float
 ) -> None:
-    assert after("disabled", left=left, age=age, tries=tries, asked=asked, chance=chance) == DisableSink()
+    assert (
+        after("disabled", left=left, age=age, tries=tries, asked=asked, chance=chance)
+        == DisableSink()
+    )
 
 
 @given(left=st.none() | st.floats(-DAY, 0), age=AGES, tries=TRIES, asked=ASKED)
@@ -75,7 +85,9 @@ def test_what_was_refused_is_parked_at_once_with_no_notbefore_ahead(
 
 
 @given(left=AHEAD, age=AGES, tries=TRIES, chance=CHANCES)
-def test_what_was_refused_is_tried_slowly_while_notbefore_is_ahead(left: float, age: float, tries: int, chance: float) -> None:
+def test_what_was_refused_is_tried_slowly_while_notbefore_is_ahead(
+    left: float, age: float, tries: int, chance: float
+) -> None:
     """A person must correct something, and often does within minutes.
 
     See docs/protocol.md#which-statuses-pass-by-themselves.
@@ -86,39 +98,55 @@ def test_what_was_refused_is_tried_slowly_while_notbefore_is_ahead(left: float, 
 
 
 @given(left=st.none() | st.floats(-DAY, 0), age=st.floats(DAY, 10 * DAY), tries=TRIES, asked=ASKED)
-def test_what_is_too_old_is_parked(left: float | None, age: float, tries: int, asked: float | None) -> None:
+def test_what_is_too_old_is_parked(
+    left: float | None, age: float, tries: int, asked: float | None
+) -> None:
     verdict = after(left=left, age=age, tries=tries, asked=asked)
     assert verdict == DeadLetter("given up after 86400 s")
 
 
 @given(left=AHEAD, age=AGES, tries=TRIES)
-def test_nothing_is_given_up_for_its_age_before_its_notbefore(left: float, age: float, tries: int) -> None:
+def test_nothing_is_given_up_for_its_age_before_its_notbefore(
+    left: float, age: float, tries: int
+) -> None:
     """Notice of degraded hardware comes days ahead."""
     assert isinstance(after(left=left, age=age, tries=tries), RetryAfter)
 
 
 @given(left=AHEAD, age=st.floats(60, DAY), tries=TRIES)
-def test_a_limit_under_a_day_holds_before_notbefore_too(left: float, age: float, tries: int) -> None:
+def test_a_limit_under_a_day_holds_before_notbefore_too(
+    left: float, age: float, tries: int
+) -> None:
     """Who sets it wants to hear of the failure."""
-    assert after(left=left, age=age, tries=tries, give_up_after=60.0) == DeadLetter("given up after 60 s")
+    assert after(left=left, age=age, tries=tries, give_up_after=60.0) == DeadLetter(
+        "given up after 60 s"
+    )
 
 
 @given(left=st.none() | st.floats(-DAY, 0), age=st.floats(0, DAY - 1), tries=TRIES)
 def test_what_is_young_is_tried_again(left: float | None, age: float, tries: int) -> None:
     assert isinstance(after(left=left, age=age, tries=tries), RetryAfter)
-    assert isinstance(after(left=left, age=age * 1000, tries=tries, give_up_after=math.inf), RetryAfter)
+    assert isinstance(
+        after(left=left, age=age * 1000, tries=tries, give_up_after=math.inf), RetryAfter
+    )
 
 
 @given(left=LEFT, tries=TRIES, asked=ASKED, chance=CHANCES)
-def test_jitter_only_adds_and_little(left: float | None, tries: int, asked: float | None, chance: float) -> None:
+def test_jitter_only_adds_and_little(
+    left: float | None, tries: int, asked: float | None, chance: float
+) -> None:
     """But for the last call, which it makes later by less than a second."""
-    plain, shaken = (pause(left=left, tries=tries, asked=asked, chance=one) for one in (0.0, chance))
+    plain, shaken = (
+        pause(left=left, tries=tries, asked=asked, chance=one) for one in (0.0, chance)
+    )
     assert plain <= shaken
     assert shaken <= plain * MOST or (left is not None and shaken <= left - 1)
 
 
 @given(left=LEFT, tries=TRIES, asked=st.floats(0.001, 1e9) | st.just(math.inf), chance=CHANCES)
-def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(left: float | None, tries: int, asked: float, chance: float) -> None:
+def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(
+    left: float | None, tries: int, asked: float, chance: float
+) -> None:
     """Also where the entry itself would have waited longer: its neighbours would not."""
     verdict = after(left=left, tries=tries, asked=asked, chance=chance)
     assert isinstance(verdict, RetryAfter)
@@ -128,8 +156,12 @@ def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(left: float 
 
 
 @given(left=LEFT, tries=TRIES, asked=st.none() | st.floats(-1e9, 0), chance=CHANCES)
-def test_without_a_retry_after_nobody_else_rests(left: float | None, tries: int, asked: float | None, chance: float) -> None:
-    assert after(left=left, tries=tries, asked=asked, chance=chance) == RetryAfter(pause(left=left, tries=tries, chance=chance), rest=0.0)
+def test_without_a_retry_after_nobody_else_rests(
+    left: float | None, tries: int, asked: float | None, chance: float
+) -> None:
+    assert after(left=left, tries=tries, asked=asked, chance=chance) == RetryAfter(
+        pause(left=left, tries=tries, chance=chance), rest=0.0
+    )
 
 
 @given(left=LEFT, chance=CHANCES)
@@ -138,12 +170,18 @@ def test_the_first_try_again_comes_within_two_seconds(left: float | None, chance
 
 
 @given(left=st.floats(0.001, WINDOW), tries=TRIES, chance=CHANCES)
-def test_in_the_last_quarter_of_an_hour_a_try_comes_at_least_every_8_s(left: float, tries: int, chance: float) -> None:
+def test_in_the_last_quarter_of_an_hour_a_try_comes_at_least_every_8_s(
+    left: float, tries: int, chance: float
+) -> None:
     assert 0 < pause(left=left, tries=tries, chance=chance) <= 8
 
 
-@given(left=st.floats(WINDOW, WINDOW + 120) | st.floats(WINDOW, 10 * DAY), tries=TRIES, chance=CHANCES)
-def test_before_that_a_try_comes_at_least_every_60_s_and_one_at_the_right_time(left: float, tries: int, chance: float) -> None:
+@given(
+    left=st.floats(WINDOW, WINDOW + 120) | st.floats(WINDOW, 10 * DAY), tries=TRIES, chance=CHANCES
+)
+def test_before_that_a_try_comes_at_least_every_60_s_and_one_at_the_right_time(
+    left: float, tries: int, chance: float
+) -> None:
     """The window is entered within 8 s: no pause of a minute reaches far into it."""
     seconds = pause(left=left, tries=tries, chance=chance)
     assert seconds <= 60
@@ -151,13 +189,23 @@ def test_before_that_a_try_comes_at_least_every_60_s_and_one_at_the_right_time(l
 
 
 @given(left=st.none() | st.floats(-DAY, 0), tries=TRIES, chance=CHANCES)
-def test_with_no_notbefore_ahead_the_pauses_double_up_to_five_minutes(left: float | None, tries: int, chance: float) -> None:
+def test_with_no_notbefore_ahead_the_pauses_double_up_to_five_minutes(
+    left: float | None, tries: int, chance: float
+) -> None:
     expected = min(0.5 * 2.0 ** min(tries - 1, 20), 300.0)
     assert expected <= pause(left=left, tries=tries, chance=chance) <= expected * MOST
 
 
-@given(failure=st.sampled_from(["transient", "slow"]), left=LEFT, tries=TRIES, longest=st.floats(0.1, 1000), chance=CHANCES)
-def test_no_pause_is_longer_than_the_sinks_longest(failure: Failure, left: float | None, tries: int, longest: float, chance: float) -> None:
+@given(
+    failure=st.sampled_from(["transient", "slow"]),
+    left=LEFT,
+    tries=TRIES,
+    longest=st.floats(0.1, 1000),
+    chance=CHANCES,
+)
+def test_no_pause_is_longer_than_the_sinks_longest(
+    failure: Failure, left: float | None, tries: int, longest: float, chance: float
+) -> None:
     verdict = after(failure, left=left, tries=tries, longest_pause=longest, chance=chance)
     assume(isinstance(verdict, RetryAfter))
     assert isinstance(verdict, RetryAfter)
@@ -172,7 +220,9 @@ class Call:
     waited: float
 
 
-def calls(left: float, *, took: float, chances: st.DataObject, failure: Failure = "transient") -> list[Call]:
+def calls(
+    left: float, *, took: float, chances: st.DataObject, failure: Failure = "transient"
+) -> list[Call]:
     """Every try up to the first after NotBefore, by a receiver that is down and fails each after so many seconds."""
     made, tries = [Call(left, 0.0)], 1
     while made[-1].left > 0 and made[-1].left - took > 0:
@@ -184,7 +234,9 @@ def calls(left: float, *, took: float, chances: st.DataObject, failure: Failure 
 
 
 @given(left=st.floats(0.5, 3000), took=st.floats(0, 1), data=st.data())
-def test_a_receiver_that_is_down_is_called_all_the_way_to_a_last_call(left: float, took: float, data: st.DataObject) -> None:
+def test_a_receiver_that_is_down_is_called_all_the_way_to_a_last_call(
+    left: float, took: float, data: st.DataObject
+) -> None:
     """The whole run: within two seconds, never a gap over 8 s in the window or 60 s before it, and a call in the last 2 s + a try."""
     made = [call for call in calls(left, took=took, chances=data) if call.left > 0]
     for before, call in pairwise(made):
@@ -210,24 +262,45 @@ def outlined(
 ) -> tuple[tuple[ForecastSegment, ...], DeadLetter | DisableSink | None]:
     """The outline of an event that was just recorded."""
     not_before = None if left is None else NOW + timedelta(seconds=left)
-    return forecast(failure, tries=tries, now=NOW, recorded=NOW, not_before=not_before, give_up_after=DAY)
+    return forecast(
+        failure, tries=tries, now=NOW, recorded=NOW, not_before=not_before, give_up_after=DAY
+    )
 
 
 @given(failure=st.sampled_from(["transient", "slow"]), left=LEFT, tries=st.integers(1, 20))
-def test_an_outline_is_the_plan_followed_try_by_try(failure: Failure, left: float | None, tries: int) -> None:
+def test_an_outline_is_the_plan_followed_try_by_try(
+    failure: Failure, left: float | None, tries: int
+) -> None:
     """What is printed is what is done: every moment, and how it ends."""
     stretches, end = outlined(failure, left=left, tries=tries)
     not_before = None if left is None else NOW + timedelta(seconds=left)
     at, number = NOW, tries
     for stretch in stretches:
         for place in range(stretch.tries):
-            verdict = plan_retry(failure, tries=number, now=at, recorded=NOW, not_before=not_before, give_up_after=DAY)
+            verdict = plan_retry(
+                failure,
+                tries=number,
+                now=at,
+                recorded=NOW,
+                not_before=not_before,
+                give_up_after=DAY,
+            )
             assert verdict == RetryAfter(stretch.pause)
             at, number = retry_time(verdict, at), number + 1
             assert place or at == stretch.first
         assert at == stretch.last
     if end is not None:
-        assert plan_retry(failure, tries=number, now=at, recorded=NOW, not_before=not_before, give_up_after=DAY) == end
+        assert (
+            plan_retry(
+                failure,
+                tries=number,
+                now=at,
+                recorded=NOW,
+                not_before=not_before,
+                give_up_after=DAY,
+            )
+            == end
+        )
     else:
         assert number - tries == OUTLINED
 
@@ -238,5 +311,8 @@ def test_an_outline_of_ten_minutes_notice_reads_as_the_promise_does() -> None:
     assert [one.pause for one in ahead[:5]] == [0.5, 1.0, 2.0, 4.0, 7.0]
     assert (NOW + timedelta(seconds=600) - ahead[-1].last).total_seconds() == pytest.approx(2.0)
     assert end == DeadLetter("given up after 86400 s")
-    assert outlined("slow") == ((), DeadLetter("refused, and no NotBefore ahead to keep trying for"))
+    assert outlined("slow") == (
+        (),
+        DeadLetter("refused, and no NotBefore ahead to keep trying for"),
+    )
     assert outlined("disabled") == ((), DisableSink())

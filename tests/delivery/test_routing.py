@@ -13,7 +13,9 @@ from tests.builders import DATA, cloudevent
 
 def sinks(**given: dict[str, Any]) -> list[SinkSettings]:
     """Sections of the YAML document, by name."""
-    return [SinkSettings.model_validate({"name": name, **section}) for name, section in given.items()]
+    return [
+        SinkSettings.model_validate({"name": name, **section}) for name, section in given.items()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -27,15 +29,22 @@ def sinks(**given: dict[str, Any]) -> list[SinkSettings]:
         ("relay.ping", []),
     ],
 )
-def test_events_are_chosen_by_patterns_over_family_and_change(name: str, expected: list[str]) -> None:
+def test_events_are_chosen_by_patterns_over_family_and_change(
+    name: str, expected: list[str]
+) -> None:
     configured = sinks(
-        all={}, events={"events": ["event.*"]}, some={"events": ["event.scheduled", "event.started"]}, approvals={"events": ["*.granted"]}
+        all={},
+        events={"events": ["event.*"]},
+        some={"events": ["event.scheduled", "event.started"]},
+        approvals={"events": ["*.granted"]},
     )
     assert list(matching_sinks(cloudevent(name), configured)) == expected
 
 
 def test_match_narrows_events_and_not_what_the_relay_says_of_itself() -> None:
-    configured = sinks(reboots={"match": {"event_type": ["reboot"]}}, freezes={"match": {"event_type": ["FREEZE"]}})
+    configured = sinks(
+        reboots={"match": {"event_type": ["reboot"]}}, freezes={"match": {"event_type": ["FREEZE"]}}
+    )
     assert list(matching_sinks(cloudevent("event.scheduled"), configured)) == ["freezes"]
     assert list(matching_sinks(cloudevent("approval.granted"), configured)) == ["freezes"]
     news = cloudevent("relay.source-lost", None, {"sink": None, "reason": "x", "count": 1})
@@ -43,11 +52,18 @@ def test_match_narrows_events_and_not_what_the_relay_says_of_itself() -> None:
 
 
 def test_for_a_sink_one_resource_is_enough_and_an_event_without_any_matches() -> None:
-    configured = sinks(one={"match": {"resources": ["westno_1"]}}, other={"match": {"resources": ["eastno_*"]}})
+    configured = sinks(
+        one={"match": {"resources": ["westno_1"]}}, other={"match": {"resources": ["eastno_*"]}}
+    )
     assert list(matching_sinks(cloudevent(), configured)) == ["one"]
-    assert list(matching_sinks(cloudevent(data={**DATA, "resources": []}), configured)) == ["one", "other"]
+    assert list(matching_sinks(cloudevent(data={**DATA, "resources": []}), configured)) == [
+        "one",
+        "other",
+    ]
 
 
 def test_what_the_relay_says_of_a_sink_never_goes_to_that_sink() -> None:
     about = cloudevent("relay.sink-failing", "drain", {"sink": "drain", "reason": "x", "count": 1})
-    assert list(matching_sinks(about, sinks(drain={}, bus={}, chat={"events": ["event.*"]}))) == ["bus"]
+    assert list(matching_sinks(about, sinks(drain={}, bus={}, chat={"events": ["event.*"]}))) == [
+        "bus"
+    ]

@@ -27,7 +27,9 @@ def far(clock: SteppedClock, answer: object = takes, **given: float) -> Far:
 
 
 @pytest.mark.parametrize("others", [0, 3])
-async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_a_last_call(tmp_path: Path, others: int) -> None:
+async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_a_last_call(
+    tmp_path: Path, others: int
+) -> None:
     """Also when several events wait, and the probes take turns."""
     clock = SteppedClock()
     down = far(clock, refuses)
@@ -43,7 +45,9 @@ async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_
 
 
 @pytest.mark.parametrize("down_for", [20, 300, 800])
-async def test_a_receiver_that_was_down_is_told_within_8_s_of_its_return(tmp_path: Path, down_for: float) -> None:
+async def test_a_receiver_that_was_down_is_told_within_8_s_of_its_return(
+    tmp_path: Path, down_for: float
+) -> None:
     clock = SteppedClock()
     drain = far(clock, refuses)
     async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
@@ -68,7 +72,9 @@ async def test_long_before_notbefore_it_is_tried_every_minute_and_in_time(tmp_pa
         assert late[0] <= 2708
 
 
-async def test_what_comes_to_a_sink_that_has_long_been_down_is_tried_at_once_and_by_its_own_deadline(tmp_path: Path) -> None:
+async def test_what_comes_to_a_sink_that_has_long_been_down_is_tried_at_once_and_by_its_own_deadline(
+    tmp_path: Path,
+) -> None:
     """The pause was fitted to what waited before, five minutes by then."""
     clock = SteppedClock()
     drain = far(clock, refuses)
@@ -86,7 +92,9 @@ async def test_what_comes_to_a_sink_that_has_long_been_down_is_tried_at_once_and
         assert tried[-1] >= 56
 
 
-async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(tmp_path: Path) -> None:
+async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
+    tmp_path: Path,
+) -> None:
     """Alone it makes the sink look dead; the next event is tried all the same, and at once."""
 
     async def poisoned(event: CloudEvent) -> Receipt:
@@ -138,10 +146,12 @@ async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -
             await relay.tell(f"E-{number}", not_before=300)
         await relay.forward(118)
         assert len(drain.tried) == 1
-        assert sorted(event.subject or "" for event in other.got if event.name == "event.scheduled") == [
-            f"E-{number}" for number in range(4)
-        ]
-        assert [event.subject for event in other.got if event.name == "relay.sink-failing"] == ["drain"], "it got nothing for a minute"
+        assert sorted(
+            event.subject or "" for event in other.got if event.name == "event.scheduled"
+        ) == [f"E-{number}" for number in range(4)]
+        assert [event.subject for event in other.got if event.name == "relay.sink-failing"] == [
+            "drain"
+        ], "it got nothing for a minute"
         await relay.forward(15)
         assert {event.subject for event in drain.got} == {f"E-{number}" for number in range(4)}
         assert min(moment for moment, _ in drain.tried[1:]) >= 120
@@ -166,7 +176,9 @@ async def test_a_short_retry_after_holds_back_the_others_too(tmp_path: Path) -> 
         assert len(drain.got) == 2
 
 
-async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after_notbefore(tmp_path: Path) -> None:
+async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after_notbefore(
+    tmp_path: Path,
+) -> None:
     clock = SteppedClock()
 
     async def refused(event: CloudEvent) -> Receipt:
@@ -206,14 +218,21 @@ async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: 
             await relay.tell(f"E-{number}", not_before=700)
         await relay.forward(600)
         for number in range(5):
-            assert min(gaps([moment for moment in drain.times(f"E-{number}") if moment >= 60])) >= 45
+            assert (
+                min(gaps([moment for moment in drain.times(f"E-{number}") if moment >= 60])) >= 45
+            )
         drain.answer = takes
         await relay.forward(60)
         assert len(drain.got) == 5
-        assert max(moment for moment, _ in drain.tried) - min(moment for moment, _ in drain.tried[-5:]) <= 1, "all at once"
+        assert (
+            max(moment for moment, _ in drain.tried) - min(moment for moment, _ in drain.tried[-5:])
+            <= 1
+        ), "all at once"
 
 
-async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_once(tmp_path: Path) -> None:
+async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_once(
+    tmp_path: Path,
+) -> None:
     """Without a NotBefore ahead each is parked at its first such answer, and none waits for a probe's turn."""
     clock = SteppedClock()
     drain = far(clock, refuses)
@@ -230,7 +249,9 @@ async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_o
         assert [one.state for one in await relay.deliveries("drain")] == ["parked"] * 4
 
 
-async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(tmp_path: Path) -> None:
+async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
+    tmp_path: Path,
+) -> None:
     """It is no probe: each refusal of it would let everything else loose on a far side that is down."""
     clock = SteppedClock()
 
@@ -248,7 +269,9 @@ async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(tmp
         assert len(drain.tried) < 200
 
 
-async def test_a_deadline_behind_an_older_state_of_the_same_event_presses_too(tmp_path: Path) -> None:
+async def test_a_deadline_behind_an_older_state_of_the_same_event_presses_too(
+    tmp_path: Path,
+) -> None:
     clock = SteppedClock()
     down = far(clock, refuses)
     async with going(tmp_path, {"drain": down}, clock=clock) as relay:
@@ -271,8 +294,15 @@ async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path:
         assert [one.state for one in await relay.deliveries("drain")] == ["waiting"]
         await relay.forward(400)
         (parked,) = await relay.deliveries("drain")
-        assert (parked.state, parked.reason) == ("parked", "given up after 86400 s; last: it refused the connection")
-        assert [event.name for event in other.got] == ["event.ended", "relay.sink-failing", "relay.dead-lettered"]
+        assert (parked.state, parked.reason) == (
+            "parked",
+            "given up after 86400 s; last: it refused the connection",
+        )
+        assert [event.name for event in other.got] == [
+            "event.ended",
+            "relay.sink-failing",
+            "relay.dead-lettered",
+        ]
         assert max(gaps(down.times("E-1"))) <= 330
 
 

@@ -11,7 +11,9 @@ from relay.events.model import Document, Event
 
 IDS = st.sampled_from(["A-1", "a-1", "B-2", "b-2", "C-3"])
 NOT_BEFORE = st.sampled_from([None, "2022-04-11T22:26:58Z", "2022-04-11T22:40:00Z", "soon"])
-RESOURCES = st.lists(st.sampled_from(["vm_0", "vm_1", "VM_1", "vm_2"]), unique=True, max_size=3).map(tuple)
+RESOURCES = st.lists(
+    st.sampled_from(["vm_0", "vm_1", "VM_1", "vm_2"]), unique=True, max_size=3
+).map(tuple)
 
 EVENTS = st.builds(
     Event,

@@ -34,23 +34,49 @@ from tests.events.strategies import DOCUMENTS, event
 ORIGIN = Origin("prod-vmss-a-1f0c33ab", "westno-0")
 AT = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
 HEAD = f"41:{'0f' * 32}"
-ALWAYS = {"specversion", "id", "type", "source", "time", "datacontenttype", "dataschema", "scope", "relay"}
+ALWAYS = {
+    "specversion",
+    "id",
+    "type",
+    "source",
+    "time",
+    "datacontenttype",
+    "dataschema",
+    "scope",
+    "relay",
+}
 ABOUT_EVENT = {"subject", "eventtype", "eventsource", "correlationid", "partitionkey"}
 
 
 def change(kind: Kind, **changes: Any) -> Change:
     """A change of that kind to the one event of these tests."""
-    now = event(**({"event_status": "Started", "not_before": None} if kind == "started" else {}) | changes)
+    now = event(
+        **({"event_status": "Started", "not_before": None} if kind == "started" else {}) | changes
+    )
     before = None if kind == "scheduled" else event()
     return Change(kind, now, before, {"description": "Before."} if kind == "updated" else {})
 
 
 def told(
-    said: Change, *, times: int = 0, origin: Origin = ORIGIN, at: datetime = AT, incarnation: int = 2, approved: bool = False
+    said: Change,
+    *,
+    times: int = 0,
+    origin: Origin = ORIGIN,
+    at: datetime = AT,
+    incarnation: int = 2,
+    approved: bool = False,
 ) -> CloudEvent:
     """The event of that change."""
     outcome: Outcome | None = ("canceled", "observed") if said.kind == "ended" else None
-    return change_event(said, origin, at, data=event_data(said.event, incarnation), told=times, approved=approved, outcome=outcome)
+    return change_event(
+        said,
+        origin,
+        at,
+        data=event_data(said.event, incarnation),
+        told=times,
+        approved=approved,
+        outcome=outcome,
+    )
 
 
 # --- attributes of event.*
@@ -92,7 +118,12 @@ def test_a_scheduled_event_says_all_that_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "more"),
-    [("scheduled", {"notbefore"}), ("updated", {"notbefore"}), ("started", set()), ("ended", {"outcome"})],
+    [
+        ("scheduled", {"notbefore"}),
+        ("updated", {"notbefore"}),
+        ("started", set()),
+        ("ended", {"outcome"}),
+    ],
 )
 def test_each_kind_of_change_has_its_attributes_and_no_other(kind: Kind, more: set[str]) -> None:
     said = told(change(kind, not_before="2022-04-11T22:26:58Z"))
@@ -118,12 +149,17 @@ def test_each_kind_of_change_adds_its_data_and_no_other(kind: Kind, added: set[s
 def test_changed_and_outcome_are_told() -> None:
     assert told(change("updated")).data["changed"] == {"description": "Before."}
     ended = told(change("ended"))
-    assert (ended.data["outcome"], ended.data["evidence"], ended.attributes["outcome"]) == ("canceled", "observed", "canceled")
+    assert (ended.data["outcome"], ended.data["evidence"], ended.attributes["outcome"]) == (
+        "canceled",
+        "observed",
+        "canceled",
+    )
     assert ended.data["approvedByRelay"] is False
 
 
 @pytest.mark.parametrize(
-    ("field", "attribute"), [("event_type", "eventtype"), ("event_source", "eventsource"), ("not_before", "notbefore")]
+    ("field", "attribute"),
+    [("event_type", "eventtype"), ("event_source", "eventsource"), ("not_before", "notbefore")],
 )
 def test_what_is_not_known_is_no_attribute_and_null_in_the_data(field: str, attribute: str) -> None:
     said = told(change("scheduled", **{field: None}))
@@ -152,19 +188,37 @@ def test_the_same_transition_told_as_often_has_the_same_id() -> None:
 
 @given(st.integers(0, 9), st.integers(0, 9))
 def test_ids_differ_exactly_as_the_count_of_tellings_does(first: int, second: int) -> None:
-    assert (told(change("ended"), times=first).id == told(change("ended"), times=second).id) == (first == second)
+    assert (told(change("ended"), times=first).id == told(change("ended"), times=second).id) == (
+        first == second
+    )
 
 
 def test_two_relays_of_a_scope_give_the_same_id_at_their_own_times() -> None:
     here = told(change("scheduled"))
-    there = told(change("scheduled"), origin=Origin(ORIGIN.scope, "westno-1"), at=AT + timedelta(seconds=1), incarnation=9, approved=True)
+    there = told(
+        change("scheduled"),
+        origin=Origin(ORIGIN.scope, "westno-1"),
+        at=AT + timedelta(seconds=1),
+        incarnation=9,
+        approved=True,
+    )
     assert here.id == there.id
     assert here.attributes["relay"] != there.attributes["relay"]
 
 
 @pytest.mark.parametrize(
     "field",
-    ["event_type", "event_status", "resource_type", "resources", "not_before", "description", "event_source", "duration", "event_id"],
+    [
+        "event_type",
+        "event_status",
+        "resource_type",
+        "resources",
+        "not_before",
+        "description",
+        "event_source",
+        "duration",
+        "event_id",
+    ],
 )
 def test_another_state_has_another_id(field: str) -> None:
     other = {"resources": ("x",), "duration": 6}.get(field, "other")
@@ -172,13 +226,20 @@ def test_another_state_has_another_id(field: str) -> None:
 
 
 def test_another_scope_or_change_has_another_id() -> None:
-    ids = {told(change(kind, event_status="Started", not_before=None)).id for kind in get_args(Kind)}
+    ids = {
+        told(change(kind, event_status="Started", not_before=None)).id for kind in get_args(Kind)
+    }
     assert len(ids) == 4
-    assert told(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay)).id != told(change("scheduled")).id
+    assert (
+        told(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay)).id
+        != told(change("scheduled")).id
+    )
 
 
 def test_case_of_the_event_id_and_order_of_the_resources_are_no_other_state() -> None:
-    twisted = change("updated", event_id=event().event_id.lower(), resources=("WestNO_1", "WestNO_0"))
+    twisted = change(
+        "updated", event_id=event().event_id.lower(), resources=("WestNO_1", "WestNO_0")
+    )
     assert told(twisted).id == told(change("updated")).id
 
 
@@ -190,7 +251,14 @@ def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
     for document in documents:
         for one in diff(live, document):
             transition = transition_id(one, origin)
-            said.append(told(one, times=counts[transition], origin=origin, incarnation=document.incarnation or 0))
+            said.append(
+                told(
+                    one,
+                    times=counts[transition],
+                    origin=origin,
+                    incarnation=document.incarnation or 0,
+                )
+            )
             counts[transition] += 1
         live = document.events
     return said
@@ -204,8 +272,12 @@ def test_no_id_is_given_twice_in_a_history(documents: list[Document]) -> None:
 
 
 @given(st.lists(st.tuples(DOCUMENTS, st.integers(1, 3)), max_size=6))
-def test_relays_that_saw_the_same_give_the_same_ids_however_often_they_looked(documents: list[tuple[Document, int]]) -> None:
-    often = [dataclasses.replace(one, incarnation=n) for one, times in documents for n in range(times)]
+def test_relays_that_saw_the_same_give_the_same_ids_however_often_they_looked(
+    documents: list[tuple[Document, int]],
+) -> None:
+    often = [
+        dataclasses.replace(one, incarnation=n) for one, times in documents for n in range(times)
+    ]
     first = history((one for one, _ in documents), ORIGIN)
     second = history(often, Origin(ORIGIN.scope, "westno-1"))
     assert [one.id for one in first] == [one.id for one in second]
@@ -213,7 +285,10 @@ def test_relays_that_saw_the_same_give_the_same_ids_however_often_they_looked(do
 
 # --- outcomes
 
-BEFORE, AFTER = datetime(2022, 4, 11, 22, 26, 57, tzinfo=UTC), datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
+BEFORE, AFTER = (
+    datetime(2022, 4, 11, 22, 26, 57, tzinfo=UTC),
+    datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC),
+)
 COMPLETED, REBOOTED = ("completed", "observed"), ("completed", "rebooted")
 CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
 
@@ -241,16 +316,36 @@ CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
     ],
 )
 def test_an_outcome_claims_no_more_than_was_seen(
-    state: dict[str, Any], start_sent: bool, gap: bool, rebooted: bool, now: datetime, outcome: tuple[str, str]
+    state: dict[str, Any],
+    start_sent: bool,
+    gap: bool,
+    rebooted: bool,
+    now: datetime,
+    outcome: tuple[str, str],
 ) -> None:
-    assert determine_outcome(event(**state), EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted), now) == outcome
+    assert (
+        determine_outcome(
+            event(**state), EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted), now
+        )
+        == outcome
+    )
 
 
 @given(
-    st.booleans(), st.booleans(), st.booleans(), st.sampled_from([BEFORE, AFTER]), st.sampled_from(["Scheduled", "Started", "Paused", None])
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([BEFORE, AFTER]),
+    st.sampled_from(["Scheduled", "Started", "Paused", None]),
 )
-def test_canceled_is_claimed_only_without_any_doubt(start_sent: bool, gap: bool, rebooted: bool, now: datetime, status: str | None) -> None:
-    found, evidence = determine_outcome(event(event_status=status), EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted), now)
+def test_canceled_is_claimed_only_without_any_doubt(
+    start_sent: bool, gap: bool, rebooted: bool, now: datetime, status: str | None
+) -> None:
+    found, evidence = determine_outcome(
+        event(event_status=status),
+        EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted),
+        now,
+    )
     without_doubt = status == "Scheduled" and now == BEFORE and not (start_sent or gap or rebooted)
     assert (found == "canceled") == without_doubt
     assert (evidence == "none") == (found == "unknown")
@@ -261,7 +356,15 @@ def test_canceled_is_claimed_only_without_any_doubt(start_sent: bool, gap: bool,
 
 def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() -> None:
     data = event_data(event(), 2)
-    said = decision_event("approval.granted", ORIGIN, AT, event=data, added={"decision": "approve"}, cause="cause-1", head=HEAD)
+    said = decision_event(
+        "approval.granted",
+        ORIGIN,
+        AT,
+        event=data,
+        added={"decision": "approve"},
+        cause="cause-1",
+        head=HEAD,
+    )
     assert set(said.attributes) == ALWAYS | ABOUT_EVENT | {"causationid", "journalhead"}
     assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
     assert said.attributes["causationid"] == "cause-1"
@@ -272,21 +375,51 @@ def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() 
 
 def test_a_decision_about_an_unknown_event_names_it_as_sent() -> None:
     data = dict.fromkeys(event_data(event(), 2)) | {"eventId": "Nobody-Knows"}
-    said = decision_event("approval.refused", ORIGIN, AT, event=data, added={}, cause=None, head=HEAD)
-    assert set(said.attributes) == ALWAYS | {"subject", "correlationid", "partitionkey", "journalhead"}
-    assert {said.attributes[name] for name in ("subject", "correlationid", "partitionkey")} == {"Nobody-Knows"}
+    said = decision_event(
+        "approval.refused", ORIGIN, AT, event=data, added={}, cause=None, head=HEAD
+    )
+    assert set(said.attributes) == ALWAYS | {
+        "subject",
+        "correlationid",
+        "partitionkey",
+        "journalhead",
+    }
+    assert {said.attributes[name] for name in ("subject", "correlationid", "partitionkey")} == {
+        "Nobody-Knows"
+    }
 
 
 def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
     def said(head: str, name: str = "approval.recorded", relay: str = "a", **added: Any) -> str:
-        return decision_event(name, Origin("s", relay), AT, event=event_data(event(), 2), added=added, cause=None, head=head).id
+        return decision_event(
+            name,
+            Origin("s", relay),
+            AT,
+            event=event_data(event(), 2),
+            added=added,
+            cause=None,
+            head=head,
+        ).id
 
     assert said("1:aa") == said("1:aa")
-    assert len({said("1:aa"), said("2:aa"), said("1:aa", "approval.granted"), said("1:aa", relay="b"), said("1:aa", votes=1)}) == 5
+    assert (
+        len(
+            {
+                said("1:aa"),
+                said("2:aa"),
+                said("1:aa", "approval.granted"),
+                said("1:aa", relay="b"),
+                said("1:aa", votes=1),
+            }
+        )
+        == 5
+    )
 
 
 def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
-    said = relay_event("relay.dead-lettered", ORIGIN, AT, sink="bus", reason="gone for a day", count=3, head=HEAD)
+    said = relay_event(
+        "relay.dead-lettered", ORIGIN, AT, sink="bus", reason="gone for a day", count=3, head=HEAD
+    )
     assert set(said.attributes) == ALWAYS | {"subject", "journalhead"}
     assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
     assert (said.subject, said.detail) == ("bus", "bus")
@@ -294,7 +427,9 @@ def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
 
 
 def test_what_is_about_no_sink_has_no_subject() -> None:
-    said = relay_event("relay.source-lost", ORIGIN, AT, sink=None, reason="no answer", count=1, head=HEAD)
+    said = relay_event(
+        "relay.source-lost", ORIGIN, AT, sink=None, reason="no answer", count=1, head=HEAD
+    )
     assert set(said.attributes) == ALWAYS | {"journalhead"}
     assert (said.subject, said.detail, said.data["sink"]) == (None, "none", None)
 
@@ -305,4 +440,15 @@ def test_each_telling_of_the_relay_has_an_id_of_its_own() -> None:
         return relay_event("relay.sink-failing", ORIGIN, at, **told_of | changes).id
 
     assert said() == said()
-    assert len({said(), said(AT + timedelta(seconds=1)), said(sink="drain"), said(reason="other"), said(head="42:bb")}) == 5
+    assert (
+        len(
+            {
+                said(),
+                said(AT + timedelta(seconds=1)),
+                said(sink="drain"),
+                said(reason="other"),
+                said(head="42:bb"),
+            }
+        )
+        == 5
+    )

@@ -29,7 +29,11 @@ FORMATS = FormatChecker(())
 
 @FORMATS.checks("date-time", raises=ValueError)
 def _is_rfc_3339(text: object) -> bool:
-    return isinstance(text, str) and text.endswith("Z") and datetime.fromisoformat(text).tzinfo is not None
+    return (
+        isinstance(text, str)
+        and text.endswith("Z")
+        and datetime.fromisoformat(text).tzinfo is not None
+    )
 
 
 def strict(kind: EventDefinition) -> Draft202012Validator:
@@ -56,8 +60,20 @@ def test_the_catalogue_is_that_of_the_documentation() -> None:
         *(f"event.{change}" for change in ("scheduled", "updated", "started", "ended")),
         *(f"approval.{change}" for change in ("recorded", "granted", "refused", "voided")),
         *(f"startrequest.{change}" for change in ("accepted", "failed")),
-        *(f"relay.{change}" for change in ("source-lost", "source-recovered", "sink-failing", "sink-recovered", "sink-disabled")),
-        *(f"relay.{change}" for change in ("dead-lettered", "store-failing", "clock-skewed", "ping")),
+        *(
+            f"relay.{change}"
+            for change in (
+                "source-lost",
+                "source-recovered",
+                "sink-failing",
+                "sink-recovered",
+                "sink-disabled",
+            )
+        ),
+        *(
+            f"relay.{change}"
+            for change in ("dead-lettered", "store-failing", "clock-skewed", "ping")
+        ),
     ]
 
 
@@ -75,13 +91,23 @@ def test_each_example_meets_its_schema_and_no_other(kind: EventDefinition) -> No
 @EACH_TYPE
 def test_a_schema_misses_everything_that_is_left_out(kind: EventDefinition) -> None:
     event = written(EXAMPLES[kind.name])
-    optional = {"eventtype", "eventsource", "notbefore", "outcome", "causationid", "subject" if kind.name.startswith("relay.") else ""}
+    optional = {
+        "eventtype",
+        "eventsource",
+        "notbefore",
+        "outcome",
+        "causationid",
+        "subject" if kind.name.startswith("relay.") else "",
+    }
     for name in set(event) - optional:
         with pytest.raises(ValidationError):
             STRICT[kind.name].validate({key: value for key, value in event.items() if key != name})
     for name in event["data"]:
         with pytest.raises(ValidationError):
-            STRICT[kind.name].validate(event | {"data": {key: value for key, value in event["data"].items() if key != name}})
+            STRICT[kind.name].validate(
+                event
+                | {"data": {key: value for key, value in event["data"].items() if key != name}}
+            )
 
 
 @EACH_TYPE
@@ -158,21 +184,36 @@ def test_the_package_holds_each_schema(kind: EventDefinition) -> None:
 
 
 @EACH_TYPE
-def test_the_page_names_each_type_with_every_field_and_a_true_example(kind: EventDefinition) -> None:
+def test_the_page_names_each_type_with_every_field_and_a_true_example(
+    kind: EventDefinition,
+) -> None:
     page = generate.EVENTS_PAGE.read_text(encoding="utf-8")
     section = page.partition(f"\n## {kind.name}\n")[2].partition("\n## ")[0]
     assert kind.type in section
     assert kind.when in section
     (example,) = re.findall(r"```json\n(.*?)\n```", section, re.DOTALL)
     STRICT[kind.name].validate(orjson.loads(example))
-    shared = set(event_schema(CATALOG[0])["properties"]["data"]["properties"]) if kind is not CATALOG[0] else set()
+    shared = (
+        set(event_schema(CATALOG[0])["properties"]["data"]["properties"])
+        if kind is not CATALOG[0]
+        else set()
+    )
     for name in set(event_schema(kind)["properties"]["data"]["properties"]) - shared:
         assert f"| `{name}` |" in section
 
 
 def test_the_page_names_every_attribute() -> None:
-    page = generate.EVENTS_PAGE.read_text(encoding="utf-8").partition("## Attributes")[2].partition(MARK)[0]
-    attributes = {name for kind in CATALOG for name in event_schema(kind)["properties"]} - {"data", "specversion"}
+    page = (
+        generate.EVENTS_PAGE.read_text(encoding="utf-8")
+        .partition("## Attributes")[2]
+        .partition(MARK)[0]
+    )
+    attributes = {name for kind in CATALOG for name in event_schema(kind)["properties"]} - {
+        "data",
+        "specversion",
+    }
     assert {
-        name for row in page.splitlines() for name in re.findall(r"`([a-z]+)`", row.partition("| ")[2].partition(" |")[0])
+        name
+        for row in page.splitlines()
+        for name in re.findall(r"`([a-z]+)`", row.partition("| ")[2].partition(" |")[0])
     } == attributes

@@ -42,7 +42,11 @@ def test_the_sdk_reads_what_is_written(said: CloudEvent) -> None:
 @given(DOCUMENTS)
 def test_the_sdk_reads_whatever_azure_sends(document: Document) -> None:
     for change in diff((), document):
-        assert_the_sdk_reads(change_event(change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False))
+        assert_the_sdk_reads(
+            change_event(
+                change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False
+            )
+        )
 
 
 @pytest.mark.parametrize("said", EXAMPLES, ids=lambda said: said.name)
@@ -57,10 +61,15 @@ def test_what_was_written_is_read_back(said: CloudEvent) -> None:
 
 
 @given(
-    st.dictionaries(st.from_regex(r"[a-z0-9]{1,20}", fullmatch=True).filter(lambda name: name != "data"), st.text()),
+    st.dictionaries(
+        st.from_regex(r"[a-z0-9]{1,20}", fullmatch=True).filter(lambda name: name != "data"),
+        st.text(),
+    ),
     st.dictionaries(st.text(), st.text()),
 )
-def test_any_attributes_and_data_come_back_from_the_bytes(attributes: dict[str, str | None], data: dict[str, str]) -> None:
+def test_any_attributes_and_data_come_back_from_the_bytes(
+    attributes: dict[str, str | None], data: dict[str, str]
+) -> None:
     said = CloudEvent.build(attributes, data)
     assert CloudEvent.parse(said.body) == said
 
@@ -72,7 +81,16 @@ def test_an_attribute_that_is_none_is_not_written() -> None:
 
 
 def test_what_a_sink_asks_of_an_event() -> None:
-    said = CloudEvent.build({"id": "1", "type": "io.imdsrelay.event.scheduled.v1", "scope": "s", "subject": "A", "eventtype": "Freeze"}, {})
+    said = CloudEvent.build(
+        {
+            "id": "1",
+            "type": "io.imdsrelay.event.scheduled.v1",
+            "scope": "s",
+            "subject": "A",
+            "eventtype": "Freeze",
+        },
+        {},
+    )
     assert (said.id, said.type, said.name, said.scope, said.subject, said.detail) == (
         "1",
         "io.imdsrelay.event.scheduled.v1",
@@ -102,5 +120,7 @@ def test_a_digest_knows_parts_from_each_other_and_keys_without_order() -> None:
 
 def test_bytes_are_utf_8_as_they_are_told() -> None:
     (change,) = diff((), Document(1, (event(description="påvirker «WestNO» 🛠"),)))
-    said = change_event(change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False)
+    said = change_event(
+        change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False
+    )
     assert "påvirker «WestNO» 🛠".encode() in said.body

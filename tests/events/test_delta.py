@@ -16,14 +16,18 @@ from tests.events.strategies import DOCUMENTS, event, settled
 
 def shuffled(document: Document) -> st.SearchStrategy[Document]:
     """The same document with events, resources and cases of EventIds in any order."""
-    turned = st.permutations(document.events).flatmap(lambda events: st.tuples(*(_turned(one) for one in events)))
+    turned = st.permutations(document.events).flatmap(
+        lambda events: st.tuples(*(_turned(one) for one in events))
+    )
     return st.builds(Document, st.just(document.incarnation), turned)
 
 
 def _turned(one: Event) -> st.SearchStrategy[Event]:
     ids = st.sampled_from([one.event_id.lower(), one.event_id.upper()])
     return st.builds(
-        lambda name, names: dataclasses.replace(one, event_id=name, resources=tuple(names)), ids, st.permutations(one.resources)
+        lambda name, names: dataclasses.replace(one, event_id=name, resources=tuple(names)),
+        ids,
+        st.permutations(one.resources),
     )
 
 
@@ -34,7 +38,10 @@ def meaning(changes: tuple[Change, ...]) -> dict[str, Any]:
             change.kind,
             settled(change.event),
             change.before and settled(change.before),
-            {name: sorted(value) if isinstance(value, list) else value for name, value in change.changed.items()},
+            {
+                name: sorted(value) if isinstance(value, list) else value
+                for name, value in change.changed.items()
+            },
         )
         for change in changes
     }
@@ -46,7 +53,9 @@ def test_a_document_does_not_differ_from_itself(document: Document) -> None:
 
 
 @given(DOCUMENTS.flatmap(lambda document: st.tuples(st.just(document), shuffled(document))))
-def test_the_order_of_events_and_resources_and_the_case_of_ids_say_nothing(both: tuple[Document, Document]) -> None:
+def test_the_order_of_events_and_resources_and_the_case_of_ids_say_nothing(
+    both: tuple[Document, Document],
+) -> None:
     document, other = both
     assert diff(document.events, other) == ()
 
@@ -54,7 +63,9 @@ def test_the_order_of_events_and_resources_and_the_case_of_ids_say_nothing(both:
 @given(DOCUMENTS, DOCUMENTS)
 def test_applying_the_delta_gives_the_new_document(old: Document, new: Document) -> None:
     live = apply(old.events, diff(old.events, new))
-    assert {key: settled(one) for key, one in live.items()} == {one.key: settled(one) for one in new.events}
+    assert {key: settled(one) for key, one in live.items()} == {
+        one.key: settled(one) for one in new.events
+    }
 
 
 @given(DOCUMENTS, DOCUMENTS)
@@ -63,20 +74,30 @@ def test_there_is_at_most_one_change_for_each_event_id(old: Document, new: Docum
     assert len(keys) == len(set(keys))
 
 
-@given(DOCUMENTS, DOCUMENTS.flatmap(lambda document: st.tuples(st.just(document), shuffled(document))), st.randoms())
-def test_order_does_not_matter_to_the_delta(old: Document, new: tuple[Document, Document], chance: Any) -> None:
+@given(
+    DOCUMENTS,
+    DOCUMENTS.flatmap(lambda document: st.tuples(st.just(document), shuffled(document))),
+    st.randoms(),
+)
+def test_order_does_not_matter_to_the_delta(
+    old: Document, new: tuple[Document, Document], chance: Any
+) -> None:
     turned = list(old.events)
     chance.shuffle(turned)
     assert meaning(diff(old.events, new[0])) == meaning(diff(turned, new[1]))
 
 
 @given(DOCUMENTS, DOCUMENTS, st.none() | st.integers())
-def test_the_incarnation_neither_suppresses_nor_forges_a_change(old: Document, new: Document, incarnation: int | None) -> None:
+def test_the_incarnation_neither_suppresses_nor_forges_a_change(
+    old: Document, new: Document, incarnation: int | None
+) -> None:
     """It skips numbers, starts again lower, and may stay the same.
 
     See docs/protocol.md#the-document-incarnation.
     """
-    assert diff(old.events, dataclasses.replace(new, incarnation=incarnation)) == diff(old.events, new)
+    assert diff(old.events, dataclasses.replace(new, incarnation=incarnation)) == diff(
+        old.events, new
+    )
 
 
 @given(DOCUMENTS, DOCUMENTS)
@@ -96,7 +117,9 @@ def test_the_kind_of_a_change_follows_from_both_states(old: Document, new: Docum
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_changed_holds_what_moved_with_the_value_before_and_nothing_else(old: Document, new: Document) -> None:
+def test_changed_holds_what_moved_with_the_value_before_and_nothing_else(
+    old: Document, new: Document
+) -> None:
     for change in diff(old.events, new):
         if change.kind == "ended" or change.before is None:
             assert change.changed == {}
@@ -104,16 +127,24 @@ def test_changed_holds_what_moved_with_the_value_before_and_nothing_else(old: Do
         was, now = change.before.fields(), change.event.fields()
         assert change.changed
         assert all(change.changed[name] == was[name] for name in change.changed)
-        moved = {name for name, value in settled(change.event).items() if value != settled(change.before)[name]}
+        moved = {
+            name
+            for name, value in settled(change.event).items()
+            if value != settled(change.before)[name]
+        }
         assert set(change.changed) == moved
         assert set(now) >= moved
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_what_the_document_holds_comes_first_in_its_order_then_what_is_gone(old: Document, new: Document) -> None:
+def test_what_the_document_holds_comes_first_in_its_order_then_what_is_gone(
+    old: Document, new: Document
+) -> None:
     changes = diff(old.events, new)
     arrived = [change.event.key for change in changes if change.kind != "ended"]
-    assert [change.kind == "ended" for change in changes] == sorted(change.kind == "ended" for change in changes)
+    assert [change.kind == "ended" for change in changes] == sorted(
+        change.kind == "ended" for change in changes
+    )
     assert arrived == [one.key for one in new.events if one.key in arrived]
 
 
@@ -124,9 +155,24 @@ def test_what_the_document_holds_comes_first_in_its_order_then_what_is_gone(old:
         (None, {"event_status": None}, "scheduled", {}),
         (None, {"event_status": "Paused"}, "scheduled", {}),
         (None, {"event_status": "Started"}, "started", {}),
-        ({}, {"event_status": "Started", "not_before": None}, "started", {"eventStatus": "Scheduled", "notBefore": "2022-04-11T22:26:58Z"}),
-        ({"event_status": "Started"}, {"event_status": "Started", "duration": 9}, "updated", {"durationSeconds": 5}),
-        ({"event_status": "Started"}, {"event_status": "STARTED"}, "updated", {"eventStatus": "Started"}),
+        (
+            {},
+            {"event_status": "Started", "not_before": None},
+            "started",
+            {"eventStatus": "Scheduled", "notBefore": "2022-04-11T22:26:58Z"},
+        ),
+        (
+            {"event_status": "Started"},
+            {"event_status": "Started", "duration": 9},
+            "updated",
+            {"durationSeconds": 5},
+        ),
+        (
+            {"event_status": "Started"},
+            {"event_status": "STARTED"},
+            "updated",
+            {"eventStatus": "Started"},
+        ),
         ({"event_status": "Started"}, {}, "updated", {"eventStatus": "Started"}),
         ({}, {"description": None}, "updated", {"description": "Paused."}),
         ({}, {"resources": ("WestNO_0",)}, "updated", {"resources": ["WestNO_0", "WestNO_1"]}),

@@ -26,13 +26,22 @@ CONDITIONS = st.fixed_dictionaries(
     optional={
         "event_type": st.lists(st.sampled_from(TYPES), min_size=1),
         "event_source": st.lists(st.sampled_from(SOURCES), min_size=1),
-        "duration": st.builds(lambda low, more: {"min": f"{low}s", "max": f"{low + more}s"}, st.integers(0, 20), st.integers(0, 20)),
+        "duration": st.builds(
+            lambda low, more: {"min": f"{low}s", "max": f"{low + more}s"},
+            st.integers(0, 20),
+            st.integers(0, 20),
+        ),
         "resources": st.lists(st.sampled_from(["db-*", "web-?", "*", "db-1"]), min_size=1),
         "scope": st.lists(st.sampled_from(["prod-*", "test"]), min_size=1),
     },
 )
 SCOPES = st.sampled_from(["prod-a", "test"])
-FREEZE: dict[str, Any] = {"eventType": "Freeze", "eventSource": "Platform", "durationSeconds": 5, "resources": ["db-1", "DB-2"]}
+FREEZE: dict[str, Any] = {
+    "eventType": "Freeze",
+    "eventSource": "Platform",
+    "durationSeconds": 5,
+    "resources": ["db-1", "DB-2"],
+}
 
 
 def match_of(conditions: dict[str, Any]) -> Match:
@@ -45,7 +54,12 @@ def match_of(conditions: dict[str, Any]) -> Match:
     [
         # No condition.
         ({}, {}, True, True),
-        ({}, {"eventType": None, "eventSource": None, "durationSeconds": None, "resources": []}, True, True),
+        (
+            {},
+            {"eventType": None, "eventSource": None, "durationSeconds": None, "resources": []},
+            True,
+            True,
+        ),
         # Type and source: any of them, without case; what is not known is none of them.
         ({"event_type": ["Freeze"]}, {}, True, True),
         ({"event_type": ["freeze"]}, {}, True, True),
@@ -83,10 +97,22 @@ def match_of(conditions: dict[str, Any]) -> Match:
         ({"scope": ["test"]}, {}, False, False),
         # All conditions must hold.
         ({"event_type": ["Freeze"], "event_source": ["User"]}, {}, False, False),
-        ({"event_type": ["Freeze"], "duration": {"max": "8s"}, "resources": ["db-*"], "scope": ["prod-*"]}, {}, True, True),
+        (
+            {
+                "event_type": ["Freeze"],
+                "duration": {"max": "8s"},
+                "resources": ["db-*"],
+                "scope": ["prod-*"],
+            },
+            {},
+            True,
+            True,
+        ),
     ],
 )
-def test_conditions(conditions: dict[str, Any], changes: dict[str, Any], every: bool, one: bool) -> None:
+def test_conditions(
+    conditions: dict[str, Any], changes: dict[str, Any], every: bool, one: bool
+) -> None:
     match, data = match_of(conditions), FREEZE | changes
     assert matches(match, data, "prod-a") is every
     assert matches(match, data, "prod-a", every=False) is one
@@ -102,13 +128,17 @@ def test_one_more_condition_never_lets_more_through(
 
 
 @given(CONDITIONS, DATA, SCOPES)
-def test_what_meets_a_rule_meets_the_same_conditions_of_a_sink(conditions: dict[str, Any], data: dict[str, Any], scope: str) -> None:
+def test_what_meets_a_rule_meets_the_same_conditions_of_a_sink(
+    conditions: dict[str, Any], data: dict[str, Any], scope: str
+) -> None:
     if matches(match_of(conditions), data, scope):
         assert matches(match_of(conditions), data, scope, every=False)
 
 
 @given(CONDITIONS, DATA, SCOPES, st.booleans())
-def test_case_says_nothing(conditions: dict[str, Any], data: dict[str, Any], scope: str, every: bool) -> None:
+def test_case_says_nothing(
+    conditions: dict[str, Any], data: dict[str, Any], scope: str, every: bool
+) -> None:
     def shouted(value: Any) -> Any:
         if isinstance(value, list):
             return [one.upper() for one in value]
@@ -129,7 +159,10 @@ def test_case_says_nothing(conditions: dict[str, Any], data: dict[str, Any], sco
 def test_a_match_is_the_same_as_all_its_conditions_one_by_one(
     conditions: dict[str, Any], data: dict[str, Any], scope: str, every: bool
 ) -> None:
-    singly = all(matches(match_of({name: value}), data, scope, every=every) for name, value in conditions.items())
+    singly = all(
+        matches(match_of({name: value}), data, scope, every=every)
+        for name, value in conditions.items()
+    )
     assert matches(match_of(conditions), data, scope, every=every) == singly
 
 
@@ -137,7 +170,9 @@ def test_a_match_is_the_same_as_all_its_conditions_one_by_one(
 def test_a_limit_to_resources_needs_every_resource_and_at_least_one(names: list[str]) -> None:
     """What a client may touch: an event of its own machines and another's is not its own."""
     assert covers_all(None, names)
-    assert covers_all(("db-*",), names) == (names != [] and all(name.lower().startswith("db-") for name in names))
+    assert covers_all(("db-*",), names) == (
+        names != [] and all(name.lower().startswith("db-") for name in names)
+    )
 
 
 def test_patterns() -> None:
@@ -149,7 +184,14 @@ def test_patterns() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"event_type": []}, {"resources": []}, {"event_typ": ["Freeze"]}, {"event_type": "Freeze"}, {"duration": {"max": 8}}]
+    "wrong",
+    [
+        {"event_type": []},
+        {"resources": []},
+        {"event_typ": ["Freeze"]},
+        {"event_type": "Freeze"},
+        {"duration": {"max": 8}},
+    ],
 )
 def test_a_condition_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
     """An empty list would match nothing, or everything: nobody knows which was meant."""

@@ -32,7 +32,9 @@ DOCUMENTS = [
     f'{{"DocumentIncarnation":  3, "Events":  [ {EVENT % ("Started", "")} ] }}',
     '{"DocumentIncarnation":  4, "Events":  [ ] }',
 ]
-DESCRIPTION = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+DESCRIPTION = (
+    "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+)
 
 
 def told() -> list[list[CloudEvent]]:
@@ -50,14 +52,21 @@ def told() -> list[list[CloudEvent]]:
             last = last if ended else event_data(change.event, document.incarnation)
             facts = EndEvidence(start_sent=False, gap=False, rebooted=False)
             outcome = determine_outcome(change.event, facts, at) if ended else None
-            said[-1].append(change_event(change, origin, at, data=last, told=0, approved=False, outcome=outcome))
+            said[-1].append(
+                change_event(change, origin, at, data=last, told=0, approved=False, outcome=outcome)
+            )
         live = document.events
         at += timedelta(minutes=5)
     return said
 
 
 def test_it_is_scheduled_started_and_ended_once_each() -> None:
-    assert [[one.name for one in poll] for poll in told()] == [[], ["event.scheduled"], ["event.started"], ["event.ended"]]
+    assert [[one.name for one in poll] for poll in told()] == [
+        [],
+        ["event.scheduled"],
+        ["event.started"],
+        ["event.ended"],
+    ]
 
 
 def test_the_scheduled_event_is_that_of_the_documentation() -> None:
@@ -90,7 +99,16 @@ def test_the_scheduled_event_is_that_of_the_documentation() -> None:
                 "changed": {"eventStatus": "Scheduled", "notBefore": "2022-04-11T22:26:58Z"},
             },
         ),
-        (3, {"eventStatus": "Started", "notBefore": None, "documentIncarnation": 3, "outcome": "completed", "evidence": "observed"}),
+        (
+            3,
+            {
+                "eventStatus": "Started",
+                "notBefore": None,
+                "documentIncarnation": 3,
+                "outcome": "completed",
+                "evidence": "observed",
+            },
+        ),
     ],
 )
 def test_what_each_later_one_says_anew(poll: int, added: dict[str, Any]) -> None:

@@ -12,11 +12,32 @@ from relay.events.timestamps import format_rfc3339, format_sortable, parse_times
 
 ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 SCRAPS = st.sampled_from(
-    ["Mon,", "11", "Apr", "2022", "22:26:58", "GMT", "-0000", "+9999", "PST", "99", "T", "Z", "W15", "-", ":", "24:00", "9" * 20, "("]
+    [
+        "Mon,",
+        "11",
+        "Apr",
+        "2022",
+        "22:26:58",
+        "GMT",
+        "-0000",
+        "+9999",
+        "PST",
+        "99",
+        "T",
+        "Z",
+        "W15",
+        "-",
+        ":",
+        "24:00",
+        "9" * 20,
+        "(",
+    ]
 )
 
 
-@given(st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2200, 1, 1), timezones=ZONES))  # noqa: DTZ001  # bounds are naive here
+@given(
+    st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2200, 1, 1), timezones=ZONES)
+)  # noqa: DTZ001  # bounds are naive here
 def test_a_moment_that_was_written_is_read_again(moment: datetime) -> None:
     text = format_rfc3339(moment)
     assert text.endswith("Z")
@@ -36,12 +57,16 @@ def test_whatever_text_comes_is_a_moment_in_utc_or_none(text: str) -> None:
         assert parse_timestamp(format_rfc3339(moment)) == moment
 
 
-HALF_SECONDS = st.integers(-9, 9).map(lambda halves: datetime(2022, 4, 11, tzinfo=UTC) + halves * timedelta(seconds=0.5))
+HALF_SECONDS = st.integers(-9, 9).map(
+    lambda halves: datetime(2022, 4, 11, tzinfo=UTC) + halves * timedelta(seconds=0.5)
+)
 
 
 @given(st.lists(HALF_SECONDS.flatmap(lambda moment: ZONES.map(moment.astimezone))))
 def test_sortable_texts_sort_as_the_moments_do(moments: list[datetime]) -> None:
-    assert [format_sortable(moment) for moment in sorted(moments)] == sorted(format_sortable(moment) for moment in moments)
+    assert [format_sortable(moment) for moment in sorted(moments)] == sorted(
+        format_sortable(moment) for moment in moments
+    )
     assert all(parse_timestamp(format_sortable(moment)) == moment for moment in moments)
 
 
@@ -50,7 +75,18 @@ def test_a_moment_without_a_zone_is_not_written() -> None:
         format_rfc3339(datetime(2022, 4, 11))  # noqa: DTZ001  # this is the point
 
 
-@pytest.mark.parametrize("text", [None, "", " ", "soon", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "4/11/2022 10:26:58 PM"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        " ",
+        "soon",
+        "0001-01-01T00:00:00+14:00",
+        "9999-12-31T23:59:59-14:00",
+        "4/11/2022 10:26:58 PM",
+    ],
+)
 def test_what_is_no_moment_is_none(text: str | None) -> None:
     assert parse_timestamp(text) is None
 
@@ -58,4 +94,6 @@ def test_what_is_no_moment_is_none(text: str | None) -> None:
 @pytest.mark.parametrize("zone", ["GMT", "UTC", "+0000", "-0000", ""])
 def test_rfc_1123_is_read_with_any_weekday_and_without_zone_as_utc(zone: str) -> None:
     for weekday in ("Mon", "Tue", "Sun"):
-        assert parse_timestamp(f"{weekday}, 11 Apr 2022 22:26:58 {zone}".strip()) == datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
+        assert parse_timestamp(f"{weekday}, 11 Apr 2022 22:26:58 {zone}".strip()) == datetime(
+            2022, 4, 11, 22, 26, 58, tzinfo=UTC
+        )

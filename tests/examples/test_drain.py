@@ -28,11 +28,20 @@ EVENT: dict[str, Any] = {
     "type": "io.imdsrelay.event.scheduled.v1",
     "subject": "of no event",
     "scope": "compose",
-    "data": {"eventId": "of no event", "eventStatus": "Scheduled", "resources": ["vm-0"], "revision": "0275c9e0126a4086"},
+    "data": {
+        "eventId": "of no event",
+        "eventStatus": "Scheduled",
+        "resources": ["vm-0"],
+        "revision": "0275c9e0126a4086",
+    },
 }
 
 """What is no event is made from this by taking away or changing one field."""
-REAL = EVENT | {"id": "real", "subject": "C7061BAC", "data": EVENT["data"] | {"eventId": "C7061BAC"}}
+REAL = EVENT | {
+    "id": "real",
+    "subject": "C7061BAC",
+    "data": EVENT["data"] | {"eventId": "C7061BAC"},
+}
 
 
 def without(*names: str) -> bytes:
@@ -47,10 +56,25 @@ def with_data(**data: object) -> bytes:
 
 WRONG_DATA: tuple[object, ...] = (None, "text", {})
 RUBBISH = (
-    *(b"", b"not JSON", b"\xff", b"null", b"[]", b'"text"', b"5", b"true", b"{}", b"[" * 100_000, b"[{}]"),
+    *(
+        b"",
+        b"not JSON",
+        b"\xff",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"5",
+        b"true",
+        b"{}",
+        b"[" * 100_000,
+        b"[{}]",
+    ),
     *(without(name) for name in ("id", "source", "type", "data", "scope")),
     *(json.dumps(EVENT | {name: 5}).encode() for name in ("id", "source", "type", "data", "scope")),
-    *(json.dumps(EVENT | {name: []}).encode() for name in ("id", "source", "type", "data", "scope")),
+    *(
+        json.dumps(EVENT | {name: []}).encode()
+        for name in ("id", "source", "type", "data", "scope")
+    ),
     *(json.dumps(EVENT | {"data": data}).encode() for data in WRONG_DATA),
     *(with_data(**{name: 5}) for name in EVENT["data"]),
     *(with_data(**{name: None}) for name in ("eventId", "eventStatus", "revision")),
@@ -63,7 +87,11 @@ def command_of(program: str, folder: Path) -> list[str]:
     if program == "drain.py":
         return [sys.executable, str(PROGRAMS / program)]
     tool, get, command = {
-        "drain.mjs": ("npm", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], ["node", "drain.mjs"]),
+        "drain.mjs": (
+            "npm",
+            ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+            ["node", "drain.mjs"],
+        ),
         "drain.go": ("go", ["go", "mod", "download"], [str(folder / "drain")]),
     }[program]
     if shutil.which(tool) is None:
@@ -75,17 +103,30 @@ def command_of(program: str, folder: Path) -> list[str]:
     if got.returncode:
         pytest.skip(f"its packages could not be fetched: {got.stderr}")
     if tool == "go":
-        built = subprocess.run(["go", "build", "-o", "drain", "drain.go"], cwd=folder, check=False, capture_output=True, text=True)
+        built = subprocess.run(
+            ["go", "build", "-o", "drain", "drain.go"],
+            cwd=folder,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         assert built.returncode == 0, built.stderr
     return command
 
 
 @asynccontextmanager
-async def running(command: list[str], folder: Path, url: str) -> AsyncIterator[asyncio.StreamReader]:
+async def running(
+    command: list[str], folder: Path, url: str
+) -> AsyncIterator[asyncio.StreamReader]:
     """The program, and all that it prints."""
     environment = {**os.environ, "AMQP_URL": url, "EXCHANGE": "drained", "MACHINES": "vm-[0-9]"}
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=folder, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, limit=2**20
+        *command,
+        cwd=folder,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=2**20,
     )
     assert process.stdout is not None
     try:
@@ -97,17 +138,24 @@ async def running(command: list[str], folder: Path, url: str) -> AsyncIterator[a
 
 @pytest.mark.timeout(600)  # Go compiles its library first
 @pytest.mark.parametrize("program", ["drain.py", "drain.mjs", "drain.go"])
-async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(program: str, tmp_path: Path, broker: Reachable) -> None:
+async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(
+    program: str, tmp_path: Path, broker: Reachable
+) -> None:
     """All of it waits in the queue before the program starts, an event of another type and an event to approve last."""
     command = await asyncio.to_thread(command_of, program, tmp_path)
-    async with await aio_pika.connect(broker.amqp_url()) as connection, connection.channel() as channel:
+    async with (
+        await aio_pika.connect(broker.amqp_url()) as connection,
+        connection.channel() as channel,
+    ):
         await channel.queue_delete("drain")
         await channel.declare_exchange("drained", "topic", auto_delete=True)
         approvals = await channel.declare_exchange("drained.approvals", "topic", auto_delete=True)
         decisions = await channel.declare_queue(exclusive=True)
         await decisions.bind(approvals, "approve.compose")
         queue = await channel.declare_queue("drain", durable=True, arguments=ARGUMENTS)
-        refused = json.dumps({**EVENT, "id": "1", "type": "io.imdsrelay.approval.refused.v1", "data": {}}).encode()
+        refused = json.dumps(
+            {**EVENT, "id": "1", "type": "io.imdsrelay.approval.refused.v1", "data": {}}
+        ).encode()
         for body in (*RUBBISH, refused, json.dumps(REAL).encode()):
             await channel.default_exchange.publish(aio_pika.Message(body), "drain", timeout=60)
         said = b""
@@ -118,7 +166,12 @@ async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(program: s
                 said += line
         decision = await decisions.get(timeout=60)
         assert decision is not None
-        wanted = {"eventId": "C7061BAC", "decision": "approve", "revision": "0275c9e0126a4086", "reason": "drained"}
+        wanted = {
+            "eventId": "C7061BAC",
+            "decision": "approve",
+            "revision": "0275c9e0126a4086",
+            "reason": "drained",
+        }
         assert json.loads(decision.body) == wanted
         assert await decisions.get(fail=False, no_ack=True) is None
         await queue.delete(if_unused=False, if_empty=False)

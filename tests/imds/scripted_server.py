@@ -49,7 +49,10 @@ class Answer:
         headers: CIMultiDict[str] = CIMultiDict(self.headers)
         if "Transfer-Encoding" not in headers:
             headers.setdefault("Content-Length", str(len(self.body)))
-        lines = [f"HTTP/1.1 {self.status} Reason", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [
+            f"HTTP/1.1 {self.status} Reason",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
         return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -72,7 +75,9 @@ class FarSide:
         assert task is not None
         self._tasks.add(task)
         # Who hangs up, and the end of the test, are no errors of the far side.
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        with contextlib.suppress(
+            ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+        ):
             while await self._converse(reader, writer):
                 pass
         writer.close()
@@ -121,7 +126,9 @@ async def _give(answer: Answer, writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
-async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: Clock) -> Asked:
+async def _request(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: Clock
+) -> Asked:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").split("\r\n")
     at = clock.monotonic()
     method, target, _ = head[0].split(" ")
@@ -135,7 +142,9 @@ async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, c
 
 
 @contextlib.asynccontextmanager
-async def far_side(answer: Answer | Script | None = None, clock: Clock | None = None) -> AsyncIterator[FarSide]:
+async def far_side(
+    answer: Answer | Script | None = None, clock: Clock | None = None
+) -> AsyncIterator[FarSide]:
     """Serve on a free port of loopback until the block ends; ``clock``: by which it notes when it was asked."""
     side = FarSide(answer or Answer(), clock or SystemClock())
     server = await asyncio.start_server(side._serve, "127.0.0.1", 0)  # noqa: SLF001 - one class and its own context manager

@@ -21,13 +21,23 @@ from relay.events.model import MAX_DOCUMENT_BYTES
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, parse_retry_after
 from tests.approvals.manual_clock import HandClock
-from tests.imds.scripted_server import EMPTY, Answer, Asked, FarSide, Script, far_side, one_after_the_other
+from tests.imds.scripted_server import (
+    EMPTY,
+    Answer,
+    Asked,
+    FarSide,
+    Script,
+    far_side,
+    one_after_the_other,
+)
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
 @contextlib.asynccontextmanager
-async def client_of(url: str, *, timeout: float = 60.0, first_timeout: float = 60.0) -> AsyncIterator[ImdsClient]:  # noqa: ASYNC109 - the settings' own names
+async def client_of(
+    url: str, *, timeout: float = 60.0, first_timeout: float = 60.0
+) -> AsyncIterator[ImdsClient]:  # noqa: ASYNC109 - the settings' own names
     settings = SourceSettings(url=url, timeout=timeout, first_timeout=first_timeout)
     async with ImdsClient(settings, SystemClock()) as client:
         yield client
@@ -35,7 +45,10 @@ async def client_of(url: str, *, timeout: float = 60.0, first_timeout: float = 6
 
 async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  # noqa: ASYNC109 - the settings' own name
     """What ``read`` raises when the far side answers so."""
-    async with far_side(answer) as side, client_of(side.url, timeout=timeout, first_timeout=timeout) as client:
+    async with (
+        far_side(answer) as side,
+        client_of(side.url, timeout=timeout, first_timeout=timeout) as client,
+    ):
         with pytest.raises(SourceError) as caught:
             await client.read()
     return caught.value
@@ -50,7 +63,11 @@ async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_
         async with ImdsClient(settings, SystemClock()) as client:
             assert await client.read() == EMPTY
     (asked,) = side.asked
-    assert (asked.method, asked.target, asked.body) == ("GET", "/metadata/scheduledevents?api-version=2019-08-01", b"")
+    assert (asked.method, asked.target, asked.body) == (
+        "GET",
+        "/metadata/scheduledevents?api-version=2019-08-01",
+        b"",
+    )
 
 
 async def test_the_default_version_is_the_newest() -> None:
@@ -73,7 +90,14 @@ async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() ->
         assert asked.headers.getall("Metadata") == ["true"]
         assert asked.headers.getall("Accept-Encoding") == ["identity"]
         assert asked.headers["User-Agent"] == f"imds-relay/{__version__}"
-        assert not {"X-Forwarded-For", "Forwarded", "Via", "Cookie", "Authorization", "Connection"} & set(asked.headers)
+        assert not {
+            "X-Forwarded-For",
+            "Forwarded",
+            "Via",
+            "Cookie",
+            "Authorization",
+            "Connection",
+        } & set(asked.headers)
 
 
 async def test_a_start_request_names_each_event_in_the_case_it_came_in() -> None:
@@ -81,13 +105,19 @@ async def test_a_start_request_names_each_event_in_the_case_it_came_in() -> None
     async with far_side(Answer(b"")) as side, client_of(side.url) as client:
         await client.start(ids)
     (asked,) = side.asked
-    assert (asked.method, asked.target) == ("POST", "/metadata/scheduledevents?api-version=2020-07-01")
+    assert (asked.method, asked.target) == (
+        "POST",
+        "/metadata/scheduledevents?api-version=2020-07-01",
+    )
     assert asked.headers.getall("Content-Type") == ["application/json"]
     assert orjson.loads(asked.body) == {"StartRequests": [{"EventId": ids[0]}, {"EventId": ids[1]}]}
 
 
 async def test_a_start_request_is_done_at_200_even_if_the_body_never_comes() -> None:
-    async with far_side(Answer(b"", headers={"Content-Length": "9"}, then="hang")) as side, client_of(side.url) as client:
+    async with (
+        far_side(Answer(b"", headers={"Content-Length": "9"}, then="hang")) as side,
+        client_of(side.url) as client,
+    ):
         await client.start(["A"])
 
 
@@ -98,7 +128,10 @@ async def test_instance_metadata_is_asked_for_as_json() -> None:
 
 
 async def test_calls_share_one_connection_and_forget_cookies() -> None:
-    async with far_side(Answer(headers={"Set-Cookie": "a=b; Path=/"})) as side, client_of(side.url) as client:
+    async with (
+        far_side(Answer(headers={"Set-Cookie": "a=b; Path=/"})) as side,
+        client_of(side.url) as client,
+    ):
         await client.read()
         await client.read()
     assert side.asked[0].peer == side.asked[1].peer
@@ -136,7 +169,9 @@ async def test_any_other_status_is_unavailable_and_named(status: int) -> None:
 
 
 async def test_400_is_our_own_fault_and_quotes_what_azure_says() -> None:
-    failure = await failure_of(Answer(b'{"error": "Bad request. api-version is invalid"}' + b"x" * 5000, 400))
+    failure = await failure_of(
+        Answer(b'{"error": "Bad request. api-version is invalid"}' + b"x" * 5000, 400)
+    )
     assert isinstance(failure, SourceRefused)
     assert failure.status == 400
     assert "api-version is invalid" in failure.reason
@@ -152,8 +187,13 @@ async def test_400_is_said_even_if_its_body_never_comes() -> None:
 async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
     async with far_side() as elsewhere:
         location = {"Location": f"{elsewhere.url}/metadata/scheduledevents?token=secret"}
-        async with far_side(Answer(b"", status, headers=location)) as side, client_of(side.url) as client:
-            with pytest.raises(SourceUnavailable, match=rf"{status}: a redirect to {elsewhere.url}/") as read:
+        async with (
+            far_side(Answer(b"", status, headers=location)) as side,
+            client_of(side.url) as client,
+        ):
+            with pytest.raises(
+                SourceUnavailable, match=rf"{status}: a redirect to {elsewhere.url}/"
+            ) as read:
                 await client.read()
             with pytest.raises(SourceUnavailable):
                 await client.start(["A"])
@@ -164,7 +204,10 @@ async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
 
 
 async def test_a_refused_start_request_is_told_from_an_unavailable_one() -> None:
-    async with far_side(one_after_the_other(Answer(b"", 400), Answer(b"", 503))) as side, client_of(side.url) as client:
+    async with (
+        far_side(one_after_the_other(Answer(b"", 400), Answer(b"", 503))) as side,
+        client_of(side.url) as client,
+    ):
         with pytest.raises(SourceRefused):
             await client.start(["A"])
         with pytest.raises(SourceUnavailable):
@@ -200,7 +243,9 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
         (format_datetime(NOW.replace(hour=1), usegmt=True), 0.0),
     ],
 )
-def test_retry_after_is_read_as_seconds_or_date_and_capped_at_a_minute(header: str | None, seconds: float | None) -> None:
+def test_retry_after_is_read_as_seconds_or_date_and_capped_at_a_minute(
+    header: str | None, seconds: float | None
+) -> None:
     assert parse_retry_after(header, NOW) == seconds
 
 
@@ -212,12 +257,20 @@ def test_retry_after_is_read_as_seconds_or_date_and_capped_at_a_minute(header: s
     [
         pytest.param(Answer(raw=b"", then="close"), id="closed without a word"),
         pytest.param(Answer(raw=b"", then="reset"), id="reset without a word"),
-        pytest.param(Answer(b"{", headers={"Content-Length": "100"}, then="close"), id="closed in the body"),
-        pytest.param(Answer(b"{", headers={"Content-Length": "100"}, then="reset"), id="reset in the body"),
-        pytest.param(Answer(b"5\r\n{    \r\n", headers=CHUNKED, then="close"), id="closed between chunks"),
+        pytest.param(
+            Answer(b"{", headers={"Content-Length": "100"}, then="close"), id="closed in the body"
+        ),
+        pytest.param(
+            Answer(b"{", headers={"Content-Length": "100"}, then="reset"), id="reset in the body"
+        ),
+        pytest.param(
+            Answer(b"5\r\n{    \r\n", headers=CHUNKED, then="close"), id="closed between chunks"
+        ),
         pytest.param(Answer(b"zz\r\n{}\r\n0\r\n\r\n", headers=CHUNKED), id="no chunk"),
         pytest.param(Answer(raw=b"HELLO\r\n\r\n", then="close"), id="no HTTP"),
-        pytest.param(Answer(raw=b"HTTP/1.1 200 OK\r\nContent-Len", then="close"), id="closed in the headers"),
+        pytest.param(
+            Answer(raw=b"HTTP/1.1 200 OK\r\nContent-Len", then="close"), id="closed in the headers"
+        ),
     ],
 )
 async def test_a_broken_answer_is_unavailable(answer: Answer) -> None:
@@ -240,7 +293,10 @@ async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
 
 async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> None:
     """The library would send a GET again: a call beside the budget."""
-    async with far_side(one_after_the_other(Answer(), Answer(raw=b"", then="reset"))) as side, client_of(side.url) as client:
+    async with (
+        far_side(one_after_the_other(Answer(), Answer(raw=b"", then="reset"))) as side,
+        client_of(side.url) as client,
+    ):
         await client.read()
         with pytest.raises(SourceUnavailable):
             await client.read()
@@ -249,7 +305,9 @@ async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> Non
 
 
 async def test_an_answer_declared_too_large_is_refused_before_it_is_read() -> None:
-    failure = await failure_of(Answer(b"{", headers={"Content-Length": str(MAX_DOCUMENT_BYTES + 1)}, then="hang"))
+    failure = await failure_of(
+        Answer(b"{", headers={"Content-Length": str(MAX_DOCUMENT_BYTES + 1)}, then="hang")
+    )
     assert isinstance(failure, DocumentError)
     assert str(MAX_DOCUMENT_BYTES) in failure.reason
 
@@ -274,11 +332,16 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
 
     ended = asyncio.Event()
     server = await asyncio.start_server(pour, "127.0.0.1", 0)
-    async with server, client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+    async with (
+        server,
+        client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client,
+    ):
         with pytest.raises(DocumentError):
             await client.read()
         await asyncio.wait_for(ended.wait(), 60)
-    assert MAX_DOCUMENT_BYTES <= sent < 6 * MAX_DOCUMENT_BYTES, "what is over the limit is what lay in the buffers of two sockets"
+    assert MAX_DOCUMENT_BYTES <= sent < 6 * MAX_DOCUMENT_BYTES, (
+        "what is over the limit is what lay in the buffers of two sockets"
+    )
 
 
 async def test_an_answer_of_exactly_the_limit_is_read() -> None:
@@ -287,7 +350,9 @@ async def test_an_answer_of_exactly_the_limit_is_read() -> None:
         assert await client.read() == body
 
 
-@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("br", bytes), ("deflate", bytes)])
+@pytest.mark.parametrize(
+    ("encoding", "encode"), [("gzip", gzip.compress), ("br", bytes), ("deflate", bytes)]
+)
 async def test_an_encoded_answer_is_refused(encoding: str, encode: type[bytes]) -> None:
     """We said identity; unpacking what comes anyway is a way around the limit of size."""
     failure = await failure_of(Answer(encode(EMPTY), headers={"Content-Encoding": encoding}))
@@ -296,7 +361,10 @@ async def test_an_encoded_answer_is_refused(encoding: str, encode: type[bytes]) 
 
 
 async def test_identity_is_no_encoding() -> None:
-    async with far_side(Answer(headers={"Content-Encoding": "identity"})) as side, client_of(side.url) as client:
+    async with (
+        far_side(Answer(headers={"Content-Encoding": "identity"})) as side,
+        client_of(side.url) as client,
+    ):
         assert await client.read() == EMPTY
 
 
@@ -314,7 +382,9 @@ async def test_an_empty_body_is_given_as_it_is() -> None:
     [
         pytest.param(Answer(raw=b"", then="hang"), id="no word"),
         pytest.param(Answer(raw=b"HTTP/1.1 200 OK\r\n", then="hang"), id="half of the headers"),
-        pytest.param(Answer(b"{", headers={"Content-Length": "99"}, then="hang"), id="half of the body"),
+        pytest.param(
+            Answer(b"{", headers={"Content-Length": "99"}, then="hang"), id="half of the body"
+        ),
         pytest.param(Answer(drip=0.1), id="a byte now and then"),
     ],
 )
@@ -324,7 +394,9 @@ async def test_the_timeout_covers_the_whole_call(answer: Answer) -> None:
     assert isinstance(failure, SourceUnavailable)
     assert "within 0.4s" in failure.reason
     assert failure.status is None
-    assert 0.39 <= time.monotonic() - began < 20  # not that of a client that waits for an end that never comes
+    assert (
+        0.39 <= time.monotonic() - began < 20
+    )  # not that of a client that waits for an end that never comes
 
 
 async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
@@ -347,10 +419,16 @@ async def test_the_long_timeout_holds_until_a_call_succeeded() -> None:
 
 
 @contextlib.asynccontextmanager
-async def by_hand(answer: Answer | Script | None = None) -> AsyncIterator[tuple[FarSide, ImdsClient]]:
+async def by_hand(
+    answer: Answer | Script | None = None,
+) -> AsyncIterator[tuple[FarSide, ImdsClient]]:
     """A client and a far side that live by one clock."""
     clock = HandClock()
-    async with far_side(answer, clock) as side, ImdsClient(SourceSettings(url=side.url), clock) as client, clock.going(0.01):
+    async with (
+        far_side(answer, clock) as side,
+        ImdsClient(SourceSettings(url=side.url), clock) as client,
+        clock.going(0.01),
+    ):
         yield side, client
 
 
@@ -406,7 +484,10 @@ async def test_a_cancelled_wait_neither_loses_nor_leaks_a_place() -> None:
 
 
 async def test_a_call_cancelled_under_way_counts_once() -> None:
-    async with by_hand(one_after_the_other(Answer(raw=b"", then="hang"), Answer())) as (side, client):
+    async with by_hand(one_after_the_other(Answer(raw=b"", then="hang"), Answer())) as (
+        side,
+        client,
+    ):
         hanging = asyncio.create_task(client.read())
         await asyncio.wait_for(side.was_asked.wait(), 60)
         hanging.cancel()
@@ -420,7 +501,10 @@ async def test_calls_that_never_got_through_take_nothing_from_the_budget() -> No
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         settings = SourceSettings(url=f"http://127.0.0.1:{unused.getsockname()[1]}")
-        async with ImdsClient(settings, HandClock()) as client, asyncio.timeout(30):  # by a clock that stands still
+        async with (
+            ImdsClient(settings, HandClock()) as client,
+            asyncio.timeout(30),
+        ):  # by a clock that stands still
             for _ in range(6):
                 with pytest.raises(SourceUnavailable):
                     await client.read()
@@ -428,14 +512,21 @@ async def test_calls_that_never_got_through_take_nothing_from_the_budget() -> No
 
 async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() -> None:
     """A connection that hangs holds its place: nobody knows when its call will go out."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as fillers:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        contextlib.ExitStack() as fillers,
+    ):
         for _ in range(2):
             filler = fillers.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        async with client_of(f"http://127.0.0.1:{full.getsockname()[1]}", first_timeout=0.3) as client:
+        async with client_of(
+            f"http://127.0.0.1:{full.getsockname()[1]}", first_timeout=0.3
+        ) as client:
             began = time.monotonic()
-            results = await asyncio.gather(*(client.read() for _ in range(4)), return_exceptions=True)
+            results = await asyncio.gather(
+                *(client.read() for _ in range(4)), return_exceptions=True
+            )
             took = time.monotonic() - began
     assert [type(result) for result in results] == [SourceUnavailable] * 4
     assert took >= 0.55, "two and two"

@@ -31,7 +31,15 @@ from relay.imds.discovery import (
 from tests.approvals.manual_clock import HandClock
 from tests.imds.scripted_server import Answer, FarSide, far_side, one_after_the_other
 
-VM = Instance("02AAB8A4-74EF-476E-8182-F6D2BA4166A6", "Web.Server_01", "webserver01", "SUB-1", "My_Group", "", "")
+VM = Instance(
+    "02AAB8A4-74EF-476E-8182-F6D2BA4166A6",
+    "Web.Server_01",
+    "webserver01",
+    "SUB-1",
+    "My_Group",
+    "",
+    "",
+)
 IN_SET = Instance("VMID", "Prod_VMSS_18", "prodvmss00000i", "Sub-1", "Group", "Prod_VMSS", "PG-1")
 COMPUTE = {
     "vmId": VM.vm_id,
@@ -40,7 +48,11 @@ COMPUTE = {
     "resourceGroupName": VM.resource_group,
     "vmScaleSetName": "",
     "placementGroupId": "",
-    "osProfile": {"adminUsername": "admin", "computerName": VM.computer_name, "disablePasswordAuthentication": "true"},
+    "osProfile": {
+        "adminUsername": "admin",
+        "computerName": VM.computer_name,
+        "disablePasswordAuthentication": "true",
+    },
     "tagsList": [],
 }
 
@@ -95,7 +107,12 @@ def test_what_has_no_vm_id_is_no_instance_metadata(wrong: bytes) -> None:
         parse_instance(wrong)
 
 
-@given(st.binary() | st.recursive(st.none() | st.booleans() | st.floats() | st.text("ab\x00\U0001f600"), st.lists).map(orjson.dumps))
+@given(
+    st.binary()
+    | st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text("ab\x00\U0001f600"), st.lists
+    ).map(orjson.dumps)
+)
 def test_reading_raises_nothing_but_a_document_error(anything: bytes) -> None:
     with pytest.raises(DocumentError):
         parse_instance(anything)
@@ -115,7 +132,9 @@ def test_the_scope_of_a_scale_set_is_its_name_and_a_digest_of_what_tells_it_from
 
 
 def test_all_vms_of_a_placement_group_have_one_scope_and_no_other_group_has_it() -> None:
-    assert derive_scope(dataclasses.replace(IN_SET, vm_id="OTHER", name="Prod_VMSS_19", computer_name="x")) == derive_scope(IN_SET)
+    assert derive_scope(
+        dataclasses.replace(IN_SET, vm_id="OTHER", name="Prod_VMSS_19", computer_name="x")
+    ) == derive_scope(IN_SET)
     for field in ("subscription_id", "resource_group", "scale_set", "placement_group"):
         assert derive_scope(dataclasses.replace(IN_SET, **{field: "else"})) != derive_scope(IN_SET)
 
@@ -134,14 +153,34 @@ def test_a_long_name_is_cut_so_that_the_digest_fits() -> None:
     assert re.fullmatch(r"v{71}-[0-9a-f]{8}", scope)
 
 
-@pytest.mark.parametrize("resource", ["Web.Server_01", "WEB.SERVER_01", "webserver01", "_Web.Server_01", "web-host", "web-host.internal"])
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "Web.Server_01",
+        "WEB.SERVER_01",
+        "webserver01",
+        "_Web.Server_01",
+        "web-host",
+        "web-host.internal",
+    ],
+)
 def test_resources_mean_this_vm_by_any_of_its_names(resource: str) -> None:
     names = resource_names(VM, "Web-Host.internal")
     assert names_this_vm([resource], names)
     assert names_this_vm(["other", resource], names)
 
 
-@pytest.mark.parametrize("resource", ["Prod_VMSS_18", "prod_vmss_18", "_Prod_VMSS_18", "prodvmss00000i", "prod_vmss00000I", "prodvmss_18"])
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "Prod_VMSS_18",
+        "prod_vmss_18",
+        "_Prod_VMSS_18",
+        "prodvmss00000i",
+        "prod_vmss00000I",
+        "prodvmss_18",
+    ],
+)
 def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(resource: str) -> None:
     """`set_18` in Resources while the host is called `set00000i`.
 
@@ -150,7 +189,19 @@ def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(reso
     assert names_this_vm([resource], resource_names(IN_SET, "prodvmss00000i"))
 
 
-@pytest.mark.parametrize("resource", ["Prod_VMSS_1", "Prod_VMSS_180", "prodvmss00000j", "prodvmss000018", "", "_", "Prod_VMSS", "18"])
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "Prod_VMSS_1",
+        "Prod_VMSS_180",
+        "prodvmss00000j",
+        "prodvmss000018",
+        "",
+        "_",
+        "Prod_VMSS",
+        "18",
+    ],
+)
 def test_a_neighbour_is_not_meant(resource: str) -> None:
     assert not names_this_vm([resource], resource_names(IN_SET, "prodvmss00000i"))
 
@@ -175,7 +226,10 @@ def test_both_ways_of_counting_mean_the_same_vm(number: int) -> None:
 
 
 def test_a_name_outside_a_scale_set_is_not_taken_for_a_number() -> None:
-    assert resource_names(dataclasses.replace(VM, name="db_18", computer_name=""), "") == {"db_18", "_db_18"}
+    assert resource_names(dataclasses.replace(VM, name="db_18", computer_name=""), "") == {
+        "db_18",
+        "_db_18",
+    }
 
 
 def test_an_event_without_resources_names_nobody() -> None:
@@ -185,7 +239,9 @@ def test_an_event_without_resources_names_nobody() -> None:
 # --- boot
 
 
-@pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="this system has no boot id")
+@pytest.mark.skipif(
+    not Path("/proc/sys/kernel/random/boot_id").exists(), reason="this system has no boot id"
+)
 def test_the_boot_id_stays_the_same_while_the_machine_runs() -> None:
     first = read_boot_id()
     assert first is not None
@@ -194,7 +250,9 @@ def test_the_boot_id_stays_the_same_while_the_machine_runs() -> None:
 
 
 @pytest.mark.parametrize("text", [None, b"", b"\n", b"\xff\xfe"])
-def test_a_system_without_a_boot_id_has_none(text: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_a_boot_id_has_none(
+    text: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "boot_id"
     if text is not None:
         path.write_bytes(text)
@@ -236,7 +294,9 @@ async def test_every_failure_is_waited_out(failure: Answer, needed: bool) -> Non
     assert len(side.asked) == 3
 
 
-async def test_ten_seconds_of_404_mean_that_there_is_none_where_it_is_not_needed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_ten_seconds_of_404_mean_that_there_is_none_where_it_is_not_needed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with far_side(Answer(b"", 404), HandClock()) as side:
         assert await found(side, needed=False) is None
         span = side.asked[-1].at - side.asked[0].at
@@ -267,12 +327,16 @@ async def test_retry_after_slows_the_wait() -> None:
     assert side.asked[1].at - side.asked[0].at >= 20.0
 
 
-async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "relay.imds.discovery")
     answers = [*[Answer(b"", 404)] * 3, *[Answer(b"", 503)] * 3, Answer(body())]
     async with far_side(one_after_the_other(*answers), HandClock()) as side:
         await found(side, needed=True)
-    said = [record.getMessage() for record in caplog.records if record.name == "relay.imds.discovery"]
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "relay.imds.discovery"
+    ]
     assert len(said) == 3
     assert "404" in said[0]
     assert "503" in said[1]

@@ -15,8 +15,19 @@ from relay.errors import DocumentError
 from relay.events.model import Document, Event, parse_document
 from tests.events.strategies import EVENTS, body, event, settled, wire
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
-ANYTHING = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3))
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+)
 NAMES = tuple(wire())
 ENTRIES = st.fixed_dictionaries(
     {},
@@ -48,7 +59,13 @@ def test_bytes_are_a_document_or_a_document_error(anything: bytes) -> None:
         parse_document(anything)
 
 
-@given(ANYTHING | st.fixed_dictionaries({"Events": st.lists(ENTRIES, max_size=4) | ANYTHING}, optional={"DocumentIncarnation": ANYTHING}))
+@given(
+    ANYTHING
+    | st.fixed_dictionaries(
+        {"Events": st.lists(ENTRIES, max_size=4) | ANYTHING},
+        optional={"DocumentIncarnation": ANYTHING},
+    )
+)
 def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: object) -> None:
     """Nothing that was parsed may fail later: its revision, its JSON and its way through the store all work."""
     try:
@@ -70,7 +87,17 @@ def test_an_empty_body_is_an_error(empty: bytes) -> None:
         parse_document(empty)
 
 
-@pytest.mark.parametrize("broken", [b"{", b"<html></html>", b'{"DocumentIncarnation":1,"Events":[', b"\xff", b'{"Events":[]} x', b"NaN"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"{",
+        b"<html></html>",
+        b'{"DocumentIncarnation":1,"Events":[',
+        b"\xff",
+        b'{"Events":[]} x',
+        b"NaN",
+    ],
+)
 def test_what_is_no_json_is_an_error(broken: bytes) -> None:
     with pytest.raises(DocumentError, match="not JSON"):
         parse_document(broken)
@@ -149,8 +176,19 @@ def test_a_resource_named_twice_is_one() -> None:
 
 
 def test_what_azure_adds_in_future_passes_as_it_came() -> None:
-    found = one(EventType="Quake", EventStatus="Paused", ResourceType="Rack", EventSource="Martian", Novelty={"a": [1]})
-    assert (found.event_type, found.event_status, found.resource_type, found.event_source) == ("Quake", "Paused", "Rack", "Martian")
+    found = one(
+        EventType="Quake",
+        EventStatus="Paused",
+        ResourceType="Rack",
+        EventSource="Martian",
+        Novelty={"a": [1]},
+    )
+    assert (found.event_type, found.event_status, found.resource_type, found.event_source) == (
+        "Quake",
+        "Paused",
+        "Rack",
+        "Martian",
+    )
     assert not found.started
 
 
@@ -197,7 +235,10 @@ def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None)
     ("wrote", "kept"),
     [
         ("Mon, 11 Apr 2022 22:26:58 GMT", "2022-04-11T22:26:58Z"),
-        ("Fri, 11 Apr 2022 22:26:58 GMT", "2022-04-11T22:26:58Z"),  # a Monday: Azure gets it wrong at times
+        (
+            "Fri, 11 Apr 2022 22:26:58 GMT",
+            "2022-04-11T22:26:58Z",
+        ),  # a Monday: Azure gets it wrong at times
         ("Mon, 11 Apr 2022 22:26:58", "2022-04-11T22:26:58Z"),
         ("2022-04-11T22:26:58Z", "2022-04-11T22:26:58Z"),
         ("2022-04-11T22:26:58", "2022-04-11T22:26:58Z"),
@@ -210,7 +251,9 @@ def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None)
         (..., None),
     ],
 )
-def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(wrote: Any, kept: str | None) -> None:
+def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(
+    wrote: Any, kept: str | None
+) -> None:
     found = one(NotBefore=wrote)
     assert found.not_before == kept
     assert (found.not_before_time is not None) == (kept is not None and kept.startswith("2022"))
@@ -242,19 +285,36 @@ def test_the_incarnation_is_a_hint_that_is_never_an_error(wrote: Any, kept: int 
 
 
 @given(
-    st.lists(EVENTS.map(lambda made: dataclasses.replace(made, event_id=made.event_id[0])), max_size=5).flatmap(
-        lambda made: st.tuples(st.just(made), st.permutations(made))
-    )
+    st.lists(
+        EVENTS.map(lambda made: dataclasses.replace(made, event_id=made.event_id[0])), max_size=5
+    ).flatmap(lambda made: st.tuples(st.just(made), st.permutations(made)))
 )
-def test_an_event_id_twice_becomes_one_event_whatever_the_order(both: tuple[list[Event], list[Event]]) -> None:
-    first, second = ({found.key: settled(found) for found in parse_document(body(*map(_as_wire, events))).events} for events in both)
+def test_an_event_id_twice_becomes_one_event_whatever_the_order(
+    both: tuple[list[Event], list[Event]],
+) -> None:
+    first, second = (
+        {found.key: settled(found) for found in parse_document(body(*map(_as_wire, events))).events}
+        for events in both
+    )
     assert first == second
 
 
 def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> None:
-    entries = [wire(Resources=["b"]), wire(EventId=wire()["EventId"].lower(), EventStatus="Started", NotBefore="", Resources=["c", "a"])]
+    entries = [
+        wire(Resources=["b"]),
+        wire(
+            EventId=wire()["EventId"].lower(),
+            EventStatus="Started",
+            NotBefore="",
+            Resources=["c", "a"],
+        ),
+    ]
     (found,) = parse_document(body(*entries)).events
-    assert (found.event_status, found.not_before, found.resources) == ("Started", None, ("a", "b", "c"))
+    assert (found.event_status, found.not_before, found.resources) == (
+        "Started",
+        None,
+        ("a", "b", "c"),
+    )
     assert found.event_id == wire()["EventId"].lower()
 
 
@@ -270,17 +330,29 @@ def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> No
         (["freeze", "REBOOT", "Freeze"], "REBOOT"),
     ],
 )
-def test_two_entries_of_different_types_count_as_the_graver(types: list[str | None], gravest: str) -> None:
+def test_two_entries_of_different_types_count_as_the_graver(
+    types: list[str | None], gravest: str
+) -> None:
     """A rule for a Freeze must not approve what is a Reboot for another machine."""
     for order in (types, types[::-1]):
-        (found,) = parse_document(body(*(wire(EventType=event_type) for event_type in order))).events
+        (found,) = parse_document(
+            body(*(wire(EventType=event_type) for event_type in order))
+        ).events
         assert found.event_type == gravest
 
 
-@pytest.mark.parametrize(("durations", "longest"), [([5, 9], 9), ([0, 5], 5), ([5, -1], None), ([-1, -1], None)])
-def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_all(durations: list[int], longest: int | None) -> None:
+@pytest.mark.parametrize(
+    ("durations", "longest"), [([5, 9], 9), ([0, 5], 5), ([5, -1], None), ([-1, -1], None)]
+)
+def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_all(
+    durations: list[int], longest: int | None
+) -> None:
     for order in (durations, durations[::-1]):
-        (found,) = parse_document(body(*(wire(DurationInSeconds=duration, Description=str(duration)) for duration in order))).events
+        (found,) = parse_document(
+            body(
+                *(wire(DurationInSeconds=duration, Description=str(duration)) for duration in order)
+            )
+        ).events
         assert found.duration == longest
 
 
@@ -299,11 +371,20 @@ def test_one_entry_keeps_the_order_of_its_resources() -> None:
 
 
 @given(EVENTS, EVENTS)
-def test_a_revision_changes_exactly_when_what_an_approver_saw_changes(first: Event, second: Event) -> None:
+def test_a_revision_changes_exactly_when_what_an_approver_saw_changes(
+    first: Event, second: Event
+) -> None:
     second = dataclasses.replace(second, event_id=first.event_id)
 
     def seen(made: Event) -> object:
-        return made.event_type, made.event_source, sorted(made.resources), made.not_before, made.duration, made.event_status
+        return (
+            made.event_type,
+            made.event_source,
+            sorted(made.resources),
+            made.not_before,
+            made.duration,
+            made.event_status,
+        )
 
     assert (first.revision == second.revision) == (seen(first) == seen(second))
 

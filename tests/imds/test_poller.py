@@ -46,7 +46,9 @@ class Rig:
 
     async def told(self) -> list[CloudEvent]:
         """The journal's events."""
-        return await self.store.read(lambda tx: [one for _, one in tx.journal.events_after(0, 10_000)])
+        return await self.store.read(
+            lambda tx: [one for _, one in tx.journal.events_after(0, 10_000)]
+        )
 
     async def names(self) -> list[str]:
         """By name."""
@@ -65,7 +67,9 @@ class Rig:
         """Wait until the poller sleeps: the watch does so at all times, and the pause makes two."""
         await eventually(lambda: self.poller.polls > 0 and len(self.clock.asleep) >= 2)
 
-    async def until(self, condition: Callable[[], bool], step: float = 0.25, within: float = 300.0) -> None:
+    async def until(
+        self, condition: Callable[[], bool], step: float = 0.25, within: float = 300.0
+    ) -> None:
         """Turn the clock until it holds."""
         await self.clock.turn_until(condition, step=step, within=within)
 
@@ -82,18 +86,36 @@ async def rig(
     chance: Callable[[], float] = lambda: 0.0,
 ) -> AsyncIterator[Rig]:
     """A poller on a store in a folder; calls time out after ``timeout`` of real time, which no test waits for but where a call hangs."""
-    source = SourceSettings.model_validate({"url": url, "interval": interval, "timeout": timeout, "first_timeout": timeout})
+    source = SourceSettings.model_validate(
+        {"url": url, "interval": interval, "timeout": timeout, "first_timeout": timeout}
+    )
     async with (
-        open_store(StoreSettings(path=folder / "relay.db"), Identity(ORIGIN.scope, "vm"), clock, lambda _: ()) as store,
+        open_store(
+            StoreSettings(path=folder / "relay.db"),
+            Identity(ORIGIN.scope, "vm"),
+            clock,
+            lambda _: (),
+        ) as store,
         ImdsClient(source, clock) as client,
     ):
         said: list[tuple[str, str | None, str, int]] = []
         recorder = Recorder(ORIGIN, BOOT, frozenset({"vm-0"}))
-        poller = Poller(source, client, recorder, store, clock, say=lambda *given: said.append(given), last_read=last_read, chance=chance)
+        poller = Poller(
+            source,
+            client,
+            recorder,
+            store,
+            clock,
+            say=lambda *given: said.append(given),
+            last_read=last_read,
+            chance=chance,
+        )
         task = asyncio.create_task(poller.run())
         try:
             it = Rig(clock, store, poller, said)
-            store.listeners.recorded.append(lambda recorded: it.heard.extend(one.event.name for one in recorded))
+            store.listeners.recorded.append(
+                lambda recorded: it.heard.extend(one.event.name for one in recorded)
+            )
             yield it
             assert not task.done(), task.exception()
         finally:
@@ -192,12 +214,25 @@ async def test_an_incarnation_alone_is_no_change(tmp_path: Path) -> None:
     "fault",
     [
         *(Fault(status=status, calls=3) for status in (400, 404, 410, 429, 500, 503)),
-        *(Fault(kind=kind, calls=3) for kind in ("empty", "truncated", "malformed", "no-events", "oversize", "reset", "redirect")),
+        *(
+            Fault(kind=kind, calls=3)
+            for kind in (
+                "empty",
+                "truncated",
+                "malformed",
+                "no-events",
+                "oversize",
+                "reset",
+                "redirect",
+            )
+        ),
         Fault(kind="hang", calls=1),
     ],
     ids=lambda fault: f"{fault.kind}-{fault.status}",
 )
-async def test_no_usable_answer_ends_no_event_and_the_next_good_one_goes_on(tmp_path: Path, fault: Fault) -> None:
+async def test_no_usable_answer_ends_no_event_and_the_next_good_one_goes_on(
+    tmp_path: Path, fault: Fault
+) -> None:
     async with simulated(tmp_path, timeout="2s" if fault.kind == "hang" else "30s") as (it, sim):
         sim.schedule(Plan())
         await it.polled()
@@ -211,26 +246,38 @@ async def test_no_usable_answer_ends_no_event_and_the_next_good_one_goes_on(tmp_
         await it.until(lambda: it.heard == ["event.scheduled"] * 2)
 
 
-async def test_the_same_trouble_is_logged_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "relay.imds.poller")
     async with simulated(tmp_path) as (it, sim):
         sim.fault(Fault(status=503, calls=3))
         sim.fault(Fault(status=400, calls=2))
         await it.until(lambda: len(sim.calls) >= 6 and it.poller.failures == 0)
-        logged = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "relay.imds.poller"]
+        logged = [
+            (record.levelname, record.getMessage())
+            for record in caplog.records
+            if record.name == "relay.imds.poller"
+        ]
         assert [level for level, _ in logged] == ["WARNING", "ERROR", "INFO"]
         assert "503" in logged[0][1]
         assert "400" in logged[1][1]
         sim.fault(Fault(status=400))
         await it.polled()
-        assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [logged[1][1]] * 2
+        assert [
+            record.getMessage() for record in caplog.records if record.levelname == "ERROR"
+        ] == [logged[1][1]] * 2
 
 
 # --- after a failure
 
 
-@pytest.mark.parametrize(("chance", "pauses"), [(0.0, [1, 2, 4, 5, 5]), (1.0, [1.25, 2.5, 5, 6.25, 6.25])])
-async def test_the_rest_after_failures_doubles_and_jitter_only_adds(tmp_path: Path, chance: float, pauses: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("chance", "pauses"), [(0.0, [1, 2, 4, 5, 5]), (1.0, [1.25, 2.5, 5, 6.25, 6.25])]
+)
+async def test_the_rest_after_failures_doubles_and_jitter_only_adds(
+    tmp_path: Path, chance: float, pauses: list[float]
+) -> None:
     async with simulated(tmp_path, chance=lambda: chance) as (it, sim):
         sim.fault(Fault(status=500, calls=len(pauses)))
         await it.polled()
@@ -244,7 +291,9 @@ async def test_the_rest_after_failures_doubles_and_jitter_only_adds(tmp_path: Pa
         assert it.clock.asleep[0] == pytest.approx(1)
 
 
-async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(tmp_path: Path) -> None:
+async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
+    tmp_path: Path,
+) -> None:
     async with simulated(tmp_path) as (it, sim):
         sim.fault(Fault(status=429, retry_after=20.0))
         await it.polled()
@@ -262,7 +311,9 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(tm
 # --- fresh reads
 
 
-async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_poll(tmp_path: Path) -> None:
+async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_poll(
+    tmp_path: Path,
+) -> None:
     async with simulated(tmp_path, interval="10s") as (it, sim):
         it.clock.turn(4)
         sim.schedule(Plan())
@@ -309,7 +360,10 @@ async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (it, sim):
         sim.fault(Fault(status=503))
         it.clock.turn(4)
-        gone, stays = asyncio.create_task(it.poller.read_fresh()), asyncio.create_task(it.poller.read_fresh())
+        gone, stays = (
+            asyncio.create_task(it.poller.read_fresh()),
+            asyncio.create_task(it.poller.read_fresh()),
+        )
         await asyncio.sleep(0)
         gone.cancel()
         with pytest.raises(SourceError):
@@ -334,7 +388,9 @@ async def test_questions_without_end_make_no_more_than_two_calls_a_second(tmp_pa
 # --- whether it is there at all
 
 
-async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_read(tmp_path: Path) -> None:
+async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_read(
+    tmp_path: Path,
+) -> None:
     clock = HandClock()
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
         sim.fault(Fault(status=503, lasts=1000.0))
@@ -351,18 +407,25 @@ async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_r
             assert [one[0] for one in it.said] == ["relay.source-lost", "relay.source-recovered"]
 
 
-async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_once(tmp_path: Path) -> None:
+async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_once(
+    tmp_path: Path,
+) -> None:
     async with simulated(tmp_path) as (it, sim):
         await it.polled()
         last = it.clock.monotonic()
         for rounds in (1, 2):
             sim.fault(Fault(kind="empty", lasts=1000.0))
-            await it.until(lambda last=last: it.clock.monotonic() >= last + LOST_AFTER - 0.5, step=0.5)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await it.until(
+                lambda last=last: it.clock.monotonic() >= last + LOST_AFTER - 0.5, step=0.5
+            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             assert not it.poller.lost
             await it.until(lambda: it.poller.lost, step=0.1, within=3)
             it.clock.turn(300)
             await it.until(lambda: it.poller.failures > 20)
-            assert [one[0] for one in it.said] == ["relay.source-lost", "relay.source-recovered"] * (rounds - 1) + ["relay.source-lost"]
+            assert [one[0] for one in it.said] == [
+                "relay.source-lost",
+                "relay.source-recovered",
+            ] * (rounds - 1) + ["relay.source-lost"]
             sim.clear_faults()
             await it.until(lambda: not it.poller.lost)
             last = it.clock.monotonic()
@@ -373,12 +436,22 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
     async with far_side(lambda _: Answer(pause=60)) as side:
         source = SourceSettings.model_validate({"url": side.url})
         async with (
-            open_store(StoreSettings(path=tmp_path / "relay.db"), Identity("s", None), clock, lambda _: ()) as store,
+            open_store(
+                StoreSettings(path=tmp_path / "relay.db"), Identity("s", None), clock, lambda _: ()
+            ) as store,
             ImdsClient(source, clock) as client,
         ):
             said: list[str] = []
             recorder = Recorder(ORIGIN, BOOT, None)
-            poller = Poller(source, client, recorder, store, clock, say=lambda name, *_: said.append(name), last_read=None)
+            poller = Poller(
+                source,
+                client,
+                recorder,
+                store,
+                clock,
+                say=lambda name, *_: said.append(name),
+                last_read=None,
+            )
             task = asyncio.create_task(poller.run())
             await eventually(lambda: len(side.asked) == 1)
             clock.turn(LOST_BEFORE_FIRST)
@@ -403,7 +476,8 @@ CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
 
 
 @pytest.mark.parametrize(
-    ("expected", "interval", "seconds"), [(CANCELED, "1s", 4.9), (UNKNOWN, "1s", 5.1), (CANCELED, "4s", 11.9), (UNKNOWN, "4s", 12.1)]
+    ("expected", "interval", "seconds"),
+    [(CANCELED, "1s", 4.9), (UNKNOWN, "1s", 5.1), (CANCELED, "4s", 11.9), (UNKNOWN, "4s", 12.1)],
 )
 async def test_polling_that_paused_for_too_long_tells_no_cancellation(
     tmp_path: Path, expected: tuple[str, str], interval: str, seconds: float
@@ -430,9 +504,16 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
 @pytest.mark.parametrize(
     ("expected", "wall", "monotonic"),
     [(CANCELED, 1.1, 1.1), (UNKNOWN, 3600, 1.1), (UNKNOWN, -3600, 60), (CANCELED, -3600, 1.1)],
-    ids=["neither", "the wall clock jumped", "the wall clock was set back meanwhile", "the wall clock was set back"],
+    ids=[
+        "neither",
+        "the wall clock jumped",
+        "the wall clock was set back meanwhile",
+        "the wall clock was set back",
+    ],
 )
-async def test_a_gap_is_measured_by_both_clocks(tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float) -> None:
+async def test_a_gap_is_measured_by_both_clocks(
+    tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float
+) -> None:
     clock = HandClock()
     async with far_side(Answer(SCHEDULED)) as side, rig(tmp_path, side.url, clock) as it:
         await it.polled()
@@ -454,7 +535,9 @@ async def test_a_gap_is_measured_by_both_clocks(tmp_path: Path, expected: tuple[
     ],
     ids=["a short stop", "a long stop", "a crash", "a clock that was set back"],
 )
-async def test_after_a_restart_the_stop_counts_as_the_gap(tmp_path: Path, expected: tuple[str, str], last_read: datetime | None) -> None:
+async def test_after_a_restart_the_stop_counts_as_the_gap(
+    tmp_path: Path, expected: tuple[str, str], last_read: datetime | None
+) -> None:
     clock = HandClock()
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
         event = sim.schedule(Plan(notice=3600.0))
@@ -483,7 +566,9 @@ async def test_the_last_read_is_that_of_the_last_usable_answer_idle_or_not(tmp_p
 # --- a disk that cannot be written
 
 
-async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorded_once(tmp_path: Path) -> None:
+async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorded_once(
+    tmp_path: Path,
+) -> None:
     async with simulated(tmp_path) as (it, sim):
         connection = it.store._opened.connection  # noqa: SLF001  # as a disk that is mounted read-only after an error
         connection.execute("PRAGMA query_only = ON")

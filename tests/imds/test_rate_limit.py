@@ -6,15 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.imds.rate_limit import CALL_WINDOW, MAX_BACKOFF, MAX_CALLS, MAX_RETRY_AFTER, CallBudget, retry_delay
+from relay.imds.rate_limit import (
+    CALL_WINDOW,
+    MAX_BACKOFF,
+    MAX_CALLS,
+    MAX_RETRY_AFTER,
+    CallBudget,
+    retry_delay,
+)
 
 INTERVALS = st.floats(0.5, 600)
 JITTERS = st.floats(0, 1)
 RESTS = st.none() | st.floats(0, 10_000)
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.5), st.sampled_from(["take", "send", "give back"])), max_size=200))
-def test_no_window_holds_more_than_two_calls_however_they_come(steps: list[tuple[float, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 0.5), st.sampled_from(["take", "send", "give back"])), max_size=200
+    )
+)
+def test_no_window_holds_more_than_two_calls_however_they_come(
+    steps: list[tuple[float, str]],
+) -> None:
     """Whatever is taken, sent late or never sent: any window has at most two sent calls."""
     budget, now, unsent = CallBudget(), 0.0, 0
     sent: list[float] = []
@@ -30,19 +43,29 @@ def test_no_window_holds_more_than_two_calls_however_they_come(steps: list[tuple
         elif step == "give back" and unsent:
             budget.give_back()
             unsent -= 1
-    assert all(later >= earlier + CALL_WINDOW for earlier, later in zip(sent, sent[MAX_CALLS:], strict=False))
+    assert all(
+        later >= earlier + CALL_WINDOW
+        for earlier, later in zip(sent, sent[MAX_CALLS:], strict=False)
+    )
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=50))
-def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(pauses: list[float]) -> None:
+def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(
+    pauses: list[float],
+) -> None:
     budget, now = CallBudget(), 0.0
     sent: list[float] = []
     for pause in pauses:
         now += pause
         delay = budget.delay(now)
         assert delay is not None
-        assert (delay == 0) == (len([moment for moment in sent if now < moment + CALL_WINDOW]) < MAX_CALLS)
-        assert delay == pytest.approx(max(0.0, sent[-MAX_CALLS] + CALL_WINDOW - now) if len(sent) >= MAX_CALLS else 0.0, abs=1e-9)
+        assert (delay == 0) == (
+            len([moment for moment in sent if now < moment + CALL_WINDOW]) < MAX_CALLS
+        )
+        assert delay == pytest.approx(
+            max(0.0, sent[-MAX_CALLS] + CALL_WINDOW - now) if len(sent) >= MAX_CALLS else 0.0,
+            abs=1e-9,
+        )
         while delay:  # rounding may ask for one more tiny wait
             now += max(delay, 1e-9)
             delay = budget.delay(now)
@@ -64,21 +87,39 @@ def test_a_call_that_was_not_sent_holds_its_place_however_long_it_takes() -> Non
 
 
 @given(st.integers(0, 100_000), RESTS, INTERVALS, JITTERS)
-def test_a_retry_waits_at_least_the_interval_and_never_long(failures: int, rest: float | None, interval: float, jitter: float) -> None:
+def test_a_retry_waits_at_least_the_interval_and_never_long(
+    failures: int, rest: float | None, interval: float, jitter: float
+) -> None:
     delay = retry_delay(failures, rest, interval, jitter)
-    assert interval <= delay <= max(MAX_RETRY_AFTER, interval, MAX_BACKOFF) + max(interval, MAX_BACKOFF) / 4
+    assert (
+        interval
+        <= delay
+        <= max(MAX_RETRY_AFTER, interval, MAX_BACKOFF) + max(interval, MAX_BACKOFF) / 4
+    )
 
 
 @given(st.integers(1, 100), RESTS, INTERVALS, JITTERS)
-def test_jitter_only_adds_and_at_most_a_quarter(failures: int, rest: float | None, interval: float, jitter: float) -> None:
-    plain, jittered = retry_delay(failures, None, interval, 0.0), retry_delay(failures, None, interval, jitter)
+def test_jitter_only_adds_and_at_most_a_quarter(
+    failures: int, rest: float | None, interval: float, jitter: float
+) -> None:
+    plain, jittered = (
+        retry_delay(failures, None, interval, 0.0),
+        retry_delay(failures, None, interval, jitter),
+    )
     assert plain <= jittered <= plain * 1.25 + 1e-9
-    assert retry_delay(failures, rest, interval, 0.0) <= retry_delay(failures, rest, interval, jitter)
+    assert retry_delay(failures, rest, interval, 0.0) <= retry_delay(
+        failures, rest, interval, jitter
+    )
 
 
 @given(st.integers(1, 100), st.floats(0, 10_000), INTERVALS, JITTERS)
-def test_retry_after_only_lengthens_and_is_capped(failures: int, rest: float, interval: float, jitter: float) -> None:
-    without, with_it = retry_delay(failures, None, interval, jitter), retry_delay(failures, rest, interval, jitter)
+def test_retry_after_only_lengthens_and_is_capped(
+    failures: int, rest: float, interval: float, jitter: float
+) -> None:
+    without, with_it = (
+        retry_delay(failures, None, interval, jitter),
+        retry_delay(failures, rest, interval, jitter),
+    )
     assert with_it >= without
     assert with_it >= min(rest, MAX_RETRY_AFTER)
     assert with_it <= max(without, MAX_RETRY_AFTER + without / 4)
@@ -86,12 +127,20 @@ def test_retry_after_only_lengthens_and_is_capped(failures: int, rest: float, in
 
 @given(st.integers(1, 100), RESTS, INTERVALS)
 def test_more_failures_never_wait_less(failures: int, rest: float | None, interval: float) -> None:
-    assert retry_delay(failures, rest, interval, 0.0) <= retry_delay(failures + 1, rest, interval, 0.0)
+    assert retry_delay(failures, rest, interval, 0.0) <= retry_delay(
+        failures + 1, rest, interval, 0.0
+    )
 
 
 def test_the_wait_doubles_from_the_interval_to_five_seconds() -> None:
     """A notice can be as short as ten seconds, so no failure is worth a long wait."""
-    assert [retry_delay(failures, None, 1.0, 0.0) for failures in (1, 2, 3, 4, 50)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert [retry_delay(failures, None, 1.0, 0.0) for failures in (1, 2, 3, 4, 50)] == [
+        1.0,
+        2.0,
+        4.0,
+        5.0,
+        5.0,
+    ]
     assert [retry_delay(failures, None, 30.0, 0.0) for failures in (1, 2, 50)] == [30.0, 30.0, 30.0]
     assert retry_delay(1, 20.0, 1.0, 0.0) == 20.0
     assert retry_delay(1, None, 1.0, 1.0) == 1.25

@@ -32,7 +32,11 @@ def book(tmp_path: Path) -> Iterator[Book]:
 
 def record(book: Book, *events: Event, gap: bool = False, incarnation: int = 7) -> int:
     """One poll; how many changes it told."""
-    return book.do(lambda tx: book.recorder.record(tx, PollResult(Document(incarnation, events), book.clock.now(), gap)))
+    return book.do(
+        lambda tx: book.recorder.record(
+            tx, PollResult(Document(incarnation, events), book.clock.now(), gap)
+        )
+    )
 
 
 def names(book: Book) -> list[str]:
@@ -46,9 +50,18 @@ def names(book: Book) -> list[str]:
 def test_a_change_is_told_and_the_snapshot_moves_on_together(book: Book) -> None:
     assert record(book, REBOOT) == 1
     (said,) = book.said()
-    assert (said.name, said.data["documentIncarnation"], said.data["revision"]) == ("event.scheduled", 7, REBOOT.revision)
+    assert (said.name, said.data["documentIncarnation"], said.data["revision"]) == (
+        "event.scheduled",
+        7,
+        REBOOT.revision,
+    )
     stands = book.stands().occurrence
-    assert (stands.event, stands.last_event_id, stands.boot_id, stands.first_seen) == (REBOOT, said.id, BOOT, "2026-04-11T12:00:00.000000Z")
+    assert (stands.event, stands.last_event_id, stands.boot_id, stands.first_seen) == (
+        REBOOT,
+        said.id,
+        BOOT,
+        "2026-04-11T12:00:00.000000Z",
+    )
 
 
 def test_the_same_document_tells_nothing(book: Book) -> None:
@@ -72,13 +85,19 @@ def test_an_ended_event_is_told_as_it_was_last_seen(book: Book) -> None:
     last = book.said()[-1].data
     record(book, incarnation=8)
     ended = book.said("event.ended")[0].data
-    assert {key: ended[key] for key in ("eventStatus", "resources", "notBefore", "revision", "documentIncarnation")} == {
-        key: last[key] for key in ("eventStatus", "resources", "notBefore", "revision", "documentIncarnation")
+    assert {
+        key: ended[key]
+        for key in ("eventStatus", "resources", "notBefore", "revision", "documentIncarnation")
+    } == {
+        key: last[key]
+        for key in ("eventStatus", "resources", "notBefore", "revision", "documentIncarnation")
     }
     assert "changed" not in ended
 
 
-def test_after_it_ended_the_same_event_id_is_a_new_occurrence_with_ids_of_its_own(book: Book) -> None:
+def test_after_it_ended_the_same_event_id_is_a_new_occurrence_with_ids_of_its_own(
+    book: Book,
+) -> None:
     for _ in range(3):
         record(book, REBOOT)
         record(book)
@@ -87,7 +106,9 @@ def test_after_it_ended_the_same_event_id_is_a_new_occurrence_with_ids_of_its_ow
     assert book.stands().occurrence.number == 3
 
 
-def test_a_transition_that_comes_again_has_an_id_of_its_own_and_the_same_on_another_relay(tmp_path: Path) -> None:
+def test_a_transition_that_comes_again_has_an_id_of_its_own_and_the_same_on_another_relay(
+    tmp_path: Path,
+) -> None:
     said = []
     for relay in ("a", "b"):
         book = Book(tmp_path / relay)
@@ -116,7 +137,14 @@ def test_a_document_that_cannot_be_recorded_whole_changes_nothing(book: Book) ->
 # --- what our own StartRequest had to do with it
 
 
-def sent(book: Book, state: GrantState, *, attempts: int = 1, status: int | None = None, dry_run: bool = False) -> None:
+def sent(
+    book: Book,
+    state: GrantState,
+    *,
+    attempts: int = 1,
+    status: int | None = None,
+    dry_run: bool = False,
+) -> None:
     """A grant for the event, and how far it came."""
 
     def work(tx: Transaction) -> None:
@@ -132,7 +160,13 @@ def sent(book: Book, state: GrantState, *, attempts: int = 1, status: int | None
 
 
 @pytest.mark.parametrize(
-    ("approved", "state", "status"), [(True, "accepted", 200), (False, "sent", None), (False, "failed", 400), (False, "granted", None)]
+    ("approved", "state", "status"),
+    [
+        (True, "accepted", 200),
+        (False, "sent", None),
+        (False, "failed", 400),
+        (False, "granted", None),
+    ],
 )
 def test_approved_by_relay_means_a_start_request_that_was_accepted(
     book: Book, approved: bool, state: GrantState, status: int | None
@@ -141,7 +175,9 @@ def test_approved_by_relay_means_a_start_request_that_was_accepted(
     sent(book, state, status=status)
     record(book, STARTED)
     record(book)
-    assert [one.data["approvedByRelay"] for one in book.said("event.started", "event.ended")] == [approved] * 2
+    assert [one.data["approvedByRelay"] for one in book.said("event.started", "event.ended")] == [
+        approved
+    ] * 2
 
 
 def test_what_was_approved_in_an_earlier_occurrence_was_not_approved_in_this(book: Book) -> None:
@@ -166,7 +202,11 @@ def ended(book: Book, *, gap: bool = False) -> tuple[str, str]:
     return said.data["outcome"], said.data["evidence"]
 
 
-COMPLETED, CANCELED, UNKNOWN = ("completed", "observed"), ("canceled", "observed"), ("unknown", "none")
+COMPLETED, CANCELED, UNKNOWN = (
+    ("completed", "observed"),
+    ("canceled", "observed"),
+    ("unknown", "none"),
+)
 REBOOTED = ("completed", "rebooted")
 
 
@@ -185,7 +225,9 @@ REBOOTED = ("completed", "rebooted")
         (UNKNOWN, event(event_status=None), 0, False),
     ],
 )
-def test_how_an_event_ended_that_nobody_touched(book: Book, outcome: tuple[str, str], of: Event, now: float, gap: bool) -> None:
+def test_how_an_event_ended_that_nobody_touched(
+    book: Book, outcome: tuple[str, str], of: Event, now: float, gap: bool
+) -> None:
     record(book, of)
     book.clock.turn(now)
     assert ended(book, gap=gap) == outcome
@@ -215,7 +257,9 @@ def test_a_cancellation_is_told_only_where_no_start_request_can_have_been_taken(
     assert ended(book) == outcome
 
 
-def boot(book: Book, boot_id: str | None, known: frozenset[str] | None = frozenset({"db-1"})) -> None:
+def boot(
+    book: Book, boot_id: str | None, known: frozenset[str] | None = frozenset({"db-1"})
+) -> None:
     """The machine starts again, and the relay with it."""
     book.crash()
     book.recorder = Recorder(ORIGIN, boot_id, known)
@@ -238,7 +282,12 @@ def boot(book: Book, boot_id: str | None, known: frozenset[str] | None = frozens
     ],
 )
 def test_an_event_that_is_gone_after_the_boot_it_announced_is_completed(
-    book: Book, outcome: tuple[str, str], of: Event, sent_first: bool, now: float, after: dict[str, Any]
+    book: Book,
+    outcome: tuple[str, str],
+    of: Event,
+    sent_first: bool,
+    now: float,
+    after: dict[str, Any],
 ) -> None:
     record(book, of)
     if sent_first:
@@ -258,7 +307,9 @@ def test_a_boot_that_was_not_the_event_s_doing_proves_nothing_later(book: Book) 
 
 
 @pytest.mark.parametrize("approved", [True, False])
-def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_for_a_while(book: Book, approved: bool) -> None:
+def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_for_a_while(
+    book: Book, approved: bool
+) -> None:
     record(book, REBOOT)
     if approved:
         sent(book, "sent")

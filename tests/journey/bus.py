@@ -41,7 +41,14 @@ def define_users(broker: Broker) -> None:
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
     broker.define(
         {
-            "users": [{"name": user, "password": user, "tags": "impersonator" if user == "pretender" else ""} for user in USERS],
+            "users": [
+                {
+                    "name": user,
+                    "password": user,
+                    "tags": "impersonator" if user == "pretender" else "",
+                }
+                for user in USERS
+            ],
             "permissions": [{"user": user, **everything} for user in USERS],
         }
     )
@@ -57,14 +64,22 @@ def section(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]:
     return {
         "scope": SCOPE,
         "relay": "vm-0",
-        "sinks": [{"kind": "rabbitmq", "name": "bus", "url": broker.amqp_url(), "exchange": exchange}],
-        "approvals": {"amqp": {"url": broker.amqp_url(), **amqp}, "tell_first": "0s", "rules": [RULE]},
+        "sinks": [
+            {"kind": "rabbitmq", "name": "bus", "url": broker.amqp_url(), "exchange": exchange}
+        ],
+        "approvals": {
+            "amqp": {"url": broker.amqp_url(), **amqp},
+            "tell_first": "0s",
+            "rules": [RULE],
+        },
         "api": {
             "listen": "127.0.0.1:0",
             "clients": [
                 client("operator", key="a-third-key-for-tests-only"),  # whom RabbitMQ does not know
                 client("drain", amqp_user="drain", resources=["vm-*"]),
-                client("watcher", key="another-key-for-tests-only", amqp_user="watcher", can=["read"]),
+                client(
+                    "watcher", key="another-key-for-tests-only", amqp_user="watcher", can=["read"]
+                ),
             ],
         },
     }
@@ -95,7 +110,9 @@ class Bus:
     ) -> None:
         """Publish to the approvals exchange; ``user_id`` is the user's own unless another is given."""
         body = wish if isinstance(wish, bytes) else orjson.dumps(wish)
-        properties = Basic.Properties(**{"message_id": message_id, "user_id": user, "delivery_mode": 2, **more})
+        properties = Basic.Properties(
+            **{"message_id": message_id, "user_id": user, "delivery_mode": 2, **more}
+        )
         async with RawChannel(self.broker.amqp_url(user)) as channel:
             await channel.publish(f"{self.exchange}.approvals", key, body, properties)
 
@@ -112,7 +129,9 @@ class Bus:
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[AbstractChannel]:
         """A channel of somebody who may do everything."""
-        connection = Connection(URL(self.broker.amqp_url()), "journey")  # the relay's own: dead letters end any other
+        connection = Connection(
+            URL(self.broker.amqp_url()), "journey"
+        )  # the relay's own: dead letters end any other
         await connection.connect()
         async with connection, connection.channel() as channel:
             yield channel
@@ -132,7 +151,9 @@ class Bus:
         await said.consume(hear, no_ack=True)
         await (await channel.get_queue(f"{self.exchange}.dead")).consume(bury, no_ack=True)
 
-    def told(self, name: str, event: Event | None = None, cause: str | None = None) -> list[dict[str, Any]]:
+    def told(
+        self, name: str, event: Event | None = None, cause: str | None = None
+    ) -> list[dict[str, Any]]:
         """The events of one type that the relay said, about one event, caused by one message."""
         return [
             one
@@ -142,7 +163,9 @@ class Bus:
             and (cause is None or one.get("causationid") == cause)
         ]
 
-    async def hears(self, name: str, event: Event | None = None, cause: str | None = None, *, within: float = 60) -> dict[str, Any]:
+    async def hears(
+        self, name: str, event: Event | None = None, cause: str | None = None, *, within: float = 60
+    ) -> dict[str, Any]:
         """The first such event, waited for."""
         await eventually(lambda: bool(self.told(name, event, cause)), within=within)
         return self.told(name, event, cause)[0]
@@ -166,18 +189,30 @@ class Stage:
 
     async def wish(self, **plan: Any) -> tuple[Event, dict[str, Any]]:
         """A reboot that is coming, and the wish to approve it as the relay told of it."""
-        return self.prepared.pop() if self.prepared and not plan else await self._wish(self._schedule(**plan))
+        return (
+            self.prepared.pop()
+            if self.prepared and not plan
+            else await self._wish(self._schedule(**plan))
+        )
 
     async def prepare(self, number: int) -> None:
         """Have so many reboots come at once, for whoever asks next: with one poll instead of one for each."""
-        self.prepared += [await self._wish(event) for event in [self._schedule() for _ in range(number)]]
+        self.prepared += [
+            await self._wish(event) for event in [self._schedule() for _ in range(number)]
+        ]
 
     def _schedule(self, **plan: Any) -> Event:
-        return self.sim.schedule(Plan(**{"type": "Reboot", "resources": ("vm-0",), "lasts": None, **plan}))
+        return self.sim.schedule(
+            Plan(**{"type": "Reboot", "resources": ("vm-0",), "lasts": None, **plan})
+        )
 
     async def _wish(self, event: Event) -> tuple[Event, dict[str, Any]]:
         data = (await self.bus.hears("event.scheduled", event))["data"]
-        return event, {"eventId": data["eventId"], "decision": "approve", "revision": data["revision"]}
+        return event, {
+            "eventId": data["eventId"],
+            "decision": "approve",
+            "revision": data["revision"],
+        }
 
     def starts(self, event: Event) -> int:
         """How many StartRequests Azure got for an event."""
@@ -200,7 +235,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(broker: Broker, directory: Path, exchange: str | None = None, *, wait: bool = True, **amqp: Any) -> AsyncIterator[Stage]:
+async def stage(
+    broker: Broker, directory: Path, exchange: str | None = None, *, wait: bool = True, **amqp: Any
+) -> AsyncIterator[Stage]:
     """A relay in this process, which tells and takes approvals, and a listener to all that comes of it.
 
     ``wait``: until it consumes; ``amqp``: more of ``approvals.amqp``.

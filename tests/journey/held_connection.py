@@ -54,7 +54,9 @@ class Way:
             await asyncio.wait(self.carrying)
 
     @staticmethod
-    async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+    async def _pass(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await gate.wait()

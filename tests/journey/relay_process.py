@@ -25,7 +25,11 @@ KEY = "a-bearer-key-for-tests-only"
 
 
 async def eventually(
-    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, within: float = 60.0, every: float = 0.02, what: str = ""
+    condition: Callable[[], bool] | Callable[[], Awaitable[bool]],
+    *,
+    within: float = 60.0,
+    every: float = 0.02,
+    what: str = "",
 ) -> None:
     """Wait until the condition holds. Fails where it takes too long."""
     async with asyncio.timeout(within) as limit:
@@ -55,7 +59,9 @@ class Inbox:
     def types_of(self, event_id: str) -> list[str]:
         """The types that came about one event, repeats left out, in the order of arrival."""
         seen = {
-            event["id"]: event["type"].split(".", 2)[2].removesuffix(".v1") for event in self.events if event.get("subject") == event_id
+            event["id"]: event["type"].split(".", 2)[2].removesuffix(".v1")
+            for event in self.events
+            if event.get("subject") == event_id
         }
         return list(seen.values())
 
@@ -151,7 +157,10 @@ class RelayProcess:
         assert self.process is not None
         assert self.process.returncode is None, self.log
         try:
-            async with aiohttp.ClientSession() as session, session.get(f"{self.url}/readyz") as answer:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self.url}/readyz") as answer,
+            ):
                 return answer.status == 200
         except aiohttp.ClientError:
             return False
@@ -167,19 +176,28 @@ class RelayProcess:
         """End it as systemd does; its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10 + 15):  # that it takes ten at the most is promised; the rest is for a machine that stands still
+        async with asyncio.timeout(
+            10 + 15
+        ):  # that it takes ten at the most is promised; the rest is for a machine that stands still
             return await self.process.wait()
 
-    async def call(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+    async def call(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
         """One call to its API with the key; status and JSON."""
         sent = {"Authorization": f"Bearer {KEY}", **(headers or {})}
-        async with aiohttp.ClientSession() as session, session.request(method, self.url + path, json=body, headers=sent) as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, self.url + path, json=body, headers=sent) as answer,
+        ):
             text = await answer.read()
             return answer.status, orjson.loads(text) if text else None
 
 
 @asynccontextmanager
-async def relay(directory: Path, document: dict[str, Any], **options: Any) -> AsyncIterator[RelayProcess]:
+async def relay(
+    directory: Path, document: dict[str, Any], **options: Any
+) -> AsyncIterator[RelayProcess]:
     """A relay that runs in this context; whatever happens, it is gone afterwards."""
     directory.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240  # a test may wait for the disk
     process = RelayProcess(directory, document, **options)
@@ -192,7 +210,14 @@ async def relay(directory: Path, document: dict[str, Any], **options: Any) -> As
 
 def webhook(url: str, name: str = "drain", **more: Any) -> dict[str, Any]:
     """A webhook sink's section."""
-    return {"kind": "webhook", "name": name, "url": url, "allow_http": True, "secrets": [SECRET], **more}
+    return {
+        "kind": "webhook",
+        "name": name,
+        "url": url,
+        "allow_http": True,
+        "secrets": [SECRET],
+        **more,
+    }
 
 
 def client(name: str = "drain", **more: Any) -> dict[str, Any]:

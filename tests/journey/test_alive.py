@@ -23,7 +23,10 @@ class _ClockThatBreaks(SystemClock):
     @override
     async def sleep(self, seconds: float) -> None:
         """Wait, or fail."""
-        waiting, breaking = asyncio.ensure_future(super().sleep(seconds)), asyncio.ensure_future(self.broken.wait())
+        waiting, breaking = (
+            asyncio.ensure_future(super().sleep(seconds)),
+            asyncio.ensure_future(self.broken.wait()),
+        )
         await asyncio.wait({waiting, breaking}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         breaking.cancel()
@@ -35,11 +38,17 @@ async def test_a_part_that_fails_ends_the_relay_with_its_error(tmp_path: Path) -
     """A relay without its poller would be trusted, and hear nothing."""
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         config = Config.model_validate(
-            {"source": {"url": sim.url}, "store": {"path": str(tmp_path / "relay.db")}, "api": {"listen": "127.0.0.1:0"}}
+            {
+                "source": {"url": sim.url},
+                "store": {"path": str(tmp_path / "relay.db")},
+                "api": {"listen": "127.0.0.1:0"},
+            }
         )
         clock = _ClockThatBreaks()
         running = asyncio.create_task(run(config, clock=clock))
-        await sim.until(lambda: any(call.path.endswith("scheduledevents") for call in sim.calls), within=60)
+        await sim.until(
+            lambda: any(call.path.endswith("scheduledevents") for call in sim.calls), within=60
+        )
         clock.broken.set()
         async with asyncio.timeout(60):
             with pytest.raises(ExceptionGroup) as caught:

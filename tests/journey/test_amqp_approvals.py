@@ -25,7 +25,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def there(_private_node: Broker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def there(
+    _private_node: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
     """One relay and one broker for all tests of this module: each has events and message ids of its own."""
     _private_node.heal()
     define_users(_private_node)
@@ -49,7 +51,11 @@ async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(ther
     for name in ("approval.recorded", "approval.granted", "startrequest.accepted"):
         assert [one["causationid"] for one in there.bus.told(name, event)] == ["right"]
     data = there.bus.told("approval.recorded", event)[0]["data"]
-    assert (data["principal"], data["channel"], data["reason"]) == ("client:drain", "amqp", "drained")
+    assert (data["principal"], data["channel"], data["reason"]) == (
+        "client:drain",
+        "amqp",
+        "drained",
+    )
     assert (await there.bus.waiting())[0] == 0
 
 
@@ -63,7 +69,11 @@ async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(there: Sta
         await there.bus.send(other, "again, refused")
     await there.sim.approved(event, within=60)
     await _all_before_is_decided(there)
-    assert len(there.bus.told("approval.recorded", event)) == len(there.bus.told("approval.granted", event)) == 1
+    assert (
+        len(there.bus.told("approval.recorded", event))
+        == len(there.bus.told("approval.granted", event))
+        == 1
+    )
     assert len(there.bus.told("approval.refused", foreign)) == 1
     assert (there.starts(event), there.starts(foreign)) == (1, 0)
 
@@ -115,12 +125,17 @@ _NESTED: bytes = functools.reduce(lambda inner, _: b"\x01nF" + table(inner), ran
     ],
 )
 async def test_what_cannot_be_used_is_dead_lettered_and_is_no_event(
-    there: Stage, coming: tuple[Event, dict[str, Any]], body: bytes | None, properties: dict[str, Any]
+    there: Stage,
+    coming: tuple[Event, dict[str, Any]],
+    body: bytes | None,
+    properties: dict[str, Any],
 ) -> None:
     """It starts nothing, is told to nobody, and stops nobody behind it."""
     event, wish = coming
     dead, said = len(there.bus.dead), len(there.bus.said)
-    await there.bus.send(orjson.dumps(wish) if body is None else body, **{"message_id": "unusable", **properties})
+    await there.bus.send(
+        orjson.dumps(wish) if body is None else body, **{"message_id": "unusable", **properties}
+    )
     await eventually(lambda: len(there.bus.dead) == dead + 1)
     await _all_before_is_decided(there)
     told = [name_of(one) for one in there.bus.said[said:] if name_of(one).startswith("approval.")]
@@ -138,22 +153,35 @@ async def test_what_cannot_be_used_is_dead_lettered_and_is_no_event(
         property_bytes(_HEADERS, table(b"\x01\xffI\0\0\0\1")),
         property_bytes(_HEADERS, table(_NESTED)),
     ],
-    ids=["a time beyond all calendars", "an id that is not UTF-8", "such a time in a header", "such a name", "nested without end"],
+    ids=[
+        "a time beyond all calendars",
+        "an id that is not UTF-8",
+        "such a time in a header",
+        "such a name",
+        "nested without end",
+    ],
 )
-async def test_properties_that_no_decoder_likes_do_not_end_the_connection(there: Stage, properties: bytes) -> None:
+async def test_properties_that_no_decoder_likes_do_not_end_the_connection(
+    there: Stage, properties: bytes
+) -> None:
     """Given back with the connection, such a message would end the next one too, and so on: nobody could approve any more."""
     dead = len(there.bus.dead)
     async with RawChannel(there.bus.broker.amqp_url("drain")) as channel:
-        await channel.publish(f"{there.bus.exchange}.approvals", f"approve.{SCOPE}", b"{}", properties)
+        await channel.publish(
+            f"{there.bus.exchange}.approvals", f"approve.{SCOPE}", b"{}", properties
+        )
     await eventually(lambda: len(there.bus.dead) == dead + 1)
     await _all_before_is_decided(there)
 
 
-async def test_a_name_that_is_not_ones_own_is_refused_by_the_broker(there: Stage, coming: tuple[Event, dict[str, Any]]) -> None:
+async def test_a_name_that_is_not_ones_own_is_refused_by_the_broker(
+    there: Stage, coming: tuple[Event, dict[str, Any]]
+) -> None:
     """What makes the user_id worth something."""
     _, wish = coming
     with pytest.raises(
-        RefusedError, match="406 PRECONDITION_FAILED - user_id property set to 'drain' but authenticated user was 'stranger'"
+        RefusedError,
+        match="406 PRECONDITION_FAILED - user_id property set to 'drain' but authenticated user was 'stranger'",
     ):
         await there.bus.send(wish, user="stranger", user_id="drain")
 
@@ -210,7 +238,9 @@ async def test_of_a_state_that_has_changed(there: Stage) -> None:
     assert not there.starts(event)
 
 
-async def test_of_an_event_that_nobody_knows_or_of_another_scope(there: Stage, coming: tuple[Event, dict[str, Any]]) -> None:
+async def test_of_an_event_that_nobody_knows_or_of_another_scope(
+    there: Stage, coming: tuple[Event, dict[str, Any]]
+) -> None:
     _, wish = coming
     assert "no such event" in await refusal(there, {**wish, "eventId": "never heard of"}, "unknown")
     assert "no such event" in await refusal(there, {**wish, "scope": "elsewhere"}, "another scope")
@@ -229,7 +259,9 @@ async def test_under_an_id_that_came_with_another_body(there: Stage) -> None:
 # --- hold and release
 
 
-async def test_a_hold_keeps_a_vote_back_until_its_release_which_is_then_the_cause(there: Stage) -> None:
+async def test_a_hold_keeps_a_vote_back_until_its_release_which_is_then_the_cause(
+    there: Stage,
+) -> None:
     event, wish = await there.wish()
     for message_id, decision in (("held", "hold"), ("voted", "approve")):
         await there.bus.send({**wish, "decision": decision}, message_id)
@@ -247,13 +279,21 @@ async def test_it_comes_on_a_connection_of_its_own_with_a_limit_and_alone(there:
     """A memory alarm blocks connections that publish; a consumer that publishes would be blocked with them."""
     columns = ("queue_name", "consumer_tag", "ack_required", "prefetch_count", "active")
     said = await asyncio.to_thread(there.bus.broker.ctl, "list_consumers", *columns)
-    (consumer,) = [line.split("\t") for line in said.splitlines() if line.startswith(there.bus.queue + "\t")]
+    (consumer,) = [
+        line.split("\t") for line in said.splitlines() if line.startswith(there.bus.queue + "\t")
+    ]
     assert consumer == [there.bus.queue, "imds-relay vm-0", "true", str(PREFETCH), "true"]
     names = await asyncio.to_thread(there.bus.broker.ctl, "list_connections", "client_properties")
     assert names.count('"imds-relay approvals of journey at vm-0"') == 1
     assert names.count('"imds-relay bus"') == 1
-    waiting: Arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-dead-letter-exchange": f"{there.bus.exchange}.dlx"}
-    async with there.bus.channel() as channel:  # declaring the same once more is allowed with equal arguments alone
+    waiting: Arguments = {
+        "x-queue-type": "quorum",
+        "x-single-active-consumer": True,
+        "x-dead-letter-exchange": f"{there.bus.exchange}.dlx",
+    }
+    async with (
+        there.bus.channel() as channel
+    ):  # declaring the same once more is allowed with equal arguments alone
         await channel.declare_queue(there.bus.queue, durable=True, arguments=waiting)
         await channel.declare_exchange(f"{there.bus.exchange}.approvals", "topic", durable=True)
         await channel.declare_exchange(f"{there.bus.exchange}.dlx", "topic", durable=True)

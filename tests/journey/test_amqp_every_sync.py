@@ -26,7 +26,9 @@ from tests.rabbitmq import Broker
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 
-needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace kills at an exact system call")
+needs_strace = pytest.mark.skipif(
+    shutil.which("strace") is None, reason="strace kills at an exact system call"
+)
 
 
 async def story(broker: Broker, folder: Path, sync: int) -> bool:
@@ -70,18 +72,35 @@ async def _make(bus: Bus) -> None:
     connection = Connection(URL(bus.broker.amqp_url()), "test")
     await connection.connect()
     async with connection:
-        await establish(connection, (*events_topology(bus.exchange), *approvals_topology(bus.exchange, SCOPE)), True)
+        await establish(
+            connection,
+            (*events_topology(bus.exchange), *approvals_topology(bus.exchange, SCOPE)),
+            True,
+        )
 
 
 def _killed_at(sync: int) -> tuple[str, ...]:
     # -D: the tracer stands aside, so that the process that is started is the relay itself.
     inject = f"inject=fdatasync,fsync:signal=SIGKILL:when={sync}"
-    return ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync", "-e", inject)
+    return (
+        "strace",
+        "-D",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=fdatasync,fsync",
+        "-e",
+        inject,
+    )
 
 
 @needs_strace
 @pytest.mark.skipif(CHAOS, reason="every sync is tried")
-async def test_killed_at_the_sync_of_the_decision_a_message_counts_once(own_broker: Broker, tmp_path: Path) -> None:
+async def test_killed_at_the_sync_of_the_decision_a_message_counts_once(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     define_users(own_broker)
     assert await story(own_broker, tmp_path / "relay", 4)
 
@@ -89,7 +108,9 @@ async def test_killed_at_the_sync_of_the_decision_a_message_counts_once(own_brok
 @needs_strace
 @pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos")
 @pytest.mark.timeout(1200)
-async def test_killed_at_every_single_sync_of_the_path_a_message_counts_once(own_broker: Broker, tmp_path: Path) -> None:
+async def test_killed_at_every_single_sync_of_the_path_a_message_counts_once(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     """Until one life gets through: then there was no further sync on the path."""
     define_users(own_broker)
     for sync in count(1):

@@ -30,7 +30,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def there(_private_node: Broker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def there(
+    _private_node: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
     """One relay and one broker for all tests of this module: each has events and message ids of its own."""
     _private_node.heal()
     define_users(_private_node)
@@ -39,9 +41,13 @@ async def there(_private_node: Broker, tmp_path_factory: pytest.TempPathFactory)
         yield here
 
 
-async def put(there: Stage, exchange: str, key: str, wish: dict[str, Any], message_id: str, **more: Any) -> None:
+async def put(
+    there: Stage, exchange: str, key: str, wish: dict[str, Any], message_id: str, **more: Any
+) -> None:
     """As the user drain, whom the relay knows: publish the wish to any exchange."""
-    properties = Basic.Properties(**{"message_id": message_id, "user_id": "drain", "delivery_mode": 2, **more})
+    properties = Basic.Properties(
+        **{"message_id": message_id, "user_id": "drain", "delivery_mode": 2, **more}
+    )
     async with RawChannel(there.bus.broker.amqp_url("drain")) as channel:
         await channel.publish(exchange, key, orjson.dumps(wish), properties)
 
@@ -57,7 +63,11 @@ async def leads_to_nothing(there: Stage, message_id: str, event: Event) -> None:
     mark = f"after {message_id}"
     await there.bus.send({"eventId": "none", "decision": "approve", "revision": "none"}, mark)
     await there.bus.hears("approval.refused", cause=mark)
-    assert not [one for one in there.bus.said if one["subject"] == event.event_id and name_of(one).startswith("approval.")]
+    assert not [
+        one
+        for one in there.bus.said
+        if one["subject"] == event.event_id and name_of(one).startswith("approval.")
+    ]
     assert not there.starts(event)
 
 
@@ -95,7 +105,9 @@ async def test_by_way_of_an_alternate_exchange_or_a_binding_between_exchanges(th
     detour, link = f"{there.bus.exchange}.detour", f"{there.bus.exchange}.link"
     approvals = f"{there.bus.exchange}.approvals"
     async with there.bus.channel() as channel:
-        await channel.declare_exchange(detour, "direct", durable=True, arguments={"alternate-exchange": approvals})
+        await channel.declare_exchange(
+            detour, "direct", durable=True, arguments={"alternate-exchange": approvals}
+        )
         linked = await channel.declare_exchange(link, "topic", durable=True)
         await (await channel.get_exchange(approvals)).bind(linked, "#")
         for exchange in (detour, link):
@@ -108,10 +120,19 @@ async def test_a_topic_permission_for_another_scope_gives_no_way_here(there: Sta
     """The broker refuses the key itself. Whether it lets the key through in a CC header depends on its version: the relay does not."""
     event, wish = await there.wish()
     node, approvals = there.bus.broker, f"{there.bus.exchange}.approvals"
-    await asyncio.to_thread(node.ctl, "set_topic_permissions", "drain", approvals, "^approve\\.elsewhere$", "^$")
+    await asyncio.to_thread(
+        node.ctl, "set_topic_permissions", "drain", approvals, "^approve\\.elsewhere$", "^$"
+    )
     try:
         try:
-            await put(there, approvals, "approve.elsewhere", wish, "by CC", headers={"CC": [f"approve.{SCOPE}"]})
+            await put(
+                there,
+                approvals,
+                "approve.elsewhere",
+                wish,
+                "by CC",
+                headers={"CC": [f"approve.{SCOPE}"]},
+            )
         except RefusedError as error:
             assert REFUSED_TOPIC.match(str(error))  # noqa: PT017  # a broker that lets it through is as good
         else:
@@ -135,7 +156,12 @@ async def test_nothing_is_sent_to_where_a_message_asks_for_a_reply(there: Stage)
     async with there.bus.channel() as channel:
         replies = await channel.declare_queue(exclusive=True)
         for number, reply_to in enumerate((replies.name, "amq.rabbitmq.reply-to.crafted")):
-            await there.bus.send({**wish, "decision": "hold"}, f"reply {number}", reply_to=reply_to, correlation_id="x")
+            await there.bus.send(
+                {**wish, "decision": "hold"},
+                f"reply {number}",
+                reply_to=reply_to,
+                correlation_id="x",
+            )
             await there.bus.hears("approval.recorded", event, f"reply {number}")
         assert await replies.get(fail=False) is None
 
@@ -173,7 +199,9 @@ async def test_what_azure_refuses_is_told_as_caused_by_the_message(there: Stage)
 # --- what the broker sees of the relay
 
 
-async def test_two_connections_with_a_heartbeat_of_ten_seconds_and_one_channel_that_stays(there: Stage) -> None:
+async def test_two_connections_with_a_heartbeat_of_ten_seconds_and_one_channel_that_stays(
+    there: Stage,
+) -> None:
     """A channel for each message would be slow, and an unused one is a leak.
 
     See docs/protocol.md#channels-are-expensive.
@@ -181,7 +209,10 @@ async def test_two_connections_with_a_heartbeat_of_ten_seconds_and_one_channel_t
     columns = ("client_properties", "timeout", "channels")
     said = await asyncio.to_thread(there.bus.broker.ctl, "list_connections", *columns)
     ours = [line.split("\t") for line in said.splitlines() if '"imds-relay ' in line]
-    named = {"approvals" if '"imds-relay approvals of journey at vm-0"' in line else "bus": rest for line, *rest in ours}
+    named = {
+        "approvals" if '"imds-relay approvals of journey at vm-0"' in line else "bus": rest
+        for line, *rest in ours
+    }
     assert len(ours) == 2
     assert named == {"approvals": ["10", "1"], "bus": ["10", "1"]}
 
@@ -198,9 +229,16 @@ async def test_what_cannot_be_used_is_counted_and_logged_once_a_minute_for_each_
         await there.bus.send(b"no json", f"counted {number}", user=user)
     await eventually(lambda: len(there.bus.dead) == dead + 4)
     assert await _strangers(there) == before + 4
-    logged = [record.getMessage() for record in caplog.records if record.name == "relay.api.auth.rejection_log"]
+    logged = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "relay.api.auth.rejection_log"
+    ]
     assert len(logged) == 2
-    assert logged[0] == "a message from 'stranger' was dead-lettered: \"its user_id is no client's amqp_user\""
+    assert (
+        logged[0]
+        == "a message from 'stranger' was dead-lettered: \"its user_id is no client's amqp_user\""
+    )
     assert logged[1].startswith("a message from 'watcher' was dead-lettered: ")
 
 
@@ -208,11 +246,16 @@ async def _strangers(there: Stage) -> float:
     url = f"http://127.0.0.1:{there.running.api_port}/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         lines = (await response.text()).splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("imds_relay_strangers_total "))
+    return next(
+        float(line.split()[1]) for line in lines if line.startswith("imds_relay_strangers_total ")
+    )
 
 
 async def test_no_password_is_ever_told(
-    there: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    there: Stage,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """By the consumer, while it is let in, thrown out and refused: in no log of any library, no file and no event."""
     caplog.set_level(logging.DEBUG)
@@ -234,4 +277,8 @@ async def test_no_password_is_ever_told(
 
 def _all_of(directory: Path) -> str:
     """What is in its files."""
-    return "".join(path.read_bytes().decode(errors="replace") for path in directory.rglob("*") if path.is_file())
+    return "".join(
+        path.read_bytes().decode(errors="replace")
+        for path in directory.rglob("*")
+        if path.is_file()
+    )

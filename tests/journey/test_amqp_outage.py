@@ -70,11 +70,16 @@ class Ledger:
 async def consumer(broker: Broker, exchange: str) -> AsyncIterator[Ledger]:
     """A consumer of a quorum queue, from before the relay's first word; a lost connection is made again."""
     ledger = Ledger()
-    async with await aio_pika.connect_robust(broker.amqp_url(), reconnect_interval=0.1) as connection, connection.channel() as channel:
+    async with (
+        await aio_pika.connect_robust(broker.amqp_url(), reconnect_interval=0.1) as connection,
+        connection.channel() as channel,
+    ):
         await channel.set_qos(prefetch_count=100)
         arguments: dict[str, Any] = {"alternate-exchange": f"{exchange}.unrouted"}
         await channel.declare_exchange(exchange, "topic", durable=True, arguments=arguments)
-        queue = await channel.declare_queue(f"{exchange}.consumer", durable=True, arguments={"x-queue-type": "quorum"})
+        queue = await channel.declare_queue(
+            f"{exchange}.consumer", durable=True, arguments={"x-queue-type": "quorum"}
+        )
         await queue.bind(exchange, "event.#")
         await queue.consume(ledger.note)
         yield ledger
@@ -88,7 +93,10 @@ def document(sim: Simulator, url: str, exchange: str) -> dict[str, Any]:
 
 def appear(sim: Simulator) -> list[Event]:
     """Events that stay, in their first state; the description numbers it."""
-    return [sim.schedule(Plan(resources=("vm-0",), notice=3600.0, description="0")) for _ in range(EVENTS)]
+    return [
+        sim.schedule(Plan(resources=("vm-0",), notice=3600.0, description="0"))
+        for _ in range(EVENTS)
+    ]
 
 
 def change(sim: Simulator, events: list[Event], version: int) -> None:
@@ -98,7 +106,9 @@ def change(sim: Simulator, events: list[Event], version: int) -> None:
 
 
 @pytest.mark.timeout(480 if CHAOS else 180)
-async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing(own_broker: Broker, tmp_path: Path) -> None:
+async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     """Order per event is kept, and what comes twice is at most what was in flight."""
     exchange = unused("killed")
     async with (
@@ -122,7 +132,9 @@ async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing
             await way.cut()
             way.back.set()
             await process.start()
-            await eventually(lambda now=kill: all(states[-1] == now for states in ledger.versions().values()))
+            await eventually(
+                lambda now=kill: all(states[-1] == now for states in ledger.versions().values())
+            )
             assert 0 < ledger.repeats() - repeats <= RabbitMQ.concurrency
         assert ledger.versions() == {event.event_id: list(range(KILLS + 1)) for event in events}
 
@@ -138,7 +150,9 @@ async def _in_flight(ledger: Ledger) -> None:
 
 
 @pytest.mark.timeout(480 if CHAOS else 180)
-async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(own_broker: Broker, tmp_path: Path) -> None:
+async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     """Memory stays flat meanwhile, the first message comes within five seconds, and then all, in order."""
     exchange = unused("gone")
     async with (
@@ -166,13 +180,21 @@ async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(own
         assert first < 5 + 15  # for a machine that stands still
         await eventually(lambda: all(states[-1] == last for states in ledger.versions().values()))
         assert ledger.versions() == {event.event_id: list(range(last + 1)) for event in events}
-        _log.info("memory grew by %d kB; the first came after %.1f s, all %d after %.1f s", grown, first, CHANGES, time.monotonic() - back)
+        _log.info(
+            "memory grew by %d kB; the first came after %.1f s, all %d after %.1f s",
+            grown,
+            first,
+            CHANGES,
+            time.monotonic() - back,
+        )
 
 
 def _recorded(process: RelayProcess) -> int:
     """How many states of events are in the file for the sink."""
     with contextlib.closing(open_for_reading(process.store)) as connection:
-        return int(connection.execute("SELECT count(*) FROM entry WHERE type LIKE 'event.%'").fetchone()[0])
+        return int(
+            connection.execute("SELECT count(*) FROM entry WHERE type LIKE 'event.%'").fetchone()[0]
+        )
 
 
 def _memory(process: RelayProcess) -> int:

@@ -37,7 +37,9 @@ class Told:
 
     async def happens(self, **plan: Any) -> str:
         """An event is there, started: nothing is left of its notice, so what somebody must mend is given up at once."""
-        return self.sim.schedule(Plan(resources=("vm-0",), started=True, lasts=None, **plan)).event_id
+        return self.sim.schedule(
+            Plan(resources=("vm-0",), started=True, lasts=None, **plan)
+        ).event_id
 
     async def listed(self, what: str, event_id: str) -> list[dict[str, Any]]:
         """The deliveries, or dead letters, of the sink `bus` about an event."""
@@ -61,7 +63,11 @@ class Told:
         found: list[dict[str, Any]] = []
 
         async def there() -> bool:
-            found[:] = [one for one in await self.listed("deliveries", event_id) if one["state"] == "delivered"]
+            found[:] = [
+                one
+                for one in await self.listed("deliveries", event_id)
+                if one["state"] == "delivered"
+            ]
             return bool(found)
 
         await eventually(there, every=0.05)
@@ -74,7 +80,9 @@ class Told:
 
 
 @asynccontextmanager
-async def telling(broker: Broker, directory: Path, user: str = "guest", **bus: Any) -> AsyncIterator[Told]:
+async def telling(
+    broker: Broker, directory: Path, user: str = "guest", **bus: Any
+) -> AsyncIterator[Told]:
     """A relay, in this process; ``bus``: more of the section of that sink."""
     exchange = unused("permanent")
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
@@ -84,13 +92,27 @@ async def telling(broker: Broker, directory: Path, user: str = "guest", **bus: A
             "source": {"url": sim.url, "interval": "500ms"},
             "store": {"path": str(directory / "relay.db")},
             "sinks": [
-                {**shared, "name": "bus", "url": broker.amqp_url(user), "exchange": exchange, **bus},
-                {**shared, "name": "other", "url": broker.amqp_url(), "exchange": f"{exchange}.other"},
+                {
+                    **shared,
+                    "name": "bus",
+                    "url": broker.amqp_url(user),
+                    "exchange": exchange,
+                    **bus,
+                },
+                {
+                    **shared,
+                    "name": "other",
+                    "url": broker.amqp_url(),
+                    "exchange": f"{exchange}.other",
+                },
             ],
             "api": {"listen": "127.0.0.1:0", "clients": [client()]},
         }
         async with started(Config.model_validate(document), SystemClock()) as running:
-            base, headers = f"http://127.0.0.1:{running.api_port}", {"Authorization": f"Bearer {KEY}"}
+            base, headers = (
+                f"http://127.0.0.1:{running.api_port}",
+                {"Authorization": f"Bearer {KEY}"},
+            )
             async with aiohttp.ClientSession(base, headers=headers) as session:
                 yield Told(sim, session, exchange)
 
@@ -118,7 +140,9 @@ async def queue_of(broker: Broker, exchange: str) -> AsyncIterator[AbstractQueue
 async def test_what_somebody_must_mend_is_a_dead_letter_that_says_so_and_goes_out_when_it_is_mended(
     own_broker: Broker, tmp_path: Path, rights: dict[str, str], status: int, words: tuple[str, str]
 ) -> None:
-    await asyncio.to_thread(own_broker.add_user, WRITER, "hunter2", **{"configure": "^$", "read": "^$", **rights})
+    await asyncio.to_thread(
+        own_broker.add_user, WRITER, "hunter2", **{"configure": "^$", "read": "^$", **rights}
+    )
     async with telling(own_broker, tmp_path, WRITER, declare=False) as told:
         first, second = [await told.happens() for _ in range(2)]
         letters = [await told.parked(event_id) for event_id in (first, second)]
@@ -126,7 +150,9 @@ async def test_what_somebody_must_mend_is_a_dead_letter_that_says_so_and_goes_ou
             assert letter["lastStatus"] == status
             assert all(word.format(told.exchange) in letter["reason"] for word in words)
             assert "hunter2" not in letter["reason"]
-        await asyncio.to_thread(own_broker.set_permissions, WRITER, configure="^$", read="^$", write=".*")
+        await asyncio.to_thread(
+            own_broker.set_permissions, WRITER, configure="^$", read="^$", write=".*"
+        )
         async with queue_of(own_broker, told.exchange) as queue:
             for letter in letters:
                 await told.again(letter)
@@ -135,16 +161,23 @@ async def test_what_somebody_must_mend_is_a_dead_letter_that_says_so_and_goes_ou
             assert [message.correlation_id for message in messages] == [first, second]
 
 
-async def test_a_message_that_is_too_large_is_a_dead_letter_and_its_neighbours_arrive(own_broker: Broker, tmp_path: Path) -> None:
+async def test_a_message_that_is_too_large_is_a_dead_letter_and_its_neighbours_arrive(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     """The broker closes the channel for it, and whatever else is under way on it is sent again."""
     limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."  # as versions differ
     await asyncio.to_thread(own_broker.evaluate, limit.format(10_000))
     try:
         async with telling(own_broker, tmp_path) as told:
-            large, small = await told.happens(description="x" * 20_000), [await told.happens() for _ in range(20)]
+            large, small = (
+                await told.happens(description="x" * 20_000),
+                [await told.happens() for _ in range(20)],
+            )
             letter = await told.parked(large)
             assert letter["lastStatus"] == 406
-            assert letter["attempts"] <= 3  # it may be sent again first, with the neighbours of another
+            assert (
+                letter["attempts"] <= 3
+            )  # it may be sent again first, with the neighbours of another
             assert "the broker takes no message of this size" in letter["reason"]
             for event_id in small:
                 assert (await told.delivered(event_id))["state"] == "delivered"
@@ -153,16 +186,24 @@ async def test_a_message_that_is_too_large_is_a_dead_letter_and_its_neighbours_a
         await asyncio.to_thread(own_broker.evaluate, limit.format(134_217_728))
 
 
-async def test_what_no_queue_wants_is_delivered_with_the_brokers_number(own_broker: Broker, tmp_path: Path) -> None:
+async def test_what_no_queue_wants_is_delivered_with_the_brokers_number(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     """An exchange that others made, without an alternate exchange.
 
     See docs/protocol.md#the-alternate-exchange.
     """
-    async with telling(own_broker, tmp_path, declare=False) as told, queue_of(own_broker, told.exchange) as queue:
+    async with (
+        telling(own_broker, tmp_path, declare=False) as told,
+        queue_of(own_broker, told.exchange) as queue,
+    ):
         await queue.unbind(told.exchange, "#")
         delivery = await told.delivered(await told.happens())
         assert (delivery["lastStatus"], delivery["attempts"]) == (312, 1)
         async with told.session.get("/metrics") as response:
-            assert 'imds_relay_sink_tries_total{kind="rabbitmq",outcome="delivered",sink="bus",status="312"} 1.0' in await response.text()
+            assert (
+                'imds_relay_sink_tries_total{kind="rabbitmq",outcome="delivered",sink="bus",status="312"} 1.0'
+                in await response.text()
+            )
         await queue.bind(told.exchange, "#")
         assert (await told.delivered(await told.happens()))["lastStatus"] is None

@@ -61,7 +61,9 @@ def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- the relay dies
 
 
-async def test_killed_between_decision_and_acknowledgement_it_decides_once(node: Broker, tmp_path: Path) -> None:
+async def test_killed_between_decision_and_acknowledgement_it_decides_once(
+    node: Broker, tmp_path: Path
+) -> None:
     """The broker gives the message to the next life, which knows that it has been decided: no second event, and it is gone."""
     bus = Bus(node, unused())
     async with AsyncExitStack() as stack:
@@ -88,7 +90,9 @@ async def test_killed_between_decision_and_acknowledgement_it_decides_once(node:
         await bus.send(other, "next")
         await bus.hears("approval.refused", foreign, "next")
         for name in ("approval.recorded", "approval.granted"):
-            assert len({one["id"] for one in bus.told(name, event)}) == 1, "what was told and not marked so is told again"
+            assert len({one["id"] for one in bus.told(name, event)}) == 1, (
+                "what was told and not marked so is told again"
+            )
         assert not bus.dead
 
 
@@ -107,9 +111,13 @@ async def test_of_two_relays_one_decides_and_the_other_takes_over_when_it_dies(
         there = await stack.enter_async_context(stage(node, tmp_path, exchange))
         await eventually(lambda: "messages are taken" in caplog.text)
         for number in range(4):
-            await there.bus.send({"eventId": f"{number}", "decision": "approve", "revision": "none"}, f"m{number}")
+            await there.bus.send(
+                {"eventId": f"{number}", "decision": "approve", "revision": "none"}, f"m{number}"
+            )
         for number in range(4):
-            assert (await there.bus.hears("approval.refused", cause=f"m{number}"))["relay"] == "first"
+            assert (await there.bus.hears("approval.refused", cause=f"m{number}"))[
+                "relay"
+            ] == "first"
         await first.kill()
         await there.bus.send({"eventId": "4", "decision": "approve", "revision": "none"}, "m4")
         assert (await there.bus.hears("approval.refused", cause="m4"))["relay"] == "vm-0"
@@ -130,7 +138,11 @@ async def test_while_the_state_file_cannot_be_written_messages_wait_and_are_not_
         disk.fill()
         try:
             await there.bus.send(wish, "waited")
-            await eventually(lambda: log_of(caplog)[-1].endswith("messages wait: the state file cannot be written"))
+            await eventually(
+                lambda: log_of(caplog)[-1].endswith(
+                    "messages wait: the state file cannot be written"
+                )
+            )
             for _ in range(3):
                 await asyncio.sleep(0.5)  # nothing happens: there is no sign to wait for
                 assert await there.is_not_consuming()
@@ -143,12 +155,17 @@ async def test_while_the_state_file_cannot_be_written_messages_wait_and_are_not_
         assert not there.bus.dead
 
 
-async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_in(node: Broker, tmp_path: Path) -> None:
+async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_in(
+    node: Broker, tmp_path: Path
+) -> None:
     """It is made as soon as the relay has connected: else what is sent before the switch is turned would be lost."""
     exchange = unused()
     bus = Bus(node, exchange)
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = section(node, exchange) | {"source": {"url": sim.url}, "store": {"path": str(tmp_path / "relay.db")}}
+        document = section(node, exchange) | {
+            "source": {"url": sim.url},
+            "store": {"path": str(tmp_path / "relay.db")},
+        }
         document["approvals"]["enabled"] = False
         async with started(Config.model_validate(document), SystemClock()):
             await eventually(lambda: _is_there(bus), every=0.1)
@@ -198,7 +215,9 @@ async def test_where_nothing_can_be_recorded_though_all_seems_well_it_asks_ever_
         with monkeypatch.context() as broken:
             broken.setattr(amqp, "LOOK", 0.05)
             broken.setattr(ApprovalService, "submit", refuse)
-            await there.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "asked for")
+            await there.bus.send(
+                {"eventId": "x", "decision": "approve", "revision": "r"}, "asked for"
+            )
             await eventually(lambda: asked >= 2)
             await asyncio.sleep(2)  # nothing happens: there is no sign to wait for
         assert asked <= 8
@@ -222,7 +241,9 @@ async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_ot
 # --- the broker
 
 
-async def test_a_broker_that_is_killed_costs_no_approval(node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_that_is_killed_costs_no_approval(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The relay comes back to its queue by itself, though it takes nothing just now, and what had been confirmed is in it."""
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     async with stage(node, tmp_path) as there:
@@ -238,7 +259,9 @@ async def test_a_broker_that_is_killed_costs_no_approval(node: Broker, tmp_path:
         await there.sim.approved(event, within=60)
 
 
-async def test_a_broker_that_hangs_is_noticed_and_come_back_to(node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_that_hangs_is_noticed_and_come_back_to(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a heartbeat of one second it takes six, with the relay's own of ten 33."""
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     async with stage(node, tmp_path) as there:
@@ -248,14 +271,21 @@ async def test_a_broker_that_hangs_is_noticed_and_come_back_to(node: Broker, tmp
             await eventually(lambda: log_of(caplog)[-1:] == [taken])
             node.freeze()
             began = time.monotonic()
-            await eventually(lambda: log_of(caplog)[-1] == "the channel was closed: nothing was heard from the broker for three heartbeats")
+            await eventually(
+                lambda: (
+                    log_of(caplog)[-1]
+                    == "the channel was closed: nothing was heard from the broker for three heartbeats"
+                )
+            )
             assert 3 < time.monotonic() - began < 25
             node.thaw()
             await eventually(lambda: log_of(caplog)[-1] == taken)
         await approve(there, "after")
 
 
-async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(node: Broker, tmp_path: Path) -> None:
+async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(
+    node: Broker, tmp_path: Path
+) -> None:
     """Neither the sink nor the consumer waits for a farewell."""
     async with stage(node, tmp_path, wait=False) as there:
         await eventually(there.is_consuming, every=0.1)
@@ -269,14 +299,22 @@ async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(node:
 async def _second_door(there: Stage, *, heartbeat: int) -> AsyncIterator[None]:
     """The same relay's consumer once more, with another heartbeat."""
     assert there.config.approvals.amqp is not None
-    door = ApprovalConsumer(there.config.approvals.amqp, there.bus.exchange, there.config.api.clients, there.running.relay, RejectionLog())
+    door = ApprovalConsumer(
+        there.config.approvals.amqp,
+        there.bus.exchange,
+        there.config.api.clients,
+        there.running.relay,
+        RejectionLog(),
+    )
     async with asyncio.TaskGroup() as group:
         task = group.create_task(door.run(heartbeat=heartbeat))
         yield
         task.cancel()
 
 
-async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_afterwards(node: Broker, tmp_path: Path) -> None:
+async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_afterwards(
+    node: Broker, tmp_path: Path
+) -> None:
     """An alarm blocks those who publish; this connection only consumes.
 
     See docs/protocol.md#an-alarm-blocks-publishers.
@@ -314,11 +352,19 @@ async def test_passive_names_what_it_sees_is_missing_and_needs_no_right_but_to_r
     """
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     exchange = unused("least")
-    rights = {"configure": "^$", "write": "^$", "read": f"^{re.escape(exchange)}.approvals.{SCOPE}$"}
+    rights = {
+        "configure": "^$",
+        "write": "^$",
+        "read": f"^{re.escape(exchange)}.approvals.{SCOPE}$",
+    }
     await asyncio.to_thread(node.add_user, "least", "least", **rights)
-    others = f"exchange {exchange}.dlx, no queue {exchange}.dead, no exchange {exchange}.approvals, no "
+    others = (
+        f"exchange {exchange}.dlx, no queue {exchange}.dead, no exchange {exchange}.approvals, no "
+    )
     missing = rf"the broker has no ({re.escape(others)})?queue {re.escape(exchange)}\.approvals\.{SCOPE}: make what is missing"
-    async with stage(node, tmp_path, exchange, wait=False, url=node.amqp_url("least"), declare="passive") as there:
+    async with stage(
+        node, tmp_path, exchange, wait=False, url=node.amqp_url("least"), declare="passive"
+    ) as there:
         await eventually(lambda: bool(log_of(caplog)))
         assert re.match(missing, log_of(caplog)[0])
         (tmp_path / "maker").mkdir()
@@ -335,7 +381,10 @@ async def test_passive_names_what_it_sees_is_missing_and_needs_no_right_but_to_r
 @pytest.mark.parametrize(
     ("rights", "said"),
     [
-        ({}, "the broker has no such queue (NOT_FOUND - no queue '{queue}' in vhost '/'): make it, or set declare: true"),
+        (
+            {},
+            "the broker has no such queue (NOT_FOUND - no queue '{queue}' in vhost '/'): make it, or set declare: true",
+        ),
         (
             {"read": "^$"},
             "the broker refused the queue (ACCESS_REFUSED - access to queue '{queue}' in vhost '/' refused for user 'least'): grant",
@@ -344,14 +393,24 @@ async def test_passive_names_what_it_sees_is_missing_and_needs_no_right_but_to_r
     ids=["no queue", "no right"],
 )
 async def test_what_declare_false_takes_as_given_and_does_not_find_is_told_with_its_remedy(
-    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, rights: dict[str, str], said: str
+    node: Broker,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    rights: dict[str, str],
+    said: str,
 ) -> None:
     """And is come back to: nothing else of the relay minds."""
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    await asyncio.to_thread(node.add_user, "least", "least", **{"configure": "^$", "write": "^$", **rights})
-    async with stage(node, tmp_path, wait=False, url=node.amqp_url("least"), declare=False) as there:
+    await asyncio.to_thread(
+        node.add_user, "least", "least", **{"configure": "^$", "write": "^$", **rights}
+    )
+    async with stage(
+        node, tmp_path, wait=False, url=node.amqp_url("least"), declare=False
+    ) as there:
         await eventually(lambda: bool(log_of(caplog)))
-        told = log_of(caplog)[0].replace("REFUSED - read access", "REFUSED - access")  # the words of RabbitMQ from 4.3 on
+        told = log_of(caplog)[0].replace(
+            "REFUSED - read access", "REFUSED - access"
+        )  # the words of RabbitMQ from 4.3 on
         assert told.startswith(said.format(queue=there.bus.queue))
 
 

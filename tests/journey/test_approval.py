@@ -18,9 +18,21 @@ from standardwebhooks import Webhook
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
-from tests.journey.relay_process import SECRET, RelayProcess, client, eventually, inbox, relay, webhook
+from tests.journey.relay_process import (
+    SECRET,
+    RelayProcess,
+    client,
+    eventually,
+    inbox,
+    relay,
+    webhook,
+)
 
-VOTE = {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 1, "from": ["client:drain"]}}
+VOTE = {
+    "name": "reboots",
+    "match": {"event_type": ["Reboot"]},
+    "approve": {"votes": 1, "from": ["client:drain"]},
+}
 
 
 def _document(sim: Simulator, *sinks: dict[str, Any], **approvals: Any) -> dict[str, Any]:
@@ -46,17 +58,32 @@ async def _seen(process: RelayProcess, event: Event) -> dict[str, Any]:
 
 
 def _wish(seen: dict[str, Any], decision: str = "approve") -> dict[str, Any]:
-    return {"eventId": seen["eventId"], "decision": decision, "revision": seen["revision"], "reason": "drained"}
+    return {
+        "eventId": seen["eventId"],
+        "decision": decision,
+        "revision": seen["revision"],
+        "reason": "drained",
+    }
 
 
 async def test_a_vote_starts_the_event_and_everybody_hears_how_it_went(tmp_path: Path) -> None:
     """The main job, over the API, with what the receiver was told in order."""
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim, webhook(box.url))) as process:
+    async with (
+        inbox() as box,
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        relay(tmp_path, _document(sim, webhook(box.url))) as process,
+    ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
         seen = await _seen(process, event)
         status, answer = await process.call("POST", "/v1/approvals", _wish(seen))
-        assert (status, answer["state"], answer["votes"], answer["required"], answer["rule"]) == (202, "granted", 1, 1, "reboots")
+        assert (status, answer["state"], answer["votes"], answer["required"], answer["rule"]) == (
+            202,
+            "granted",
+            1,
+            1,
+            "reboots",
+        )
         await sim.approved(event, within=60)
         await eventually(lambda: "event.started" in box.types_of(event.event_id))
         sim.end(event)
@@ -70,13 +97,20 @@ async def test_a_vote_starts_the_event_and_everybody_hears_how_it_went(tmp_path:
             "event.ended",
         ]
         ended = box.by_subject()[event.event_id][-1]["data"]
-        assert (ended["outcome"], ended["evidence"], ended["approvedByRelay"]) == ("completed", "observed", True)
+        assert (ended["outcome"], ended["evidence"], ended["approvedByRelay"]) == (
+            "completed",
+            "observed",
+            True,
+        )
         assert [call.event_ids for call in sim.start_requests] == [(event.event_id,)]
 
 
 async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_path: Path) -> None:
     """Signed by the reference library; the second copy gets the first answer; a forged one gets 401."""
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim)) as process:
+    async with (
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        relay(tmp_path, _document(sim)) as process,
+    ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
         body = orjson.dumps(_wish(await _seen(process, event)))
@@ -90,7 +124,9 @@ async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_pa
         answers = []
         async with aiohttp.ClientSession() as session:
             for signed in ({**headers, "webhook-signature": "v1,AAAA"}, headers, headers):
-                async with session.post(f"{process.url}/v1/callbacks/drain", data=body, headers=signed) as answer:
+                async with session.post(
+                    f"{process.url}/v1/callbacks/drain", data=body, headers=signed
+                ) as answer:
                     answers.append((answer.status, await answer.json(content_type=None)))
         assert [status for status, _ in answers] == [401, 202, 202]
         assert answers[1][1] == answers[2][1]
@@ -100,7 +136,10 @@ async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_pa
 
 async def test_an_approval_of_a_state_that_has_changed_starts_nothing(tmp_path: Path) -> None:
     """409 with the current revision, and no StartRequest."""
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim)) as process:
+    async with (
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        relay(tmp_path, _document(sim)) as process,
+    ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
         seen = await _seen(process, event)
@@ -116,12 +155,27 @@ async def test_an_approval_of_a_state_that_has_changed_starts_nothing(tmp_path: 
         assert not sim.start_requests
 
 
-@pytest.mark.parametrize("processed", [False, True], ids=["lost on the way there", "lost on the way back"])
-async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event_still_waits(tmp_path: Path, *, processed: bool) -> None:
+@pytest.mark.parametrize(
+    "processed", [False, True], ids=["lost on the way there", "lost on the way back"]
+)
+async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event_still_waits(
+    tmp_path: Path, *, processed: bool
+) -> None:
     """The claim is on disk before the POST, so the next life knows of it."""
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim, webhook(box.url))) as process:
+    async with (
+        inbox() as box,
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        relay(tmp_path, _document(sim, webhook(box.url))) as process,
+    ):
         await process.start()
-        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=0.5 if processed else 1.0))
+        event = sim.schedule(
+            Plan(
+                type="Reboot",
+                resources=("vm-0",),
+                lasts=None,
+                starts_after=0.5 if processed else 1.0,
+            )
+        )
         seen = await _seen(process, event)
         sim.fault(Fault(kind="hang", on="approval", calls=1, processed=processed))
         assert (await process.call("POST", "/v1/approvals", _wish(seen)))[0] == 202
@@ -160,10 +214,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(tmp_path: Path, small_disk: Path) -> None:
+async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(
+    tmp_path: Path, small_disk: Path
+) -> None:
     """Notices go out from memory, approvals answer 503 and start nothing; with room again all is on record, in order."""
     async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = {**_document(sim, webhook(box.url)), "store": {"path": str(small_disk / "relay.db")}}
+        document = {
+            **_document(sim, webhook(box.url)),
+            "store": {"path": str(small_disk / "relay.db")},
+        }
         async with relay(tmp_path / "relay", document) as process:
             await process.start()
             first = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
@@ -177,11 +236,18 @@ async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(tmp_pa
                 except OSError:
                     pass
             second = sim.schedule(Plan(type="Freeze", resources=("vm-0",), lasts=None))
-            await eventually(lambda: box.types_of(second.event_id) == ["event.scheduled"], what="notice from memory")
+            await eventually(
+                lambda: box.types_of(second.event_id) == ["event.scheduled"],
+                what="notice from memory",
+            )
             status, _ = await process.call("POST", "/v1/approvals", _wish(seen))
             assert status == 503
             assert not await process.ready()
-            await eventually(lambda: any(event["type"] == "io.imdsrelay.relay.store-failing.v1" for event in box.events))
+            await eventually(
+                lambda: any(
+                    event["type"] == "io.imdsrelay.relay.store-failing.v1" for event in box.events
+                )
+            )
             assert not sim.start_requests
             filler.unlink()
             await eventually(process.ready)
@@ -193,14 +259,19 @@ async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(tmp_pa
             verify(connection)
             told = {row.event_key for row in rows(connection) if row.kind == "event.scheduled"}
             assert told == {first.event_id.lower(), second.event_id.lower()}
-            waiting = connection.execute("SELECT count(*) FROM entry WHERE state = 'waiting'").fetchone()
+            waiting = connection.execute(
+                "SELECT count(*) FROM entry WHERE state = 'waiting'"
+            ).fetchone()
             assert waiting == (0,)
             connection.close()
 
 
 async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path: Path) -> None:
     """Over HTTP and signed callbacks at once."""
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(tmp_path, _document(sim)) as process:
+    async with (
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        relay(tmp_path, _document(sim)) as process,
+    ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3.0))
         wish = _wish(await _seen(process, event))
@@ -216,14 +287,20 @@ async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path:
         async def callback() -> int:
             async with (
                 aiohttp.ClientSession() as session,
-                session.post(f"{process.url}/v1/callbacks/drain", data=body, headers=signed) as answer,
+                session.post(
+                    f"{process.url}/v1/callbacks/drain", data=body, headers=signed
+                ) as answer,
             ):
                 return answer.status
 
         async def call() -> int:
-            return (await process.call("POST", "/v1/approvals", wish, {"Idempotency-Key": "msg_200"}))[0]
+            return (
+                await process.call("POST", "/v1/approvals", wish, {"Idempotency-Key": "msg_200"})
+            )[0]
 
-        statuses = await asyncio.gather(*(callback() if number % 2 else call() for number in range(200)))
+        statuses = await asyncio.gather(
+            *(callback() if number % 2 else call() for number in range(200))
+        )
         assert set(statuses) <= {202, 409, 429}  # 429: that many at once are too many of one client
         assert 202 in statuses
         await sim.started(event, within=60)

@@ -27,7 +27,9 @@ from tests.raw_amqp import RawChannel
 COPIES = 200
 
 
-async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_request(own_broker: Broker, tmp_path: Path) -> None:
+async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_request(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     """A third through each door; each copy over HTTP and AMQP has an id of its own, so that none is only a repeat."""
     define_users(own_broker)
     bus = Bus(own_broker, unused("copies"))
@@ -36,7 +38,13 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         document = section(own_broker, bus.exchange) | {
             "source": {"url": sim.url, "interval": "500ms"},
             "store": {"path": str(tmp_path / "relay.db")},
-            "api": {"listen": "127.0.0.1:0", "clients": [client("drain", amqp_user="drain", secrets=[SECRET]), client("watcher", key="w")]},
+            "api": {
+                "listen": "127.0.0.1:0",
+                "clients": [
+                    client("drain", amqp_user="drain", secrets=[SECRET]),
+                    client("watcher", key="w"),
+                ],
+            },
         }
         config = Config.model_validate(document)
         running = await stack.enter_async_context(started(config, SystemClock()))
@@ -44,8 +52,14 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         await eventually(here.is_consuming, every=0.05)
         await bus.listen(stack)
         event, wish = await here.wish(starts_after=30.0)
-        url, body, now = f"http://127.0.0.1:{running.api_port}/v1", orjson.dumps(wish), datetime.now(UTC)
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        url, body, now = (
+            f"http://127.0.0.1:{running.api_port}/v1",
+            orjson.dumps(wish),
+            datetime.now(UTC),
+        )
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
         channel = await stack.enter_async_context(RawChannel(own_broker.amqp_url("drain")))
         json = {"Content-Type": "application/json"}
         signed = json | {
@@ -61,18 +75,35 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
 
         async def publish() -> None:
             for number in range(COPIES // 3):
-                properties = Basic.Properties(message_id=f"copy-{number}", user_id="drain", delivery_mode=2)
-                await channel.publish(f"{bus.exchange}.approvals", f"approve.{SCOPE}", body, properties)
+                properties = Basic.Properties(
+                    message_id=f"copy-{number}", user_id="drain", delivery_mode=2
+                )
+                await channel.publish(
+                    f"{bus.exchange}.approvals", f"approve.{SCOPE}", body, properties
+                )
 
         async with asyncio.TaskGroup() as group:
             group.create_task(publish())
             for number in range(COPIES // 3 + 1):
-                group.create_task(post("approvals", {**json, "Authorization": f"Bearer {KEY}", "Idempotency-Key": f"copy-{number}"}))
+                group.create_task(
+                    post(
+                        "approvals",
+                        {
+                            **json,
+                            "Authorization": f"Bearer {KEY}",
+                            "Idempotency-Key": f"copy-{number}",
+                        },
+                    )
+                )
                 group.create_task(post("callbacks/drain", signed))
         await sim.approved(event, within=60)
         await eventually(here.is_idle, every=0.1)
         assert sum(statuses.values()) + COPIES // 3 == COPIES
-        assert statuses.keys() <= {202, 409, 429}  # 429: that many at once are too many of one client
+        assert statuses.keys() <= {
+            202,
+            409,
+            429,
+        }  # 429: that many at once are too many of one client
         assert here.starts(event) == 1
     connection = open_for_reading(tmp_path / "relay.db")
     verify(connection)

@@ -26,7 +26,10 @@ async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:
     async with connection, connection.channel() as channel:
         await channel.set_qos(prefetch_count=200)
         await channel.declare_exchange(
-            exchange, aio_pika.ExchangeType.TOPIC, durable=True, arguments={"alternate-exchange": f"{exchange}.unrouted"}
+            exchange,
+            aio_pika.ExchangeType.TOPIC,
+            durable=True,
+            arguments={"alternate-exchange": f"{exchange}.unrouted"},
         )
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(exchange, "event.#")
@@ -49,11 +52,18 @@ async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_thro
 ) -> None:
     """``kill -9`` in the middle, four times, loses nothing; every signature holds, and each event's story is in order."""
     queue: list[dict[str, Any]] = []
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim, asyncio.TaskGroup() as group:
+    async with (
+        inbox() as box,
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        asyncio.TaskGroup() as group,
+    ):
         consumer = group.create_task(_consume(broker.amqp_url(), exchange, queue))
         document = {
             "source": {"url": sim.url, "interval": "500ms"},
-            "sinks": [{"kind": "rabbitmq", "name": "bus", "url": broker.amqp_url(), "exchange": exchange}, webhook(box.url)],
+            "sinks": [
+                {"kind": "rabbitmq", "name": "bus", "url": broker.amqp_url(), "exchange": exchange},
+                webhook(box.url),
+            ],
         }
         async with relay(tmp_path / "relay", document) as process:
             await process.start()
@@ -78,7 +88,9 @@ async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_thro
                 by_subject: dict[str, list[dict[str, Any]]] = {}
                 for one in events:
                     by_subject.setdefault(one["subject"], []).append(one)
-                return len(by_subject) == MANY and all(_in_order(story, wanted) for story in by_subject.values())
+                return len(by_subject) == MANY and all(
+                    _in_order(story, wanted) for story in by_subject.values()
+                )
 
             await eventually(lambda: told(box.events))
             await eventually(lambda: told(queue))
@@ -91,7 +103,9 @@ async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_thro
         consumer.cancel()
 
 
-async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(own_broker: Broker, tmp_path: Path) -> None:
+async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     """Neither a broker nor a receiver is needed to start; both get everything when they come."""
     own_broker.stop()
     queue: list[dict[str, Any]] = []
@@ -100,7 +114,12 @@ async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(own_b
         document = {
             "source": {"url": sim.url},
             "sinks": [
-                {"kind": "rabbitmq", "name": "bus", "url": own_broker.amqp_url(), "exchange": "journey.late"},
+                {
+                    "kind": "rabbitmq",
+                    "name": "bus",
+                    "url": own_broker.amqp_url(),
+                    "exchange": "journey.late",
+                },
                 webhook(f"http://127.0.0.1:{port}/"),
             ],
         }
@@ -124,7 +143,9 @@ async def test_what_ended_while_the_relay_was_down_is_told_without_a_guess(tmp_p
     async with (
         inbox() as box,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        relay(tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}) as process,
+        relay(
+            tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}
+        ) as process,
     ):
         await process.start()
         event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
@@ -133,14 +154,19 @@ async def test_what_ended_while_the_relay_was_down_is_told_without_a_guess(tmp_p
         sim.cancel(event)
         await process.start()
         await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled", "event.ended"])
-        assert (box.events[-1]["data"]["outcome"], box.events[-1]["data"]["evidence"]) == ("unknown", "none")
+        assert (box.events[-1]["data"]["outcome"], box.events[-1]["data"]["evidence"]) == (
+            "unknown",
+            "none",
+        )
 
 
 async def test_sigterm_ends_it_within_ten_seconds_though_a_receiver_hangs(tmp_path: Path) -> None:
     """What could not be sent waits in the store and goes out after the next start, under the same id."""
     async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         box.status = 503
-        async with relay(tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}) as process:
+        async with relay(
+            tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}
+        ) as process:
             await process.start()
             event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
             await eventually(lambda: "is failing" in process.log)

@@ -25,7 +25,11 @@ from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.journey.relay_process import RelayProcess, client, eventually, relay
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
-RULE = {"name": "two", "match": {"event_type": ["Reboot"]}, "approve": {"votes": 2, "from": ["client:alice", "client:bob"]}}
+RULE = {
+    "name": "two",
+    "match": {"event_type": ["Reboot"]},
+    "approve": {"votes": 2, "from": ["client:alice", "client:bob"]},
+}
 KEYS = {"alice": "imdsr_of-alice", "bob": "imdsr_of-bob"}
 KILLS = random.SystemRandom().sample(range(1500), 20) if CHAOS else (0, 200, 500)
 """Milliseconds after the moment at which the first vote can come at the earliest."""
@@ -64,19 +68,38 @@ def check(process: RelayProcess, posts: int, lives: int) -> list[Row]:
         before = [(row.kind, orjson.loads(row.body)) for row in found[:at] if row.kind != "claim"]
         states = [event["data"]["revision"] for kind, event in before if kind.startswith("event.")]
         assert claim["revision"] == states[-1], "a claim for another revision"
-        said = [(kind, event["data"]) for kind, event in before if event["data"].get("revision") == claim["revision"]]
-        assert {data["principal"] for kind, data in said if kind == "approval.recorded"} == {"client:alice", "client:bob"}
-        assert any(kind == "approval.granted" and data["approvalId"] == claim["approvalId"] for kind, data in said)
+        said = [
+            (kind, event["data"])
+            for kind, event in before
+            if event["data"].get("revision") == claim["revision"]
+        ]
+        assert {data["principal"] for kind, data in said if kind == "approval.recorded"} == {
+            "client:alice",
+            "client:bob",
+        }
+        assert any(
+            kind == "approval.granted" and data["approvalId"] == claim["approvalId"]
+            for kind, data in said
+        )
     return found
 
 
 def has(found: Sequence[Row], kind: str, revision: str | None = None) -> bool:
     """Whether this was told, of that revision where one is named."""
-    return any(row.kind == kind and (revision is None or orjson.loads(row.body)["data"]["revision"] == revision) for row in found)
+    return any(
+        row.kind == kind
+        and (revision is None or orjson.loads(row.body)["data"]["revision"] == revision)
+        for row in found
+    )
 
 
-async def _call(process: RelayProcess, who: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {KEYS[who]}", "Idempotency-Key": f"{who}-{body['revision']}" if body else "none"}
+async def _call(
+    process: RelayProcess, who: str, method: str, path: str, body: Any = None
+) -> tuple[int, Any]:
+    headers = {
+        "Authorization": f"Bearer {KEYS[who]}",
+        "Idempotency-Key": f"{who}-{body['revision']}" if body else "none",
+    }
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
@@ -93,7 +116,13 @@ async def _vote(process: RelayProcess, event: Event) -> str | None:
     if status != 200:
         return None
     for who in KEYS:
-        await _call(process, who, "POST", "/v1/approvals", {"eventId": event.event_id, "decision": "approve", "revision": seen["revision"]})
+        await _call(
+            process,
+            who,
+            "POST",
+            "/v1/approvals",
+            {"eventId": event.event_id, "decision": "approve", "revision": seen["revision"]},
+        )
     return str(seen["revision"])
 
 
@@ -107,12 +136,20 @@ async def _lives_to_vote(process: RelayProcess, event: Event) -> None:
     assert process.process is not None
     voted = False
     async with asyncio.timeout(120):
-        while process.process.returncode is None and not has(journal(process), "startrequest.accepted"):
+        while process.process.returncode is None and not has(
+            journal(process), "startrequest.accepted"
+        ):
             voted = voted or await _vote(process, event) is not None
             await asyncio.sleep(0.05)
 
 
-async def story(folder: Path, *, prefix: tuple[str, ...] = (), kill_after: float | None = None, changes: bool = False) -> bool:
+async def story(
+    folder: Path,
+    *,
+    prefix: tuple[str, ...] = (),
+    kill_after: float | None = None,
+    changes: bool = False,
+) -> bool:
     """One life that ends badly, and one that must bring it to an end; whether the first one was killed on its way.
 
     ``changes``: the event changes between the two, so that nothing of the first counts in the second.
@@ -123,7 +160,9 @@ async def story(folder: Path, *, prefix: tuple[str, ...] = (), kill_after: float
             await process.start()
             await process.kill()
             process.prefix = prefix
-        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=60.0))
+        event = sim.schedule(
+            Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=60.0)
+        )
         await process.start(ready=False)
         assert process.process is not None
         living = asyncio.create_task(_lives_to_vote(process, event))
@@ -152,18 +191,32 @@ async def story(folder: Path, *, prefix: tuple[str, ...] = (), kill_after: float
 def _killed_at(sync: int) -> tuple[str, ...]:
     # -D: the tracer stands aside, so that the process that is started is the relay itself.
     inject = f"inject=fdatasync,fsync:signal=SIGKILL:when={sync}"
-    return ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync", "-e", inject)
+    return (
+        "strace",
+        "-D",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=fdatasync,fsync",
+        "-e",
+        inject,
+    )
 
 
 needs_strace = pytest.mark.skipif(
-    shutil.which("strace") is None, reason="strace kills at an exact system call; kills at any time are tried too"
+    shutil.which("strace") is None,
+    reason="strace kills at an exact system call; kills at any time are tried too",
 )
 
 
 @needs_strace
 @pytest.mark.skipif(CHAOS, reason="every sync is tried")
 @pytest.mark.parametrize("sync", [3, 4, 5])
-async def test_killed_at_a_sync_nothing_is_sent_without_a_quorum_and_nothing_is_forgotten(tmp_path: Path, sync: int) -> None:
+async def test_killed_at_a_sync_nothing_is_sent_without_a_quorum_and_nothing_is_forgotten(
+    tmp_path: Path, sync: int
+) -> None:
     """Event, two votes, claim and answer are five writes that wait for each other."""
     assert await story(tmp_path / "relay", prefix=_killed_at(sync), changes=sync == 3)
 
@@ -182,6 +235,10 @@ async def test_killed_at_every_single_sync_of_the_path(tmp_path: Path, changes: 
 
 
 @pytest.mark.timeout(300)
-async def test_killed_at_any_time_nothing_is_sent_without_a_quorum_and_nothing_is_forgotten(tmp_path: Path) -> None:
+async def test_killed_at_any_time_nothing_is_sent_without_a_quorum_and_nothing_is_forgotten(
+    tmp_path: Path,
+) -> None:
     for number, milliseconds in enumerate(KILLS):
-        await story(tmp_path / f"{number}", kill_after=0.6 + milliseconds / 1000, changes=number % 3 == 2)
+        await story(
+            tmp_path / f"{number}", kill_after=0.6 + milliseconds / 1000, changes=number % 3 == 2
+        )

@@ -32,21 +32,36 @@ HONEST = "imdsr_of-the-honest"
 
 
 def _post(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: relay", f"Content-Length: {len(body) if length is None else length}", *headers]
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: relay",
+        f"Content-Length: {len(body) if length is None else length}",
+        *headers,
+    ]
     if not any(one.lower().startswith("content-type") for one in headers):
         head.append("Content-Type: application/json")
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
-def _signed(body: bytes, secret: str = SECRET, *, ago: float = 0, message_id: str = "msg_1") -> tuple[str, ...]:
+def _signed(
+    body: bytes, secret: str = SECRET, *, ago: float = 0, message_id: str = "msg_1"
+) -> tuple[str, ...]:
     moment = datetime.now(UTC) - timedelta(seconds=ago)
     signature = Webhook(secret).sign(message_id, moment, body.decode())
-    return (f"webhook-id: {message_id}", f"webhook-timestamp: {int(moment.timestamp())}", f"webhook-signature: {signature}")
+    return (
+        f"webhook-id: {message_id}",
+        f"webhook-timestamp: {int(moment.timestamp())}",
+        f"webhook-signature: {signature}",
+    )
 
 
 def hostile(wish: bytes, replayed: bytes) -> dict[str, bytes]:
     """Everything that must come to nothing, by what is wrong with it. ``wish`` would start an event; ``replayed`` was sent before."""
-    callback, approvals, bearer = "/v1/callbacks/drain", "/v1/approvals", f"Authorization: Bearer {KEY}x"
+    callback, approvals, bearer = (
+        "/v1/callbacks/drain",
+        "/v1/approvals",
+        f"Authorization: Bearer {KEY}x",
+    )
     return {
         "forged": _post(callback, wish, *_signed(wish, FORGED)),
         "stale": _post(callback, wish, *_signed(wish, ago=301)),
@@ -60,15 +75,32 @@ def hostile(wish: bytes, replayed: bytes) -> dict[str, bytes]:
         "truncated": _post(approvals, wish[:20], bearer, length=500),
         "oversized": _post(approvals, b"x", bearer, length=10**9),
         "gzip": _post(approvals, wish, bearer, "Content-Encoding: gzip"),
-        "XML": _post(approvals, b"<!DOCTYPE a SYSTEM 'file:///etc/passwd'>", bearer, "Content-Type: application/xml"),
-        "UTF-16": _post(approvals, wish.decode().encode("utf-16"), bearer, "Content-Type: application/json; charset=utf-16"),
+        "XML": _post(
+            approvals,
+            b"<!DOCTYPE a SYSTEM 'file:///etc/passwd'>",
+            bearer,
+            "Content-Type: application/xml",
+        ),
+        "UTF-16": _post(
+            approvals,
+            wish.decode().encode("utf-16"),
+            bearer,
+            "Content-Type: application/json; charset=utf-16",
+        ),
         "no UTF-8": _post(approvals, b'{"eventId": "\xff\xfe"}', *_signed(b"{}")),
-        "smuggled by length": _post(approvals, b"0\r\n\r\n" + _post(approvals, wish, bearer), bearer, "Transfer-Encoding: chunked"),
+        "smuggled by length": _post(
+            approvals,
+            b"0\r\n\r\n" + _post(approvals, wish, bearer),
+            bearer,
+            "Transfer-Encoding: chunked",
+        ),
         "two lengths": _post(approvals, wish, bearer, "Content-Length: 4"),
         "obsolete folding": _post(approvals, wish, bearer, "X-A: b\r\n Transfer-Encoding: chunked"),
         "bad chunks": b"POST /v1/approvals HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\nabc\r\n",
         "endless header": b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
-        "a hundred headers": b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"X-%d: a\r\n" % number for number in range(100)) + b"\r\n",
+        "a hundred headers": b"GET / HTTP/1.1\r\nHost: a\r\n"
+        + b"".join(b"X-%d: a\r\n" % number for number in range(100))
+        + b"\r\n",
         "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
         "no HTTP": b"\x00\x01\x02\r\n\r\n",
         "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -110,7 +142,9 @@ class Flood:
                     await self._one(number, address)
 
     async def _one(self, number: int, address: str) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, local_addr=(address, 0)
+        )
         if number % 200 == 0:
             writer.write(SLOW)
             self._slow.append(writer)  # and leave it like that
@@ -147,21 +181,31 @@ async def _honest(process: RelayProcess, wish: dict[str, Any]) -> tuple[int, flo
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with (
         aiohttp.ClientSession(connector=connector) as session,
-        session.post(f"{process.url}/v1/approvals", json=wish, headers={"Authorization": f"Bearer {HONEST}"}) as answer,
+        session.post(
+            f"{process.url}/v1/approvals", json=wish, headers={"Authorization": f"Bearer {HONEST}"}
+        ) as answer,
     ):
         await answer.read()
         return answer.status, time.monotonic() - begun
 
 
 @pytest.mark.timeout(900)
-async def test_under_a_flood_nothing_starts_nothing_breaks_and_the_honest_are_heard(tmp_path: Path) -> None:
+async def test_under_a_flood_nothing_starts_nothing_breaks_and_the_honest_are_heard(
+    tmp_path: Path,
+) -> None:
     clients = [client(secrets=[SECRET]), client("honest", key=HONEST)]
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = {"source": {"url": sim.url}, "approvals": {"rules": [VOTE], "tell_first": "0s"}, "api": {"clients": clients}}
+        document = {
+            "source": {"url": sim.url},
+            "approvals": {"rules": [VOTE], "tell_first": "0s"},
+            "api": {"clients": clients},
+        }
         async with relay(tmp_path, document) as process:
             await process.start()
             begun = time.monotonic()
-            event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3600.0))
+            event = sim.schedule(
+                Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3600.0)
+            )
             seen: dict[str, Any] = {}
 
             async def there() -> bool:
@@ -172,7 +216,12 @@ async def test_under_a_flood_nothing_starts_nothing_breaks_and_the_honest_are_he
             await eventually(there, every=0.2)
             wish = {"eventId": event.event_id, "decision": "approve", "revision": seen["revision"]}
             refused = orjson.dumps({**wish, "revision": "of yesterday"})
-            flood = Flood(process.port, hostile(orjson.dumps(wish), _post("/v1/callbacks/drain", refused, *_signed(refused))))
+            flood = Flood(
+                process.port,
+                hostile(
+                    orjson.dumps(wish), _post("/v1/callbacks/drain", refused, *_signed(refused))
+                ),
+            )
             await flood.run(REQUESTS // 4)
             assert not sim.start_requests
             before = _memory(process)
@@ -183,11 +232,15 @@ async def test_under_a_flood_nothing_starts_nothing_breaks_and_the_honest_are_he
             await flooding
             flood.close()
             grown = _memory(process) - before
-            print(f"{dict(flood.statuses)}, {grown:+.1f} MiB, an honest approval took {took * 1000:.0f} ms")  # noqa: T201  # for -s
+            print(
+                f"{dict(flood.statuses)}, {grown:+.1f} MiB, an honest approval took {took * 1000:.0f} ms"
+            )  # noqa: T201  # for -s
             assert (status, took < 10.0) == (202, True)
             await sim.approved(event, within=60)
             assert len(sim.start_requests) == 1
-            assert [status for status in flood.statuses if status >= 500 or 200 <= status < 300] == []
+            assert [
+                status for status in flood.statuses if status >= 500 or 200 <= status < 300
+            ] == []
             assert sum(flood.statuses.values()) - flood.statuses[0] > REQUESTS * 0.7
             assert grown < 24
             assert await process.ready()

@@ -15,7 +15,15 @@ from typing import Any
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
-from tests.journey.relay_process import Inbox, RelayProcess, client, eventually, inbox, relay, webhook
+from tests.journey.relay_process import (
+    Inbox,
+    RelayProcess,
+    client,
+    eventually,
+    inbox,
+    relay,
+    webhook,
+)
 
 BEFORE = ["event.scheduled", "approval.recorded", "approval.granted"]
 """What must be known elsewhere before the StartRequest."""
@@ -39,7 +47,9 @@ class Machine:
 
     async def approved(self) -> Event:
         """A reboot of this VM is announced, and somebody approves it."""
-        event = self.azure.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=600.0))
+        event = self.azure.schedule(
+            Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=600.0)
+        )
         seen = await self.state(event, "pending")
         wish = {"eventId": event.event_id, "decision": "approve", "revision": seen["revision"]}
         status, answer = await self.relay.call("POST", "/v1/approvals", wish)
@@ -60,11 +70,17 @@ class Machine:
 
     async def told(self, event: Event, name: str) -> None:
         """Wait until the receiver was told."""
-        await eventually(lambda: name in self.receiver.types_of(event.event_id), within=30, what=name)
+        await eventually(
+            lambda: name in self.receiver.types_of(event.event_id), within=30, what=name
+        )
 
     def end_of(self, event: Event) -> tuple[str, str, bool]:
         """How the event ended, as the receiver was told."""
-        (ended,) = (one["data"] for one in self.receiver.by_subject()[event.event_id] if one["type"].endswith(".event.ended.v1"))
+        (ended,) = (
+            one["data"]
+            for one in self.receiver.by_subject()[event.event_id]
+            if one["type"].endswith(".event.ended.v1")
+        )
         return ended["outcome"], ended["evidence"], ended["approvedByRelay"]
 
     def journal(self) -> list[str]:
@@ -91,7 +107,10 @@ async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
         document = {
             "source": {"url": azure.url},
             "sinks": [webhook(box.url)],
-            "approvals": {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:drain"]}}], **approvals},
+            "approvals": {
+                "rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:drain"]}}],
+                **approvals,
+            },
             "api": {"clients": [client()]},
         }
         prefix = (sys.executable, "-m", "tests.journey.with_boot_id", str(folder / "boot-id"))
@@ -101,7 +120,9 @@ async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
             yield found
 
 
-async def test_what_has_to_be_known_is_known_before_and_the_boot_tells_that_it_happened(tmp_path: Path) -> None:
+async def test_what_has_to_be_known_is_known_before_and_the_boot_tells_that_it_happened(
+    tmp_path: Path,
+) -> None:
     """Killed once Azure had accepted; another boot; an empty document: completed, evidence rebooted (promises 1 and 4)."""
     async with machine(tmp_path) as vm:
         event = await vm.approved()
@@ -112,12 +133,18 @@ async def test_what_has_to_be_known_is_known_before_and_the_boot_tells_that_it_h
         await vm.boot(2)
         await vm.told(event, "event.ended")
         assert vm.known_at_approval == [BEFORE]
-        assert vm.receiver.types_of(event.event_id) == [*BEFORE, "startrequest.accepted", "event.ended"]
+        assert vm.receiver.types_of(event.event_id) == [
+            *BEFORE,
+            "startrequest.accepted",
+            "event.ended",
+        ]
         assert vm.end_of(event) == ("completed", "rebooted", True)
         assert len(vm.azure.start_requests) == 1
 
 
-async def test_a_machine_that_goes_before_the_answer_came_is_told_as_it_is_known(tmp_path: Path) -> None:
+async def test_a_machine_that_goes_before_the_answer_came_is_told_as_it_is_known(
+    tmp_path: Path,
+) -> None:
     """Killed while the POST was under way: that Azure took it is not known, that the machine was rebooted is."""
     async with machine(tmp_path) as vm:
         vm.azure.fault(Fault(kind="hang", on="approval", calls=1, processed=True))
@@ -129,12 +156,23 @@ async def test_a_machine_that_goes_before_the_answer_came_is_told_as_it_is_known
         await vm.boot(2)
         await vm.told(event, "startrequest.failed")
         assert vm.known_at_approval == [BEFORE]
-        assert vm.receiver.types_of(event.event_id) == [*BEFORE, "event.ended", "approval.voided", "startrequest.failed"]
+        assert vm.receiver.types_of(event.event_id) == [
+            *BEFORE,
+            "event.ended",
+            "approval.voided",
+            "startrequest.failed",
+        ]
         assert vm.end_of(event) == ("completed", "rebooted", False)
         failed = vm.receiver.by_subject()[event.event_id][-1]["data"]
         assert "whether IMDS took the StartRequest is not known" in failed["reason"]
         assert len(vm.azure.start_requests) == 1
-        assert vm.journal() == [*BEFORE, "claim", "event.ended", "approval.voided", "startrequest.failed"]
+        assert vm.journal() == [
+            *BEFORE,
+            "claim",
+            "event.ended",
+            "approval.voided",
+            "startrequest.failed",
+        ]
 
 
 async def test_a_start_that_was_seen_is_the_better_evidence(tmp_path: Path) -> None:
@@ -162,7 +200,9 @@ async def test_where_no_boot_came_between_the_end_is_unknown(tmp_path: Path) -> 
         assert vm.end_of(event) == ("unknown", "none", True)
 
 
-async def test_a_receiver_that_was_down_hears_everything_in_order_after_the_boot(tmp_path: Path) -> None:
+async def test_a_receiver_that_was_down_hears_everything_in_order_after_the_boot(
+    tmp_path: Path,
+) -> None:
     """tell_first passes, the machine goes, and what waited is told by the next life: nothing recorded is lost.
 
     See docs/guarantees.md#nothing-recorded-is-lost.
@@ -178,11 +218,17 @@ async def test_a_receiver_that_was_down_hears_everything_in_order_after_the_boot
         await vm.boot(2)
         await vm.told(event, "event.ended")
         assert vm.known_at_approval == [[]]
-        assert vm.receiver.types_of(event.event_id) == [*BEFORE, "startrequest.accepted", "event.ended"]
+        assert vm.receiver.types_of(event.event_id) == [
+            *BEFORE,
+            "startrequest.accepted",
+            "event.ended",
+        ]
         assert vm.end_of(event) == ("completed", "rebooted", True)
 
 
-async def test_a_machine_that_shuts_down_in_order_says_first_that_its_request_was_accepted(tmp_path: Path) -> None:
+async def test_a_machine_that_shuts_down_in_order_says_first_that_its_request_was_accepted(
+    tmp_path: Path,
+) -> None:
     """SIGTERM at the very moment at which Azure accepts: the relay still has its answer, tells it, and ends with 0 in time."""
     async with machine(tmp_path) as vm:
         vm.azure.fault(Fault(kind="delay", on="approval", calls=1, time=1.0))
@@ -198,7 +244,9 @@ async def test_a_machine_that_shuts_down_in_order_says_first_that_its_request_wa
         assert len(vm.azure.start_requests) == 1
 
 
-async def test_a_machine_that_shuts_down_before_its_request_sends_none_and_forgets_nothing(tmp_path: Path) -> None:
+async def test_a_machine_that_shuts_down_before_its_request_sends_none_and_forgets_nothing(
+    tmp_path: Path,
+) -> None:
     """SIGTERM while tell_first waits: the drain sends no StartRequest, and the next life sends it once."""
     async with machine(tmp_path, tell_first="30s") as vm:
         vm.receiver.status = 503

@@ -71,7 +71,9 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         limited.free()
         return
     if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root; a limit on the size of files is tried in any case")
+        pytest.skip(
+            "mounting a small disk needs root; a limit on the size of files is tried in any case"
+        )
     folder = tmp_path / "disk"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)

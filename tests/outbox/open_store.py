@@ -26,10 +26,14 @@ IDENTITY = Identity("prod-vmss-a-1f0c33ab", "5d7b8a9e-0000-4000-8000-00000000c0d
 NOW = datetime(2026, 4, 11, 22, 26, 58, tzinfo=UTC)
 
 
-def said(number: int = 0, name: str = "event.scheduled", subject: str | None = None, **data: Any) -> CloudEvent:
+def said(
+    number: int = 0, name: str = "event.scheduled", subject: str | None = None, **data: Any
+) -> CloudEvent:
     """A CloudEvent; one for every number."""
     subject = subject if subject is not None else f"E-{number}"
-    return cloudevent(name, subject, {**DATA, "eventId": subject, "notBefore": None, **data}, id=f"{number:032x}")
+    return cloudevent(
+        name, subject, {**DATA, "eventId": subject, "notBefore": None, **data}, id=f"{number:032x}"
+    )
 
 
 def say(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
@@ -43,9 +47,13 @@ def say(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
 
 
 @asynccontextmanager
-async def store(folder: Path, route: Route = BUS, identity: Identity = IDENTITY) -> AsyncIterator[Store]:
+async def store(
+    folder: Path, route: Route = BUS, identity: Identity = IDENTITY
+) -> AsyncIterator[Store]:
     """The store in a folder, by the name relay.db."""
-    async with open_store(StoreSettings(path=folder / "relay.db"), identity, SystemClock(), route) as opened:
+    async with open_store(
+        StoreSettings(path=folder / "relay.db"), identity, SystemClock(), route
+    ) as opened:
         yield opened
 
 

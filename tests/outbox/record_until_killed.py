@@ -19,11 +19,18 @@ async def main(folder: Path) -> None:
         while True:
             for position in (
                 await kept.transact(say(number + 1)),
-                *await asyncio.gather(*(kept.submit(say(number + 2 + more), fail_open=more % 2 == 0) for more in range(100))),
+                *await asyncio.gather(
+                    *(
+                        kept.submit(say(number + 2 + more), fail_open=more % 2 == 0)
+                        for more in range(100)
+                    )
+                ),
             ):
                 print("recorded", position, flush=True)  # noqa: T201  # whoever kills it listens
             entry = 2 * number + 1
-            await kept.transact(lambda tx, entry=entry: tx.deliveries.settle(entry, "delivered", None, NOW))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await kept.transact(
+                lambda tx, entry=entry: tx.deliveries.settle(entry, "delivered", None, NOW)
+            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             print("settled", entry, flush=True)  # noqa: T201  # the same
             number += 101
 

@@ -11,7 +11,9 @@ from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import NOW, opened, said
 
 
-def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(tmp_path: Path) -> None:
+def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
+    tmp_path: Path,
+) -> None:
     """For every sink, with the ids that the file gives them: what is handed out is what waits."""
     events = [said(number) for number in range(3 * MAX_ROWS_PER_STATEMENT + 1)]
     with opened(tmp_path / "relay.db") as file:
@@ -20,11 +22,15 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
             tx.record_all([(event, f"t{event.id}") for event in events], NOW)
             recorded, _ = tx.take_results()
             assert [one.event for one in recorded] == events
-            assert [one.position for one in recorded] == list(range(again * len(events) + 1, (again + 1) * len(events) + 1))
+            assert [one.position for one in recorded] == list(
+                range(again * len(events) + 1, (again + 1) * len(events) + 1)
+            )
             handed = [replace(entry, event=None) for one in recorded for entry in one.entries]
             assert [entry.sink for entry in handed] == ["bus", "chat"] * len(events)
             assert tx.deliveries.waiting()[-len(handed) :] == handed
-            assert [tx.journal.event(one.position).id for one in recorded] == [event.id for event in events]
+            assert [tx.journal.event(one.position).id for one in recorded] == [
+                event.id for event in events
+            ]
             assert tx.journal.count_transition(f"t{events[-1].id}") == again + 1
         assert verify(file.connection)[1] == 2 * len(events)
 

@@ -30,7 +30,13 @@ def tx(tmp_path: Path) -> Iterator[Transaction]:
         yield transaction
 
 
-def tell(tx: Transaction, number: int, name: str = "event.scheduled", subject: str | None = None, **data: object) -> list[Entry]:
+def tell(
+    tx: Transaction,
+    number: int,
+    name: str = "event.scheduled",
+    subject: str | None = None,
+    **data: object,
+) -> list[Entry]:
     """Say an event; returns its entries as the file has them."""
     tx.record(said(number, name, subject, **data), NOW)
     return [replace(entry, event=None) for entry in tx.recorded[-1].entries]
@@ -45,7 +51,11 @@ def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
     ]
     assert tx.deliveries.waiting() == entries
     assert tx.deliveries.waiting("chat") == [entry for entry in entries if entry.sink == "chat"]
-    assert [(entry.ordering_key, entry.event_key, entry.not_before is not None) for entry in entries if entry.sink == "bus"] == [
+    assert [
+        (entry.ordering_key, entry.event_key, entry.not_before is not None)
+        for entry in entries
+        if entry.sink == "bus"
+    ] == [
         ("e-1", "e-1", True),
         ("e-1", "e-1", False),
         ("relay.sink-failing/drain", None, False),
@@ -66,16 +76,26 @@ def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transacti
 
 def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
     bus, _ = tell(tx, 1)
-    tx.deliveries.defer(bus.id, Attempt(NOW, 0.25, "deferred", 503, "it answered 503", "try later"), LATER)
+    tx.deliveries.defer(
+        bus.id, Attempt(NOW, 0.25, "deferred", 503, "it answered 503", "try later"), LATER
+    )
     (waiting,) = tx.deliveries.waiting("bus")
     assert (waiting.attempts, waiting.next_at) == (1, LATER)
     tx.deliveries.log_attempt(bus.id, Attempt(LATER, 0.5, "delivered", 204))
     tx.deliveries.settle(bus.id, "delivered", None, LATER)
     assert tx.deliveries.waiting("bus") == []
     rows = (
-        connection_of(tx).execute("SELECT number, took, outcome, status, reason, answer FROM attempt WHERE entry = ?", (bus.id,)).fetchall()
+        connection_of(tx)
+        .execute(
+            "SELECT number, took, outcome, status, reason, answer FROM attempt WHERE entry = ?",
+            (bus.id,),
+        )
+        .fetchall()
     )
-    assert rows == [(1, 0.25, "deferred", 503, "it answered 503", "try later"), (2, 0.5, "delivered", 204, None, None)]
+    assert rows == [
+        (1, 0.25, "deferred", 503, "it answered 503", "try later"),
+        (2, 0.5, "delivered", 204, None, None),
+    ]
     (shown,) = tx.deliveries.page(sink="bus")
     assert shown.shown() == {
         "id": bus.id,
@@ -95,10 +115,15 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
 def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
     entries = [tell(tx, number)[0] for number in range(3)]
     tx.deliveries.defer(entries[1].id, Attempt(NOW, 0.25, "deferred", 503, "no", None), LATER)
-    tx.deliveries.mark_delivered([(entry.id, Attempt(LATER, 0.5, "delivered", 204, None, "ok")) for entry in entries[1:]])
+    tx.deliveries.mark_delivered(
+        [(entry.id, Attempt(LATER, 0.5, "delivered", 204, None, "ok")) for entry in entries[1:]]
+    )
     assert [entry.id for entry in tx.deliveries.waiting("bus")] == [entries[0].id]
     shown = tx.deliveries.page(states=["delivered"])
-    assert [(one.id, one.attempts, one.last_status, one.reason, one.next_at, one.settled) for one in shown] == [
+    assert [
+        (one.id, one.attempts, one.last_status, one.reason, one.next_at, one.settled)
+        for one in shown
+    ] == [
         (entries[2].id, 1, 204, None, None, "2026-04-11T22:27:58.500000Z"),
         (entries[1].id, 2, 204, None, None, "2026-04-11T22:27:58.500000Z"),
     ]
@@ -134,14 +159,18 @@ def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: T
     ]
     for chosen, key, sink, limit in asked:
         ids: list[int] = []
-        while page := tx.deliveries.page(states=chosen, event_key=key, sink=sink, before=ids[-1] if ids else None, limit=limit):
+        while page := tx.deliveries.page(
+            states=chosen, event_key=key, sink=sink, before=ids[-1] if ids else None, limit=limit
+        ):
             assert len(page) <= limit
             ids += [one.id for one in page]
         everything = tx.deliveries.page(limit=1000)
         assert ids == [
             one.id
             for one in everything
-            if (not chosen or one.state in chosen) and key in (None, str(one.event_id).lower()) and sink in (None, one.sink)
+            if (not chosen or one.state in chosen)
+            and key in (None, str(one.event_id).lower())
+            and sink in (None, one.sink)
         ]
         assert ids == sorted(set(ids), reverse=True)
         assert ids
@@ -155,7 +184,12 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
     assert tx.deliveries.redeliver(bus.id, LATER) == replace(bus, attempts=1, recorded=LATER)
     assert tx.deliveries.waiting("bus") == [replace(bus, attempts=1, recorded=LATER)]
     (shown,) = tx.deliveries.page(sink="bus")
-    assert (shown.state, shown.recorded, shown.settled, shown.next_at) == ("waiting", "2026-04-11T22:26:58.000000Z", None, None)
+    assert (shown.state, shown.recorded, shown.settled, shown.next_at) == (
+        "waiting",
+        "2026-04-11T22:26:58.000000Z",
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("state", ["waiting", "delivered", "superseded"])
@@ -168,7 +202,9 @@ def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) ->
     assert tx.deliveries.page(sink="bus")[0].state == state
 
 
-def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_dropped(tx: Transaction) -> None:
+def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_dropped(
+    tx: Transaction,
+) -> None:
     bus, chat = tell(tx, 1)
     delivered, _ = tell(tx, 2)
     tx.deliveries.settle(delivered.id, "delivered", None, NOW)
@@ -182,7 +218,9 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     assert [one.id for one in tx.deliveries.waiting()] == [chat.id, chat.id + 2, other_news.id]
     assert tx.deliveries.sinks() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
-    assert tx.deliveries.redeliver(bus.id, LATER) is None, "nobody would send it, and it would wait for ever"
+    assert tx.deliveries.redeliver(bus.id, LATER) is None, (
+        "nobody would send it, and it would wait for ever"
+    )
 
 
 def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> None:
@@ -208,7 +246,9 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert tx.decisions.first_answer("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
-    assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(), "the oldest row is still to be sent"
+    assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(), (
+        "the oldest row is still to be sent"
+    )
     assert tx.journal.event(1).id == said(1).id
     tx.deliveries.settle(waits[0].id, "delivered", None, NOW)
     assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(rows=2)
@@ -217,7 +257,9 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert tell(tx, 3)[0].position == 3
 
 
-def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(tx: Transaction) -> None:
+def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
+    tx: Transaction,
+) -> None:
     entries = [entry for number in range(1, 6) for entry in tell(tx, number)]
     dead, others = entries[::2], entries[1::2]
     for entry in dead:
@@ -230,7 +272,9 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(tx:
     assert kept == {entry.id for entry in (*dead[2:], *others)}
 
 
-def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_each_once(tx: Transaction) -> None:
+def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_each_once(
+    tx: Transaction,
+) -> None:
     for number in range(1, 5):
         for entry in tell(tx, number, "event.started" if number == 4 else "event.scheduled"):
             tx.deliveries.settle(entry.id, "parked", "no", NOW + timedelta(minutes=number))
@@ -239,7 +283,12 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
     def meant(**given: Any) -> list[int]:
         which = DeadLetterFilter(**given)
         tx.deliveries._connection.execute("SAVEPOINT look")  # noqa: SLF001  # a look that changes nothing
-        found = [entry.id for entry in tx.deliveries.redeliver_matching(which, LATER, after=0, until=until, limit=100)]
+        found = [
+            entry.id
+            for entry in tx.deliveries.redeliver_matching(
+                which, LATER, after=0, until=until, limit=100
+            )
+        ]
         tx.deliveries._connection.execute("ROLLBACK TO look")  # noqa: SLF001  # the same
         assert tx.deliveries.count_dead_letters(which, after=0, until=until) == len(found)
         return found
@@ -250,9 +299,21 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
     assert meant(event_key="e-2") == [3, 4]
     assert meant(since=NOW + timedelta(minutes=3)) == [5, 6, 7, 8]
     assert meant(sink="bus", since=NOW + timedelta(minutes=3), type="event.scheduled") == [5]
-    first = tx.deliveries.redeliver_matching(DeadLetterFilter(), LATER, after=0, until=until, limit=3)
+    first = tx.deliveries.redeliver_matching(
+        DeadLetterFilter(), LATER, after=0, until=until, limit=3
+    )
     assert [entry.id for entry in first] == [1, 2, 3]
     tx.deliveries.settle(1, "parked", "no, again", until + timedelta(seconds=1))
-    assert [entry.id for entry in tx.deliveries.redeliver_matching(DeadLetterFilter(), LATER, after=0, until=until, limit=2)] == [4, 5]
+    assert [
+        entry.id
+        for entry in tx.deliveries.redeliver_matching(
+            DeadLetterFilter(), LATER, after=0, until=until, limit=2
+        )
+    ] == [4, 5]
     tx.deliveries.forget_sink("chat", "gone", LATER)
-    assert [entry.id for entry in tx.deliveries.redeliver_matching(DeadLetterFilter(), LATER, after=5, until=until, limit=9)] == [7]
+    assert [
+        entry.id
+        for entry in tx.deliveries.redeliver_matching(
+            DeadLetterFilter(), LATER, after=5, until=until, limit=9
+        )
+    ] == [7]

@@ -45,7 +45,11 @@ def mode(path: Path) -> str:
 
 def set_aside(path: Path) -> list[Path]:
     """What was set aside in a file's place, the oldest first."""
-    return sorted(one for one in path.parent.glob(f"{path.name}.set-aside-*") if not one.name.endswith(("-wal", "-shm")))
+    return sorted(
+        one
+        for one in path.parent.glob(f"{path.name}.set-aside-*")
+        if not one.name.endswith(("-wal", "-shm"))
+    )
 
 
 def begin(path: Path, identity: Identity = IDENTITY) -> None:
@@ -58,11 +62,20 @@ def test_a_fresh_file_is_ours_durable_and_on(tmp_path: Path) -> None:
     path = tmp_path / "not" / "yet" / "there" / "relay.db"
     with opened(path) as file:
         assert file.trusted
-        settings_ = {name: file.connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")}
+        settings_ = {
+            name: file.connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
+        }
         assert settings_ == {"journal_mode": "wal", "synchronous": 2}
         assert verify(file.connection)[1] == 0
     assert mode(path) == "on"
-    assert dict(zip(("scope", "vm_id"), column(path, "SELECT value FROM meta WHERE key != 'mode' ORDER BY key"), strict=True)) == {
+    assert dict(
+        zip(
+            ("scope", "vm_id"),
+            column(path, "SELECT value FROM meta WHERE key != 'mode' ORDER BY key"),
+            strict=True,
+        )
+    ) == {
         "scope": IDENTITY.scope,
         "vm_id": IDENTITY.vm_id,
     }
@@ -89,7 +102,9 @@ def test_the_schema_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     """Killed at any statement of the schema, the file is still empty, and is begun again."""
     path = tmp_path / "relay.db"
     with opened(path) as file:
-        count = file.connection.execute("SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL").fetchone()[0]
+        count = file.connection.execute(
+            "SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL"
+        ).fetchone()[0]
     dying_relay = """
 import os, signal, sqlite3, sys
 from datetime import UTC, datetime
@@ -114,7 +129,12 @@ open_file(Path(sys.argv[1]), Identity("scope", None), datetime.now(UTC))
         assert ended.returncode == -9
         assert column(dying, "SELECT count(*) FROM sqlite_schema") == [0]
         with opened(dying) as file:
-            assert file.connection.execute("SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL").fetchone()[0] == count
+            assert (
+                file.connection.execute(
+                    "SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL"
+                ).fetchone()[0]
+                == count
+            )
         assert (mode(dying), set_aside(dying)) == ("on", [])
 
 
@@ -145,7 +165,9 @@ def test_a_corrupt_file_is_set_aside_untouched_and_a_fresh_one_begins_off(
     (aside,) = set_aside(path)
     assert aside.read_bytes() == content
     assert mode(path) == "off"
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert "is corrupt" in warnings[0]
     assert str(aside) in warnings[0]
     assert "imds-relay approvals on" in warnings[1]
@@ -208,7 +230,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=150,
+)
 @given(flips=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=1, max_size=3))
 @example(flips=[(18, 2)])  # says that it can only be read
 @example(flips=[(47, 0)])  # a format that SQLite does not know
@@ -233,12 +258,18 @@ def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
         assert path.read_bytes() == data
     else:
         aside = set_aside(path)
-        assert (count, mode(path), [one.read_bytes() for one in aside]) in ((1, "on", []), (0, "off", [bytes(data)]))
+        assert (count, mode(path), [one.read_bytes() for one in aside]) in (
+            (1, "on", []),
+            (0, "off", [bytes(data)]),
+        )
     finally:
         shutil.rmtree(folder)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=150,
+)
 @given(seed=st.randoms(use_true_random=False), count=st.integers(1, 40))
 def test_flipped_bytes_anywhere_never_keep_a_relay_from_starting(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: Random, count: int
@@ -299,7 +330,9 @@ def test_another_ones_file_is_set_aside(tmp_path: Path, other: Identity) -> None
     assert len(set_aside(path)) == 1
 
 
-def test_what_a_killed_relay_had_not_moved_into_the_file_is_set_aside_with_it(tmp_path: Path) -> None:
+def test_what_a_killed_relay_had_not_moved_into_the_file_is_set_aside_with_it(
+    tmp_path: Path,
+) -> None:
     path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
     copy.parent.mkdir()
     with opened(path, Identity("another-scope", None)) as file:
@@ -324,7 +357,9 @@ def test_two_that_are_set_aside_do_not_overwrite_each_other(tmp_path: Path) -> N
     assert [one.read_bytes() for one in set_aside(path)] == [b"broken 0", b"broken 1", b"broken 2"]
 
 
-def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off(tmp_path: Path) -> None:
+def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "relay.db"
     path.write_bytes(b"broken")
     with opened(path):
@@ -353,7 +388,10 @@ def test_a_newer_relays_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as newer:
         newer.execute(f"PRAGMA user_version = {VERSION + 1}")
     content = path.read_bytes()
-    with pytest.raises(StoreTooNew, match=f"expected a file of version {VERSION} or older, a newer relay wrote version {VERSION + 1}"):
+    with pytest.raises(
+        StoreTooNew,
+        match=f"expected a file of version {VERSION} or older, a newer relay wrote version {VERSION + 1}",
+    ):
         open_file(path, IDENTITY, NOW)
     assert (path.read_bytes(), set_aside(path)) == (content, [])
     with pytest.raises(StoreTooNew):  # and not StoreLocked
@@ -372,9 +410,13 @@ def test_a_second_relay_of_the_same_process_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone_however_it_went(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_until_the_first_is_gone_however_it_went(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "relay.db"
-    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"open\n"
         with pytest.raises(StoreLocked):
@@ -393,7 +435,9 @@ def test_a_foreign_file_is_not_set_aside_from_under_a_relay_that_uses_it(tmp_pat
         assert not set_aside(path)
 
 
-def test_a_store_that_is_bound_to_a_vm_is_not_trusted_where_none_can_be_told(tmp_path: Path) -> None:
+def test_a_store_that_is_bound_to_a_vm_is_not_trusted_where_none_can_be_told(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "relay.db"
     nobody = Identity(IDENTITY.scope, None)
     with opened(path, nobody) as file:
@@ -417,11 +461,15 @@ def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
         path = path / "relay.db"
     else:
         Path(f"{path}.lock").write_bytes(os.urandom(5000))
-    with pytest.raises(StoreError, match=r"store\.path: expected a (file|folder) that can be written"):
+    with pytest.raises(
+        StoreError, match=r"store\.path: expected a (file|folder) that can be written"
+    ):
         open_file(path, IDENTITY, NOW)
 
 
-def test_a_python_with_an_old_sqlite_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_with_an_old_sqlite_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And not that a file is corrupt: nothing is touched."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
     with pytest.raises(StoreError, match=r"expected a Python with SQLite 3\.33 or newer"):
@@ -429,7 +477,9 @@ def test_a_python_with_an_old_sqlite_is_told_so(tmp_path: Path, monkeypatch: pyt
     assert names(tmp_path) == []
 
 
-def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "relay.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(file_module, "VERSION", 1)
@@ -441,7 +491,9 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(tm
         assert column(path, "PRAGMA user_version") == [VERSION]
         upgraded = column(path, "SELECT sql FROM sqlite_master ORDER BY name")
     with opened(tmp_path / "fresh.db"):
-        assert column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name") == upgraded
+        assert (
+            column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name") == upgraded
+        )
 
 
 def test_a_reader_sees_a_running_relay_and_cannot_write(tmp_path: Path) -> None:

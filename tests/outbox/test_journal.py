@@ -31,7 +31,13 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
         if number % 3 == 2:
             journal.append_note(at, "claim", {"eventId": f"E-{number}"}, event_key=f"e-{number}")
         else:
-            journal.append(at, "event.scheduled", said(number).body, event_key=f"e-{number}", transition=f"t{number}")
+            journal.append(
+                at,
+                "event.scheduled",
+                said(number).body,
+                event_key=f"e-{number}",
+                transition=f"t{number}",
+            )
         heads.append(journal.head())
     return heads
 
@@ -77,14 +83,25 @@ CHANGES = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=150,
+)
 @given(position=st.integers(1, ROWS), change=CHANGES)
-def test_any_changed_column_of_any_row_is_found(journal: sqlite3.Connection, position: int, change: tuple[str, object]) -> None:
+def test_any_changed_column_of_any_row_is_found(
+    journal: sqlite3.Connection, position: int, change: tuple[str, object]
+) -> None:
     column_, value = change
     journal.execute("SAVEPOINT before")
     try:
-        before = journal.execute(f"SELECT {column_} FROM journal WHERE position = ?", (position,)).fetchone()[0]  # noqa: S608  # our own names
-        taken = column_ == "position" and journal.execute("SELECT 1 FROM journal WHERE position = ?", (value,)).fetchone() is not None
+        before = journal.execute(
+            f"SELECT {column_} FROM journal WHERE position = ?", (position,)
+        ).fetchone()[0]  # noqa: S608  # our own names
+        taken = (
+            column_ == "position"
+            and journal.execute("SELECT 1 FROM journal WHERE position = ?", (value,)).fetchone()
+            is not None
+        )
         if value == before or taken:
             return
         journal.execute(f"UPDATE journal SET {column_} = ? WHERE position = ?", (value, position))  # noqa: S608  # our own names
@@ -96,19 +113,38 @@ def test_any_changed_column_of_any_row_is_found(journal: sqlite3.Connection, pos
 
 
 @pytest.mark.parametrize("position", range(1, ROWS))
-def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(tmp_path: Path, position: int) -> None:
+def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
+    tmp_path: Path, position: int
+) -> None:
     """Each hash covers all that came before: whoever changes one row has to change every later one, and the head."""
     with filled(tmp_path / "relay.db") as (connection, heads):
         row = list(rows(connection))[position - 1]
-        fitting = row_hash(heads[position - 1].hash, position, row.at, row.kind, row.event_key, row.transition, b"{}")
-        connection.execute("UPDATE journal SET body = ?, hash = ? WHERE position = ?", (b"{}", fitting, position))
-        with pytest.raises(StoreError, match=f"the row at position {position + 1} is not the one that was written"):
+        fitting = row_hash(
+            heads[position - 1].hash,
+            position,
+            row.at,
+            row.kind,
+            row.event_key,
+            row.transition,
+            b"{}",
+        )
+        connection.execute(
+            "UPDATE journal SET body = ?, hash = ? WHERE position = ?", (b"{}", fitting, position)
+        )
+        with pytest.raises(
+            StoreError, match=f"the row at position {position + 1} is not the one that was written"
+        ):
             verify(connection)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 @given(gone=st.sets(st.integers(1, ROWS), min_size=1))
-def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(journal: sqlite3.Connection, gone: set[int]) -> None:
+def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
+    journal: sqlite3.Connection, gone: set[int]
+) -> None:
     """A cut tail leaves a shorter journal that is valid: only a head kept elsewhere shows it.
 
     See docs/protocol.md#a-cut-tail.
@@ -131,15 +167,23 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(journal
         journal.execute("RELEASE before")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 @given(position=st.integers(1, ROWS + 1), copied=st.integers(1, ROWS))
 def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, copied: int) -> None:
     """Also one that moves all behind it, and one that copies a hash that is right elsewhere."""
     journal.execute("SAVEPOINT before")
     try:
-        row = journal.execute("SELECT at, kind, event_key, transition, body, hash FROM journal WHERE position = ?", (copied,)).fetchone()
+        row = journal.execute(
+            "SELECT at, kind, event_key, transition, body, hash FROM journal WHERE position = ?",
+            (copied,),
+        ).fetchone()
         for moved in range(ROWS, position - 1, -1):
-            journal.execute("UPDATE journal SET position = position + 1 WHERE position = ?", (moved,))
+            journal.execute(
+                "UPDATE journal SET position = position + 1 WHERE position = ?", (moved,)
+            )
         journal.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (position, *row))
         with pytest.raises(StoreError, match="not the one that was written"):
             verify(journal)
@@ -265,12 +309,19 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         journal.append(NOW, "event.scheduled", said(1, subject="E").body, event_key="e")
         journal.append_note(NOW, "mode", {"mode": "off"})
         journal.append_note(NOW, "claim", {"eventId": "E"}, event_key="e")
-        journal.append(NOW + timedelta(hours=1), "event.ended", said(2, subject="E").body, event_key="e")
-        journal.append(NOW + timedelta(hours=1), "approval.refused", said(3, subject="E").body, event_key="e")
+        journal.append(
+            NOW + timedelta(hours=1), "event.ended", said(2, subject="E").body, event_key="e"
+        )
+        journal.append(
+            NOW + timedelta(hours=1), "approval.refused", said(3, subject="E").body, event_key="e"
+        )
         ids: Callable[[int], str] = lambda number: said(number).id  # noqa: E731  # shorter here than a function
         assert [one.id for one in journal.history("e", "")] == [ids(1), ids(2), ids(3)]
         assert [one.id for one in journal.history("e", "2026-04-11T23")] == [ids(2), ids(3)]
-        assert [(at, one.id) for at, one in journal.events_after(0, 2)] == [(1, ids(1)), (4, ids(2))]
+        assert [(at, one.id) for at, one in journal.events_after(0, 2)] == [
+            (1, ids(1)),
+            (4, ids(2)),
+        ]
         assert journal.last_change_position("e") == 4
         assert journal.last_change_position("f") is None
         with pytest.raises(KeyError):

@@ -55,14 +55,28 @@ def vote(occurrence: int, number: int = 1, **changes: Any) -> Decision:
 def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
     tx.snapshot.begin("e", data(), "boot-1", said(1), NOW)
     (live,) = tx.snapshot.live()
-    assert (live.key, live.number, live.data, live.revision, live.live) == ("e", 1, data(), data()["revision"], True)
+    assert (live.key, live.number, live.data, live.revision, live.live) == (
+        "e",
+        1,
+        data(),
+        data()["revision"],
+        True,
+    )
     assert (live.boot_id, live.outcome, live.last_event_id) == ("boot-1", None, said(1).id)
     assert live.event == Event.from_fields(data())
     tx.snapshot.update("e", data(revision="2", eventStatus="Started"), said(2), LATER)
     tx.snapshot.booted(live.id, "boot-2")
     changed = tx.snapshot.by_id(live.id)
-    assert (changed.revision, changed.event.started, changed.boot_id, changed.last_event_id) == ("2", True, "boot-2", said(2).id)
-    assert (changed.first_seen, changed.last_changed) == ("2026-04-11T22:26:58.000000Z", "2026-04-11T22:27:58.000000Z")
+    assert (changed.revision, changed.event.started, changed.boot_id, changed.last_event_id) == (
+        "2",
+        True,
+        "boot-2",
+        said(2).id,
+    )
+    assert (changed.first_seen, changed.last_changed) == (
+        "2026-04-11T22:26:58.000000Z",
+        "2026-04-11T22:27:58.000000Z",
+    )
     tx.snapshot.end("e", "completed", said(3), LATER)
     assert tx.snapshot.live() == []
     ended = tx.snapshot.find("e")
@@ -89,7 +103,16 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
 def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) -> None:
     tx.snapshot.begin("e", data(), None, said(1), NOW)
     first = vote(1)
-    second = vote(1, 2, decision="hold", reason=None, expires=None, dry_run=True, message_id="m", principal="slack:T/U")
+    second = vote(
+        1,
+        2,
+        decision="hold",
+        reason=None,
+        expires=None,
+        dry_run=True,
+        message_id="m",
+        principal="slack:T/U",
+    )
     for one in (first, second):
         tx.decisions.add_decision(one)
     assert tx.decisions.for_occurrence(1) == [first, second]
@@ -108,15 +131,25 @@ def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
     for dry_run in (False, True):
         tx.decisions.add_grant(1, "0123", "rule", "a" * 32, NOW, dry_run=dry_run, cause="c")
     (grant,) = tx.decisions.open_grants()
-    assert (grant.state, grant.attempts, grant.status, grant.granted_at) == ("granted", 0, None, NOW)
+    assert (grant.state, grant.attempts, grant.status, grant.granted_at) == (
+        "granted",
+        0,
+        None,
+        NOW,
+    )
     tx.decisions.claim_grant(grant.id)
     tx.decisions.record_answer(grant.id, "sent", 503)
     tx.decisions.claim_grant(grant.id)
-    assert [(one.state, one.attempts, one.status) for one in tx.decisions.open_grants()] == [("sent", 2, None)]
+    assert [(one.state, one.attempts, one.status) for one in tx.decisions.open_grants()] == [
+        ("sent", 2, None)
+    ]
     tx.decisions.record_answer(grant.id, "sent", 503)
     tx.decisions.record_answer(grant.id, "failed", None)
     assert tx.decisions.open_grants() == []
-    assert [(one.state, one.status, one.dry_run) for one in tx.decisions.grants(1)] == [("failed", 503, False), ("granted", None, True)]
+    assert [(one.state, one.status, one.dry_run) for one in tx.decisions.grants(1)] == [
+        ("failed", 503, False),
+        ("granted", None, True),
+    ]
 
 
 def test_what_a_step_could_still_move(tx: Transaction) -> None:
@@ -131,7 +164,9 @@ def test_what_a_step_could_still_move(tx: Transaction) -> None:
 
 def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> None:
     tx.decisions.remember_answer("client:ada", "1", "digest", 409, {"detail": "too late"}, NOW)
-    assert tx.decisions.first_answer("client:ada", "1") == FirstAnswer("digest", 409, {"detail": "too late"})
+    assert tx.decisions.first_answer("client:ada", "1") == FirstAnswer(
+        "digest", 409, {"detail": "too late"}
+    )
     assert tx.decisions.first_answer("client:bob", "1") is None
     with pytest.raises(sqlite3.IntegrityError):
         tx.decisions.remember_answer("client:ada", "1", "digest", 202, {}, NOW)

@@ -23,18 +23,26 @@ from tests.outbox.open_store import NOW, column, connection_of, names, said, say
 async def test_what_was_recorded_is_on_disk_before_it_is_answered_and_told(tmp_path: Path) -> None:
     async with store(tmp_path) as kept:
         seen: list[list[int]] = []
-        kept.listeners.recorded.append(lambda _: seen.append(column(tmp_path / "relay.db", "SELECT position FROM journal")))
+        kept.listeners.recorded.append(
+            lambda _: seen.append(column(tmp_path / "relay.db", "SELECT position FROM journal"))
+        )
         assert await kept.transact(say(1)) == 1
         assert seen == [[1]]
 
 
-async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sink(tmp_path: Path) -> None:
-    async with store(tmp_path, lambda event: ("bus", "chat") if event.name == "event.scheduled" else ()) as kept:
+async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sink(
+    tmp_path: Path,
+) -> None:
+    async with store(
+        tmp_path, lambda event: ("bus", "chat") if event.name == "event.scheduled" else ()
+    ) as kept:
         heard: list[RecordedEvent] = []
         kept.listeners.recorded.append(heard.extend)
         await kept.transact(say(1, notBefore="2026-04-11T22:40:00Z"))
         await kept.transact(say(2, name="event.ended"))
-        assert [(one.position, one.event.id, [entry.sink for entry in one.entries]) for one in heard] == [
+        assert [
+            (one.position, one.event.id, [entry.sink for entry in one.entries]) for one in heard
+        ] == [
             (1, said(1).id, ["bus", "chat"]),
             (2, said(2).id, []),
         ]
@@ -80,7 +88,12 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
         futures = [kept.submit(work) for work in works]
         held.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
-        assert [type(result) for result in results] == [int, LookupError, sqlite3.IntegrityError, int]
+        assert [type(result) for result in results] == [
+            int,
+            LookupError,
+            sqlite3.IntegrityError,
+            int,
+        ]
         assert results[3] == 2
         assert [one.event.id for one in heard] == [said(1).id, said(4).id]
         assert kept.failing is None
@@ -100,7 +113,9 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
     ids=["SQL", "JSON", "too big", "number", "binding", "missing"],
 )
 @pytest.mark.parametrize("fail_open", [False, True])
-async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(tmp_path: Path, mistake: object, fail_open: bool) -> None:
+async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(
+    tmp_path: Path, mistake: object, fail_open: bool
+) -> None:
     """Else one such piece of work would be tried again for ever, and nothing would be approved meanwhile."""
     async with store(tmp_path) as kept:
         with pytest.raises((sqlite3.Error, OverflowError, KeyError)):
@@ -109,7 +124,9 @@ async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(tmp_path: Path,
         assert await kept.transact(say(1)) == 1
 
 
-async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_vain(tmp_path: Path) -> None:
+async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_vain(
+    tmp_path: Path,
+) -> None:
     def broken(_: Sequence[RecordedEvent]) -> None:
         raise LookupError("a mistake of ours")
 
@@ -137,7 +154,9 @@ async def test_cancelling_the_wait_does_not_stop_the_work(tmp_path: Path) -> Non
         assert await kept.read(lambda tx: tx.head().position) == 1
 
 
-async def test_what_was_submitted_before_closing_is_done_and_what_comes_after_is_refused(tmp_path: Path) -> None:
+async def test_what_was_submitted_before_closing_is_done_and_what_comes_after_is_refused(
+    tmp_path: Path,
+) -> None:
     async with store(tmp_path) as kept:
         before = [kept.submit(say(number)) for number in range(600)]
     assert [future.result() for future in before] == list(range(1, 601))
@@ -155,10 +174,14 @@ async def test_closing_lets_another_relay_have_the_file(tmp_path: Path) -> None:
             assert await kept.transact(say(number)) == number
             assert kept.trusted
     assert names(tmp_path) == ["relay.db", "relay.db-shm", "relay.db-wal", "relay.db.lock"]
-    assert (tmp_path / "relay.db-wal").stat().st_size == 0  # the file alone is all of it, and an older copy can take its place
+    assert (
+        tmp_path / "relay.db-wal"
+    ).stat().st_size == 0  # the file alone is all of it, and an older copy can take its place
 
 
-async def test_a_thread_that_dies_leaves_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thread_that_dies_leaves_nobody_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A mistake of ours that nothing foresaw; the relay ends with whoever records next."""
     async with store(tmp_path) as kept:
         changes: list[str | None] = []
@@ -166,12 +189,16 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(tmp_path: Path, caplog: 
         kept._try_on_disk = None  # type: ignore[assignment,method-assign]  # noqa: SLF001  # calling it is such a mistake
         first, second = kept.submit(say(1), fail_open=True), kept.submit(say(2))
         for future in (first, second):
-            with pytest.raises(StoreUnavailable, match="thread that keeps the state file has failed"):
+            with pytest.raises(
+                StoreUnavailable, match="thread that keeps the state file has failed"
+            ):
                 await future
         with pytest.raises(StoreUnavailable, match="thread that keeps the state file has failed"):
             await kept.transact(say(3), fail_open=True)
         assert len(changes) == 1
-    assert [record.levelno for record in caplog.records if record.name == "relay.outbox.sqlite"] == [logging.CRITICAL]
+    assert [
+        record.levelno for record in caplog.records if record.name == "relay.outbox.sqlite"
+    ] == [logging.CRITICAL]
 
 
 async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_path: Path) -> None:
@@ -181,7 +208,9 @@ async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_
     async with store(tmp_path) as kept:
         assert await kept.read(lambda tx: tx.mode()) == "dry-run"
         with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as reader:
-            assert reader.execute("SELECT kind, body FROM journal").fetchall() == [("mode", b'{"mode":"dry-run","principal":"local:ada"}')]
+            assert reader.execute("SELECT kind, body FROM journal").fetchall() == [
+                ("mode", b'{"mode":"dry-run","principal":"local:ada"}')
+            ]
             assert verify(reader)[1] == 1
 
 

@@ -22,7 +22,17 @@ from relay.outbox.file import open_file, open_for_reading
 from relay.outbox.journal import verify
 from relay.outbox.sqlite import Store
 from tests.outbox.conftest import Disk
-from tests.outbox.open_store import IDENTITY, NOW, column, connection_of, names, said, say, store, until
+from tests.outbox.open_store import (
+    IDENTITY,
+    NOW,
+    column,
+    connection_of,
+    names,
+    said,
+    say,
+    store,
+    until,
+)
 
 
 @dataclass(slots=True)
@@ -46,7 +56,9 @@ async def listened(folder: Path) -> AsyncIterator[tuple[Store, Heard]]:
 def entries(path: Path) -> list[tuple[object, ...]]:
     """The entries in a file."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        return connection.execute("SELECT id, sink, position, state FROM entry ORDER BY id").fetchall()
+        return connection.execute(
+            "SELECT id, sink, position, state FROM entry ORDER BY id"
+        ).fetchall()
 
 
 def chain_holds(path: Path) -> int:
@@ -55,7 +67,9 @@ def chain_holds(path: Path) -> int:
         return verify(reader)[1]
 
 
-async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fails_open(disk: Disk) -> None:
+async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fails_open(
+    disk: Disk,
+) -> None:
     path = disk.folder / "relay.db"
     async with listened(disk.folder) as (kept, heard):
         await kept.transact(say(1))
@@ -68,18 +82,33 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
         with pytest.raises(StoreUnavailable):
             await kept.transact(say(5))
         first = heard.recorded[0].entries[0]
-        await kept.transact(lambda tx: tx.deliveries.settle(first.id, "delivered", None, NOW), fail_open=True)
+        await kept.transact(
+            lambda tx: tx.deliveries.settle(first.id, "delivered", None, NOW), fail_open=True
+        )
 
-        assert [said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))] == [said(n).id for n in (1, 3, 4)]
-        assert [entry.position for entry in await kept.read(lambda tx: tx.deliveries.waiting())] == [2, 3]
+        assert [
+            said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))
+        ] == [said(n).id for n in (1, 3, 4)]
+        assert [
+            entry.position for entry in await kept.read(lambda tx: tx.deliveries.waiting())
+        ] == [2, 3]
         assert column(path, "SELECT position FROM journal") == [1]
-        told = [(one.position, one.event.id, [entry.id for entry in one.entries]) for one in heard.recorded]
+        told = [
+            (one.position, one.event.id, [entry.id for entry in one.entries])
+            for one in heard.recorded
+        ]
         assert told == [(1, said(1).id, [1]), (2, said(3).id, [2]), (3, said(4).id, [3])]
 
         disk.free()
         await until(lambda: kept.failing is None)
-        assert entries(path) == [(1, "bus", 1, "delivered"), (2, "bus", 2, "waiting"), (3, "bus", 3, "waiting")]
-        assert [said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))] == [said(n).id for n in (1, 3, 4)]
+        assert entries(path) == [
+            (1, "bus", 1, "delivered"),
+            (2, "bus", 2, "waiting"),
+            (3, "bus", 3, "waiting"),
+        ]
+        assert [
+            said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))
+        ] == [said(n).id for n in (1, 3, 4)]
         assert await kept.transact(say(6)) == 4
         assert len(heard.recorded) == 4
         assert [reason is None for reason in heard.failing] == [False, True]
@@ -134,12 +163,16 @@ async def test_closing_writes_down_what_there_is_room_for_again(disk: Disk) -> N
     assert chain_holds(disk.folder / "relay.db") == 1
 
 
-async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
     async with listened(disk.folder) as (kept, heard):
         await kept.transact(say(1))
         disk.fill()
         await kept.transact(say(2), fail_open=True)
-        await kept.transact(lambda tx: tx.deliveries.log_attempt(1, Attempt(NOW, 0.1, "delivered")), fail_open=True)
+        await kept.transact(
+            lambda tx: tx.deliveries.log_attempt(1, Attempt(NOW, 0.1, "delivered")), fail_open=True
+        )
     disk.free()
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "could still not be written" in error
@@ -151,7 +184,9 @@ async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> Non
     """Its file is there and needs no change: that it cannot be written is no reason to stay silent."""
     async with store(disk.folder) as kept:
         await kept.transact(say(1))
-        keep_open = sqlite3.connect(disk.folder / "relay.db")  # else the log is gone with the last that used it
+        keep_open = sqlite3.connect(
+            disk.folder / "relay.db"
+        )  # else the log is gone with the last that used it
         keep_open.execute("SELECT * FROM journal").fetchall()
     disk.fill()
     try:
@@ -187,7 +222,10 @@ async def test_a_relay_that_was_stopped_in_order_starts_on_a_full_disk_too(disk:
 @pytest.mark.parametrize("disk", ["full disk"], indirect=True)
 async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) -> None:
     disk.fill()
-    with pytest.raises(StoreError, match=r"store\.path: expected a folder that can be written, .*: the disk is full: make room"):
+    with pytest.raises(
+        StoreError,
+        match=r"store\.path: expected a folder that can be written, .*: the disk is full: make room",
+    ):
         open_file(disk.folder / "relay.db", IDENTITY, NOW)
     disk.free()
     async with store(disk.folder):
@@ -195,15 +233,22 @@ async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) 
     for removed in ("relay.db-wal", "relay.db-shm"):
         (disk.folder / removed).unlink()
     disk.fill()
-    with pytest.raises(StoreError, match=r"store\.path: expected a file that can be written, .*: the disk is full: make room"):
+    with pytest.raises(
+        StoreError,
+        match=r"store\.path: expected a file that can be written, .*: the disk is full: make room",
+    ):
         open_file(disk.folder / "relay.db", IDENTITY, NOW)
 
 
 async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Path) -> None:
     """Somebody has the file open in a shell, in the middle of a transaction."""
     async with listened(tmp_path) as (kept, heard):
-        await kept.read(lambda tx: connection_of(tx).execute("PRAGMA busy_timeout = 50"))  # five seconds are long for a test
-        with contextlib.closing(sqlite3.connect(tmp_path / "relay.db", isolation_level=None)) as shell:
+        await kept.read(
+            lambda tx: connection_of(tx).execute("PRAGMA busy_timeout = 50")
+        )  # five seconds are long for a test
+        with contextlib.closing(
+            sqlite3.connect(tmp_path / "relay.db", isolation_level=None)
+        ) as shell:
             shell.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable, match="locked"):
                 await kept.transact(say(1))
@@ -215,7 +260,9 @@ async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Pa
     assert chain_holds(tmp_path / "relay.db") == 2
 
 
-async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_the_next_start(tmp_path: Path) -> None:
+async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_the_next_start(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "relay.db"
     async with listened(tmp_path) as (kept, heard):
         for number in range(50):
@@ -223,7 +270,9 @@ async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_t
         heard.recorded.clear()
         with contextlib.closing(sqlite3.connect(path)) as other:
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            other.execute("CREATE TABLE another (one)")  # makes the relay forget what it holds in memory, and
+            other.execute(
+                "CREATE TABLE another (one)"
+            )  # makes the relay forget what it holds in memory, and
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # read the file again, of which
             with path.open("r+b") as file:  # only the first page is whole now
                 file.seek(4096)
@@ -249,7 +298,9 @@ async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Dis
         disk.fill()
         held.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
-        assert [isinstance(result, StoreUnavailable) for result in results] == [number % 2 == 1 for number in range(40)]
+        assert [isinstance(result, StoreUnavailable) for result in results] == [
+            number % 2 == 1 for number in range(40)
+        ]
         assert [result for result in results if isinstance(result, int)] == list(range(1, 21))
         assert [one.position for one in heard.recorded] == list(range(1, 21))
         disk.free()

@@ -62,7 +62,9 @@ def main() -> None:
         with alone(cache):
             rows = [run(cache, release) for release in releases]
     except KeyboardInterrupt:
-        sys.exit("make platforms: stopped; everything it started has ended, and its copy is removed")
+        sys.exit(
+            "make platforms: stopped; everything it started has ended, and its copy is removed"
+        )
     print(f"\n{page.table([row.cells() for row in rows])}")
     if os.environ.get("ARGS"):
         print("Not all tests ran (ARGS is set): docs/platforms.md stays as it was.")
@@ -77,7 +79,9 @@ def chosen(names: list[str]) -> list[Release]:
     """Return the releases of these suites, or all."""
     known = {release.suite: release for release in RELEASES}
     if unknown := [name for name in names if name not in known]:
-        sys.exit(f"make platforms: unknown release {', '.join(unknown)}; known are {', '.join(known)}")
+        sys.exit(
+            f"make platforms: unknown release {', '.join(unknown)}; known are {', '.join(known)}"
+        )
     return [known[name] for name in names] or list(RELEASES)
 
 
@@ -88,7 +92,9 @@ def what_is_missing() -> list[str]:
         missing.append("run it as root: it mounts file systems and installs packages in them")
     if not Path("/etc/debian_version").exists():
         missing.append("run it on Debian: debootstrap and the keys of its archive are needed")
-    if packages := sorted({package for program, package in NEEDED.items() if shutil.which(program) is None}):
+    if packages := sorted(
+        {package for program, package in NEEDED.items() if shutil.which(program) is None}
+    ):
         missing.append(f"install {' and '.join(packages)}")
     return missing
 
@@ -101,7 +107,9 @@ def alone(cache: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.exit(f"make platforms: another run uses {cache}; wait for it, or name another folder in PLATFORMS_CACHE")
+            sys.exit(
+                f"make platforms: another run uses {cache}; wait for it, or name another folder in PLATFORMS_CACHE"
+            )
         roots.remove(cache / "runs")
         for name in ("archives", "pip"):
             (cache / name).mkdir(exist_ok=True)
@@ -123,11 +131,20 @@ def run(cache: Path, release: Release) -> Row:
         print("done", flush=True)
     (cache / "archives" / release.suite / "partial").mkdir(parents=True, exist_ok=True)
     with roots.fresh_copy(cache, release) as copy:
-        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(copy.tree)], check=True)
-        commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], check=True, capture_output=True, text=True)
+        subprocess.run(
+            ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(copy.tree)], check=True
+        )
+        commit = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         steps = {
             "demo": step(copy, logs / "demo.log", "make", "demo"),
-            "test": step(copy, logs / "test.log", "make", "test", f"ARGS={os.environ.get('ARGS', '')}"),
+            "test": step(
+                copy, logs / "test.log", "make", "test", f"ARGS={os.environ.get('ARGS', '')}"
+            ),
         }
         found = versions(copy)
     for name in BESIDE:
@@ -139,16 +156,28 @@ def run(cache: Path, release: Release) -> Row:
 
 def inside(copy: Copy, *command: str) -> list[str]:
     """Return the command line that runs a command in the copy."""
-    return [*ISOLATED, sys.executable, "-m", "tests.platforms.inside", str(copy.base), str(copy.folder), *command]
+    return [
+        *ISOLATED,
+        sys.executable,
+        "-m",
+        "tests.platforms.inside",
+        str(copy.base),
+        str(copy.folder),
+        *command,
+    ]
 
 
 def step(copy: Copy, log: Path, *command: str) -> Step:
     """Run a command in the copy, show how long it has run, and return what came of it."""
-    said = log.stem if "--beside" in command else " ".join(word for word in command if word != "ARGS=")
+    said = (
+        log.stem if "--beside" in command else " ".join(word for word in command if word != "ARGS=")
+    )
     line = f"  {said} … "
     began = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(inside(copy, *command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            inside(copy, *command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
         try:
             while process.poll() is None:
                 show(f"{line}{duration(time.monotonic() - began)}")
@@ -174,7 +203,9 @@ def show(line: str) -> None:
 
 def outcome(status: int, log: Path) -> str:
     """Return the numbers of pytest where it ran, else whether the command passed."""
-    found = re.findall(r"^=+ ((?:\d+ \w+(?:, )?)+) in [\d.]+s", log.read_text(errors="replace"), re.MULTILINE)
+    found = re.findall(
+        r"^=+ ((?:\d+ \w+(?:, )?)+) in [\d.]+s", log.read_text(errors="replace"), re.MULTILINE
+    )
     said = f" ({found[-1]})" if found else ""
     return f"{'failed' if status else 'passed'}{said}"
 
@@ -186,7 +217,13 @@ def tail(log: Path) -> str:
 
 def versions(copy: Copy) -> dict[str, str]:
     """Return the versions of what the tests ran with."""
-    asked = subprocess.run(inside(copy, ".venv/bin/python", "-c", VERSIONS), cwd=ROOT, check=False, capture_output=True, text=True)
+    asked = subprocess.run(
+        inside(copy, ".venv/bin/python", "-c", VERSIONS),
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     found: dict[str, str] = json.loads(asked.stdout) if asked.returncode == 0 else {}
     return found
 

@@ -22,7 +22,9 @@ from tests.platforms.roots import overlay_options
 TREE = "/srv/imds-relay"
 """Where the clone is in the copy."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-PASSED = re.compile(r"PIP_\w+|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|\w+_PROXY|\w+_proxy")
+PASSED = re.compile(
+    r"PIP_\w+|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|\w+_PROXY|\w+_proxy"
+)
 """Environment variables that say how the package index is reached."""
 APT = re.compile(r"Acquire::(https?|Check-Date|Check-Valid-Until|Retries|ForceIPv[46])\b")
 """Settings of apt that say how its mirror is reached."""
@@ -36,7 +38,9 @@ def main() -> NoReturn:
     beside = command[0] == "--beside"
     if not any(root.iterdir()):
         mount("-t", "overlay", "overlay", "-o", overlay_options(Path(base), Path(folder)), root)
-    mount("-t", "proc", "proc", "/proc")  # of this process namespace, also for a command on this machine
+    mount(
+        "-t", "proc", "proc", "/proc"
+    )  # of this process namespace, also for a command on this machine
     if beside:
         configure(root)
         sys.exit(run_as_init([*command[1:], str(root)], dict(os.environ)))
@@ -47,12 +51,20 @@ def main() -> NoReturn:
     cache = Path(folder).parents[1]
     bind(cache / "archives" / Path(base).name, root / "var/cache/apt/archives")
     for value in environment.values():
-        if value.startswith("/") and Path(value).exists() and not (root / value.lstrip("/")).exists():
+        if (
+            value.startswith("/")
+            and Path(value).exists()
+            and not (root / value.lstrip("/")).exists()
+        ):
             bind(Path(value), root / value.lstrip("/"))
     bind(cache / "pip", root / "root/.cache/pip")
     socket.sethostname("bare")
     enter(root)
-    own = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+    own = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+        "LANG": "C.UTF-8",
+    }
     os.chdir(TREE)
     sys.exit(run_as_init(command, own | environment))
 
@@ -79,19 +91,25 @@ def bind(source: Path, target: Path) -> None:
 
 def configure(root: Path) -> None:
     """Write what an installed machine has beside packages: names, certificates, and the ways to the package index and the mirror."""
-    (root / "etc/hosts").write_text("127.0.0.1 localhost bare\n::1 localhost ip6-localhost ip6-loopback\n")
+    (root / "etc/hosts").write_text(
+        "127.0.0.1 localhost bare\n::1 localhost ip6-localhost ip6-loopback\n"
+    )
     (root / "etc/hostname").write_text("bare\n")
     resolv = root / "etc/resolv.conf"
     resolv.unlink(missing_ok=True)
     resolv.write_bytes(Path("/etc/resolv.conf").read_bytes())
     certificates = Path("/etc/ssl/certs")
     if certificates.is_dir():
-        shutil.rmtree(root / "etc/ssl/certs", ignore_errors=True)  # its absolute links would lead to files of this machine
+        shutil.rmtree(
+            root / "etc/ssl/certs", ignore_errors=True
+        )  # its absolute links would lead to files of this machine
         shutil.copytree(certificates, root / "etc/ssl/certs", ignore_dangling_symlinks=True)
     if Path("/etc/pip.conf").exists():
         shutil.copy("/etc/pip.conf", root / "etc/pip.conf")
     if shutil.which("apt-config"):
-        settings = subprocess.run(["apt-config", "dump"], check=True, capture_output=True, text=True).stdout
+        settings = subprocess.run(
+            ["apt-config", "dump"], check=True, capture_output=True, text=True
+        ).stdout
         lines = [line for line in settings.splitlines(keepends=True) if APT.match(line)]
         (root / "etc/apt/apt.conf.d/90-way-to-the-mirror").write_text("".join(lines))
 
@@ -104,10 +122,18 @@ def mount_kernel_file_systems(root: Path) -> None:
     for name in DEVICES:
         bind(Path("/dev") / name, root / "dev" / name)
     (root / "dev/pts").mkdir()
-    mount("-t", "devpts", "-o", "newinstance,ptmxmode=0666,mode=620,gid=5", "devpts", root / "dev/pts")
+    mount(
+        "-t", "devpts", "-o", "newinstance,ptmxmode=0666,mode=620,gid=5", "devpts", root / "dev/pts"
+    )
     (root / "dev/shm").mkdir()
     mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", root / "dev/shm")
-    links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+    links = {
+        "ptmx": "pts/ptmx",
+        "fd": "/proc/self/fd",
+        "stdin": "fd/0",
+        "stdout": "fd/1",
+        "stderr": "fd/2",
+    }
     for name, target in links.items():
         (root / "dev" / name).symlink_to(target)
 
@@ -119,7 +145,9 @@ def enter(root: Path) -> None:
     os.chdir(root)
     for name, *arguments in (("pivot_root", b".", b"."), ("umount2", b".", DETACH)):
         if getattr(libc, str(name))(*arguments):
-            raise OSError(ctypes.get_errno(), f"{name} {root} failed: {os.strerror(ctypes.get_errno())}")
+            raise OSError(
+                ctypes.get_errno(), f"{name} {root} failed: {os.strerror(ctypes.get_errno())}"
+            )
     os.chdir("/")
 
 

@@ -50,8 +50,14 @@ class Row:
 
     def cells(self) -> list[str]:
         """The row as text, in the order of the head."""
-        versions = [self.versions.get(name, "unknown") for name in ("Python", "RabbitMQ", "Erlang", "SQLite", "OpenSSL", "Chromium")]
-        steps = [self.steps[name].cell() if name in self.steps else "not run" for name in ("demo", "test", "containers", "unit")]
+        versions = [
+            self.versions.get(name, "unknown")
+            for name in ("Python", "RabbitMQ", "Erlang", "SQLite", "OpenSSL", "Chromium")
+        ]
+        steps = [
+            self.steps[name].cell() if name in self.steps else "not run"
+            for name in ("demo", "test", "containers", "unit")
+        ]
         return [self.title, date.today().isoformat(), self.commit, *versions, *steps]  # noqa: DTZ011  # the day here
 
 
@@ -71,6 +77,11 @@ def write(rows: list[Row]) -> None:
     """Put the rows into the page. Rows of releases that did not run now stay as they were."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     written, _, after = rest.partition(END)
-    kept = [[cell.strip() for cell in line.strip("|").split("|")] for line in written.strip().splitlines()[2:]]
+    kept = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in written.strip().splitlines()[2:]
+    ]
     by_title = {cells[0]: cells for cells in kept} | {row.title: row.cells() for row in rows}
-    PAGE.write_text(f"{before}{BEGIN}\n{table([by_title[title] for title in sorted(by_title)])}{END}{after}")
+    PAGE.write_text(
+        f"{before}{BEGIN}\n{table([by_title[title] for title in sorted(by_title)])}{END}{after}"
+    )

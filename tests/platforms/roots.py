@@ -14,7 +14,16 @@ from pathlib import Path
 
 PACKAGES = ("python3", "python3-venv", "make", "git", "ca-certificates")
 """What `make demo` and `make test` assume, and the certificates that HTTPS needs."""
-ISOLATED = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child=KILL")
+ISOLATED = (
+    "setpriv",
+    "--pdeathsig=KILL",
+    "unshare",
+    "--mount",
+    "--pid",
+    "--uts",
+    "--fork",
+    "--kill-child=KILL",
+)
 """When this program ends, `unshare` ends; then every process and mount of the namespaces does."""
 DAYS_KEPT = 30
 """An older root file system is made again: packages of testing change every day."""
@@ -28,7 +37,11 @@ class Release:
     title: str
 
 
-RELEASES = (Release("bookworm", "Debian 12"), Release("trixie", "Debian 13"), Release("testing", "Debian testing"))
+RELEASES = (
+    Release("bookworm", "Debian 12"),
+    Release("trixie", "Debian 13"),
+    Release("testing", "Debian testing"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +122,19 @@ def fresh_copy(cache: Path, release: Release) -> Iterator[Copy]:
 
 
 def _overlay_works(base: Path, folder: Path) -> bool:
-    mount = ["mount", "-t", "overlay", "overlay", "-o", overlay_options(base, folder), str(folder / "root")]
-    return subprocess.run(["unshare", "--mount", *mount], check=False, capture_output=True).returncode == 0
+    mount = [
+        "mount",
+        "-t",
+        "overlay",
+        "overlay",
+        "-o",
+        overlay_options(base, folder),
+        str(folder / "root"),
+    ]
+    return (
+        subprocess.run(["unshare", "--mount", *mount], check=False, capture_output=True).returncode
+        == 0
+    )
 
 
 def overlay_options(base: Path, folder: Path) -> str:

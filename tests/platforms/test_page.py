@@ -10,23 +10,37 @@ from tests.platforms import page
 from tests.platforms.__main__ import chosen, outcome
 from tests.platforms.page import Row, Step
 
-VERSIONS = {"Python": "3.11.2", "RabbitMQ": "3.10.8", "Erlang": "25.2.3", "SQLite": "3.40.1", "OpenSSL": "3.0.20", "Chromium": "150.0"}
+VERSIONS = {
+    "Python": "3.11.2",
+    "RabbitMQ": "3.10.8",
+    "Erlang": "25.2.3",
+    "SQLite": "3.40.1",
+    "OpenSSL": "3.0.20",
+    "Chromium": "150.0",
+}
 
 
 def row(title: str, commit: str) -> Row:
     """A row in which the tests failed."""
-    steps = {"demo": Step(ok=True, result="passed", seconds=9.6), "test": Step(ok=False, result="failed (1 failed)", seconds=605)}
+    steps = {
+        "demo": Step(ok=True, result="passed", seconds=9.6),
+        "test": Step(ok=False, result="failed (1 failed)", seconds=605),
+    }
     return Row(title, commit, VERSIONS, steps)
 
 
-def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = tmp_path / "platforms.md"
     written.write_text(f"# Title\n\n{page.BEGIN}\n| a |\n| --- |\n{page.END}\n\nAfter.\n")
     monkeypatch.setattr(page, "PAGE", written)
     page.write([row("Debian 13", "aaaa"), row("Debian 12", "aaaa")])
     page.write([row("Debian 13", "bbbb")])
     text = written.read_text()
-    assert [line.split(" | ")[0:3:2] for line in text.splitlines() if line.startswith("| Debian")] == [
+    assert [
+        line.split(" | ")[0:3:2] for line in text.splitlines() if line.startswith("| Debian")
+    ] == [
         ["| Debian 12", "aaaa"],
         ["| Debian 13", "bbbb"],
     ]
@@ -48,7 +62,9 @@ def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(tmp_path: P
         (0, "done in 5.3 s\n", "passed"),
     ],
 )
-def test_the_outcome_has_the_numbers_of_pytest(status: int, said: str, expected: str, tmp_path: Path) -> None:
+def test_the_outcome_has_the_numbers_of_pytest(
+    status: int, said: str, expected: str, tmp_path: Path
+) -> None:
     log = tmp_path / "test.log"
     log.write_text(said)
     assert outcome(status, log) == expected
@@ -56,5 +72,7 @@ def test_the_outcome_has_the_numbers_of_pytest(status: int, said: str, expected:
 
 def test_a_release_that_is_not_known_is_named() -> None:
     assert [release.title for release in chosen(["trixie"])] == ["Debian 13"]
-    with pytest.raises(SystemExit, match="unknown release sarge; known are bookworm, trixie, testing"):
+    with pytest.raises(
+        SystemExit, match="unknown release sarge; known are bookworm, trixie, testing"
+    ):
         chosen(["sarge"])

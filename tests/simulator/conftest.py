@@ -12,5 +12,7 @@ import pytest
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
     """A session that sends ``Metadata: true``, and opens a connection for each call."""
     connector = aiohttp.TCPConnector(force_close=True)
-    async with aiohttp.ClientSession(headers={"Metadata": "true"}, connector=connector, trust_env=False) as session:
+    async with aiohttp.ClientSession(
+        headers={"Metadata": "true"}, connector=connector, trust_env=False
+    ) as session:
         yield session

@@ -15,7 +15,10 @@ PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 
 
 async def do(sim: Simulator, action: str, body: Any) -> tuple[int, Any]:
-    async with aiohttp.ClientSession() as session, session.post(f"{sim.url}/sim/{action}", json=body) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{sim.url}/sim/{action}", json=body) as response,
+    ):
         return response.status, await response.json()
 
 
@@ -26,10 +29,18 @@ async def look(sim: Simulator, path: str) -> tuple[int, Any]:
 
 async def test_an_event_can_be_led_through_its_life() -> None:
     async with Simulator(PAIR) as sim:
-        status, event = await do(sim, "schedule", {"name": "reboot", "type": "Reboot", "resources": ["vm-1"], "notice": "15m"})
+        status, event = await do(
+            sim,
+            "schedule",
+            {"name": "reboot", "type": "Reboot", "resources": ["vm-1"], "notice": "15m"},
+        )
         assert (status, event["status"], event["plan"]["resources"]) == (200, "Scheduled", ["vm-1"])
-        assert (await do(sim, "update", {"event": "reboot", "notice": "30m", "duration": 9}))[1]["plan"]["duration"] == 9
-        assert (await do(sim, "approve", {"event": "reboot", "vm": "vm-0"}))[1]["approved_by"] == ["vm-0"]
+        assert (await do(sim, "update", {"event": "reboot", "notice": "30m", "duration": 9}))[1][
+            "plan"
+        ]["duration"] == 9
+        assert (await do(sim, "approve", {"event": "reboot", "vm": "vm-0"}))[1]["approved_by"] == [
+            "vm-0"
+        ]
         assert (await do(sim, "start", event["event_id"]))[1]["status"] == "Started"
         assert (await do(sim, "end", "reboot"))[1]["status"] == "Completed"
         assert (await look(sim, "events/reboot"))[1]["status"] == "Completed"
@@ -46,7 +57,9 @@ async def test_faults_come_and_go(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
         assert (await do(sim, "fault", {"status": 410, "lasts": "70s"}))[0] == 200
         assert (await look(sim, "state"))[1]["faults"][0]["status"] == 410
-        async with client.get(f"{sim.url}/metadata/scheduledevents", params={"api-version": NEWEST}) as response:
+        async with client.get(
+            f"{sim.url}/metadata/scheduledevents", params={"api-version": NEWEST}
+        ) as response:
             assert response.status == 410
         assert (await do(sim, "clear_faults", True))[0] == 200
         assert (await look(sim, "state"))[1]["faults"] == []
@@ -65,10 +78,16 @@ async def test_the_incarnation_can_be_moved() -> None:
 
 async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
-        async with client.post(f"{sim.urls['vm-1']}/metadata/scheduledevents", params={"api-version": NEWEST}, data=b"\xff{") as response:
+        async with client.post(
+            f"{sim.urls['vm-1']}/metadata/scheduledevents",
+            params={"api-version": NEWEST},
+            data=b"\xff{",
+        ) as response:
             assert response.status == 400
         _, calls = await look(sim, "calls")
-        assert [(call["vm"], call["method"], call["status"], call["body"]) for call in calls] == [("vm-1", "POST", 400, "\ufffd{")]
+        assert [(call["vm"], call["method"], call["status"], call["body"]) for call in calls] == [
+            ("vm-1", "POST", 400, "\ufffd{")
+        ]
 
 
 async def test_the_state_names_vms_scale_and_events() -> None:
@@ -88,7 +107,12 @@ async def test_the_state_names_vms_scale_and_events() -> None:
             400,
             "schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or 'Terminate', got 'Rebot'",
         ),
-        ("schedule", {"notice": 15}, 400, "schedule.notice: expected a duration such as 500ms, 1s, 5m, 2h or 7d, got 15"),
+        (
+            "schedule",
+            {"notice": 15},
+            400,
+            "schedule.notice: expected a duration such as 500ms, 1s, 5m, 2h or 7d, got 15",
+        ),
         ("schedule", {"kind": "Reboot"}, 400, "schedule.kind: unknown key"),
         ("fault", {"kind": "fire"}, 400, "fault.kind: expected 'status'"),
         ("update", {}, 400, "update.event: expected a value, got none"),
@@ -108,7 +132,11 @@ async def test_what_cannot_be_done_is_said(action: str, body: Any, status: int, 
 
 
 async def test_a_body_that_is_not_json_is_refused() -> None:
-    async with Simulator(PAIR) as sim, aiohttp.ClientSession() as session, session.post(f"{sim.url}/sim/schedule", data=b"{") as response:
+    async with (
+        Simulator(PAIR) as sim,
+        aiohttp.ClientSession() as session,
+        session.post(f"{sim.url}/sim/schedule", data=b"{") as response,
+    ):
         assert response.status == 400
         assert "expected JSON" in (await response.json())["error"]
 

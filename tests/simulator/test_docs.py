@@ -24,14 +24,18 @@ BLOCKS: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTAL
 
 
 async def run(*command: str) -> str:
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
     out, err = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, err.decode()
     return out.decode()
 
 
 def without_dates(document: dict[str, Any]) -> dict[str, Any]:
-    return document | {"Events": [event | {"NotBefore": bool(event["NotBefore"])} for event in document["Events"]]}
+    return document | {
+        "Events": [event | {"NotBefore": bool(event["NotBefore"])} for event in document["Events"]]
+    }
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
@@ -42,7 +46,11 @@ async def test_the_commands_do_what_the_page_shows() -> None:
         for kind, text in BLOCKS:
             if kind == "sh":
                 assert f"http://127.0.0.1:{DEFAULT_PORT}/" in text
-                answers.append(await run("bash", "-ec", text.replace(f"http://127.0.0.1:{DEFAULT_PORT}", sim.url)))
+                answers.append(
+                    await run(
+                        "bash", "-ec", text.replace(f"http://127.0.0.1:{DEFAULT_PORT}", sim.url)
+                    )
+                )
             elif kind == "json":
                 assert without_dates(json.loads(answers[-1])) == without_dates(json.loads(text))
         assert not [answer for answer in answers if '"error"' in answer]

@@ -14,7 +14,9 @@ OLDEST_FIELDS = {"EventId", "EventStatus", "EventType", "ResourceType", "Resourc
 
 
 def event(plan: Plan) -> Event:
-    return Event("C7061BAC-AFDC-4513-B24B-AA5F13A16123", plan, "Scheduled", NOT_BEFORE, NOT_BEFORE, None)
+    return Event(
+        "C7061BAC-AFDC-4513-B24B-AA5F13A16123", plan, "Scheduled", NOT_BEFORE, NOT_BEFORE, None
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,16 +37,23 @@ def test_each_api_version_shows_the_fields_that_it_knows(api_version: str, more:
     assert set(entry) == OLDEST_FIELDS | more
 
 
-@pytest.mark.parametrize(("kind", "since"), [("Freeze", "2017-03-01"), ("Preempt", "2017-11-01"), ("Terminate", "2019-01-01")])
+@pytest.mark.parametrize(
+    ("kind", "since"),
+    [("Freeze", "2017-03-01"), ("Preempt", "2017-11-01"), ("Terminate", "2019-01-01")],
+)
 def test_a_type_is_shown_from_the_api_version_on_that_knows_it(kind: EventType, since: str) -> None:
-    assert [version for version in API_VERSIONS if event_fields(event(Plan(type=kind)), version)] == [
-        version for version in API_VERSIONS if version >= since
-    ]
+    assert [
+        version for version in API_VERSIONS if event_fields(event(Plan(type=kind)), version)
+    ] == [version for version in API_VERSIONS if version >= since]
 
 
 def test_the_preview_version_puts_an_underscore_before_names() -> None:
     plan = Plan(resources=("FrontEnd_IN_0",))
-    names = {version: entry["Resources"] for version in API_VERSIONS if (entry := event_fields(event(plan), version))}
+    names = {
+        version: entry["Resources"]
+        for version in API_VERSIONS
+        if (entry := event_fields(event(plan), version))
+    }
     assert names.pop("2017-03-01") == ["_FrontEnd_IN_0"]
     assert set(map(tuple, names.values())) == {("FrontEnd_IN_0",)}
 
@@ -57,7 +66,10 @@ def test_not_before_is_rfc_1123_and_never_later_than_it_is() -> None:
 
 
 def test_odd_fields_replace_the_right_ones_and_none_takes_a_field_away() -> None:
-    entry = event_fields(event(Plan(fields={"NotBefore": None, "EventType": "Hibernate", "Severity": 1})), "2020-07-01")
+    entry = event_fields(
+        event(Plan(fields={"NotBefore": None, "EventType": "Hibernate", "Severity": 1})),
+        "2020-07-01",
+    )
     assert entry is not None
     assert "NotBefore" not in entry
     assert (entry["EventType"], entry["Severity"]) == ("Hibernate", 1)
@@ -76,7 +88,10 @@ def test_odd_fields_replace_the_right_ones_and_none_takes_a_field_away() -> None
 )
 def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer_name: str) -> None:
     about = compute(vm)
-    assert (about["vmScaleSetName"], about["osProfile"]["computerName"]) == (scale_set, computer_name)
+    assert (about["vmScaleSetName"], about["osProfile"]["computerName"]) == (
+        scale_set,
+        computer_name,
+    )
 
 
 def test_vms_of_one_scale_set_share_the_placement_group_and_nothing_else() -> None:

@@ -26,18 +26,24 @@ def span(seconds: float) -> timedelta:
 async def ask(client: aiohttp.ClientSession, sim: Simulator, **more: float) -> tuple[int, bytes]:
     timeout = aiohttp.ClientTimeout(total=more.get("total", 10))
     params = {"api-version": NEWEST}
-    async with client.get(sim.url + EVENTS, params=params, allow_redirects=False, timeout=timeout) as response:
+    async with client.get(
+        sim.url + EVENTS, params=params, allow_redirects=False, timeout=timeout
+    ) as response:
         return response.status, await response.read()
 
 
 @pytest.mark.parametrize("status", [404, 410, 429, 500, 503])
-async def test_a_status_is_answered_as_often_as_asked(client: aiohttp.ClientSession, status: int) -> None:
+async def test_a_status_is_answered_as_often_as_asked(
+    client: aiohttp.ClientSession, status: int
+) -> None:
     async with Simulator(FREE) as sim:
         sim.fault(Fault(status=status, calls=2))
         assert [(await ask(client, sim))[0] for _ in range(3)] == [status, status, 200]
 
 
-async def test_retry_after_is_in_whole_seconds_and_scaled_like_any_wait(client: aiohttp.ClientSession) -> None:
+async def test_retry_after_is_in_whole_seconds_and_scaled_like_any_wait(
+    client: aiohttp.ClientSession,
+) -> None:
     async with Simulator(Setup(scale=10.0)) as sim:
         for seconds, header in ((70.0, "7"), (1.0, "1"), (11.0, "2")):
             sim.fault(Fault(status=429, retry_after=seconds))
@@ -47,9 +53,15 @@ async def test_retry_after_is_in_whole_seconds_and_scaled_like_any_wait(client: 
 
 @pytest.mark.parametrize(
     ("kind", "start", "stop"),
-    [("empty", b"", b""), ("truncated", b'{"DocumentIncarnation":2', b'Scheduled"'), ("malformed", b'{"DocumentIncarnation"=2', b"}]}")],
+    [
+        ("empty", b"", b""),
+        ("truncated", b'{"DocumentIncarnation":2', b'Scheduled"'),
+        ("malformed", b'{"DocumentIncarnation"=2', b"}]}"),
+    ],
 )
-async def test_a_broken_body_comes_with_200(client: aiohttp.ClientSession, kind: Kind, start: bytes, stop: bytes) -> None:
+async def test_a_broken_body_comes_with_200(
+    client: aiohttp.ClientSession, kind: Kind, start: bytes, stop: bytes
+) -> None:
     async with Simulator(FREE) as sim:
         sim.schedule(Plan(id="A", description="x" * 20))
         sim.fault(Fault(kind=kind))
@@ -73,7 +85,10 @@ async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSess
         sim.schedule(Plan(id="A"))
         sim.fault(Fault(kind="duplicate", fields={"EventStatus": "Started"}))
         events = orjson.loads((await ask(client, sim))[1])["Events"]
-        assert [(event["EventId"], event["EventStatus"]) for event in events] == [("A", "Scheduled"), ("A", "Started")]
+        assert [(event["EventId"], event["EventStatus"]) for event in events] == [
+            ("A", "Scheduled"),
+            ("A", "Started"),
+        ]
 
 
 async def test_an_oversize_answer_is_still_json(client: aiohttp.ClientSession) -> None:
@@ -97,7 +112,9 @@ async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSe
         sim.fault(Fault(kind="redirect"))
         sim.fault(Fault(kind="redirect", location="http://127.0.0.1:1/"))
         assert (await ask(client, sim))[0] == 302
-        async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}, allow_redirects=False) as response:
+        async with client.get(
+            sim.url + EVENTS, params={"api-version": NEWEST}, allow_redirects=False
+        ) as response:
             assert response.headers["Location"] == "http://127.0.0.1:1/"
         sim.fault(Fault(kind="redirect"))
         async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}) as response:
@@ -123,7 +140,9 @@ async def test_a_hang_lasts_until_the_client_has_enough(client: aiohttp.ClientSe
         assert (await ask(client, sim))[0] == 200
 
 
-async def test_a_hang_does_not_keep_the_simulator_from_ending(client: aiohttp.ClientSession) -> None:
+async def test_a_hang_does_not_keep_the_simulator_from_ending(
+    client: aiohttp.ClientSession,
+) -> None:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks, Simulator(FREE) as sim:
         sim.fault(Fault(kind="hang", calls=2))
 
@@ -136,7 +155,9 @@ async def test_a_hang_does_not_keep_the_simulator_from_ending(client: aiohttp.Cl
 
 
 @pytest.mark.parametrize(("kind", "least"), [("delay", 0.2), ("drip", 0.2)])
-async def test_a_slow_answer_is_right_in_the_end(client: aiohttp.ClientSession, kind: Kind, least: float) -> None:
+async def test_a_slow_answer_is_right_in_the_end(
+    client: aiohttp.ClientSession, kind: Kind, least: float
+) -> None:
     async with Simulator(FREE) as sim:
         sim.fault(Fault(kind=kind, time=0.2 if kind == "delay" else 0.006))
         began = sim.clock.monotonic()
@@ -153,17 +174,23 @@ async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
         sim.fault(Fault(status=503, on="approval", processed=processed))
         assert (await ask(client, sim))[0] == 200
         body = {"StartRequests": [{"EventId": event.event_id}]}
-        async with client.post(sim.url + EVENTS, params={"api-version": NEWEST}, json=body) as response:
+        async with client.post(
+            sim.url + EVENTS, params={"api-version": NEWEST}, json=body
+        ) as response:
             assert response.status == 503
         assert sim.event(event).approved_by == approved_by
         assert sim.start_requests[0].event_ids == (event.event_id,)
 
 
-async def test_a_fault_of_instance_metadata_leaves_the_events_alone(client: aiohttp.ClientSession) -> None:
+async def test_a_fault_of_instance_metadata_leaves_the_events_alone(
+    client: aiohttp.ClientSession,
+) -> None:
     async with Simulator(FREE) as sim:
         sim.fault(Fault(kind="empty", on="instance"))
         assert (await ask(client, sim))[1]
-        async with client.get(sim.url + "/metadata/instance", params={"api-version": "2021-02-01"}) as response:
+        async with client.get(
+            sim.url + "/metadata/instance", params={"api-version": "2021-02-01"}
+        ) as response:
             assert (response.status, await response.read()) == (200, b"")
 
 
@@ -185,7 +212,9 @@ def test_without_a_number_or_a_time_a_fault_happens_once() -> None:
 def test_a_fault_that_lasts_is_over_at_its_time() -> None:
     faults = Faults()
     faults.add(Fault(lasts=70.0), T0, span)
-    assert [faults.take("document", "vm-0", T0 + span(seconds)) is not None for seconds in (0, 69.9, 70)] == [True, True, False]
+    assert [
+        faults.take("document", "vm-0", T0 + span(seconds)) is not None for seconds in (0, 69.9, 70)
+    ] == [True, True, False]
     assert faults.active == ()
 
 

@@ -11,7 +11,16 @@ import aiohttp
 import pytest
 
 from relay.errors import ConfigError
-from relay.simulator import VM, Playbook, Setup, Simulator, list_playbooks, load_playbook, play, run_simulator
+from relay.simulator import (
+    VM,
+    Playbook,
+    Setup,
+    Simulator,
+    list_playbooks,
+    load_playbook,
+    play,
+    run_simulator,
+)
 from relay.simulator.event import NEWEST
 
 SHIPPED = list_playbooks()
@@ -37,7 +46,11 @@ def spans(value: Any) -> float:
 def hurried(playbook: Playbook) -> Setup:
     """The scope, in such a hurry that the whole playbook takes about a fifth of a second."""
     azure = {name: getattr(playbook.azure, name) for name in ("first_call", "events_after")}
-    return replace(playbook.azure, rate_limit=None, scale=5 * (spans(playbook.model_dump()["steps"]) + spans(azure) + 900))
+    return replace(
+        playbook.azure,
+        rate_limit=None,
+        scale=5 * (spans(playbook.model_dump()["steps"]) + spans(azure) + 900),
+    )
 
 
 @pytest.mark.parametrize("name", FINITE)
@@ -53,7 +66,9 @@ async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FINITE)
-async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_once(client: aiohttp.ClientSession, name: str) -> None:
+async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_once(
+    client: aiohttp.ClientSession, name: str
+) -> None:
     """A step that comes too late for the software under test is left out; the playbook goes on."""
     playbook = SHIPPED[name]
     timeout = aiohttp.ClientTimeout(total=0.1)
@@ -61,13 +76,27 @@ async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_on
     over = asyncio.Event()
 
     async def approve_everything(url: str) -> None:
-        while not over.is_set():  # a cancellation can get lost where a timeout strikes at the same moment
+        while (
+            not over.is_set()
+        ):  # a cancellation can get lost where a timeout strikes at the same moment
             try:
-                async with client.get(f"{url}/metadata/scheduledevents", params={"api-version": NEWEST}, timeout=timeout) as response:
+                async with client.get(
+                    f"{url}/metadata/scheduledevents",
+                    params={"api-version": NEWEST},
+                    timeout=timeout,
+                ) as response:
                     events = (await response.json())["Events"]
-                body = {"StartRequests": [{"EventId": event["EventId"]} for event in events if event["EventStatus"] == "Scheduled"]}
+                body = {
+                    "StartRequests": [
+                        {"EventId": event["EventId"]}
+                        for event in events
+                        if event["EventStatus"] == "Scheduled"
+                    ]
+                }
                 if body["StartRequests"]:
-                    async with client.post(f"{url}/metadata/scheduledevents", params={"api-version": NEWEST}, json=body) as response:
+                    async with client.post(
+                        f"{url}/metadata/scheduledevents", params={"api-version": NEWEST}, json=body
+                    ) as response:
                         assert response.status in (200, 400)  # 400: it was gone already
             except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError, KeyError):
                 await asyncio.sleep(0.005)
@@ -96,10 +125,16 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
     documents: list[dict[str, Any]] = []
 
     async def see(sim: Simulator) -> None:
-        async with client.get(f"{sim.urls['WestNO_1']}/metadata/scheduledevents", params={"api-version": NEWEST}) as response:
+        async with client.get(
+            f"{sim.urls['WestNO_1']}/metadata/scheduledevents", params={"api-version": NEWEST}
+        ) as response:
             documents.append(await response.json())
 
-    async with Simulator(replace(playbook.azure, scale=100.0)) as sim, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with (
+        Simulator(replace(playbook.azure, scale=100.0)) as sim,
+        asyncio.timeout(60),
+        asyncio.TaskGroup() as tasks,
+    ):
         await see(sim)
         tasks.create_task(play(sim, playbook))
         await sim.until(lambda: bool(sim.events))
@@ -133,12 +168,21 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
             STEPS + "  - schedule: {type: Rebot}",
             "steps[0].schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or 'Terminate', got 'Rebot'",
         ),
-        (STEPS + "  - schedule: {notice: 15}", "steps[0].schedule.notice: expected a duration such as 500ms, 1s, 5m, 2h or 7d, got 15"),
+        (
+            STEPS + "  - schedule: {notice: 15}",
+            "steps[0].schedule.notice: expected a duration such as 500ms, 1s, 5m, 2h or 7d, got 15",
+        ),
         (STEPS + "  - schedule: {kind: Reboot}", "steps[0].schedule.kind: unknown key"),
         (STEPS + "  - after: 5s", "steps[0]: expected exactly one of schedule, start"),
         (STEPS + "  - {say: hello, disable: true}", "got disable and say"),
-        (STEPS + "  - {at: 5s, after: 5s, say: hello}", "steps[0]: expected at alone, or after and when"),
-        (STEPS + "  - cancel: reboot", "steps[0]: expected the name or id of an event that an earlier step schedules, got 'reboot'"),
+        (
+            STEPS + "  - {at: 5s, after: 5s, say: hello}",
+            "steps[0]: expected at alone, or after and when",
+        ),
+        (
+            STEPS + "  - cancel: reboot",
+            "steps[0]: expected the name or id of an event that an earlier step schedules, got 'reboot'",
+        ),
         (
             STEPS + "  - {say: hello, when: {event: x, is: started}}",
             "expected the name or id of an event that an earlier step schedules, got 'x'",
@@ -148,12 +192,23 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
         ("description: a case", "steps: expected a value, got none"),
         ("[]", "the document: expected a valid dictionary or instance of Playbook, got []"),
         ("description: [", "expected YAML"),
-        ("azure: {vms: []}\n" + STEPS + "  - say: hello", "azure: expected at least one VM and no name twice, got []"),
-        ("azure: {vms: [a, {name: b, colour: red}]}\n" + STEPS + "  - say: hello", "azure.vms[1].colour: unknown key"),
-        ("azure: {vms: [a], scale: 0}\n" + STEPS + "  - say: hello", "azure: expected scale above 0"),
+        (
+            "azure: {vms: []}\n" + STEPS + "  - say: hello",
+            "azure: expected at least one VM and no name twice, got []",
+        ),
+        (
+            "azure: {vms: [a, {name: b, colour: red}]}\n" + STEPS + "  - say: hello",
+            "azure.vms[1].colour: unknown key",
+        ),
+        (
+            "azure: {vms: [a], scale: 0}\n" + STEPS + "  - say: hello",
+            "azure: expected scale above 0",
+        ),
     ],
 )
-def test_a_wrong_playbook_names_file_place_expectation_and_value(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_playbook_names_file_place_expectation_and_value(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "own.yaml"))
@@ -179,8 +234,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_vms_are_names_or_more(tmp_path: Path) -> None:
-    text = "azure: {vms: [a, {name: b, tags: {role: db}}], scale: 60, first_call: 2m}\n" + STEPS + "  - say: hello"
-    assert load(tmp_path, text).azure == Setup(vms=(VM("a"), VM("b", tags={"role": "db"})), scale=60.0, first_call=120.0)
+    text = (
+        "azure: {vms: [a, {name: b, tags: {role: db}}], scale: 60, first_call: 2m}\n"
+        + STEPS
+        + "  - say: hello"
+    )
+    assert load(tmp_path, text).azure == Setup(
+        vms=(VM("a"), VM("b", tags={"role": "db"})), scale=60.0, first_call=120.0
+    )
 
 
 async def test_steps_keep_their_times(tmp_path: Path) -> None:
@@ -193,7 +254,15 @@ async def test_steps_keep_their_times(tmp_path: Path) -> None:
         "  - {after: 3s, say: d}\n"
         "  - {at: 21s, say: e}\n",
     )
-    expected = {"scheduled": 0.2, "started": 0.3, "b": 0.4, "completed": 0.5, "c": 0.5, "d": 0.6, "e": 0.7}
+    expected = {
+        "scheduled": 0.2,
+        "started": 0.3,
+        "b": 0.4,
+        "completed": 0.5,
+        "c": 0.5,
+        "d": 0.6,
+        "e": 0.7,
+    }
     latest = []
     for _ in range(5):  # never too early; late once in a while is the machine's doing
         told = await _told_at(playbook)
@@ -210,7 +279,10 @@ async def _told_at(playbook: Playbook) -> list[tuple[float, str]]:
     told: list[tuple[float, str]] = []
     loop = asyncio.get_running_loop()
     began = loop.time()
-    async with Simulator(replace(playbook.azure, scale=30.0), tell=lambda line: told.append((loop.time() - began, line.split()[1]))) as sim:
+    async with Simulator(
+        replace(playbook.azure, scale=30.0),
+        tell=lambda line: told.append((loop.time() - began, line.split()[1])),
+    ) as sim:
         await play(sim, playbook)
     return told
 
@@ -229,7 +301,10 @@ async def test_a_step_that_comes_too_late_is_left_out_and_said(tmp_path: Path) -
 
 
 async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
-    playbook = load(tmp_path, "loop: true\n" + STEPS + "  - schedule: {id: A, notice: 1s, starts_after: 0s, lasts: 1s}")
+    playbook = load(
+        tmp_path,
+        "loop: true\n" + STEPS + "  - schedule: {id: A, notice: 1s, starts_after: 0s, lasts: 1s}",
+    )
     lines: list[str] = []
     async with Simulator(replace(playbook.azure, scale=100.0), tell=lines.append) as sim:
         playing = asyncio.create_task(play(sim, playbook))
@@ -241,7 +316,10 @@ async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
 
 async def test_the_program_tells_addresses_description_and_end(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
-    file.write_text("azure: {vms: [a, b], scale: 2}\n" + STEPS + "  - schedule: {notice: 5s, lasts: 5s}", encoding="utf-8")
+    file.write_text(
+        "azure: {vms: [a, b], scale: 2}\n" + STEPS + "  - schedule: {notice: 5s, lasts: 5s}",
+        encoding="utf-8",
+    )
     lines: list[str] = []
     async with asyncio.timeout(60):
         await run_simulator(port=0, playbook=file, scale=100.0, stay=False, tell=lines.append)

@@ -26,7 +26,9 @@ def later(seconds: float) -> datetime:
 
 def scope(watch: Callable[[Transition], None] = lambda _: None, **setup: Any) -> Scope:
     numbers = itertools.count(1)
-    return Scope(Setup(**{"vms": VMS} | setup), new_id=lambda: f"event-{next(numbers)}", watch=watch)
+    return Scope(
+        Setup(**{"vms": VMS} | setup), new_id=lambda: f"event-{next(numbers)}", watch=watch
+    )
 
 
 def statuses(machine: Scope) -> dict[str, str]:
@@ -35,7 +37,9 @@ def statuses(machine: Scope) -> dict[str, str]:
 
 def test_the_example_of_the_pages_comes_out_document_for_document() -> None:
     """Microsoft, "Scheduled Events", sample responses: four documents of one live migration."""
-    description = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+    description = (
+        "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+    )
     event_id = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
     example = {
         "EventId": event_id,
@@ -50,18 +54,26 @@ def test_the_example_of_the_pages_comes_out_document_for_document() -> None:
     }
     machine = scope(vms=(VM("WestNO_0"), VM("WestNO_1")))
     assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
-    plan = Plan(type="Freeze", id=event_id, resources=("WestNO_0", "WestNO_1"), duration=5, starts_after=0.0)
+    plan = Plan(
+        type="Freeze", id=event_id, resources=("WestNO_0", "WestNO_1"), duration=5, starts_after=0.0
+    )
     machine.schedule(plan, T0)
     document = machine.document()
     assert document == {"DocumentIncarnation": 2, "Events": [example]}
     assert list(document["Events"][0]) == list(example)
     machine.tick(later(900))
-    assert machine.document() == {"DocumentIncarnation": 3, "Events": [example | {"EventStatus": "Started", "NotBefore": ""}]}
+    assert machine.document() == {
+        "DocumentIncarnation": 3,
+        "Events": [example | {"EventStatus": "Started", "NotBefore": ""}],
+    }
     machine.tick(later(900 + 600))
     assert machine.document() == {"DocumentIncarnation": 4, "Events": []}
 
 
-@pytest.mark.parametrize(("kind", "notice"), [("Freeze", 900), ("Reboot", 900), ("Redeploy", 600), ("Preempt", 30), ("Terminate", 300)])
+@pytest.mark.parametrize(
+    ("kind", "notice"),
+    [("Freeze", 900), ("Reboot", 900), ("Redeploy", 600), ("Preempt", 30), ("Terminate", 300)],
+)
 def test_the_usual_notice_is_that_of_the_pages(kind: Any, notice: float) -> None:
     assert scope().schedule(Plan(type=kind), T0).not_before == later(notice)
 
@@ -100,7 +112,9 @@ def test_an_approval_does_not_change_the_document_until_the_event_starts() -> No
 
 def test_where_all_must_approve_one_is_not_enough() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", resources=(*BOTH, "a-stranger"), approvals="all", starts_after=0.0), T0)
+    machine.schedule(
+        Plan(id="A", resources=(*BOTH, "a-stranger"), approvals="all", starts_after=0.0), T0
+    )
     machine.approve(["A"], "vm-0", later(1))
     machine.approve(["A"], "vm-0", later(2))
     assert statuses(machine) == {"A": "Scheduled"}
@@ -131,7 +145,9 @@ def test_what_is_over_when_its_approval_comes_is_a_wrong_move() -> None:
     """It ends between two looks at the clock: a playbook leaves the step out, and does not end."""
     machine = scope()
     machine.schedule(Plan(id="A", name="reboot", started=True, lasts=5.0), T0)
-    with pytest.raises(InvalidTransition, match="expected A to be in the document, it is Completed"):
+    with pytest.raises(
+        InvalidTransition, match="expected A to be in the document, it is Completed"
+    ):
         machine.approve_one("reboot", "vm-0", later(6))
 
 
@@ -273,7 +289,9 @@ def test_without_broadcast_a_vm_sees_what_names_it() -> None:
     assert machine.document(vm="vm-1")["Events"] == []
 
 
-@pytest.mark.parametrize("wrong", [{"vms": ()}, {"vms": (VM("a"), VM("a"))}, {"scale": 0.0}, {"rate_limit": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"vms": ()}, {"vms": (VM("a"), VM("a"))}, {"scale": 0.0}, {"rate_limit": 0}]
+)
 def test_a_setup_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Setup(**wrong)
@@ -294,7 +312,9 @@ PLANS = st.builds(
     approvals=st.sampled_from(["any", "all", "ignored"]),
     started=st.booleans(),
 )
-CHANGES = st.fixed_dictionaries({}, optional={"notice": SECONDS, "duration": st.integers(0, 1), "resources": st.just(BOTH)})
+CHANGES = st.fixed_dictionaries(
+    {}, optional={"notice": SECONDS, "duration": st.integers(0, 1), "resources": st.just(BOTH)}
+)
 DEEDS = st.lists(
     st.one_of(
         st.tuples(SECONDS, st.just("schedule"), PLANS),
@@ -327,7 +347,11 @@ def do(machine: Scope, deed: Deed, now: datetime) -> None:
         pass
 
 
-def played(machine: Scope, deeds: list[Deed], between: Callable[[datetime, datetime], None] = lambda _, __: None) -> list[dict[str, Any]]:
+def played(
+    machine: Scope,
+    deeds: list[Deed],
+    between: Callable[[datetime, datetime], None] = lambda _, __: None,
+) -> list[dict[str, Any]]:
     now, documents = T0, [machine.document()]
     for deed in deeds:
         between(now, now + timedelta(seconds=deed[0]))
@@ -342,11 +366,16 @@ def test_documents_of_one_incarnation_hold_the_same_events(deeds: list[Deed]) ->
     """The pages: documents with the same incarnation contain the same event information, and it grows when an event changes."""
     documents = played(scope(), deeds)
     for before, after in itertools.pairwise(documents):
-        assert (before["Events"] == after["Events"]) or before["DocumentIncarnation"] < after["DocumentIncarnation"]
+        assert (before["Events"] == after["Events"]) or before["DocumentIncarnation"] < after[
+            "DocumentIncarnation"
+        ]
         assert before["DocumentIncarnation"] <= after["DocumentIncarnation"]
     seen: dict[int, list[dict[str, Any]]] = {}
     for document in documents:
-        assert seen.setdefault(document["DocumentIncarnation"], document["Events"]) == document["Events"]
+        assert (
+            seen.setdefault(document["DocumentIncarnation"], document["Events"])
+            == document["Events"]
+        )
 
 
 @given(DEEDS, st.lists(st.floats(0, 1), max_size=5))
@@ -367,25 +396,41 @@ def test_an_event_only_goes_from_scheduled_to_started_to_gone(deeds: list[Deed])
     told: dict[str, list[str]] = {}
 
     def watch(happening: Transition) -> None:
-        if happening.event is not None and happening.what in ("scheduled", "started", "completed", "canceled"):
+        if happening.event is not None and happening.what in (
+            "scheduled",
+            "started",
+            "completed",
+            "canceled",
+        ):
             told.setdefault(happening.event.event_id, []).append(happening.what)
 
     played(scope(watch), deeds)
     for states in told.values():
         lives = "".join(state[:3] + " " for state in states)
         while lives:
-            life = next(path for path in ("sch sta com ", "sch can ", "sta com ", "sch sta ", "sch ", "sta ") if lives.startswith(path))
+            life = next(
+                path
+                for path in ("sch sta com ", "sch can ", "sta com ", "sch sta ", "sch ", "sta ")
+                if lives.startswith(path)
+            )
             lives = lives.removeprefix(life)
             assert not lives or life.endswith(("com ", "can "))
 
 
 @given(DEEDS)
-def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(deeds: list[Deed]) -> None:
+def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
+    deeds: list[Deed],
+) -> None:
     by_hand: set[str] = set()
 
     def watch(happening: Transition) -> None:
         event = happening.event
-        if happening.what == "started" and event is not None and not event.plan.started and event.event_id not in by_hand:
+        if (
+            happening.what == "started"
+            and event is not None
+            and not event.plan.started
+            and event.event_id not in by_hand
+        ):
             brought_forward = event.approved and event.plan.approvals != "ignored"
             assert brought_forward or happening.at >= event.not_before
 

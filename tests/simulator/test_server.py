@@ -20,7 +20,9 @@ EVENTS = "/metadata/scheduledevents"
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 
 
-async def get(client: aiohttp.ClientSession, url: str, path: str = EVENTS, **more: Any) -> tuple[int, Any]:
+async def get(
+    client: aiohttp.ClientSession, url: str, path: str = EVENTS, **more: Any
+) -> tuple[int, Any]:
     async with client.get(url + path, **({"params": {"api-version": NEWEST}} | more)) as response:
         return response.status, await response.json()
 
@@ -36,7 +38,9 @@ async def test_without_events_the_document_is_empty(client: aiohttp.ClientSessio
         assert await get(client, sim.url) == (200, {"DocumentIncarnation": 1, "Events": []})
 
 
-async def test_two_vms_share_one_document_and_either_may_approve(client: aiohttp.ClientSession) -> None:
+async def test_two_vms_share_one_document_and_either_may_approve(
+    client: aiohttp.ClientSession,
+) -> None:
     async with Simulator(PAIR) as sim:
         event = sim.schedule(Plan(resources=("vm-0", "vm-1"), starts_after=0.0))
         assert await get(client, sim.urls["vm-0"]) == await get(client, sim.urls["vm-1"])
@@ -64,13 +68,17 @@ async def test_not_before_is_an_rfc_1123_date_in_the_future(client: aiohttp.Clie
         assert 890 < (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds() <= 900
 
 
-async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_will_do(client: aiohttp.ClientSession) -> None:
+async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_will_do(
+    client: aiohttp.ClientSession,
+) -> None:
     """The pages approve with plain ``curl -d``, which sends a form's content type."""
     async with Simulator() as sim:
         event = sim.schedule(Plan())
         body = f'{{"StartRequests": [{{"EventId": "{event.event_id.lower()}"}}]}}'.encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        async with client.post(sim.url + EVENTS, params={"api-version": NEWEST}, data=body, headers=headers) as response:
+        async with client.post(
+            sim.url + EVENTS, params={"api-version": NEWEST}, data=body, headers=headers
+        ) as response:
             assert (response.status, await response.read()) == (200, b"")
         assert (await sim.approved(event, within=60)).approved_by == ("vm-0",)
 
@@ -78,32 +86,62 @@ async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_wi
 async def test_an_unknown_event_id_is_refused(client: aiohttp.ClientSession) -> None:
     async with Simulator() as sim:
         event = sim.schedule(Plan())
-        assert await approve(client, sim.url, event.event_id, "00000000-0000-0000-0000-000000000000") == 400
+        assert (
+            await approve(client, sim.url, event.event_id, "00000000-0000-0000-0000-000000000000")
+            == 400
+        )
         assert not sim.event(event).approved_by
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"StartRequests": []}', b'{"StartRequests": [{}]}', b'{"StartRequests": "A"}'])
-async def test_a_malformed_start_request_is_refused(client: aiohttp.ClientSession, body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"StartRequests": []}',
+        b'{"StartRequests": [{}]}',
+        b'{"StartRequests": "A"}',
+    ],
+)
+async def test_a_malformed_start_request_is_refused(
+    client: aiohttp.ClientSession, body: bytes
+) -> None:
     async with Simulator() as sim:
-        async with client.post(sim.url + EVENTS, params={"api-version": NEWEST}, data=body) as response:
+        async with client.post(
+            sim.url + EVENTS, params={"api-version": NEWEST}, data=body
+        ) as response:
             assert response.status == 400
-        assert [(call.body, call.status, call.event_ids) for call in sim.start_requests] == [(body, 400, ())]
+        assert [(call.body, call.status, call.event_ids) for call in sim.start_requests] == [
+            (body, 400, ())
+        ]
 
 
 @pytest.mark.parametrize("path", [EVENTS, "/metadata/instance", "/metadata/instance/compute"])
 async def test_without_the_metadata_header_nothing_is_answered(path: str) -> None:
     async with Simulator() as sim, aiohttp.ClientSession() as bare:
         status, problem = await get(bare, sim.url, path)
-        assert (status, problem) == (400, {"error": "Bad request. Required metadata header not specified"})
-        async with bare.post(sim.url + EVENTS, params={"api-version": NEWEST}, data=b"{}") as response:
+        assert (status, problem) == (
+            400,
+            {"error": "Bad request. Required metadata header not specified"},
+        )
+        async with bare.post(
+            sim.url + EVENTS, params={"api-version": NEWEST}, data=b"{}"
+        ) as response:
             assert response.status == 400
 
 
 async def test_the_preview_version_alone_does_not_need_the_header() -> None:
     async with Simulator(PAIR) as sim, aiohttp.ClientSession() as bare:
-        answers = {version: (await get(bare, sim.url, params={"api-version": version}))[0] for version in API_VERSIONS}
+        answers = {
+            version: (await get(bare, sim.url, params={"api-version": version}))[0]
+            for version in API_VERSIONS
+        }
         assert [version for version, status in answers.items() if status == 200] == ["2017-03-01"]
-        assert (await get(bare, sim.url, "/metadata/instance", params={"api-version": "2017-03-01"}))[0] == 400
+        assert (
+            await get(bare, sim.url, "/metadata/instance", params={"api-version": "2017-03-01"})
+        )[0] == 400
 
 
 async def test_a_forwarded_request_is_refused(client: aiohttp.ClientSession) -> None:
@@ -113,8 +151,12 @@ async def test_a_forwarded_request_is_refused(client: aiohttp.ClientSession) -> 
         assert "X-Forwarded-For" in problem["error"]
 
 
-@pytest.mark.parametrize("params", [{}, {"api-version": ""}, {"api-version": "latest"}, {"api-version": "2020-07-02"}])
-async def test_an_api_version_that_is_not_known_is_refused_with_the_newest(client: aiohttp.ClientSession, params: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "params", [{}, {"api-version": ""}, {"api-version": "latest"}, {"api-version": "2020-07-02"}]
+)
+async def test_an_api_version_that_is_not_known_is_refused_with_the_newest(
+    client: aiohttp.ClientSession, params: dict[str, str]
+) -> None:
     async with Simulator() as sim:
         status, problem = await get(client, sim.url, params=params)
         assert status == 400
@@ -124,17 +166,26 @@ async def test_an_api_version_that_is_not_known_is_refused_with_the_newest(clien
 async def test_every_api_version_of_the_pages_is_answered(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
         sim.schedule(Plan())
-        documents = {version: (await get(client, sim.url, params={"api-version": version}))[1] for version in API_VERSIONS}
-        assert {version: len(document["Events"][0]) for version, document in documents.items()} == dict(
-            zip(API_VERSIONS, [6, 6, 6, 6, 7, 8, 9], strict=True)
-        )
+        documents = {
+            version: (await get(client, sim.url, params={"api-version": version}))[1]
+            for version in API_VERSIONS
+        }
+        assert {
+            version: len(document["Events"][0]) for version, document in documents.items()
+        } == dict(zip(API_VERSIONS, [6, 6, 6, 6, 7, 8, 9], strict=True))
 
 
 async def test_instance_metadata_tells_the_vm_of_the_address(client: aiohttp.ClientSession) -> None:
-    async with Simulator(Setup(vms=(VM("set_0", tags={"role": "db"}), VM("set_18")), rate_limit=None)) as sim:
+    async with Simulator(
+        Setup(vms=(VM("set_0", tags={"role": "db"}), VM("set_18")), rate_limit=None)
+    ) as sim:
         version = {"params": {"api-version": "2021-02-01"}}
         status, whole = await get(client, sim.urls["set_18"], "/metadata/instance", **version)
-        assert (status, whole["compute"]["name"], whole["compute"]["osProfile"]["computerName"]) == (200, "set_18", "set00000i")
+        assert (
+            status,
+            whole["compute"]["name"],
+            whole["compute"]["osProfile"]["computerName"],
+        ) == (200, "set_18", "set00000i")
         assert "network" in whole
         _, part = await get(client, sim.urls["set_0"], "/metadata/instance/compute", **version)
         assert part["tagsList"] == [{"name": "role", "value": "db"}]
@@ -145,7 +196,9 @@ async def test_instance_metadata_tells_the_vm_of_the_address(client: aiohttp.Cli
 async def test_instance_metadata_can_be_missing(client: aiohttp.ClientSession) -> None:
     async with Simulator(Setup(instance_metadata=False)) as sim:
         assert (await get(client, sim.url, "/metadata/instance"))[0] == 400
-        assert (await get(client, sim.url, "/metadata/instance", params={"api-version": "2021-02-01"}))[0] == 404
+        assert (
+            await get(client, sim.url, "/metadata/instance", params={"api-version": "2021-02-01"})
+        )[0] == 404
         assert (await get(client, sim.url))[0] == 200
 
 
@@ -153,7 +206,14 @@ async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSess
     """Five a second for each VM, instance metadata and events together; the other VM is not held to it."""
     clock = HandClock()
     async with Simulator(Setup(vms=PAIR.vms), clock=clock) as sim:
-        paths = [EVENTS, "/metadata/instance?api-version=2021-02-01", EVENTS, EVENTS, EVENTS, EVENTS]
+        paths = [
+            EVENTS,
+            "/metadata/instance?api-version=2021-02-01",
+            EVENTS,
+            EVENTS,
+            EVENTS,
+            EVENTS,
+        ]
         answers = []
         for path in paths:
             params = {} if "?" in path else {"api-version": NEWEST}
@@ -165,11 +225,18 @@ async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSess
         assert (await get(client, sim.url))[0] == 200
 
 
-async def test_the_first_call_is_slow_and_calls_during_it_wait_no_longer(client: aiohttp.ClientSession) -> None:
+async def test_the_first_call_is_slow_and_calls_during_it_wait_no_longer(
+    client: aiohttp.ClientSession,
+) -> None:
     clock = HandClock()
-    async with Simulator(Setup(first_call=120.0, rate_limit=None), clock=clock) as sim, clock.going(0.5):
+    async with (
+        Simulator(Setup(first_call=120.0, rate_limit=None), clock=clock) as sim,
+        clock.going(0.5),
+    ):
         began = sim.clock.monotonic()
-        assert [answer[0] for answer in await asyncio.gather(*(get(client, sim.url) for _ in range(3)))] == [200] * 3
+        assert [
+            answer[0] for answer in await asyncio.gather(*(get(client, sim.url) for _ in range(3)))
+        ] == [200] * 3
         took = sim.clock.monotonic() - began
         assert 120 <= took < 160
         await get(client, sim.url)
@@ -196,15 +263,30 @@ async def test_every_call_is_remembered(client: aiohttp.ClientSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("PUT", EVENTS), ("HEAD", EVENTS), ("POST", "/metadata/instance"), ("GET", "/metadata/other")]
+    ("method", "path"),
+    [("PUT", EVENTS), ("HEAD", EVENTS), ("POST", "/metadata/instance"), ("GET", "/metadata/other")],
 )
-async def test_other_methods_and_paths_are_not_answered(client: aiohttp.ClientSession, method: str, path: str) -> None:
-    async with Simulator() as sim, client.request(method, sim.url + path, params={"api-version": NEWEST}) as response:
+async def test_other_methods_and_paths_are_not_answered(
+    client: aiohttp.ClientSession, method: str, path: str
+) -> None:
+    async with (
+        Simulator() as sim,
+        client.request(method, sim.url + path, params={"api-version": NEWEST}) as response,
+    ):
         assert response.status in (404, 405)
 
 
-@pytest.mark.parametrize("garbage", [b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /sim/say HTTP/1.1\r\nContent-Length: x\r\n\r\n"])
-async def test_what_is_not_http_is_answered_400_without_a_traceback(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /sim/say HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_is_answered_400_without_a_traceback(
+    garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Simulator() as sim:
         address = URL(sim.url)
         reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -217,16 +299,23 @@ async def test_what_is_not_http_is_answered_400_without_a_traceback(garbage: byt
 
 async def test_a_body_that_is_too_long_is_refused(client: aiohttp.ClientSession) -> None:
     async with Simulator() as sim:
-        async with client.post(sim.url + EVENTS, params={"api-version": NEWEST}, data=b"x" * 70_000) as response:
+        async with client.post(
+            sim.url + EVENTS, params={"api-version": NEWEST}, data=b"x" * 70_000
+        ) as response:
             assert response.status == 413
         assert (await get(client, sim.url))[0] == 200
 
 
 async def test_vms_listen_on_ports_in_a_row_on_loopback_alone() -> None:
-    for first in itertools.count(32_100, 10):  # above those that `reserve` gives; as many tries as it takes to find two free ports
+    for first in itertools.count(
+        32_100, 10
+    ):  # above those that `reserve` gives; as many tries as it takes to find two free ports
         try:
             async with Simulator(PAIR, port=first) as sim:
-                assert sim.urls == {"vm-0": f"http://127.0.0.1:{first}", "vm-1": f"http://127.0.0.1:{first + 1}"}
+                assert sim.urls == {
+                    "vm-0": f"http://127.0.0.1:{first}",
+                    "vm-1": f"http://127.0.0.1:{first + 1}",
+                }
                 assert sim.loopback
                 with pytest.raises(OSError, match=str(first)):
                     await Simulator(PAIR, port=first).__aenter__()
@@ -243,14 +332,19 @@ async def test_an_address_beyond_loopback_is_known_as_such() -> None:
 async def test_waiting_in_vain_says_what_was_missing() -> None:
     async with Simulator() as sim:
         event = sim.schedule(Plan())
-        with pytest.raises(TimeoutError, match=r"expected .* to be approved within 0\.01 s, it is Scheduled, approved by nobody"):
+        with pytest.raises(
+            TimeoutError,
+            match=r"expected .* to be approved within 0\.01 s, it is Scheduled, approved by nobody",
+        ):
             await sim.approved(event, within=0.01)
 
 
 async def test_whoever_watches_is_told_a_line_for_each_thing(client: aiohttp.ClientSession) -> None:
     lines: list[str] = []
     async with Simulator(tell=lines.append) as sim:
-        event = sim.schedule(Plan(type="Freeze", source="User", duration=5, id="A", starts_after=0.0))
+        event = sim.schedule(
+            Plan(type="Freeze", source="User", duration=5, id="A", starts_after=0.0)
+        )
         await approve(client, sim.url, "A")
         await approve(client, sim.url, "B")
         sim.end(event)

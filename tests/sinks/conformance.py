@@ -90,7 +90,9 @@ async def delivers_once(far: FarSide, folder: Path, _: pytest.LogCaptureFixture)
         assert (await far.got())[-1].body == event.body
 
 
-async def defers_while_the_far_side_refuses_connections(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def defers_while_the_far_side_refuses_connections(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """It says so within its timeout, each time, and what waited arrives in order once the far side is back."""
     await far.leave()
     async with far.sink() as sink:
@@ -99,7 +101,10 @@ async def defers_while_the_far_side_refuses_connections(far: FarSide, folder: Pa
         assert caught.value.failure == "transient"
         watched = _Watched(sink)
         async with going(folder, {"sink": watched}) as relay:
-            told = [await relay.tell("E-1", name) for name in ("event.scheduled", "event.updated", "event.started")]
+            told = [
+                await relay.tell("E-1", name)
+                for name in ("event.scheduled", "event.updated", "event.started")
+            ]
             await _until(lambda: _holds(bool(watched.errors)))
             assert all(isinstance(error, Deferred) for error in watched.errors)
             await far.come()
@@ -118,7 +123,9 @@ async def parks_on_a_permanent_no(far: FarSide, folder: Path, _: pytest.LogCaptu
         assert await far.got() == []
 
 
-async def is_concurrent_and_keeps_the_order(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def is_concurrent_and_keeps_the_order(
+    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """Many events at once, and about each in order."""
     async with far.sink() as sink:
         watched = _Watched(sink)
@@ -126,7 +133,11 @@ async def is_concurrent_and_keeps_the_order(far: FarSide, folder: Path, _: pytes
         async with going(folder, {"sink": watched}) as relay:
             for turn in range(5):
                 for number in range(20):
-                    told[f"E-{number}"].append(await relay.tell(f"E-{number}", "event.updated" if turn else "event.scheduled"))
+                    told[f"E-{number}"].append(
+                        await relay.tell(
+                            f"E-{number}", "event.updated" if turn else "event.scheduled"
+                        )
+                    )
             await _until(lambda: _settled(relay, 100, "delivered"))
         taken: dict[str, list[str]] = defaultdict(list)
         for event in await far.got():
@@ -156,7 +167,9 @@ async def closes_during_delivery(far: FarSide, folder: Path, _: pytest.LogCaptur
     assert "E-1" in {event.subject for event in await far.got()}
 
 
-async def shows_no_secret_in_any_error(far: FarSide, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def shows_no_secret_in_any_error(
+    far: FarSide, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever goes wrong: gone, hanging up in the middle, and refusing."""
     caplog.set_level(logging.DEBUG, "relay")
     async with far.sink() as sink:
@@ -175,7 +188,13 @@ async def shows_no_secret_in_any_error(far: FarSide, folder: Path, caplog: pytes
             await _until(lambda: _settled(relay, 1, "parked", "unwanted"))
     errors = [*watched.errors, *refused.errors]
     assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
-    said = "".join("".join(traceback.format_exception(error)) + str(getattr(error, "answer", "")) for error in errors) + caplog.text
+    said = (
+        "".join(
+            "".join(traceback.format_exception(error)) + str(getattr(error, "answer", ""))
+            for error in errors
+        )
+        + caplog.text
+    )
     assert [telltale for telltale in far.telltales if telltale in said] == []
     assert far.telltales
 

@@ -34,9 +34,22 @@ fd00:ec2::254 six.test three.test
 fe80::1 local.test
 """
 LITERALS = (
-    *("169.254.169.254", "168.63.129.16", "2852039166", "0xa9fea9fe", "0xA9.0xFE.0xA9.0xFE", "0251.0376.0251.0376"),
+    *(
+        "169.254.169.254",
+        "168.63.129.16",
+        "2852039166",
+        "0xa9fea9fe",
+        "0xA9.0xFE.0xA9.0xFE",
+        "0251.0376.0251.0376",
+    ),
     *("169.254.43518", "169.16689662", "169.254.169.254."),
-    *("[fd00:ec2::254]", "[fe80::1]", "[fe80::1%25lo]", "[fe80::1%lo]", "[64:ff9b::169.254.169.254]"),
+    *(
+        "[fd00:ec2::254]",
+        "[fe80::1]",
+        "[fe80::1%25lo]",
+        "[fe80::1%lo]",
+        "[64:ff9b::169.254.169.254]",
+    ),
     *("[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]", "[0:0:0:0:0:ffff:a83f:8110]"),
 )
 NAMES = ("metadata.test", "host.test", "six.test", "mapped.test", "local.test", "three.test")
@@ -46,7 +59,10 @@ def prepare() -> None:
     """Give loopback the addresses, and names to them."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     for address in ADDRESSES:
-        subprocess.run(["ip", "address", "add", address, "dev", "lo", *(["nodad"] if ":" in address else [])], check=True)
+        subprocess.run(
+            ["ip", "address", "add", address, "dev", "lo", *(["nodad"] if ":" in address else [])],
+            check=True,
+        )
     with tempfile.NamedTemporaryFile("w", suffix=".hosts", delete=False) as hosts:
         hosts.write(HOSTS)
     subprocess.run(["mount", "--bind", hosts.name, "/etc/hosts"], check=True)
@@ -55,7 +71,11 @@ def prepare() -> None:
 
 def opened() -> int:
     """How many TCP connections anybody has started in this namespace: counted before the first packet."""
-    names, values = (line.split() for line in Path("/proc/self/net/snmp").read_text().splitlines() if line.startswith("Tcp:"))
+    names, values = (
+        line.split()
+        for line in Path("/proc/self/net/snmp").read_text().splitlines()
+        if line.startswith("Tcp:")
+    )
     return int(dict(zip(names, values, strict=True))["ActiveOpens"])
 
 
@@ -73,7 +93,11 @@ async def tried(host: str) -> str:
     """What came of a guarded POST straight to that host."""
     async with open_session() as session:
         try:
-            return str((await post(session, Request(URL(f"http://{host}:{PORT}/"), {}, b""), seconds=30)).status)
+            return str(
+                (
+                    await post(session, Request(URL(f"http://{host}:{PORT}/"), {}, b""), seconds=30)
+                ).status
+            )
         except Deferred as deferred:
             return deferred.failure
 
@@ -104,12 +128,17 @@ async def main() -> None:
             reachable.append(bool(await reader.read()))
             writer.close()
             await writer.wait_closed()
-        looked_up = {name: sorted({str(info[4][0]) for info in socket.getaddrinfo(name, PORT)}) for name in NAMES}
+        looked_up = {
+            name: sorted({str(info[4][0]) for info in socket.getaddrinfo(name, PORT)})
+            for name in NAMES
+        }
         before = opened()
         refused = {
             **{host: await tried(host) for host in LITERALS},
             **{name: await delivered(name) for name in NAMES},
-            "through a proxy of such a name": await delivered("drain.test", f"http://metadata.test:{PORT}"),
+            "through a proxy of such a name": await delivered(
+                "drain.test", f"http://metadata.test:{PORT}"
+            ),
         }
         shown = opened()
         sys.stdout.write(
@@ -119,7 +148,11 @@ async def main() -> None:
                     "looked_up": looked_up,
                     "refused": refused,
                     "opened": shown - before,
-                    "allowed": [await tried("127.0.0.1"), await tried("[::1]"), await delivered("both.test")],
+                    "allowed": [
+                        await tried("127.0.0.1"),
+                        await tried("[::1]"),
+                        await delivered("both.test"),
+                    ],
                     "opened_for_allowed": opened() - shown,
                 }
             )

@@ -41,7 +41,9 @@ class Connection:
         headers = CIMultiDict[str]()
         for name, _, value in (text.partition(": ") for text in fields):
             headers.add(name, value)
-        received = Received(line, headers, await self.reader.readexactly(int(headers.get("Content-Length", 0))))
+        received = Received(
+            line, headers, await self.reader.readexactly(int(headers.get("Content-Length", 0)))
+        )
         self.receiver.requests.append(received)
         return received
 
@@ -50,10 +52,14 @@ class Connection:
         self.writer.write(b"".join(parts))
         await self.writer.drain()
 
-    async def answer(self, status: int = 204, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
+    async def answer(
+        self, status: int = 204, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> None:
         """A proper answer, after which the connection stays open."""
         length = {} if status in {204, 304} or status < 200 else {"Content-Length": str(len(body))}
-        fields = "".join(f"{name}: {value}\r\n" for name, value in {**length, **(headers or {})}.items())
+        fields = "".join(
+            f"{name}: {value}\r\n" for name, value in {**length, **(headers or {})}.items()
+        )
         await self.send(f"HTTP/1.1 {status} Said\r\n{fields}\r\n".encode("latin-1"), body)
 
 
@@ -79,7 +85,11 @@ class Receiver:
 
 @asynccontextmanager
 async def listening(
-    behaviour: Behaviour, *, tls: bool = False, certificate: Path = LOOPBACK, client_ca: Path | None = None
+    behaviour: Behaviour,
+    *,
+    tls: bool = False,
+    certificate: Path = LOOPBACK,
+    client_ca: Path | None = None,
 ) -> AsyncIterator[Receiver]:
     """A receiver with this behaviour for each connection; what is under way at the end is cut off.
 
@@ -135,7 +145,9 @@ class Names(AbstractResolver):
         self._names = names
 
     @override
-    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
         """Look the name up."""
         assert family == socket.AF_UNSPEC, "both families are asked for"
         found = self._names[host]
@@ -145,7 +157,12 @@ class Names(AbstractResolver):
             await asyncio.Event().wait()
         return [
             ResolveResult(
-                hostname=host, host=address, port=port, family=socket.AF_INET6 if ":" in address else socket.AF_INET, proto=0, flags=0
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=0,
             )
             for address in found
         ]

@@ -17,12 +17,18 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, rabbitmq
 
 
-def settings(url: str | None, exchange: str = "azure.scheduledevents", **fields: Any) -> rabbitmq.Settings:
+def settings(
+    url: str | None, exchange: str = "azure.scheduledevents", **fields: Any
+) -> rabbitmq.Settings:
     """The sink's section of the YAML document."""
-    return rabbitmq.Settings.model_validate({"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, **fields})
+    return rabbitmq.Settings.model_validate(
+        {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, **fields}
+    )
 
 
-def sink(url: str | None, exchange: str, *, heartbeat: int = 10, **fields: Any) -> AbstractAsyncContextManager[rabbitmq.RabbitMQ]:
+def sink(
+    url: str | None, exchange: str, *, heartbeat: int = 10, **fields: Any
+) -> AbstractAsyncContextManager[rabbitmq.RabbitMQ]:
     """A sink as the relay opens it."""
     return rabbitmq.connect(settings(url, exchange, **fields), SystemClock(), heartbeat=heartbeat)
 
@@ -35,10 +41,16 @@ async def channel(url: str) -> AsyncIterator[AbstractChannel]:
 
 
 async def bound(
-    there: AbstractChannel, exchange: str, *, name: str | None = None, arguments: dict[str, Any] | None = None
+    there: AbstractChannel,
+    exchange: str,
+    *,
+    name: str | None = None,
+    arguments: dict[str, Any] | None = None,
 ) -> AbstractQueue:
     """A queue that gets everything the exchange is sent; without a name it goes with its connection."""
-    queue = await there.declare_queue(name, exclusive=name is None, durable=name is not None, arguments=arguments)
+    queue = await there.declare_queue(
+        name, exclusive=name is None, durable=name is not None, arguments=arguments
+    )
     await queue.bind(exchange, "#")
     return queue
 

@@ -61,7 +61,10 @@ class Door:
         there: asyncio.StreamWriter | None = None
         try:
             back, there = await asyncio.open_connection(self.host, self.target)
-            ways = [asyncio.create_task(self._copy(*way), name="far side") for way in ((reader, there), (back, writer))]
+            ways = [
+                asyncio.create_task(self._copy(*way), name="far side")
+                for way in ((reader, there), (back, writer))
+            ]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -96,7 +99,9 @@ class ForWebhook:
     async def sink(self, *, unwanted: bool = False) -> AsyncIterator[Sink]:
         self.receiver.status = 422 if unwanted else 204
         url = f"http://127.0.0.1:{self.door.port}/t0ken-in-path"
-        async with webhook.connect(settings(url=url, bearer="t0ken-in-header"), SystemClock()) as opened:
+        async with webhook.connect(
+            settings(url=url, bearer="t0ken-in-header"), SystemClock()
+        ) as opened:
             yield opened
 
     async def leave(self) -> None:
@@ -109,7 +114,11 @@ class ForWebhook:
         self.door.open.clear()
 
     async def got(self) -> list[CloudEvent]:
-        return [CloudEvent.parse(one.body) for one in self.receiver.requests if self.receiver.status != 422]
+        return [
+            CloudEvent.parse(one.body)
+            for one in self.receiver.requests
+            if self.receiver.status != 422
+        ]
 
 
 @asynccontextmanager
@@ -119,7 +128,11 @@ async def for_webhook(_: pytest.FixtureRequest) -> AsyncIterator[FarSide]:
     async def takes(connection: Connection) -> None:
         while True:
             await connection.request()
-            said = b"you sent t0ken-in-header to /t0ken-in-path" if connection.receiver.status != 204 else b""
+            said = (
+                b"you sent t0ken-in-header to /t0ken-in-path"
+                if connection.receiver.status != 204
+                else b""
+            )
             await connection.answer(connection.receiver.status, {}, said)
 
     async with listening(takes) as receiver:
@@ -170,7 +183,9 @@ async def for_rabbitmq(request: pytest.FixtureRequest) -> AsyncIterator[FarSide]
     async with bus.channel(str(url)) as there:
         door = Door(url.host or "", url.port or 5672)
         await door.listen()
-        yield ForRabbitMQ(door, url, exchange, await bus.bound(there, exchange), (f":{url.password}@",))
+        yield ForRabbitMQ(
+            door, url, exchange, await bus.bound(there, exchange), (f":{url.password}@",)
+        )
         await door.shut()
 
 
@@ -193,5 +208,7 @@ async def far(request: pytest.FixtureRequest, exchange: Any) -> AsyncIterator[Fa
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_a_sink(case: Case, far: FarSide, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sink(
+    case: Case, far: FarSide, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     await case(far, tmp_path, caplog)

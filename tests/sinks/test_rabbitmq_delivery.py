@@ -13,7 +13,16 @@ from relay.errors import Deferred, Rejected
 from relay.sinks import rabbitmq
 from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker, Reachable
-from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, take, until, waiting
+from tests.sinks.rabbitmq_consumer import (
+    bound,
+    channel,
+    deferred,
+    delivered,
+    sink,
+    take,
+    until,
+    waiting,
+)
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
 QUORUM = {"x-queue-type": "quorum"}
@@ -22,7 +31,9 @@ QUORUM = {"x-queue-type": "quorum"}
 # --- what arrives
 
 
-async def test_a_consumer_gets_the_very_bytes_and_their_tags(broker: Reachable, exchange: str) -> None:
+async def test_a_consumer_gets_the_very_bytes_and_their_tags(
+    broker: Reachable, exchange: str
+) -> None:
     event = cloudevent()
     async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
         await delivered(bus, cloudevent("relay.ping", subject="bus"))  # the exchange is there now
@@ -33,7 +44,11 @@ async def test_a_consumer_gets_the_very_bytes_and_their_tags(broker: Reachable, 
     assert message.routing_key == KEY
     assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
     assert message.content_type == "application/cloudevents+json; charset=utf-8"
-    assert (message.message_id, message.correlation_id, message.type) == (event.id, EVENT_ID, event.type)
+    assert (message.message_id, message.correlation_id, message.type) == (
+        event.id,
+        EVENT_ID,
+        event.type,
+    )
     assert message.app_id == "imds-relay"
     assert message.timestamp is not None
     assert message.timestamp.isoformat() == "2022-04-11T22:11:58+00:00"
@@ -49,14 +64,23 @@ async def test_the_cloudevents_sdk_reads_a_message(broker: Reachable, exchange: 
         await bus.deliver(event)
         message = await take(queue)
     headers = {name: str(value) for name, value in message.headers.items()}
-    read = oracle.from_rabbitmq_event(oracle.RabbitMQMessage(headers, message.content_type, message.body))
+    read = oracle.from_rabbitmq_event(
+        oracle.RabbitMQMessage(headers, message.content_type, message.body)
+    )
     assert (read.get_id(), read.get_type(), read.get_subject()) == (event.id, event.type, EVENT_ID)
     assert read.get_data() == event.data
-    assert {name for name in read.get_attributes() if read.get_attributes()[name] is not None} == set(event.attributes)
+    assert {
+        name for name in read.get_attributes() if read.get_attributes()[name] is not None
+    } == set(event.attributes)
 
 
-async def test_events_arrive_in_the_order_in_which_they_were_confirmed(broker: Reachable, exchange: str) -> None:
-    events = [cloudevent(name) for name in ("event.scheduled", "event.updated", "event.started", "event.ended")]
+async def test_events_arrive_in_the_order_in_which_they_were_confirmed(
+    broker: Reachable, exchange: str
+) -> None:
+    events = [
+        cloudevent(name)
+        for name in ("event.scheduled", "event.updated", "event.started", "event.ended")
+    ]
     async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
         await delivered(bus, cloudevent("relay.ping", subject="bus"))
         queue = await bound(there, exchange)
@@ -82,7 +106,9 @@ async def test_one_id_twice_at_once_is_one_message(broker: Reachable, exchange: 
 # --- messages that no queue wants, or that one does not want
 
 
-async def test_what_no_queue_wants_waits_in_the_unrouted_queue(broker: Reachable, exchange: str) -> None:
+async def test_what_no_queue_wants_waits_in_the_unrouted_queue(
+    broker: Reachable, exchange: str
+) -> None:
     event = cloudevent()
     async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
         receipt = await delivered(bus, event)
@@ -99,15 +125,24 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
 
     See docs/protocol.md#the-alternate-exchange.
     """
-    async with channel(broker.amqp_url()) as there, sink(broker.amqp_url(), exchange, declare=False) as bus:
+    async with (
+        channel(broker.amqp_url()) as there,
+        sink(broker.amqp_url(), exchange, declare=False) as bus,
+    ):
         await there.declare_exchange(exchange, "topic", durable=True)
         first = await delivered(bus, cloudevent())
         second = await bus.deliver(cloudevent(data={"n": 2}))
         other = await bus.deliver(cloudevent(eventtype="Reboot"))
-        large = await bus.deliver(cloudevent(data={"description": "x" * 2 * MAX_BODY_BYTES}))  # comes back in several frames
+        large = await bus.deliver(
+            cloudevent(data={"description": "x" * 2 * MAX_BODY_BYTES})
+        )  # comes back in several frames
     assert [receipt.status for receipt in (first, second, other, large)] == [312, 312, 312, 312]
     assert first.response == f"NO_ROUTE: no queue is bound for {KEY}"
-    warned = [record.getMessage() for record in caplog.records if "no queue is bound" in record.getMessage()]
+    warned = [
+        record.getMessage()
+        for record in caplog.records
+        if "no queue is bound" in record.getMessage()
+    ]
     assert len(warned) == 2
     assert KEY in warned[0]
     assert "event.scheduled.reboot." in warned[1]
@@ -130,7 +165,9 @@ async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchan
 # --- what must exist
 
 
-async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(broker: Reachable, exchange: str) -> None:
+async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(
+    broker: Reachable, exchange: str
+) -> None:
     """With the documented arguments: declaring the same once more is only allowed with equal ones."""
     async with sink(broker.amqp_url(), exchange), channel(broker.amqp_url()) as there:
 
@@ -143,12 +180,21 @@ async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(broke
                 return True
 
         await until(made)
-        await there.declare_exchange(exchange, "topic", durable=True, arguments={"alternate-exchange": f"{exchange}.unrouted"})
+        await there.declare_exchange(
+            exchange,
+            "topic",
+            durable=True,
+            arguments={"alternate-exchange": f"{exchange}.unrouted"},
+        )
         await there.declare_exchange(f"{exchange}.unrouted", "fanout", durable=True)
-        await there.declare_queue(f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 10_000})
+        await there.declare_queue(
+            f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 10_000}
+        )
 
 
-async def test_an_exchange_with_other_arguments_is_named_and_tried_again(broker: Reachable, exchange: str) -> None:
+async def test_an_exchange_with_other_arguments_is_named_and_tried_again(
+    broker: Reachable, exchange: str
+) -> None:
     async with channel(broker.amqp_url()) as there:
         await there.declare_exchange(exchange, "topic", durable=True)
         async with sink(broker.amqp_url(), exchange) as bus:
@@ -159,16 +205,27 @@ async def test_an_exchange_with_other_arguments_is_named_and_tried_again(broker:
             await delivered(bus, cloudevent())
 
 
-async def test_an_unrouted_queue_with_other_arguments_is_named(broker: Reachable, exchange: str) -> None:
+async def test_an_unrouted_queue_with_other_arguments_is_named(
+    broker: Reachable, exchange: str
+) -> None:
     async with channel(broker.amqp_url()) as there:
-        await there.declare_queue(f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 5})
+        await there.declare_queue(
+            f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 5}
+        )
         async with sink(broker.amqp_url(), exchange) as bus:
-            error = await deferred(bus, cloudevent(), f"queue {exchange}.unrouted exists and is another")
+            error = await deferred(
+                bus, cloudevent(), f"queue {exchange}.unrouted exists and is another"
+            )
             assert "inequivalent arg 'x-max-length'" in error.reason
 
 
-async def test_passive_names_all_that_is_missing_and_makes_nothing(broker: Reachable, exchange: str) -> None:
-    async with channel(broker.amqp_url()) as there, sink(broker.amqp_url(), exchange, declare="passive") as bus:
+async def test_passive_names_all_that_is_missing_and_makes_nothing(
+    broker: Reachable, exchange: str
+) -> None:
+    async with (
+        channel(broker.amqp_url()) as there,
+        sink(broker.amqp_url(), exchange, declare="passive") as bus,
+    ):
         missing = f"no exchange {exchange}.unrouted, no queue {exchange}.unrouted, no exchange {exchange}:"
         error = await deferred(bus, cloudevent(), missing)
         assert (error.failure, error.status) == ("slow", 404)
@@ -180,11 +237,16 @@ async def test_passive_names_all_that_is_missing_and_makes_nothing(broker: Reach
 
 async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
     """A missing exchange shows itself with the first event, and is not made."""
-    async with sink(broker.amqp_url(), exchange, declare=False) as bus, channel(broker.amqp_url()) as there:
+    async with (
+        sink(broker.amqp_url(), exchange, declare=False) as bus,
+        channel(broker.amqp_url()) as there,
+    ):
         error = await deferred(bus, cloudevent(), f"no exchange '{exchange}'")
         assert (error.failure, error.status) == ("slow", 404)
         assert "set declare: true" in error.reason
-        await there.declare_exchange(exchange, "topic", durable=True)  # with these arguments: nobody had made it
+        await there.declare_exchange(
+            exchange, "topic", durable=True
+        )  # with these arguments: nobody had made it
         queue = await bound(there, exchange)
         await delivered(bus, cloudevent())
         assert len(await waiting(queue)) == 1
@@ -237,7 +299,9 @@ async def test_a_user_who_may_not_declare_is_told_what_to_grant(own_broker: Brok
     assert "hunter2" not in error.reason
 
 
-async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(own_broker: Broker) -> None:
+async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(
+    own_broker: Broker,
+) -> None:
     async with sink(own_broker.amqp_url(), "unwritable") as maker:
         await delivered(maker, cloudevent("relay.ping"))
     url = await least(own_broker, write="^$")
@@ -249,7 +313,9 @@ async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(ow
         await delivered(bus, cloudevent())
 
 
-async def test_a_topic_that_the_user_may_not_write_holds_up_its_own_messages_alone(own_broker: Broker) -> None:
+async def test_a_topic_that_the_user_may_not_write_holds_up_its_own_messages_alone(
+    own_broker: Broker,
+) -> None:
     """The broker closes the channel, under its neighbors too; they are tried again, and this one waits until it is corrected."""
     async with sink(own_broker.amqp_url(), "topics") as maker:
         await delivered(maker, cloudevent("relay.ping"))
@@ -259,38 +325,57 @@ async def test_a_topic_that_the_user_may_not_write_holds_up_its_own_messages_alo
     foreign, own = cloudevent(eventtype="Reboot"), [cloudevent(data={"n": n}) for n in range(20)]
     async with sink(url, "topics", declare="passive") as bus:
         await delivered(bus, own[0])
-        outcomes = await asyncio.gather(bus.deliver(foreign), *map(bus.deliver, own), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            bus.deliver(foreign), *map(bus.deliver, own), return_exceptions=True
+        )
         refused = outcomes[0]
         assert isinstance(refused, Deferred)
         assert (refused.failure, refused.status) == ("slow", 403)
-        assert "access to topic 'event.scheduled.reboot.prod-vmss-a-1f0c33ab' in exchange 'topics'" in refused.reason
+        assert (
+            "access to topic 'event.scheduled.reboot.prod-vmss-a-1f0c33ab' in exchange 'topics'"
+            in refused.reason
+        )
         assert "grant the user write on the exchange, and on the topic" in refused.reason
-        assert {getattr(outcome, "failure", None) for outcome in outcomes[1:]} <= {"transient", None}
+        assert {getattr(outcome, "failure", None) for outcome in outcomes[1:]} <= {
+            "transient",
+            None,
+        }
         for event in own:
             await delivered(bus, event)
         await asyncio.to_thread(own_broker.ctl, *permit, ".*", "^$")
         await delivered(bus, foreign)
 
 
-async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tried_again(own_broker: Broker) -> None:
+async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tried_again(
+    own_broker: Broker,
+) -> None:
     """Only what is permanent for this message is Rejected, and recovery is quick."""
-    bad, good = cloudevent(data={"description": "x" * 5000}), [cloudevent(data={"n": n}) for n in range(20)]
+    bad, good = (
+        cloudevent(data={"description": "x" * 5000}),
+        [cloudevent(data={"n": n}) for n in range(20)],
+    )
     limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."  # as versions differ
     await asyncio.to_thread(own_broker.evaluate, limit.format(2000))
     try:
         async with sink(own_broker.amqp_url(), "sizes") as bus:
             await delivered(bus, cloudevent("relay.ping"))
-            outcomes = await asyncio.gather(bus.deliver(bad), *map(bus.deliver, good), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                bus.deliver(bad), *map(bus.deliver, good), return_exceptions=True
+            )
             assert isinstance(outcomes[0], Rejected)
             assert "larger than configured max size 2000" in outcomes[0].reason
-            assert {getattr(outcome, "failure", outcome) for outcome in outcomes[1:]} == {"transient"}
+            assert {getattr(outcome, "failure", outcome) for outcome in outcomes[1:]} == {
+                "transient"
+            }
             for event in good:
                 await delivered(bus, event)
     finally:
         await asyncio.to_thread(own_broker.evaluate, limit.format(134_217_728))
 
 
-async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(own_broker: Broker) -> None:
+async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(
+    own_broker: Broker,
+) -> None:
     """The smallest that RabbitMQ allows from 4.3 on; it takes 131072 by itself."""
     event = cloudevent(data={"description": "x" * 100_000})
     limit = "application:set_env(rabbit, frame_max, {0})."
@@ -302,7 +387,9 @@ async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(own_b
                 queue = await bound(there, "small")
                 assert (await bus.deliver(event)).status is None
                 assert await waiting(queue) == [event.body]
-            assert "8192" in await asyncio.to_thread(own_broker.ctl, "list_connections", "frame_max")
+            assert "8192" in await asyncio.to_thread(
+                own_broker.ctl, "list_connections", "frame_max"
+            )
     finally:
         await asyncio.to_thread(own_broker.evaluate, limit.format(131_072))
 
@@ -313,6 +400,10 @@ async def test_a_virtual_host_is_named_as_in_any_amqp_url(own_broker: Broker) ->
     async with sink(url, "hosted") as bus:
         error = await deferred(bus, cloudevent(), "virtual host")
         assert error.status == 530
-        await asyncio.to_thread(own_broker.ctl, "set_permissions", "--vhost", "prod/eu", "guest", ".*", ".*", ".*")
+        await asyncio.to_thread(
+            own_broker.ctl, "set_permissions", "--vhost", "prod/eu", "guest", ".*", ".*", ".*"
+        )
         await delivered(bus, cloudevent())
-    assert "hosted" in await asyncio.to_thread(own_broker.ctl, "list_exchanges", "--vhost", "prod/eu")
+    assert "hosted" in await asyncio.to_thread(
+        own_broker.ctl, "list_exchanges", "--vhost", "prod/eu"
+    )

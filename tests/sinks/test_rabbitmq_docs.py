@@ -31,7 +31,9 @@ from tests.rabbitmq import Broker
 from tests.sinks.rabbitmq_consumer import delivered, sink
 
 ROOT = Path(__file__).parents[2]
-OPERATING, CONSUMING = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("rabbitmq.md", "consumers.md"))
+OPERATING, CONSUMING = (
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("rabbitmq.md", "consumers.md")
+)
 EXCHANGE = "azure.scheduledevents"
 
 
@@ -41,7 +43,9 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_sections_of_the_page_are_a_configuration() -> None:
-    publishing, taking = (YAML(typ="safe", pure=True).load(block) for block in blocks(OPERATING, "yaml"))
+    publishing, taking = (
+        YAML(typ="safe", pure=True).load(block) for block in blocks(OPERATING, "yaml")
+    )
     (section,) = publishing["sinks"]
     assert Settings.model_validate(section).exchange == EXCHANGE
     config = Config.model_validate(publishing | taking)
@@ -53,7 +57,11 @@ def test_the_page_names_the_routing_keys_and_properties_that_are_sent() -> None:
     assert f"`{routing_key(cloudevent(eventtype='Reboot'))}`" in OPERATING
     assert f"`{routing_key(cloudevent('relay.sink-failing', subject='drain'))}`" in OPERATING
     message = build(cloudevent())
-    sent = {"type" if name == "message_type" else name for name, value in message if value and name not in {"headers", "delivery_mode"}}
+    sent = {
+        "type" if name == "message_type" else name
+        for name, value in message
+        if value and name not in {"headers", "delivery_mode"}
+    }
     assert all(f"`{name}`" in OPERATING for name in sent)
     assert f"`{message.content_type}`" in OPERATING
     assert "ce-datacontenttype" in (message.headers or {})
@@ -61,7 +69,11 @@ def test_the_page_names_the_routing_keys_and_properties_that_are_sent() -> None:
 
 def test_the_page_names_all_that_is_declared_with_its_arguments() -> None:
     for part in (*topology(EXCHANGE), *approvals_topology(EXCHANGE, "<scope>")):
-        (line,) = (line for line in OPERATING.splitlines() if line.startswith(f"| {part.title.replace(' ', ' `', 1)}` |"))
+        (line,) = (
+            line
+            for line in OPERATING.splitlines()
+            if line.startswith(f"| {part.title.replace(' ', ' `', 1)}` |")
+        )
         for name, value in part.arguments.items():
             assert name in line
             assert value is True or str(value) in line
@@ -77,9 +89,23 @@ def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
     _, drain = (rights(block) for block in blocks(CONSUMING, "sh"))
     shipped = json.loads((ROOT / "deploy/rabbitmq/definitions.json").read_text())
     (permission,) = (one for one in shipped["permissions"] if one["user"] == "drain")
-    assert drain[1][1:] == ["drain", permission["configure"], permission["write"], permission["read"]]
-    (topic,) = (one for one in shipped["topic_permissions"] if one["user"] == "drain" and one["exchange"].endswith(".approvals"))
-    assert drain[2][1:] == ["drain", topic["exchange"], topic["write"].replace("compose", "prod-vmss-a-1f0c33ab"), topic["read"]]
+    assert drain[1][1:] == [
+        "drain",
+        permission["configure"],
+        permission["write"],
+        permission["read"],
+    ]
+    (topic,) = (
+        one
+        for one in shipped["topic_permissions"]
+        if one["user"] == "drain" and one["exchange"].endswith(".approvals")
+    )
+    assert drain[2][1:] == [
+        "drain",
+        topic["exchange"],
+        topic["write"].replace("compose", "prod-vmss-a-1f0c33ab"),
+        topic["read"],
+    ]
 
 
 async def test_the_rights_and_the_consumer_of_the_page_are_all_it_takes(own_broker: Broker) -> None:
@@ -98,14 +124,23 @@ async def test_the_rights_and_the_consumer_of_the_page_are_all_it_takes(own_brok
         sink(url.format("imds-relay"), EXCHANGE, declare="passive") as bus,
     ):
         assert await output.readline() == b"ready\n"
-        for event in (cloudevent(), cloudevent(), cloudevent("relay.ping"), cloudevent("event.ended")):
+        for event in (
+            cloudevent(),
+            cloudevent(),
+            cloudevent("relay.ping"),
+            cloudevent("event.ended"),
+        ):
             await delivered(bus, event)
         lines = [await output.readline() for _ in range(2)]
     names = ("event.scheduled", "event.ended")
-    assert [line.decode().split() for line in lines] == [[f"io.imdsrelay.{name}.v1", EVENT_ID] for name in names]
+    assert [line.decode().split() for line in lines] == [
+        [f"io.imdsrelay.{name}.v1", EVENT_ID] for name in names
+    ]
 
 
-async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_to_take_approvals(own_broker: Broker) -> None:
+async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_to_take_approvals(
+    own_broker: Broker,
+) -> None:
     declaring, _, both, taking = (rights(block) for block in blocks(OPERATING, "sh"))
     scope = "prod-vmss-a-1f0c33ab"
     parts = (*topology(EXCHANGE), *approvals_topology(EXCHANGE, scope))
@@ -122,7 +157,9 @@ async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_
         await establish(connection, parts, "passive")
         async with connection.channel() as channel:
             taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-            assert await (await channel.get_queue(f"{EXCHANGE}.approvals.{scope}", ensure=False)).consume(taken.put)
+            assert await (
+                await channel.get_queue(f"{EXCHANGE}.approvals.{scope}", ensure=False)
+            ).consume(taken.put)
 
 
 async def test_a_stream_keeps_the_history_for_who_comes_late(own_broker: Broker) -> None:
@@ -142,19 +179,30 @@ async def test_a_stream_keeps_the_history_for_who_comes_late(own_broker: Broker)
             assert [(await late.readline()).decode().split() for _ in names] == expected
 
 
-COUNTED = {"`reject(requeue=True)`": "reject", "the channel or connection closed": "close", "`nack(requeue=True)`": "nack"}
+COUNTED = {
+    "`reject(requeue=True)`": "reject",
+    "the channel or connection closed": "close",
+    "`nack(requeue=True)`": "nack",
+}
 """What the page says of putting back, by the beginning of the row."""
 LIMIT = 2
 
 
 @pytest.mark.parametrize("row", COUNTED)
-async def test_what_counts_towards_the_delivery_limit_is_what_the_page_says(own_broker: Broker, row: str) -> None:
+async def test_what_counts_towards_the_delivery_limit_is_what_the_page_says(
+    own_broker: Broker, row: str
+) -> None:
     """On the broker that is installed here."""
-    major, minor = [int(number) for number in (await asyncio.to_thread(own_broker.ctl, "version")).split(".")[:2]]
+    major, minor = [
+        int(number)
+        for number in (await asyncio.to_thread(own_broker.ctl, "version")).split(".")[:2]
+    ]
     (line,) = (line for line in CONSUMING.splitlines() if line.startswith(f"| {row}"))
     _, _, before, since, _ = (cell.strip() for cell in line.split("|"))
     says = since if (major, minor) >= (4, 3) else before
-    delivered_so_often = await _deliveries(own_broker, f"limited.{COUNTED[row]}", COUNTED[row], most=2 * LIMIT + 2)
+    delivered_so_often = await _deliveries(
+        own_broker, f"limited.{COUNTED[row]}", COUNTED[row], most=2 * LIMIT + 2
+    )
     assert says.startswith("counts") == (delivered_so_often == LIMIT + 1)
     assert says.startswith("**does not count**") == (delivered_so_often == 2 * LIMIT + 2)
 
@@ -188,7 +236,10 @@ async def _deliveries(broker: Broker, name: str, how: str, most: int) -> int:
 
 async def _next_of(channel: AbstractChannel, name: str) -> AbstractIncomingMessage | None:
     """The message when it has come again; None when it is a dead letter."""
-    queue, dead = await channel.get_queue(name, ensure=False), await channel.get_queue(f"{name}.dead", ensure=False)
+    queue, dead = (
+        await channel.get_queue(name, ensure=False),
+        await channel.get_queue(f"{name}.dead", ensure=False),
+    )
     async with asyncio.timeout(60):
         while (message := await queue.get(fail=False)) is None:
             if await dead.get(fail=False, no_ack=True) is not None:
@@ -201,7 +252,9 @@ async def _next_of(channel: AbstractChannel, name: str) -> AbstractIncomingMessa
 async def consumer(number: int, url: str) -> AsyncIterator[asyncio.StreamReader]:
     """A program of the page for consumers, and what it prints."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", blocks(CONSUMING, "python")[number]), env={**os.environ, "AMQP_URL": url}, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", blocks(CONSUMING, "python")[number]),
+        env={**os.environ, "AMQP_URL": url},
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     try:
@@ -213,5 +266,7 @@ async def consumer(number: int, url: str) -> AsyncIterator[asyncio.StreamReader]
 
 def rights(block: str) -> list[list[str]]:
     """The arguments of each `rabbitmqctl` of a block, with passwords filled in."""
-    commands = (shlex.split(re.sub(r"\$\w+_PASSWORD", "hunter2", line)) for line in block.splitlines())
+    commands = (
+        shlex.split(re.sub(r"\$\w+_PASSWORD", "hunter2", line)) for line in block.splitlines()
+    )
     return [arguments for program, *arguments in commands if program == "rabbitmqctl"]

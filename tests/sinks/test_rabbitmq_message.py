@@ -19,7 +19,13 @@ from pydantic import ValidationError
 
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
 from relay.events.cloudevent import CloudEvent
-from relay.sinks.rabbitmq import LONGEST_TEXT, PublishResult, build, interpret_publish_result, routing_key
+from relay.sinks.rabbitmq import (
+    LONGEST_TEXT,
+    PublishResult,
+    build,
+    interpret_publish_result,
+    routing_key,
+)
 from tests.builders import EVENT_ID, cloudevent
 from tests.sinks.rabbitmq_consumer import settings
 
@@ -33,7 +39,11 @@ SMALLEST_FRAME = 4096
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
     section = settings("amqp://guest:guest@127.0.0.1:5672/")
-    assert (section.exchange, section.declare, section.events) == ("azure.scheduledevents", True, ("*",))
+    assert (section.exchange, section.declare, section.events) == (
+        "azure.scheduledevents",
+        True,
+        ("*",),
+    )
 
 
 @pytest.mark.parametrize("word", [True, False, "passive"])
@@ -48,7 +58,14 @@ def test_declare_is_nothing_else(word: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://user:hunter2@h/", "amqp:///hunter2", "amqp://user:hunter2@h:99999/", "amqp://hunter2:x@h:port/", ""]
+    "url",
+    [
+        "http://user:hunter2@h/",
+        "amqp:///hunter2",
+        "amqp://user:hunter2@h:99999/",
+        "amqp://hunter2:x@h:port/",
+        "",
+    ],
 )
 def test_a_url_that_names_no_broker_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(ValidationError, match="expected a URL such as amqps://") as refused:
@@ -75,13 +92,23 @@ def test_an_exchange_name_is_one_that_amqp_allows(name: str) -> None:
     [
         ("event.scheduled", {"eventtype": "Reboot"}, "event.scheduled.reboot.prod-vmss-a-1f0c33ab"),
         ("event.ended", {"eventtype": None}, "event.ended.none.prod-vmss-a-1f0c33ab"),
-        ("event.started", {"eventtype": "Live Migration 2.0"}, "event.started.live_migration_2_0.prod-vmss-a-1f0c33ab"),
+        (
+            "event.started",
+            {"eventtype": "Live Migration 2.0"},
+            "event.started.live_migration_2_0.prod-vmss-a-1f0c33ab",
+        ),
         ("startrequest.accepted", {}, "startrequest.accepted.freeze.prod-vmss-a-1f0c33ab"),
-        ("relay.sink-failing", {"subject": "On.Call"}, "relay.sink-failing.on_call.prod-vmss-a-1f0c33ab"),
+        (
+            "relay.sink-failing",
+            {"subject": "On.Call"},
+            "relay.sink-failing.on_call.prod-vmss-a-1f0c33ab",
+        ),
         ("relay.source-lost", {"subject": None}, "relay.source-lost.none.prod-vmss-a-1f0c33ab"),
     ],
 )
-def test_a_routing_key_says_what_happened_to_what_and_where(name: str, changes: dict[str, Any], key: str) -> None:
+def test_a_routing_key_says_what_happened_to_what_and_where(
+    name: str, changes: dict[str, Any], key: str
+) -> None:
     assert routing_key(cloudevent(name, **changes)) == key
 
 
@@ -89,16 +116,24 @@ _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 
 
 @given(name=_text, eventtype=_text, scope=_text)
-def test_a_routing_key_is_always_four_plain_words_that_fit(name: str, eventtype: str, scope: str) -> None:
+def test_a_routing_key_is_always_four_plain_words_that_fit(
+    name: str, eventtype: str, scope: str
+) -> None:
     """Lower case, nothing outside [a-z0-9_-], never empty, at most 255 bytes in all."""
     key = routing_key(cloudevent(name, eventtype=eventtype, scope=scope))
     assert re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+){3}", key)
     assert len(key) <= 255
 
 
-@given(eventtype=st.text("abz019_-", min_size=1, max_size=92), scope=st.text("abz019-", min_size=1, max_size=80))
+@given(
+    eventtype=st.text("abz019_-", min_size=1, max_size=92),
+    scope=st.text("abz019-", min_size=1, max_size=80),
+)
 def test_words_that_are_plain_already_stay_as_they_are(eventtype: str, scope: str) -> None:
-    assert routing_key(cloudevent("event.updated", eventtype=eventtype, scope=scope)) == f"event.updated.{eventtype}.{scope}"
+    assert (
+        routing_key(cloudevent("event.updated", eventtype=eventtype, scope=scope))
+        == f"event.updated.{eventtype}.{scope}"
+    )
 
 
 # --- the message
@@ -110,7 +145,10 @@ def test_a_message_carries_the_event_and_its_name_tags() -> None:
     assert message.delivery_mode is DeliveryMode.PERSISTENT
     assert message.content_type == "application/cloudevents+json; charset=utf-8"
     assert (message.message_id, message.correlation_id) == (event.id, EVENT_ID)
-    assert (message.message_type, message.app_id) == ("io.imdsrelay.event.scheduled.v1", "imds-relay")
+    assert (message.message_type, message.app_id) == (
+        "io.imdsrelay.event.scheduled.v1",
+        "imds-relay",
+    )
     assert message.headers == {f"ce-{name}": value for name, value in event.attributes.items()}
 
 
@@ -120,7 +158,12 @@ def test_a_message_asks_for_nothing_that_a_consumer_or_broker_could_trip_over() 
     A broker could close the channel for the last two (docs/protocol.md#one-bad-publish-closes-the-channel).
     """
     message = build(cloudevent())
-    assert (message.reply_to, message.user_id, message.expiration, message.priority) == (None, None, None, None)
+    assert (message.reply_to, message.user_id, message.expiration, message.priority) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_message_about_the_relay_has_no_correlation_id() -> None:
@@ -147,7 +190,9 @@ def _headers(event: CloudEvent) -> FieldTable:
 
 
 @given(st.dictionaries(st.text("abcxyz019", min_size=1, max_size=20), _text, max_size=10), _text)
-def test_every_event_makes_a_message_that_can_go_on_the_wire(extensions: dict[str, str], event_id: str) -> None:
+def test_every_event_makes_a_message_that_can_go_on_the_wire(
+    extensions: dict[str, str], event_id: str
+) -> None:
     """A message that cannot be encoded would be tried for ever."""
     attributes: dict[str, Any] = {f"x{name}": value for name, value in extensions.items()}
     event = cloudevent(subject=event_id, **attributes)
@@ -157,7 +202,10 @@ def test_every_event_makes_a_message_that_can_go_on_the_wire(extensions: dict[st
 
 def test_the_longest_header_fits_the_smallest_frame() -> None:
     """It cannot be split over frames: a broker with the smallest frame_max that AMQP allows would end the connection, again and again."""
-    foreign = dict.fromkeys(("partitionkey", "correlationid", "causationid", "eventtype", "eventsource"), "x" * LONGEST_TEXT)
+    foreign = dict.fromkeys(
+        ("partitionkey", "correlationid", "causationid", "eventtype", "eventsource"),
+        "x" * LONGEST_TEXT,
+    )
     ours = {
         "source": f"imds://{'s' * 80}/relays/{'r' * 80}",
         "scope": "s" * 80,
@@ -169,8 +217,12 @@ def test_the_longest_header_fits_the_smallest_frame() -> None:
         "traceparent": "0" * 55,
     }
     event = cloudevent("approval.granted", "x" * LONGEST_TEXT, None, **foreign, **ours)
-    assert len(_headers(event)) == len({"specversion", "id", "type", "subject", "time", "datacontenttype", *foreign, *ours})
-    assert len(ContentHeader(body_size=2**32, properties=build(event)).marshal()) <= SMALLEST_FRAME - 8
+    assert len(_headers(event)) == len(
+        {"specversion", "id", "type", "subject", "time", "datacontenttype", *foreign, *ours}
+    )
+    assert (
+        len(ContentHeader(body_size=2**32, properties=build(event)).marshal()) <= SMALLEST_FRAME - 8
+    )
 
 
 # --- what an answer means
@@ -178,7 +230,9 @@ def test_the_longest_header_fits_the_smallest_frame() -> None:
 
 def _returned() -> amqp.PublishError:
     frame = Basic.Return(reply_code=312, reply_text="NO_ROUTE", exchange="x", routing_key=KEY)
-    error = amqp.PublishError.__new__(amqp.PublishError)  # its own constructor wants a whole message
+    error = amqp.PublishError.__new__(
+        amqp.PublishError
+    )  # its own constructor wants a whole message
     error.frame = frame
     return error
 
@@ -199,13 +253,55 @@ def test_a_return_is_delivered_and_told() -> None:
     ("answer", "made_by_us", "kind", "failure", "status", "word"),
     [
         (amqp.DeliveryError(None, Basic.Nack()), True, Deferred, "transient", None, "nack"),
-        (amqp.ChannelNotFoundEntity("NOT_FOUND - no exchange 'x'"), False, Deferred, "slow", 404, "set declare: true"),
-        (amqp.ChannelNotFoundEntity("NOT_FOUND - no exchange 'x'"), True, Deferred, "transient", None, "NOT_FOUND"),
-        (ChannelAccessRefused("ACCESS_REFUSED - access to exchange 'x'"), True, Deferred, "slow", 403, "grant the user write"),
+        (
+            amqp.ChannelNotFoundEntity("NOT_FOUND - no exchange 'x'"),
+            False,
+            Deferred,
+            "slow",
+            404,
+            "set declare: true",
+        ),
+        (
+            amqp.ChannelNotFoundEntity("NOT_FOUND - no exchange 'x'"),
+            True,
+            Deferred,
+            "transient",
+            None,
+            "NOT_FOUND",
+        ),
+        (
+            ChannelAccessRefused("ACCESS_REFUSED - access to exchange 'x'"),
+            True,
+            Deferred,
+            "slow",
+            403,
+            "grant the user write",
+        ),
         (ChannelAccessRefused(TOPIC), True, Deferred, "slow", 403, "topic"),
-        (ChannelAccessRefused(TOPIC.replace("access to", "write access to")), True, Deferred, "slow", 403, "topic"),
-        (ChannelAccessRefused(TOPIC.replace("freeze", "reboot")), True, Deferred, "transient", None, "channel closed"),
-        (amqp.ChannelPreconditionFailed("message size 10 is larger than configured max size 5"), True, Rejected, None, 406, "size"),
+        (
+            ChannelAccessRefused(TOPIC.replace("access to", "write access to")),
+            True,
+            Deferred,
+            "slow",
+            403,
+            "topic",
+        ),
+        (
+            ChannelAccessRefused(TOPIC.replace("freeze", "reboot")),
+            True,
+            Deferred,
+            "transient",
+            None,
+            "channel closed",
+        ),
+        (
+            amqp.ChannelPreconditionFailed("message size 10 is larger than configured max size 5"),
+            True,
+            Rejected,
+            None,
+            406,
+            "size",
+        ),
         (
             amqp.ChannelPreconditionFailed("message size 100 is larger than the max size 5"),
             True,
@@ -214,14 +310,26 @@ def test_a_return_is_delivered_and_told() -> None:
             None,
             "size",
         ),
-        (amqp.ConnectionClosed(320, "CONNECTION_FORCED - shutdown"), True, Deferred, "transient", None, "shutdown"),
+        (
+            amqp.ConnectionClosed(320, "CONNECTION_FORCED - shutdown"),
+            True,
+            Deferred,
+            "transient",
+            None,
+            "shutdown",
+        ),
         (asyncio.CancelledError(), True, Deferred, "transient", None, "heartbeat"),
         (Exception(), True, Deferred, "transient", None, "same id"),
         (None, True, Deferred, "transient", None, "expected the broker to confirm"),
     ],
 )
 def test_an_answer_that_is_no_confirm_says_what_to_do_next(
-    answer: PublishResult, made_by_us: bool, kind: type[DeliveryError], failure: Failure | None, status: int | None, word: str
+    answer: PublishResult,
+    made_by_us: bool,
+    kind: type[DeliveryError],
+    failure: Failure | None,
+    status: int | None,
+    word: str,
 ) -> None:
     """A neighbour of the message that closed the channel (another topic, another size) is only tried again."""
     with pytest.raises(kind) as raised:

@@ -36,7 +36,9 @@ async def stored(url: str, exchange: str) -> list[bytes]:
 # --- gone
 
 
-async def test_a_broker_that_is_stopped_or_not_yet_started_is_waited_for(own_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_that_is_stopped_or_not_yet_started_is_waited_for(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     """Opening the sink waits for nothing; a delivery says why not; once the broker is up, the first one goes out soon."""
     caplog.set_level(logging.INFO, "relay.sinks.rabbitmq")
     async with sink(own_broker.amqp_url(), "late") as early:
@@ -44,12 +46,18 @@ async def test_a_broker_that_is_stopped_or_not_yet_started_is_waited_for(own_bro
         await asyncio.to_thread(own_broker.stop)
         async with sink(own_broker.amqp_url(), "late") as late:
             for bus in (early, late):
-                await deferred(bus, cloudevent(), f"no connection to 127.0.0.1:{own_broker.port}: Connection refused")
+                await deferred(
+                    bus,
+                    cloudevent(),
+                    f"no connection to 127.0.0.1:{own_broker.port}: Connection refused",
+                )
             await asyncio.to_thread(own_broker.start)
             for bus in (early, late):
                 await delivered(bus, cloudevent(), seconds=20)
     warned = [
-        record.getMessage() for record in caplog.records if (record.name, record.levelno) == ("relay.sinks.rabbitmq", logging.WARNING)
+        record.getMessage()
+        for record in caplog.records
+        if (record.name, record.levelno) == ("relay.sinks.rabbitmq", logging.WARNING)
     ]
     assert "was lost" in warned[0]
     assert len(warned) <= 5  # of some forty tries
@@ -84,13 +92,17 @@ async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: B
             await asyncio.to_thread(own_broker.start)
         assert {error.failure for error in errors} == {"transient"}
         assert any("sent again with the same id" in error.reason for error in errors)
-        assert set(await stored(own_broker.amqp_url(), "killed")) == {event.body for event in events}
+        assert set(await stored(own_broker.amqp_url(), "killed")) == {
+            event.body for event in events
+        }
 
 
 # --- standing still
 
 
-async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(own_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     """Then aiormq raises CancelledError in whoever waits (docs/protocol.md#a-library-cancels-publishers): a Deferred like any other.
 
     With a heartbeat of one second the watchdog takes six, with the relay's own of ten it takes 33.
@@ -123,7 +135,9 @@ async def test_a_cancellation_that_was_asked_for_stays_one(own_broker: Broker) -
         own_broker.thaw()
 
 
-async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twice(own_broker: Broker) -> None:
+async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twice(
+    own_broker: Broker,
+) -> None:
     """A timeout says "unknown" (docs/protocol.md#a-timeout-means-unknown); the next try of the same id joins the publish under way."""
     event = cloudevent()
     async with sink(own_broker.amqp_url(), "slow", timeout="500ms") as bus:
@@ -139,24 +153,33 @@ async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twic
         assert await stored(own_broker.amqp_url(), "slow") == [event.body]
 
 
-async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(own_broker: Broker) -> None:
+async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
+    own_broker: Broker,
+) -> None:
     async with sink(own_broker.amqp_url(), "left", timeout="100ms") as bus:
         await delivered(bus, cloudevent())
         own_broker.freeze()
         large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
         await asyncio.gather(*(deferred(bus, event) for event in large))
         began = time.monotonic()
-    assert time.monotonic() - began < connection.CLOSE_TIMEOUT + 10  # less than it takes to miss a heartbeat
+    assert (
+        time.monotonic() - began < connection.CLOSE_TIMEOUT + 10
+    )  # less than it takes to miss a heartbeat
     own_broker.thaw()
 
 
 @pytest.mark.parametrize("turns", [1, 3, 5, 7])
-async def test_leaving_ends_publishes_that_have_not_been_written_yet(broker: Reachable, exchange: str, turns: int) -> None:
+async def test_leaving_ends_publishes_that_have_not_been_written_yet(
+    broker: Reachable, exchange: str, turns: int
+) -> None:
     """Nobody empties aiormq's queue any more then, and whoever waits for room in it would wait for ever."""
     async with asyncio.timeout(30):
         async with sink(broker.amqp_url(), exchange) as bus:
             await delivered(bus, cloudevent())
-            deliveries = [asyncio.ensure_future(bus.deliver(cloudevent(data={"n": n}))) for n in range(bus.concurrency)]
+            deliveries = [
+                asyncio.ensure_future(bus.deliver(cloudevent(data={"n": n})))
+                for n in range(bus.concurrency)
+            ]
             for _ in range(turns):
                 await asyncio.sleep(0)
         answers = await asyncio.gather(*deliveries, return_exceptions=True)
@@ -167,7 +190,9 @@ async def test_leaving_ends_publishes_that_have_not_been_written_yet(broker: Rea
 # --- blocking
 
 
-async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_is_over(own_broker: Broker) -> None:
+async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_is_over(
+    own_broker: Broker,
+) -> None:
     """What was under way stays so, what comes later is not sent, and closing does not wait for the alarm's end."""
     before, later = cloudevent(), cloudevent("event.updated")
     url = own_broker.amqp_url()
@@ -179,7 +204,11 @@ async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_i
             await deferred(leaving, cloudevent("event.started"), "did not confirm")
             began = time.monotonic()
         assert time.monotonic() - began < connection.CLOSE_TIMEOUT + 10
-        for event, reason in ((before, "did not confirm"), (later, "did not let anybody publish"), (before, "did not confirm")):
+        for event, reason in (
+            (before, "did not confirm"),
+            (later, "did not let anybody publish"),
+            (before, "did not confirm"),
+        ):
             error = await deferred(bus, event)
             assert (error.failure, reason in error.reason) == ("transient", True)
         await asyncio.to_thread(own_broker.alarm, on=False)
@@ -203,13 +232,22 @@ async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_passwor
     async with sink(None, "rotated", url_file=file) as bus:
         await delivered(bus, cloudevent())
         await asyncio.to_thread(own_broker.add_user, "rotated", "hunter3")
-        await asyncio.to_thread(own_broker.ctl, "close_all_user_connections", "rotated", "for rotation")
+        await asyncio.to_thread(
+            own_broker.ctl, "close_all_user_connections", "rotated", "for rotation"
+        )
         error = await deferred(bus, cloudevent(), "refused user, password or certificate")
         file.write_text(own_broker.amqp_url("rotated").replace("hunter2", "hunter3"))
         await delivered(bus, cloudevent())
-    ours = [record.getMessage() for record in caplog.records if record.name == "relay.sinks.rabbitmq"]
+    ours = [
+        record.getMessage() for record in caplog.records if record.name == "relay.sinks.rabbitmq"
+    ]
     place = f"127.0.0.1:{own_broker.port}"
-    assert [line.partition(" to ")[0] for line in ours] == ["bus: connected", "bus: the connection", "bus: no connection", "bus: connected"]
+    assert [line.partition(" to ")[0] for line in ours] == [
+        "bus: connected",
+        "bus: the connection",
+        "bus: no connection",
+        "bus: connected",
+    ]
     assert all(place in line for line in ours)
     assert "for rotation" in ours[1]
     assert error.reason in ours[2]

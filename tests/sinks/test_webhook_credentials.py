@@ -43,27 +43,37 @@ async def headers_of(**given: Any) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("as_file", [False, True])
-async def test_bearer_and_basic_are_authorization_headers(tmp_path: Path, as_file: bool) -> None:  # a case
+async def test_bearer_and_basic_are_authorization_headers(
+    tmp_path: Path, as_file: bool
+) -> None:  # a case
     (tmp_path / "secret").write_text("t0ken\n")
     (tmp_path / "password").write_text(PASSWORD)
     bearer = {"bearer_file": str(tmp_path / "secret")} if as_file else {"bearer": "t0ken"}
     password = {"password_file": str(tmp_path / "password")} if as_file else {"password": PASSWORD}
     assert (await headers_of(**bearer))["Authorization"] == "Bearer t0ken"
-    assert (await headers_of(basic={"user": "relay", **password}))["Authorization"] == f"Basic {BASIC}"
+    assert (await headers_of(basic={"user": "relay", **password}))[
+        "Authorization"
+    ] == f"Basic {BASIC}"
     assert "Authorization" not in await headers_of()
 
 
 async def test_a_bearer_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
     file = tmp_path / "bearer"
     file.write_text("first")
-    async with listening(good) as receiver, sink(url=receiver.url, bearer_file=str(file)) as webhook:
+    async with (
+        listening(good) as receiver,
+        sink(url=receiver.url, bearer_file=str(file)) as webhook,
+    ):
         await webhook.deliver(cloudevent())
         file.write_text("the-second")
         await webhook.deliver(cloudevent())
         file.write_text("with spaces t0ken")
         with pytest.raises(Deferred, match="expected a token on one line") as caught:
             await webhook.deliver(cloudevent())
-    assert [one.headers["Authorization"] for one in receiver.requests] == ["Bearer first", "Bearer the-second"]
+    assert [one.headers["Authorization"] for one in receiver.requests] == [
+        "Bearer first",
+        "Bearer the-second",
+    ]
     assert (caught.value.failure, "t0ken" in caught.value.reason) == ("slow", False)
 
 
@@ -71,7 +81,9 @@ async def test_a_bearer_is_read_again_when_its_file_changes(tmp_path: Path) -> N
 async def test_fixed_headers_are_sent_beside_ours(tmp_path: Path, as_file: bool) -> None:  # a case
     (tmp_path / "headers").write_text("X-Tenant: west\nAuthorization: Splunk a: b\n\n")
     given = {"X-Tenant": "west", "Authorization": "Splunk a: b"}
-    sent = await headers_of(**({"headers_file": str(tmp_path / "headers")} if as_file else {"headers": given}))
+    sent = await headers_of(
+        **({"headers_file": str(tmp_path / "headers")} if as_file else {"headers": given})
+    )
     assert {name: sent[name] for name in given} == given
     assert sent["Content-Type"].startswith("application/cloudevents+json")
     assert sent["webhook-id"]
@@ -84,18 +96,25 @@ async def test_a_certificate_of_ones_own_is_shown_and_a_ca_of_ones_own_is_truste
             assert (await webhook.deliver(cloudevent())).status == 204
         refused = await failure(receiver.url)
         assert refused.reason.startswith("expected a certificate that this machine trusts")
-        async with connect(settings(url=receiver.url, tls={"ca_file": str(LOOPBACK)}), SystemClock()) as nameless:
+        async with connect(
+            settings(url=receiver.url, tls={"ca_file": str(LOOPBACK)}), SystemClock()
+        ) as nameless:
             with pytest.raises(Deferred) as caught:
                 await nameless.deliver(cloudevent())
     assert caught.value.failure == "transient"
     assert len(receiver.requests) == 1
 
 
-async def test_certificates_are_read_again_when_they_change_and_the_last_ones_hold_meanwhile(tmp_path: Path) -> None:
+async def test_certificates_are_read_again_when_they_change_and_the_last_ones_hold_meanwhile(
+    tmp_path: Path,
+) -> None:
     trusted = tmp_path / "ca.pem"
     trusted.write_text(OTHER_CA)
     given = {"tls": {"ca_file": str(trusted)}, "timeout": "30s"}
-    async with listening(good, tls=True) as receiver, connect(settings(url=receiver.url, **given), SystemClock()) as webhook:
+    async with (
+        listening(good, tls=True) as receiver,
+        connect(settings(url=receiver.url, **given), SystemClock()) as webhook,
+    ):
         with pytest.raises(Deferred, match="expected a certificate"):
             await webhook.deliver(cloudevent())
         trusted.write_text(LOOPBACK.read_text())
@@ -157,7 +176,16 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
             "scope": "west",
             "source": {"url": azure.url, "interval": "500ms"},
             "store": {"path": str(tmp_path / "relay.db")},
-            "sinks": [{"kind": "webhook", "name": "drain", "url": receiver.url, "secrets": [SECRET], "allow_http": True, **section}],
+            "sinks": [
+                {
+                    "kind": "webhook",
+                    "name": "drain",
+                    "url": receiver.url,
+                    "secrets": [SECRET],
+                    "allow_http": True,
+                    **section,
+                }
+            ],
             "api": {"listen": "127.0.0.1:0", "socket": str(tmp_path / "relay.sock")},
         }
         file = tmp_path / "relay.yaml"
@@ -167,7 +195,9 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
             await eventually(lambda: bool(receiver.requests))
 
             async def tried() -> bool:
-                return bool((await called("deliveries", "1", "-c", str(file), "--json")).json["log"])
+                return bool(
+                    (await called("deliveries", "1", "-c", str(file), "--json")).json["log"]
+                )
 
             async def listed() -> bool:
                 return bool((await called("deliveries", "-c", str(file), "--json")).json["items"])
@@ -193,7 +223,9 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
                         said.append(f"{answer.headers}{await answer.text()}")
             assert "drain" in said[-3]
     wire = b"".join(f"{one.line}{dict(one.headers)}".encode() for one in receiver.requests).decode()
-    assert credential in ("secrets", "tls") or any(telltale in wire or telltale == PASSWORD for telltale in telltales)
+    assert credential in ("secrets", "tls") or any(
+        telltale in wire or telltale == PASSWORD for telltale in telltales
+    )
     stored = (tmp_path / "relay.db").read_bytes().decode("latin-1")
     for telltale in telltales:
         assert [telltale in text for text in (*said, stored)] == [False] * (len(said) + 1), telltale
@@ -208,7 +240,9 @@ def test_the_settings_do_not_print_what_is_secret() -> None:
         headers={"X": "t0ken"},
         proxy="http://u:t0ken@proxy:3128",
     )
-    assert "t0ken" not in repr(given) + str(given) + str(given.model_dump()) + given.model_dump_json()
+    assert (
+        "t0ken" not in repr(given) + str(given) + str(given.model_dump()) + given.model_dump_json()
+    )
 
 
 async def test_a_secret_at_the_cut_of_an_answer_shows_no_half_of_itself() -> None:
@@ -216,7 +250,10 @@ async def test_a_secret_at_the_cut_of_an_answer_shows_no_half_of_itself() -> Non
         await connection.request()
         await connection.answer(500, {}, b"x" * 1015 + b"t0ken-that-is-long")
 
-    async with listening(long) as receiver, sink(url=receiver.url, bearer="t0ken-that-is-long") as webhook:
+    async with (
+        listening(long) as receiver,
+        sink(url=receiver.url, bearer="t0ken-that-is-long") as webhook,
+    ):
         (outcome,) = await asyncio.gather(webhook.deliver(cloudevent()), return_exceptions=True)
     assert isinstance(outcome, Deferred)
     assert outcome.response == "x" * 1015 + "…"

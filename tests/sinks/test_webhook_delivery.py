@@ -26,7 +26,9 @@ async def test_a_2xx_is_delivered_and_its_first_words_are_kept_for_the_log() -> 
         await connection.answer(202, {}, "  drained: dør\x1b[31m\n".encode())
 
     async with listening(thankful) as receiver:
-        assert await deliver(receiver.url) == Receipt(202, "drained: dør\N{REPLACEMENT CHARACTER}[31m")
+        assert await deliver(receiver.url) == Receipt(
+            202, "drained: dør\N{REPLACEMENT CHARACTER}[31m"
+        )
 
 
 async def test_at_most_one_kibibyte_of_an_answer_is_kept() -> None:
@@ -48,7 +50,9 @@ async def test_an_answer_that_repeats_the_url_is_kept_without_it(page: str) -> N
     async def echo(connection: Connection) -> None:
         target = (await connection.request()).line.split(" ")[1]
         path, _, query = target.partition("?")
-        await connection.answer(404, {}, " ".join(page.format(part) for part in (target, path, query)).encode())
+        await connection.answer(
+            404, {}, " ".join(page.format(part) for part in (target, path, query)).encode()
+        )
 
     async with listening(echo) as receiver:
         answer = (await failure(receiver.url)).response
@@ -58,7 +62,11 @@ async def test_an_answer_that_repeats_the_url_is_kept_without_it(page: str) -> N
 async def test_a_sink_is_connected_without_its_receiver_being_up() -> None:
     async with connect(settings(url="http://127.0.0.1:9/"), SystemClock()) as webhook:
         contract: Sink = webhook
-        assert (contract.concurrency, contract.give_up_after, contract.longest_pause) == (16, 86400.0, 300.0)
+        assert (contract.concurrency, contract.give_up_after, contract.longest_pause) == (
+            16,
+            86400.0,
+            300.0,
+        )
 
 
 async def test_one_connection_is_used_again_and_again() -> None:
@@ -80,7 +88,9 @@ async def test_sixteen_deliveries_are_under_way_at_once_and_a_hung_one_holds_up_
 
     async with listening(together) as receiver, sink(url=receiver.url, timeout="60s") as webhook:
         hung = asyncio.create_task(webhook.deliver(cloudevent(subject="hang")))
-        await asyncio.gather(*(webhook.deliver(cloudevent(subject=str(number))) for number in range(16)))
+        await asyncio.gather(
+            *(webhook.deliver(cloudevent(subject=str(number))) for number in range(16))
+        )
         assert not hung.done()
         hung.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -101,7 +111,9 @@ async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
     assert (len(receiver.requests), elsewhere.connections) == (1, 0)
 
 
-async def test_proxies_and_passwords_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_proxies_and_passwords_of_the_environment_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login relay password t0ken\n")
     netrc.chmod(0o600)
@@ -121,7 +133,10 @@ async def test_cookies_are_not_kept() -> None:
             await connection.request()
             await connection.answer(204, {"Set-Cookie": "session=1; Path=/"})
 
-    async with listening(cookie) as receiver, sink(url=receiver.url.replace("127.0.0.1", "localhost")) as webhook:
+    async with (
+        listening(cookie) as receiver,
+        sink(url=receiver.url.replace("127.0.0.1", "localhost")) as webhook,
+    ):
         await webhook.deliver(cloudevent())
         await webhook.deliver(cloudevent())
     assert ["Cookie" in received.headers for received in receiver.requests] == [False, False]
@@ -194,9 +209,15 @@ async def test_a_proxy_is_asked_for_the_receiver_and_knows_nothing_of_tls_within
 
         async with listening(tunnel) as proxy:
             trusting = ssl.create_default_context(cafile=LOOPBACK)
-            receipt = await deliver(receiver.url.replace("127.0.0.1", "localhost"), tls=trusting, proxy=f"http://127.0.0.1:{proxy.port}")
+            receipt = await deliver(
+                receiver.url.replace("127.0.0.1", "localhost"),
+                tls=trusting,
+                proxy=f"http://127.0.0.1:{proxy.port}",
+            )
     assert receipt.status == 204
-    assert [asked.line for asked in proxy.requests] == [f"CONNECT localhost:{receiver.port} HTTP/1.1"]
+    assert [asked.line for asked in proxy.requests] == [
+        f"CONNECT localhost:{receiver.port} HTTP/1.1"
+    ]
     assert receiver.requests[0].line == "POST /hook/t0ken-in-path?key=t0ken-in-query HTTP/1.1"
 
 
@@ -206,13 +227,18 @@ async def test_what_a_proxy_refuses_is_no_answer_of_the_receiver() -> None:
         await connection.answer(410, {}, b"no way")
 
     async with listening(closed) as proxy:
-        refused = await failure("https://drain.example.com/t0ken", proxy=f"http://127.0.0.1:{proxy.port}")
+        refused = await failure(
+            "https://drain.example.com/t0ken", proxy=f"http://127.0.0.1:{proxy.port}"
+        )
     assert (refused.failure, refused.status) == ("transient", None)
     assert "it answered 410 Gone" in refused.reason
 
 
 async def test_time_is_the_machines_when_nothing_else_is_given() -> None:
-    async with listening(good) as receiver, connect(settings(url=receiver.url), SystemClock()) as webhook:
+    async with (
+        listening(good) as receiver,
+        connect(settings(url=receiver.url), SystemClock()) as webhook,
+    ):
         await webhook.deliver(cloudevent())
     sent = int(receiver.requests[0].headers["webhook-timestamp"])
     assert abs(sent - datetime.now(UTC).timestamp()) < 60

@@ -61,7 +61,9 @@ async def test_the_receiver_of_the_page_takes_an_event_once_and_no_forgery() -> 
     first, second = cloudevent(), cloudevent("event.started")
     async with documented_receiver() as (port, printed):
         url = f"http://127.0.0.1:{port}/azure"
-        async with connect(settings(url=url, secrets=[OTHER_SECRET, SECRET]), SystemClock()) as sink:
+        async with connect(
+            settings(url=url, secrets=[OTHER_SECRET, SECRET]), SystemClock()
+        ) as sink:
             for event in (first, first, second):
                 assert (await sink.deliver(event)).status == 204
         async with connect(settings(url=url, secrets=[OTHER_SECRET]), SystemClock()) as forger:
@@ -72,7 +74,9 @@ async def test_the_receiver_of_the_page_takes_an_event_once_and_no_forgery() -> 
     assert lines == [[event.type, event.subject] for event in (first, second)]
 
 
-async def test_the_approval_of_the_page_is_what_the_relay_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_approval_of_the_page_is_what_the_relay_verifies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     event = cloudevent()
     async with listening(good) as relay:
         monkeypatch.setenv("CALLBACK_SECRET", SECRET)
@@ -83,7 +87,10 @@ async def test_the_approval_of_the_page_is_what_the_relay_verifies(monkeypatch: 
         assert await asyncio.to_thread(approve, json.loads(event.body)) == 204
     (received,) = relay.requests
     assert received.line == "POST /v1/callbacks/db-drain HTTP/1.1"
-    assert signature.verify([SECRET], received.headers, received.body, datetime.now(UTC)) == f"approve-{event.id}"
+    assert (
+        signature.verify([SECRET], received.headers, received.body, datetime.now(UTC))
+        == f"approve-{event.id}"
+    )
     assert json.loads(received.body) == {
         "eventId": event.subject,
         "decision": "approve",

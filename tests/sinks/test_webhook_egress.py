@@ -15,19 +15,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.net.egress import REFUSED, AddressRefused, guarded_socket, is_refused, parse_address_literal
+from relay.net.egress import (
+    REFUSED,
+    AddressRefused,
+    guarded_socket,
+    is_refused,
+    parse_address_literal,
+)
 from tests.sinks.egress_namespace import LITERALS, NAMES
 from tests.sinks.http_receiver import Names, good, listening
 from tests.sinks.webhook_sink import deliver, failure
 
 REFUSED_ADDRESSES = (
     *("169.254.0.0", "169.254.169.254", "169.254.255.255", "168.63.129.16"),
-    *("fe80::", "fe80::1", "fe80::1%eth0", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fd00:ec2::254"),
-    *("::ffff:169.254.169.254", "::ffff:168.63.129.16", "64:ff9b::169.254.169.254", "64:ff9b::a83f:8110"),
+    *(
+        "fe80::",
+        "fe80::1",
+        "fe80::1%eth0",
+        "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+        "fd00:ec2::254",
+    ),
+    *(
+        "::ffff:169.254.169.254",
+        "::ffff:168.63.129.16",
+        "64:ff9b::169.254.169.254",
+        "64:ff9b::a83f:8110",
+    ),
 )
 ALLOWED_ADDRESSES = (
-    *("127.0.0.1", "10.0.0.4", "172.16.0.1", "192.168.1.1", "169.253.255.255", "169.255.0.0", "168.63.129.15", "168.63.129.17"),
-    *("::1", "fd00::1", "fd00:ec2::253", "fe7f::1", "fec0::1", "::ffff:127.0.0.1", "64:ff9b::10.0.0.4", "64:ff9b:1::a9fe:a9fe"),
+    *(
+        "127.0.0.1",
+        "10.0.0.4",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.253.255.255",
+        "169.255.0.0",
+        "168.63.129.15",
+        "168.63.129.17",
+    ),
+    *(
+        "::1",
+        "fd00::1",
+        "fd00:ec2::253",
+        "fe7f::1",
+        "fec0::1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::10.0.0.4",
+        "64:ff9b:1::a9fe:a9fe",
+    ),
 )
 
 
@@ -44,27 +79,40 @@ def test_no_socket_is_made_for_a_refused_address(address: str) -> None:
 def test_loopback_private_ranges_and_all_else_are_allowed(address: str) -> None:
     assert not is_refused(ip_address(address))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with guarded_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 80))) as made:
+    with guarded_socket(
+        (family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 80))
+    ) as made:
         assert (made.family, made.type) == (family, socket.SOCK_STREAM)
 
 
 def test_the_refused_ranges_are_those_of_the_documentation() -> None:
     """Promise 6."""
-    assert set(REFUSED) == {ip_network(text) for text in ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254", "168.63.129.16")}
+    assert set(REFUSED) == {
+        ip_network(text)
+        for text in ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254", "168.63.129.16")
+    }
 
 
-@given(st.integers(0, 2**32 - 1) | st.integers(0xA9FE0000 - 9, 0xA9FEFFFF + 9) | st.integers(0xA83F8110 - 2, 0xA83F8110 + 2))
+@given(
+    st.integers(0, 2**32 - 1)
+    | st.integers(0xA9FE0000 - 9, 0xA9FEFFFF + 9)
+    | st.integers(0xA83F8110 - 2, 0xA83F8110 + 2)
+)
 def test_an_ipv4_address_is_judged_alike_in_every_form(number: int) -> None:
     address = IPv4Address(number)
     expected = address in ip_network("169.254.0.0/16") or str(address) == "168.63.129.16"
     forms = [f"::ffff:{address}", f"64:ff9b::{address}"]
-    assert [is_refused(address), *(is_refused(IPv6Address(form)) for form in forms)] == [expected] * 3
+    assert [is_refused(address), *(is_refused(IPv6Address(form)) for form in forms)] == [
+        expected
+    ] * 3
 
 
 def test_what_is_not_an_address_gets_no_socket() -> None:
     """Connecting would look it up, and nobody would see what it stands for."""
     with pytest.raises(AddressRefused):
-        guarded_socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("metadata.test", 80)))
+        guarded_socket(
+            (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("metadata.test", 80))
+        )
 
 
 @pytest.mark.parametrize("host", LITERALS)
@@ -74,24 +122,36 @@ def test_a_literal_is_seen_through_in_every_notation(host: str) -> None:
     assert is_refused(address)
 
 
-@pytest.mark.parametrize("host", ["drain.example.com", "localhost", "a", "1.2.3.4.5", "0xg", "", "é"])
+@pytest.mark.parametrize(
+    "host", ["drain.example.com", "localhost", "a", "1.2.3.4.5", "0xg", "", "é"]
+)
 def test_a_name_is_no_literal(host: str) -> None:
     assert parse_address_literal(host) is None
 
 
 @pytest.mark.parametrize("address", REFUSED_ADDRESSES)
-async def test_a_name_that_stands_for_a_refused_address_is_a_failure_that_somebody_must_mend(address: str) -> None:
+async def test_a_name_that_stands_for_a_refused_address_is_a_failure_that_somebody_must_mend(
+    address: str,
+) -> None:
     """Names can change, so a later try may work."""
-    told = await failure("http://t0ken.test/", resolver=Names({"t0ken.test": [address]}), timeout="30s")
+    told = await failure(
+        "http://t0ken.test/", resolver=Names({"t0ken.test": [address]}), timeout="30s"
+    )
     assert told.failure == "slow"
     assert (
-        told.reason == "expected a receiver's address, the name in the URL stands for a metadata or host address, which no sink may reach"
+        told.reason
+        == "expected a receiver's address, the name in the URL stands for a metadata or host address, which no sink may reach"
     )
 
 
-@pytest.mark.parametrize("others", [["169.254.169.254"], ["fd00:ec2::254", "169.254.169.254"], ["fe80::1%lo", "168.63.129.16"]])
+@pytest.mark.parametrize(
+    "others",
+    [["169.254.169.254"], ["fd00:ec2::254", "169.254.169.254"], ["fe80::1%lo", "168.63.129.16"]],
+)
 @pytest.mark.parametrize("first", [True, False])
-async def test_of_several_addresses_of_a_name_only_allowed_ones_are_dialled(others: list[str], first: bool) -> None:
+async def test_of_several_addresses_of_a_name_only_allowed_ones_are_dialled(
+    others: list[str], first: bool
+) -> None:
     async with listening(good) as receiver:
         addresses = ["127.0.0.1", *others] if first else [*others, "127.0.0.1"]
         url = f"http://drain.test:{receiver.port}/"
@@ -100,14 +160,18 @@ async def test_of_several_addresses_of_a_name_only_allowed_ones_are_dialled(othe
 
 async def test_a_proxy_that_stands_for_a_refused_address_is_not_dialled() -> None:
     names = Names({"proxy.test": ["169.254.169.254"]})
-    told = await failure("https://drain.test/t0ken", resolver=names, proxy="http://proxy.test:3128", timeout="30s")
+    told = await failure(
+        "https://drain.test/t0ken", resolver=names, proxy="http://proxy.test:3128", timeout="30s"
+    )
     assert told.failure == "slow"
 
 
 def namespace_report() -> dict[str, Any]:
     missing = [program for program in ("unshare", "ip", "mount") if shutil.which(program) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not found: no network namespace to try it in (Debian: util-linux, iproute2)")
+        pytest.skip(
+            f"{', '.join(missing)} not found: no network namespace to try it in (Debian: util-linux, iproute2)"
+        )
     unshare = ["unshare", "--net", "--mount", "--user", "--map-root-user"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
         unshare = unshare[:3]  # where user namespaces are switched off, root needs none
@@ -115,7 +179,11 @@ def namespace_report() -> dict[str, Any]:
         if allowed.returncode != 0:
             pytest.skip(f"no network namespace may be made here: {allowed.stderr.strip()}")
     done = subprocess.run(
-        [*unshare, sys.executable, "-m", "tests.sinks.egress_namespace"], capture_output=True, text=True, check=False, timeout=120
+        [*unshare, sys.executable, "-m", "tests.sinks.egress_namespace"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)

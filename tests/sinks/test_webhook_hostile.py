@@ -68,7 +68,9 @@ async def says_continue_for_ever(connection: Connection) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("behaviour", [accepts_and_says_nothing, never_reads, says_continue_for_ever])
+@pytest.mark.parametrize(
+    "behaviour", [accepts_and_says_nothing, never_reads, says_continue_for_ever]
+)
 @pytest.mark.usefixtures("little_memory")
 async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) -> None:
     async with listening(behaviour) as receiver, within(SOON, at_least=0.3):
@@ -83,7 +85,9 @@ async def test_headers_that_drip_are_left_at_the_timeout_or_when_they_are_too_ma
         assert (await failure(receiver.url, timeout=TIMEOUT)).failure == "transient"
 
 
-async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_of_attempts(tmp_path: Path) -> None:
+async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_of_attempts(
+    tmp_path: Path,
+) -> None:
     """Dripping and hanging, beside one that is well: its events arrive as if it were alone."""
     async with (
         listening(drips_headers) as dripping,
@@ -92,13 +96,17 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
         sink(url=well.url) as one,
         sink(url=dripping.url, timeout=TIMEOUT) as two,
         sink(url=hanging.url, timeout=TIMEOUT) as three,
-        going(tmp_path, {"well": one, "drips": two, "hangs": three}, well={"events": ["event.*"]}) as relay,
+        going(
+            tmp_path, {"well": one, "drips": two, "hangs": three}, well={"events": ["event.*"]}
+        ) as relay,
         within(SOON),
     ):
         for number in range(20):
             await relay.tell(f"E-{number}", "event.started")
         await until(lambda: len(well.requests) == 20)
-        await until(lambda: all(status.reason is not None for status in relay.dispatcher.status()[1:]))
+        await until(
+            lambda: all(status.reason is not None for status in relay.dispatcher.status()[1:])
+        )
         await relay.settled()
         for name in ("drips", "hangs"):
             _, outcome, status, reason = (await relay.attempts(name))[0]
@@ -108,7 +116,9 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
 
 async def test_the_timeout_covers_a_look_up_that_hangs() -> None:
     async with within(SOON):
-        refused = await failure("http://t0ken.test/", resolver=Names({"t0ken.test": []}), timeout=TIMEOUT)
+        refused = await failure(
+            "http://t0ken.test/", resolver=Names({"t0ken.test": []}), timeout=TIMEOUT
+        )
     assert "expected an answer within 0.3 s" in refused.reason
 
 
@@ -149,14 +159,25 @@ async def test_the_timeout_covers_a_tls_handshake_that_hangs() -> None:
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "expected an HTTP answer, got something else"),
         (b"HTTP/1.1 99999 Much\r\n\r\n", "expected an HTTP answer, got something else"),
         (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", "expected an HTTP answer, got something else"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: t0ken\r\n\r\n", "expected an HTTP answer, got something else"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", "expected an HTTP answer, got something else"),
-        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000 + b"\r\n", "expected an HTTP answer, got something else"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: t0ken\r\n\r\n",
+            "expected an HTTP answer, got something else",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
+            "expected an HTTP answer, got something else",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
+            "expected an HTTP answer, got something else",
+        ),
     ],
 )
 @pytest.mark.parametrize("then", ["closed", "half-closed", "reset"])
 @pytest.mark.usefixtures("little_memory")
-async def test_what_is_not_http_is_a_failure_that_passes(said: bytes, reason: str, then: str) -> None:
+async def test_what_is_not_http_is_a_failure_that_passes(
+    said: bytes, reason: str, then: str
+) -> None:
     async def broken(connection: Connection) -> None:
         await connection.request()
         await connection.send(said)
@@ -169,20 +190,33 @@ async def test_what_is_not_http_is_a_failure_that_passes(said: bytes, reason: st
     async with listening(broken) as receiver, within(SOON):
         refused = await failure(receiver.url)
     assert refused.failure == "transient"
-    assert reason in refused.reason or (then == "reset" and "expected a connection to the receiver" in refused.reason)
+    assert reason in refused.reason or (
+        then == "reset" and "expected a connection to the receiver" in refused.reason
+    )
 
 
 async def test_nobody_there_is_a_failure_that_passes() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         refused = await failure(f"http://127.0.0.1:{bound.getsockname()[1]}/t0ken")
-    assert (refused.failure, refused.reason) == ("transient", "expected a connection to the receiver: Connection refused")
+    assert (refused.failure, refused.reason) == (
+        "transient",
+        "expected a connection to the receiver: Connection refused",
+    )
 
 
 async def test_a_name_that_cannot_be_looked_up_is_a_failure_that_passes() -> None:
-    names = Names({"t0ken.test": socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "odd.test": OSError("odd")})
+    names = Names(
+        {
+            "t0ken.test": socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+            "odd.test": OSError("odd"),
+        }
+    )
     refused = await failure("http://t0ken.test/", resolver=names)
-    assert (refused.failure, refused.reason) == ("transient", "expected an address for the name in the URL: Name or service not known")
+    assert (refused.failure, refused.reason) == (
+        "transient",
+        "expected an address for the name in the URL: Name or service not known",
+    )
     assert (await failure("http://odd.test/t0ken", resolver=names)).failure == "transient"
 
 
@@ -192,9 +226,15 @@ async def refuses_before_it_has_read(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [never_reads, refuses_before_it_has_read])
-async def test_a_huge_event_that_is_not_read_to_its_end_is_a_failure_in_time(behaviour: Behaviour) -> None:
+async def test_a_huge_event_that_is_not_read_to_its_end_is_a_failure_in_time(
+    behaviour: Behaviour,
+) -> None:
     huge = cloudevent(data={"resources": ["x" * 100] * 200_000})
-    async with listening(behaviour) as receiver, sink(url=receiver.url, timeout=TIMEOUT) as webhook, within(SOON):
+    async with (
+        listening(behaviour) as receiver,
+        sink(url=receiver.url, timeout=TIMEOUT) as webhook,
+        within(SOON),
+    ):
         with pytest.raises(Deferred):
             await webhook.deliver(huge)
 
@@ -214,7 +254,9 @@ async def test_a_certificate_that_is_not_trusted_is_a_failure_that_passes() -> N
     async with listening(good, tls=True) as receiver, within(SOON):
         refused = await failure(receiver.url)
     assert refused.failure == "transient"
-    assert refused.reason.startswith("expected a certificate that this machine trusts: self-signed certificate; name the CA")
+    assert refused.reason.startswith(
+        "expected a certificate that this machine trusts: self-signed certificate; name the CA"
+    )
     assert receiver.requests == []
 
 
@@ -222,8 +264,12 @@ async def test_a_certificate_for_another_name_is_a_failure_that_does_not_tell_th
     async with listening(good, tls=True) as receiver:
         names = Names({"t0ken.test": ["127.0.0.1"]})
         trusting = ssl.create_default_context(cafile=LOOPBACK)
-        refused = await failure(f"https://t0ken.test:{receiver.port}/", resolver=names, tls=trusting)
-    assert refused.reason.startswith("expected a certificate that this machine trusts: it is for another name; correct the name")
+        refused = await failure(
+            f"https://t0ken.test:{receiver.port}/", resolver=names, tls=trusting
+        )
+    assert refused.reason.startswith(
+        "expected a certificate that this machine trusts: it is for another name; correct the name"
+    )
     assert "t0ken" not in refused.reason
     assert receiver.requests == []
 
@@ -282,7 +328,9 @@ async def says_nothing_more(connection: Connection) -> None:
 @pytest.mark.parametrize("behaviour", [drips, stops_in_the_middle, half_closes, says_nothing_more])
 @pytest.mark.parametrize("limit", ["900ms", "60s"])
 @pytest.mark.usefixtures("little_memory")
-async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(behaviour: Behaviour, limit: str) -> None:
+async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(
+    behaviour: Behaviour, limit: str
+) -> None:
     """The receiver has said that it has the event. Its body is for the log, and holds up the next event a second at most."""
     async with listening(behaviour) as receiver, within(SOON):
         receipt = await deliver(receiver.url, timeout=limit)
@@ -290,7 +338,16 @@ async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(behaviour: Behavi
     assert receipt.response is None or receipt.response.startswith((".", "start"))
 
 
-@pytest.mark.parametrize("chunks", [b"5\r\nstart\r\nnonsense\r\n", b"-1\r\n", b"f" * 100 + b"\r\n", b"5;" + b"x" * 100_000, b"5\r\nst"])
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"5\r\nstart\r\nnonsense\r\n",
+        b"-1\r\n",
+        b"f" * 100 + b"\r\n",
+        b"5;" + b"x" * 100_000,
+        b"5\r\nst",
+    ],
+)
 @pytest.mark.usefixtures("little_memory")
 async def test_broken_chunks_are_the_end_of_an_answer_or_no_answer(chunks: bytes) -> None:
     """The parser meets them with the headers or after these, as the packets fall: it is a 2xx or a failure that passes."""
@@ -299,10 +356,17 @@ async def test_broken_chunks_are_the_end_of_an_answer_or_no_answer(chunks: bytes
         await connection.request()
         await connection.send(HEAD, b"Transfer-Encoding: chunked\r\n\r\n", chunks)
 
-    async with listening(breaks_its_chunks) as receiver, sink(url=receiver.url) as webhook, within(SOON):
+    async with (
+        listening(breaks_its_chunks) as receiver,
+        sink(url=receiver.url) as webhook,
+        within(SOON),
+    ):
         (outcome,) = await asyncio.gather(webhook.deliver(cloudevent()), return_exceptions=True)
     if isinstance(outcome, Deferred):
-        assert (outcome.failure, outcome.reason) == ("transient", "expected an HTTP answer, got something else")
+        assert (outcome.failure, outcome.reason) == (
+            "transient",
+            "expected an HTTP answer, got something else",
+        )
     else:
         assert isinstance(outcome, Receipt)
         assert outcome.status == 200
@@ -310,12 +374,19 @@ async def test_broken_chunks_are_the_end_of_an_answer_or_no_answer(chunks: bytes
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.usefixtures("little_memory")
-async def test_of_a_gigabyte_64_kibibytes_are_read_and_the_connection_is_dropped(chunked: bool) -> None:
+async def test_of_a_gigabyte_64_kibibytes_are_read_and_the_connection_is_dropped(
+    chunked: bool,
+) -> None:
     flood = b"x" * 65536
 
     async def floods(connection: Connection) -> None:
         await connection.request()
-        await connection.send(HEAD, b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"Content-Length: 1073741824\r\n\r\n")
+        await connection.send(
+            HEAD,
+            b"Transfer-Encoding: chunked\r\n\r\n"
+            if chunked
+            else b"Content-Length: 1073741824\r\n\r\n",
+        )
         try:
             for _ in range(16384):
                 await connection.send(*((b"10000\r\n", flood, b"\r\n") if chunked else (flood,)))
@@ -347,7 +418,9 @@ async def test_a_bomb_is_not_unpacked() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "t0ken"])
-async def test_an_encoding_that_was_not_asked_for_or_is_a_lie_changes_nothing(encoding: str) -> None:
+async def test_an_encoding_that_was_not_asked_for_or_is_a_lie_changes_nothing(
+    encoding: str,
+) -> None:
     async def lies(connection: Connection) -> None:
         await connection.request()
         await connection.answer(200, {"Content-Encoding": encoding}, b"plain")

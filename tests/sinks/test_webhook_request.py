@@ -20,7 +20,10 @@ URL_ = URL("https://drain.example.com/azure?x=%2F")
 
 
 async def sent(**given: Any) -> Received:
-    async with listening(good) as receiver, connect(settings(url=receiver.url, **given), SystemClock()) as sink:
+    async with (
+        listening(good) as receiver,
+        connect(settings(url=receiver.url, **given), SystemClock()) as sink,
+    ):
         await sink.deliver(cloudevent())
     return receiver.requests[0]
 
@@ -31,7 +34,12 @@ def test_building_a_request_is_pure_and_gives_the_headers_of_the_documentation()
     assert request == build(URL_, [SECRET, OTHER_SECRET], event, NOW)
     assert request.url == URL_
     assert request.body is event.body
-    assert set(request.headers) == {"Content-Type", "webhook-id", "webhook-timestamp", "webhook-signature"}
+    assert set(request.headers) == {
+        "Content-Type",
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+    }
     assert request.headers["Content-Type"] == "application/cloudevents+json; charset=utf-8"
     assert request.headers["webhook-id"] == event.id
     first, second = request.headers["webhook-signature"].split(" ")
@@ -49,13 +57,17 @@ def test_the_timestamp_is_the_attempts_whole_seconds_in_utc() -> None:
 
 def test_a_retry_has_the_same_id_and_body_and_a_timestamp_and_signature_of_its_own() -> None:
     event = cloudevent()
-    first, second = (build(URL_, [SECRET], event, NOW + timedelta(seconds=after)) for after in (0, 7))
+    first, second = (
+        build(URL_, [SECRET], event, NOW + timedelta(seconds=after)) for after in (0, 7)
+    )
     assert (first.headers["webhook-id"], first.body) == (second.headers["webhook-id"], second.body)
     assert first.headers["webhook-timestamp"] != second.headers["webhook-timestamp"]
     assert first.headers["webhook-signature"] != second.headers["webhook-signature"]
 
 
-async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine_would_add() -> None:
+async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine_would_add() -> (
+    None
+):
     received = await sent()
     assert received.line == "POST /hook/t0ken-in-path?key=t0ken-in-query HTTP/1.1"
     assert received.body == cloudevent().body
@@ -70,7 +82,10 @@ async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine
 async def test_the_standardwebhooks_library_verifies_it_with_each_secret_of_a_rotation() -> None:
     received = await sent(secrets=[SECRET, OTHER_SECRET])
     for secret in (SECRET, OTHER_SECRET):
-        assert StandardWebhook(secret).verify(received.body, dict(received.headers))["id"] == cloudevent().id
+        assert (
+            StandardWebhook(secret).verify(received.body, dict(received.headers))["id"]
+            == cloudevent().id
+        )
 
 
 async def test_the_cloudevents_sdk_reads_it() -> None:

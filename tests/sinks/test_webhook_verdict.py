@@ -39,7 +39,9 @@ def test_every_status_has_its_meaning(status: int) -> None:
     assert isinstance(outcome, Deferred)
     assert (outcome.status, outcome.response, outcome.after) == (status, "text", None)
     assert outcome.reason.startswith(f"expected 2xx, got {status}")
-    assert outcome.failure == ("disabled" if status == 410 else "transient" if status in TRANSIENT else "slow")
+    assert outcome.failure == (
+        "disabled" if status == 410 else "transient" if status in TRANSIENT else "slow"
+    )
 
 
 async def test_every_status_has_that_meaning_over_the_wire() -> None:
@@ -65,15 +67,26 @@ async def test_every_status_has_that_meaning_over_the_wire() -> None:
             if informational or status in DELIVERED:
                 assert failure is None
             else:
-                assert failure == ("disabled" if status == 410 else "transient" if status in TRANSIENT else "slow")
+                assert failure == (
+                    "disabled" if status == 410 else "transient" if status in TRANSIENT else "slow"
+                )
         assert len(receiver.requests) == 500
         assert receiver.connections == 1
 
 
 def test_a_reason_says_what_to_do() -> None:
-    assert meant(404).reason == "expected 2xx, got 404 Not Found: the receiver or its URL must be mended"
-    assert meant(302).reason == "expected 2xx, got 302 Found: redirects are not followed, give the URL that answers itself"
-    assert meant(410).reason == "expected 2xx, got 410 Gone: the receiver asks never to be called again"
+    assert (
+        meant(404).reason
+        == "expected 2xx, got 404 Not Found: the receiver or its URL must be mended"
+    )
+    assert (
+        meant(302).reason
+        == "expected 2xx, got 302 Found: redirects are not followed, give the URL that answers itself"
+    )
+    assert (
+        meant(410).reason
+        == "expected 2xx, got 410 Gone: the receiver asks never to be called again"
+    )
     assert meant(503).reason == "expected 2xx, got 503 Service Unavailable"
     assert meant(599).reason == "expected 2xx, got 599"
 
@@ -89,7 +102,10 @@ def test_a_reason_says_what_to_do() -> None:
         ("86400", 3600.0),
         ("9" * 5000, 3600.0),
         (format_datetime(NOW.replace(microsecond=0) + timedelta(seconds=31), usegmt=True), 30.1),
-        (f"{NOW + timedelta(seconds=30):%A, %d-%b-%y %H:%M:%S} GMT", 29.1),  # RFC 850, which receivers must accept: we too
+        (
+            f"{NOW + timedelta(seconds=30):%A, %d-%b-%y %H:%M:%S} GMT",
+            29.1,
+        ),  # RFC 850, which receivers must accept: we too
         (f"{NOW + timedelta(seconds=30):%a %b %d %H:%M:%S %Y}", 29.1),  # asctime, the same
         (format_datetime(NOW - timedelta(days=1), usegmt=True), 0.0),
         (format_datetime(NOW + timedelta(days=1), usegmt=True), 3600.0),
@@ -101,12 +117,20 @@ def test_a_reason_says_what_to_do() -> None:
         ("Sun, 99 Foo 99999 99:99:99 +9999", None),
     ],
 )
-def test_retry_after_is_seconds_or_a_date_and_cut_to_an_hour(status: int, text: str, after: float | None) -> None:
-    assert meant(status, Retry_After=text).after == (after if after is None else pytest.approx(after))
+def test_retry_after_is_seconds_or_a_date_and_cut_to_an_hour(
+    status: int, text: str, after: float | None
+) -> None:
+    assert meant(status, Retry_After=text).after == (
+        after if after is None else pytest.approx(after)
+    )
 
 
-@given(retry=st.text(max_size=40), date=st.text(max_size=40), status=st.sampled_from([401, 429, 503]))
-def test_no_header_of_an_answer_makes_more_than_a_verdict(retry: str, date: str, status: int) -> None:
+@given(
+    retry=st.text(max_size=40), date=st.text(max_size=40), status=st.sampled_from([401, 429, 503])
+)
+def test_no_header_of_an_answer_makes_more_than_a_verdict(
+    retry: str, date: str, status: int
+) -> None:
     outcome = meant(status, Retry_After=retry, Date=date)
     assert outcome.after is None or 0 <= outcome.after <= 3600
 
@@ -116,9 +140,14 @@ def later(seconds: float) -> str:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
-def test_a_receiver_whose_clock_is_wrong_is_told_of_where_it_may_have_refused_a_good_signature(status: int) -> None:
+def test_a_receiver_whose_clock_is_wrong_is_told_of_where_it_may_have_refused_a_good_signature(
+    status: int,
+) -> None:
     """See docs/protocol.md#clocks-that-differ."""
-    assert "; its clock is 399 s ahead of ours, and signatures bear the time" in meant(status, Date=later(400)).reason
+    assert (
+        "; its clock is 399 s ahead of ours, and signatures bear the time"
+        in meant(status, Date=later(400)).reason
+    )
     assert "; its clock is 400 s behind ours" in meant(status, Date=later(-400)).reason
     assert "clock" not in meant(status, Date=later(50)).reason
     assert "clock" not in meant(status).reason
@@ -130,13 +159,18 @@ def test_the_clock_of_a_receiver_is_compared_by_its_date_whatever_it_answers(sta
     """Only what cannot be the time that the request took, nor the fraction of a second that a Date has not."""
 
     def skew(seconds: float, took: float = 0.0) -> float | None:
-        return interpret_response(Response(status, CIMultiDict({"Date": later(seconds)}), None, took), NOW).skew
+        return interpret_response(
+            Response(status, CIMultiDict({"Date": later(seconds)}), None, took), NOW
+        ).skew
 
     assert skew(400) == pytest.approx(399.1)
     assert skew(-400) == pytest.approx(-399.9)
     assert (skew(0), skew(-14, took=15.0), skew(-1, took=1.0)) == (0.0, 0.0, 0.0)
     assert skew(-60, took=15.0) == pytest.approx(-44.9)
-    assert interpret_response(Response(status, CIMultiDict({"Date": "yesterday"}), None), NOW).skew is None
+    assert (
+        interpret_response(Response(status, CIMultiDict({"Date": "yesterday"}), None), NOW).skew
+        is None
+    )
     assert interpret_response(Response(status, CIMultiDict(), None), NOW).skew is None
 
 
@@ -149,4 +183,8 @@ async def test_retry_after_comes_through_from_the_wire(more: Callable[[str], str
     async with listening(busy) as receiver, sink(url=receiver.url) as webhook:
         with pytest.raises(Deferred) as caught:
             await webhook.deliver(cloudevent())
-    assert (caught.value.after, caught.value.failure, caught.value.response) == (12.0, "transient", "slow down")
+    assert (caught.value.after, caught.value.failure, caught.value.response) == (
+        12.0,
+        "transient",
+        "slow down",
+    )

@@ -44,23 +44,44 @@ class StoppedClock(SystemClock):
 
 def settings(**given: Any) -> Settings:
     """The sink's section, as YAML would give it."""
-    return Settings.model_validate({"kind": "webhook", "name": "drain", "secrets": [SECRET], "allow_http": True, "timeout": "30s", **given})
+    return Settings.model_validate(
+        {
+            "kind": "webhook",
+            "name": "drain",
+            "secrets": [SECRET],
+            "allow_http": True,
+            "timeout": "30s",
+            **given,
+        }
+    )
 
 
 @asynccontextmanager
-async def sink(resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **given: Any) -> AsyncIterator[Webhook]:
+async def sink(
+    resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **given: Any
+) -> AsyncIterator[Webhook]:
     """The sink with its session, and a resolver or trusted certificates of the test's own."""
     async with open_session(resolver=resolver, tls=tls) as session:
         yield Webhook(settings(**given), StoppedClock(), session)
 
 
-async def deliver(url: str, resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **given: Any) -> Receipt:
+async def deliver(
+    url: str,
+    resolver: AbstractResolver | None = None,
+    tls: ssl.SSLContext | None = None,
+    **given: Any,
+) -> Receipt:
     """One delivery of one event."""
     async with sink(resolver, tls, url=url, **given) as webhook:
         return await webhook.deliver(cloudevent())
 
 
-async def failure(url: str, resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **given: Any) -> Deferred:
+async def failure(
+    url: str,
+    resolver: AbstractResolver | None = None,
+    tls: ssl.SSLContext | None = None,
+    **given: Any,
+) -> Deferred:
     """The Deferred of one delivery, after a look that no text of it shows a secret or the URL."""
     with pytest.raises(Deferred) as caught:
         await deliver(url, resolver, tls, **given)

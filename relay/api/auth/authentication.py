@@ -36,13 +36,17 @@ class Authenticator:
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
         self._clients = settings.clients
         self._by_name: Mapping[str, Client] = {client.name: client for client in self._clients}
-        self._by_san: Mapping[str, Client] = {client.san.lower(): client for client in self._clients if client.san is not None}
+        self._by_san: Mapping[str, Client] = {
+            client.san.lower(): client for client in self._clients if client.san is not None
+        }
         self._tokens = _tokens(settings.oidc, clock) if settings.oidc is not None else None
         self._clock = clock
         # Stands in for the secret of a client that does not exist, so that asking takes the same time.
         self._nobodys = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
-    async def by_bearer(self, given: Sequence[str], certificate: Mapping[str, Any] | None) -> Caller:
+    async def by_bearer(
+        self, given: Sequence[str], certificate: Mapping[str, Any] | None
+    ) -> Caller:
         """Whose key or token it is, of all values of Authorization; without any, whose certificate. Raises StrangerError."""
         if not given and certificate and self._by_san:
             return self._by_certificate(certificate)
@@ -64,10 +68,16 @@ class Authenticator:
 
     def _by_certificate(self, certificate: Mapping[str, Any]) -> Caller:
         """Whose certificate TLS has verified, by its names."""
-        names = {value.lower() for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "email")}
+        names = {
+            value.lower()
+            for kind, value in certificate.get("subjectAltName", ())
+            if kind in ("DNS", "URI", "email")
+        }
         found = [client for san, client in self._by_san.items() if san in names]
         if len(found) != 1:
-            raise NotAuthenticated(f"the certificate: expected the name of one client, got those of {len(found)}")
+            raise NotAuthenticated(
+                f"the certificate: expected the name of one client, got those of {len(found)}"
+            )
         return Caller(f"mtls:{found[0].san}", "http", _rights(found[0]))
 
     def _by_key(self, key: str) -> Caller | None:

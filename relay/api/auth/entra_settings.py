@@ -30,7 +30,9 @@ def _guid(text: str) -> str:
 
 
 def _safe(text: str) -> str:
-    parse_receiver_url(text, allow_http=urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost"))
+    parse_receiver_url(
+        text, allow_http=urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
+    )
     return text
 
 
@@ -51,5 +53,7 @@ class OidcSettings(Section):
     @model_validator(mode="after")
     def _installed(self) -> OidcSettings:
         if find_spec("jwt") is None:  # it comes with imds-relay[entra]
-            raise ValueError("expected the package imds-relay[entra], which verifies tokens; it is not installed")
+            raise ValueError(
+                "expected the package imds-relay[entra], which verifies tokens; it is not installed"
+            )
         return self

@@ -83,7 +83,10 @@ class TokenVerifier:
         # By the relay's own clock, which a test can turn, and numbers alone: neither true nor NaN is one.
         now = self._clock.now().timestamp()
         times = {name: claims[name] for name in ("exp", "iat", "nbf") if name in claims}
-        if any(isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one) for one in times.values()):
+        if any(
+            isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one)
+            for one in times.values()
+        ):
             raise TokenRefused("the token's times: expected numbers, got something else")
         if now >= times["exp"] + LEEWAY:
             raise TokenRefused("the token has expired")
@@ -94,10 +97,15 @@ class TokenVerifier:
         async with self._fetching:
             now = self._clock.monotonic()
             stale = self._fetched is None or now - self._fetched >= MAX_KEY_AGE
-            if (stale or kid not in self._keys) and (self._tried is None or now - self._tried >= KEY_REFETCH_INTERVAL):
+            if (stale or kid not in self._keys) and (
+                self._tried is None or now - self._tried >= KEY_REFETCH_INTERVAL
+            ):
                 self._tried = now
                 await self._fetch(now)
-            if self._fetched is None or self._clock.monotonic() - self._fetched >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL:
+            if (
+                self._fetched is None
+                or self._clock.monotonic() - self._fetched >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL
+            ):
                 raise TokenRefused("the issuer's keys are not at hand: they could not be fetched")
         if kid not in self._keys:
             raise TokenRefused("the token's kid: expected one of the issuer's keys, got another")
@@ -108,7 +116,10 @@ class TokenVerifier:
         try:
             found = await fetch_keys(self._settings)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            _log.warning("api.oidc: the keys could not be fetched from keys_url: %s", str(error) or type(error).__name__)
+            _log.warning(
+                "api.oidc: the keys could not be fetched from keys_url: %s",
+                str(error) or type(error).__name__,
+            )
             return
         self._keys, self._fetched = found, now
 
@@ -124,7 +135,9 @@ async def _get(url: str) -> bytes:
     timeout = aiohttp.ClientTimeout(total=_PATIENCE)
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     async with (
-        aiohttp.ClientSession(connector=connector, trust_env=False, timeout=timeout, auto_decompress=False) as session,
+        aiohttp.ClientSession(
+            connector=connector, trust_env=False, timeout=timeout, auto_decompress=False
+        ) as session,
         session.get(url, allow_redirects=False, headers=headers) as answer,
     ):
         if answer.status != 200:
@@ -143,7 +156,12 @@ def _keys_in(body: bytes) -> dict[str, Any]:
     listed = document.get("keys") if isinstance(document, dict) else None
     found = {}
     for one in listed if isinstance(listed, list) else ():
-        if not isinstance(one, dict) or one.get("kty") != "RSA" or one.get("use", "sig") != "sig" or not isinstance(one.get("kid"), str):
+        if (
+            not isinstance(one, dict)
+            or one.get("kty") != "RSA"
+            or one.get("use", "sig") != "sig"
+            or not isinstance(one.get("kid"), str)
+        ):
             continue
         try:
             key = jwt.PyJWK.from_dict(one, algorithm="RS256").key

@@ -15,7 +15,9 @@ class TokenBuckets:
         self._rate = rate
         self._burst = burst
         self._most = most
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
+        self._buckets: OrderedDict[str, tuple[float, float]] = (
+            OrderedDict()
+        )  # tokens, and when they were counted
 
     def __len__(self) -> int:
         return len(self._buckets)

@@ -19,15 +19,25 @@ class RejectionLog:
 
     def __init__(self) -> None:
         self.count = 0
-        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()  # when it was logged last, how many came since
+        self._seen: OrderedDict[str, tuple[float, int]] = (
+            OrderedDict()
+        )  # when it was logged last, how many came since
 
     def unauthenticated_call(self, peer: Peer, reason: str, now: float) -> None:
         """A stranger called. ``now`` is monotonic, in seconds; ``reason`` holds no secret."""
-        self._note(peer.network, f"a call from {peer.address} without good credentials was refused: {reason}", now)
+        self._note(
+            peer.network,
+            f"a call from {peer.address} without good credentials was refused: {reason}",
+            now,
+        )
 
     def unusable_message(self, user: str | None, reason: str, now: float) -> None:
         """A message came over AMQP that could not be used. ``user``: whom the broker vouches for; ``now``: as above."""
-        self._note(f"amqp {user}", f"a message from {user or 'nobody'!r} was dead-lettered: {reason[:_LONGEST]!a}", now)
+        self._note(
+            f"amqp {user}",
+            f"a message from {user or 'nobody'!r} was dead-lettered: {reason[:_LONGEST]!a}",
+            now,
+        )
 
     def _note(self, key: str, sentence: str, now: float) -> None:
         self.count += 1

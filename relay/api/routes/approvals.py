@@ -13,7 +13,15 @@ from relay.api.schema.problems import Problem
 from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.authorize import HOLD_NOTICE
-from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind, InvalidField, MalformedBody, parse_body, read_json
+from relay.approvals.request import (
+    DecisionAnswer,
+    DecisionBody,
+    DecisionKind,
+    InvalidField,
+    MalformedBody,
+    parse_body,
+    read_json,
+)
 from relay.outbox import Mode
 
 _KEY = Parameter(
@@ -60,14 +68,18 @@ async def submit(call: Call) -> web.StreamResponse:
     """Hand a decision to the gate, and say what it says."""
     relay = call.relay
     body, request_id = call.content
-    said: DecisionAnswer = await relay.gate.submit(body.approval(call.caller, relay.clock.now(), call.body, request_id=request_id))
+    said: DecisionAnswer = await relay.gate.submit(
+        body.approval(call.caller, relay.clock.now(), call.body, request_id=request_id)
+    )
     if not said.accepted:
         raise Problem(said.status, **said.body)
     return json_response(said.status, said.body)
 
 
 def _read(request: web.Request, body: bytes) -> tuple[DecisionBody, str | None]:
-    given = {value for name in (_KEY.name, "webhook-id") for value in request.headers.getall(name, [])}
+    given = {
+        value for name in (_KEY.name, "webhook-id") for value in request.headers.getall(name, [])
+    }
     if len(given) > 1 or any(_FORM.fullmatch(value) is None for value in given):
         raise Problem(400, f"expected one {_KEY.name} of at most 256 visible ASCII characters")
     return decision(body, next(iter(given), None))

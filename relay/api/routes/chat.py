@@ -25,10 +25,17 @@ def routes(desk: RequestPipeline) -> tuple[Route, ...]:
             reply = await chat.handle_callback(call.request.headers, call.body)
         except CallbackRefused as error:
             desk.rejections.unauthenticated_call(peer, f"chat {name}: {error}", now)
-            raise Problem(error.status, "the call proves nothing, or cannot be read; the relay's log says more") from None
+            raise Problem(
+                error.status,
+                "the call proves nothing, or cannot be read; the relay's log says more",
+            ) from None
         desk.by_address.refund(peer.network, now)
         mark_authenticated(call.request)
-        return json_response(200, reply.body) if reply.body is not None else web.Response(headers=COMMON_HEADERS)
+        return (
+            json_response(200, reply.body)
+            if reply.body is not None
+            else web.Response(headers=COMMON_HEADERS)
+        )
 
     return (
         Route(

@@ -26,7 +26,15 @@ from relay.api.schema.route import Call, Route
 from relay.api.server.connection import mark_authenticated, request_peer
 from relay.api.server.pipeline import RequestPipeline
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
-from relay.approvals.request import DecisionAnswer, DecisionKind, DecisionRequest, InvalidField, LinkUse, MalformedBody, read_json
+from relay.approvals.request import (
+    DecisionAnswer,
+    DecisionKind,
+    DecisionRequest,
+    InvalidField,
+    LinkUse,
+    MalformedBody,
+    read_json,
+)
 from relay.chat.cards.card import Text
 from relay.chat.cards.confirmation_view import blocking_reason, changed_fields, decision_outcome
 from relay.chat.cards.rendering import LABELS, confirmation_question, event_card
@@ -97,7 +105,13 @@ class Confirmed(Accepted):
 class LinkBody(BaseModel):
     """Which link."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
 
     token: str = Field(min_length=1, max_length=256)
     """The link's fragment."""
@@ -114,9 +128,14 @@ class ConfirmationBody(LinkBody):
 
 def headers() -> dict[str, str]:
     """Headers of the page: it may run its own script and style, call this relay, and do nothing else."""
-    hashes = {tag: re.search(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), _PAGE, re.DOTALL) for tag in ("script", "style")}
+    hashes = {
+        tag: re.search(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), _PAGE, re.DOTALL)
+        for tag in ("script", "style")
+    }
     inline = {
-        tag: base64.b64encode(hashlib.sha256(found[1]).digest()).decode() for tag, found in hashes.items() if found is not None
+        tag: base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
+        for tag, found in hashes.items()
+        if found is not None
     }  # CSP 3, section 2.3.1
     policy = (
         "default-src 'none'",
@@ -201,7 +220,11 @@ async def _find(call: Call) -> tuple[ConfirmationLink, str]:
 
     def work(tx: Transaction) -> tuple[ConfirmationLink, str] | None:
         found = tx.messages.find_link(call.content.token)
-        return (found, tx.snapshot.by_id(found.occurrence).event.event_id) if found is not None else None
+        return (
+            (found, tx.snapshot.by_id(found.occurrence).event.event_id)
+            if found is not None
+            else None
+        )
 
     found = await call.relay.store.read(work)
     if found is None:
@@ -228,7 +251,9 @@ async def _confirm(call: Call) -> web.StreamResponse:
     )
     if not said.accepted:
         raise Problem(said.status, **said.body)
-    came = decision_outcome(said.body, dry_run=await relay.gate.mode() == "dry-run", repeat=said.repeat)
+    came = decision_outcome(
+        said.body, dry_run=await relay.gate.mode() == "dry-run", repeat=said.repeat
+    )
     return json_response(said.status, {**said.body, "repeat": said.repeat, "said": _pieces(came)})
 
 
@@ -240,7 +265,9 @@ def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:
     ledger = call.relay.gate.service
     occurrence = tx.snapshot.by_id(invitation.occurrence)
     standing = ledger.status(tx, occurrence, now)
-    card = event_card(standing, ledger.origin.scope, link=lambda *_: "", code=None)  # the form is where its buttons lead
+    card = event_card(
+        standing, ledger.origin.scope, link=lambda *_: "", code=None
+    )  # the form is where its buttons lead
     why_not = blocking_reason(invitation.decision, invitation.revision, standing)
     return {
         "decision": invitation.decision,
@@ -249,7 +276,12 @@ def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:
         "summary": _pieces(card.summary),
         "question": _pieces(confirmation_question(invitation.decision, standing)),
         "whyNot": _pieces(why_not) if why_not is not None else None,
-        "changes": [_pieces(one) for one in changed_fields(tx.journal.history(occurrence.key, occurrence.first_seen), invitation.revision)],
+        "changes": [
+            _pieces(one)
+            for one in changed_fields(
+                tx.journal.history(occurrence.key, occurrence.first_seen), invitation.revision
+            )
+        ],
         "code": invitation.decision == "approve",
         "facts": [{"label": label, "text": _pieces(text)} for label, text in card.facts],
         "notes": [_pieces(one) for one in card.notes],
@@ -261,7 +293,11 @@ def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:
 
 def _pieces(text: Text) -> list[str | dict[str, str]]:
     return [
-        one if isinstance(one, str) else {"moment": format_rfc3339(one)} if isinstance(one, datetime) else {"who": one.principal}
+        one
+        if isinstance(one, str)
+        else {"moment": format_rfc3339(one)}
+        if isinstance(one, datetime)
+        else {"who": one.principal}
         for one in text
     ]
 

@@ -95,16 +95,26 @@ def _whole(value: object) -> object:
 class WhichBody(BaseModel):
     """Which dead letters: those that meet every condition given; none given is all."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
 
     sink: str | None = Field(default=None, max_length=64)
     type: str | None = Field(default=None, max_length=64)
     """Such as event.scheduled."""
     eventId: str | None = Field(default=None, max_length=256)  # noqa: N815  # the documented name
     """Compared without case."""
-    since: str | None = Field(default=None, max_length=64, json_schema_extra={"format": "date-time"})
+    since: str | None = Field(
+        default=None, max_length=64, json_schema_extra={"format": "date-time"}
+    )
     """Given up at this moment (RFC 3339) or later."""
-    until: str | None = Field(default=None, max_length=64, json_schema_extra={"format": "date-time"})
+    until: str | None = Field(
+        default=None, max_length=64, json_schema_extra={"format": "date-time"}
+    )
     """Given up by this moment, that of the first call: what is given up meanwhile does not go out twice. Left out: by now."""
     after: Annotated[int, BeforeValidator(_whole)] = Field(default=0, ge=0, lt=2**63)
     """`next` of the call before."""
@@ -124,13 +134,21 @@ async def _dead(call: Call) -> web.StreamResponse:
 
 
 async def _page(call: Call, states: tuple[EntryState, ...]) -> web.StreamResponse:
-    found = await call.relay.store.read(lambda tx: tx.deliveries.page(states=states, before=call.content, limit=PAGE + 1))
-    return json_response(200, page([shown_delivery(one) for one in found], [one.id for one in found]))
+    found = await call.relay.store.read(
+        lambda tx: tx.deliveries.page(states=states, before=call.content, limit=PAGE + 1)
+    )
+    return json_response(
+        200, page([shown_delivery(one) for one in found], [one.id for one in found])
+    )
 
 
 async def _look(call: Call) -> Delivery | None:
     relay, given = call.relay, call.request.match_info["id"]
-    return await relay.store.read(lambda tx: tx.deliveries.find(int(given))) if _ID.fullmatch(given) is not None else None
+    return (
+        await relay.store.read(lambda tx: tx.deliveries.find(int(given)))
+        if _ID.fullmatch(given) is not None
+        else None
+    )
 
 
 async def _find(call: Call) -> Delivery:
@@ -183,9 +201,13 @@ def _which(_request: web.Request, raw: bytes) -> _Wanted:
         body = WhichBody.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise InvalidField(".".join(str(part) for part in first["loc"]) or "body", first["msg"]) from error
+        raise InvalidField(
+            ".".join(str(part) for part in first["loc"]) or "body", first["msg"]
+        ) from error
     event_key = body.eventId.lower() if body.eventId is not None else None
-    which = DeadLetterFilter(body.sink, body.type and event_name(body.type), event_key, _moment("since", body.since))
+    which = DeadLetterFilter(
+        body.sink, body.type and event_name(body.type), event_key, _moment("since", body.since)
+    )
     return _Wanted(which, _moment("until", body.until), body.after)
 
 
@@ -202,23 +224,41 @@ async def _redeliver_some(call: Call) -> web.StreamResponse:
     wanted, now = call.content, call.relay.clock.now()
     known = [sink.name for sink in call.relay.dispatcher.status()]
     if wanted.which.sink is not None and wanted.which.sink not in known:
-        raise Problem(404, f"no sink {wanted.which.sink!r} in the configuration; there are: {', '.join(known) or 'none'}")
+        raise Problem(
+            404,
+            f"no sink {wanted.which.sink!r} in the configuration; there are: {', '.join(known) or 'none'}",
+        )
     until = wanted.until or now
-    ids, left = await call.relay.store.transact(redeliver_matching(wanted.which, now, after=wanted.after, until=until, limit=PAGE))
-    return json_response(202, {"redelivered": len(ids), "left": left, "until": format_rfc3339(until), "next": ids[-1] if left else None})
+    ids, left = await call.relay.store.transact(
+        redeliver_matching(wanted.which, now, after=wanted.after, until=until, limit=PAGE)
+    )
+    return json_response(
+        202,
+        {
+            "redelivered": len(ids),
+            "left": left,
+            "until": format_rfc3339(until),
+            "next": ids[-1] if left else None,
+        },
+    )
 
 
 async def _redeliver(call: Call) -> web.StreamResponse:
     relay, letter = call.relay, call.found
     if letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
-        raise Problem(409, f"the sink {letter.sink} is not in the configuration any more: there is nobody to send it to")
+        raise Problem(
+            409,
+            f"the sink {letter.sink} is not in the configuration any more: there is nobody to send it to",
+        )
     if not await relay.store.transact(redeliver(letter.id, relay.clock.now())):
         raise _no_such()
     return json_response(202, {"id": letter.id, "sink": letter.sink, "state": "waiting"})
 
 
 def _no_such() -> Problem:
-    return Problem(404, "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`")
+    return Problem(
+        404, "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
+    )
 
 
 ROUTES = (

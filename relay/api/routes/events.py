@@ -87,7 +87,9 @@ class Events(TypedDict):
     next: str | None
 
 
-def _shown(tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occurrence) -> dict[str, Any]:
+def _shown(
+    tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occurrence
+) -> dict[str, Any]:
     return {
         **occurrence.data,
         "occurrence": occurrence.number,
@@ -98,13 +100,20 @@ def _shown(tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occ
     }
 
 
-def _in_full(tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occurrence) -> dict[str, Any]:
+def _in_full(
+    tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occurrence
+) -> dict[str, Any]:
     deliveries = tx.deliveries.page(event_key=occurrence.key, limit=_MOST_DELIVERIES)
     return {
         **_shown(tx, ledger, call, occurrence),
-        "history": [orjson.Fragment(said.body) for said in tx.journal.history(occurrence.key, occurrence.first_seen)],
+        "history": [
+            orjson.Fragment(said.body)
+            for said in tx.journal.history(occurrence.key, occurrence.first_seen)
+        ],
         "votes": [_vote(one) for one in tx.decisions.for_occurrence(occurrence.id)],
-        "deliveries": [shown_delivery(one) for one in deliveries if one.recorded >= occurrence.first_seen],
+        "deliveries": [
+            shown_delivery(one) for one in deliveries if one.recorded >= occurrence.first_seen
+        ],
     }
 
 
@@ -140,7 +149,9 @@ async def _find(call: Call) -> dict[str, Any]:
 
     found = await call.relay.store.read(work)
     if found is None:
-        raise Problem(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`")
+        raise Problem(
+            404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
+        )
     return found
 
 

@@ -75,11 +75,17 @@ async def _find(call: Call) -> dict[str, Any]:
         standing = ledger.status(tx, occurrence, call.relay.clock.now())
         weighed = explain(standing, ledger.settings.rules, ledger.origin.scope)
         about = {name: occurrence.data[name] for name in ("eventId", "revision", "notBefore")}
-        return {**about, "rule": standing.rule.name if standing.rule is not None else None, **_shown(weighed)}
+        return {
+            **about,
+            "rule": standing.rule.name if standing.rule is not None else None,
+            **_shown(weighed),
+        }
 
     found = await call.relay.store.read(work)
     if found is None:
-        raise Problem(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`")
+        raise Problem(
+            404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
+        )
     return found
 
 
@@ -88,7 +94,12 @@ def _shown(weighed: ApprovalExplanation) -> dict[str, Any]:
         "state": weighed.state,
         "mode": weighed.mode,
         "rules": [
-            {"name": one.name, "unmet": list(one.unmet_conditions), "decides": one.decides, "turns": _moment(one.hours_change_at)}
+            {
+                "name": one.name,
+                "unmet": list(one.unmet_conditions),
+                "decides": one.decides,
+                "turns": _moment(one.hours_change_at),
+            }
             for one in weighed.rules
         ],
         "votes": weighed.votes,

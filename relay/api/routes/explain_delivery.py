@@ -87,19 +87,35 @@ async def show(call: Call) -> web.StreamResponse:
 
     facts = await call.relay.store.read(work)
     if facts is None:
-        raise Problem(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`")
+        raise Problem(
+            404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
+        )
     worker = call.relay.dispatcher.worker(sink)
     not_before = parse_timestamp(facts.said.data.get("notBefore"))
     courses: list[dict[str, Any]] = []
     for failure in _FAILURES:
         tries, end = worker.prospects.outline(
-            failure, tries=facts.attempts + 1, recorded=facts.waiting_since or call.relay.clock.now(), not_before=not_before
+            failure,
+            tries=facts.attempts + 1,
+            recorded=facts.waiting_since or call.relay.clock.now(),
+            not_before=not_before,
         )
         shown = [
-            {"first": format_rfc3339(one.first), "last": format_rfc3339(one.last), "tries": one.tries, "pauseSeconds": round(one.pause, 3)}
+            {
+                "first": format_rfc3339(one.first),
+                "last": format_rfc3339(one.last),
+                "tries": one.tries,
+                "pauseSeconds": round(one.pause, 3),
+            }
             for one in tries
         ]
-        courses.append({"failure": failure, "tries": shown, "ends": end.reason if isinstance(end, DeadLetter) else None})
+        courses.append(
+            {
+                "failure": failure,
+                "tries": shown,
+                "ends": end.reason if isinstance(end, DeadLetter) else None,
+            }
+        )
     return json_response(
         200,
         {

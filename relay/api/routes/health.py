@@ -45,7 +45,11 @@ async def _alive(_call: Call) -> web.StreamResponse:
 async def _ready(call: Call) -> web.StreamResponse:
     relay = call.relay
     lost, failing = relay.source.lost, relay.store.failing is not None
-    parts: dict[str, Any] = {"source": "lost" if lost else "ok", "store": "failing" if failing else "ok", **_sinks(relay)}
+    parts: dict[str, Any] = {
+        "source": "lost" if lost else "ok",
+        "store": "failing" if failing else "ok",
+        **_sinks(relay),
+    }
     if lost or failing:
         wrong = [text for text, is_so in ((_LOST, lost), (_FAILING, failing)) if is_so]
         raise Problem(503, "; ".join(wrong), **parts)
@@ -70,5 +74,13 @@ def _sinks(relay: Relay) -> dict[str, Any]:
 
 ROUTES = (
     Route("GET", "/healthz", "whether the relay is alive", _alive, {200: Alive}, access="anyone"),
-    Route("GET", "/readyz", "whether polling and the store are well", _ready, {200: Ready}, access="anyone", problem_statuses=(503,)),
+    Route(
+        "GET",
+        "/readyz",
+        "whether polling and the store are well",
+        _ready,
+        {200: Ready},
+        access="anyone",
+        problem_statuses=(503,),
+    ),
 )

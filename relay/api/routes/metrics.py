@@ -38,31 +38,72 @@ class _Facts(Collector):
         yield InfoMetricFamily(
             "imds_relay_build",
             "What runs here",
-            {"version": __version__, "scope": self.relay.origin.scope, "relay": self.relay.origin.relay},
+            {
+                "version": __version__,
+                "scope": self.relay.origin.scope,
+                "relay": self.relay.origin.relay,
+            },
         )
-        yield CounterMetricFamily("imds_relay_polls", "Polls of the metadata service", self.relay.source.polls)
-        yield GaugeMetricFamily("imds_relay_poll_failures", "Polls in a row without a usable answer", self.relay.source.failures)
-        yield GaugeMetricFamily("imds_relay_source_lost", "1 while the metadata service is lost", float(self.relay.source.lost))
+        yield CounterMetricFamily(
+            "imds_relay_polls", "Polls of the metadata service", self.relay.source.polls
+        )
         yield GaugeMetricFamily(
-            "imds_relay_store_failing", "1 while the state file cannot be written", float(self.relay.store.failing is not None)
+            "imds_relay_poll_failures",
+            "Polls in a row without a usable answer",
+            self.relay.source.failures,
         )
-        yield GaugeMetricFamily("imds_relay_journal_position", "Position of the journal's last row", self.position)
-        yield _one_of("imds_relay_approvals_mode", "The switch of the approvals, as it holds", "mode", self.mode)
+        yield GaugeMetricFamily(
+            "imds_relay_source_lost",
+            "1 while the metadata service is lost",
+            float(self.relay.source.lost),
+        )
+        yield GaugeMetricFamily(
+            "imds_relay_store_failing",
+            "1 while the state file cannot be written",
+            float(self.relay.store.failing is not None),
+        )
+        yield GaugeMetricFamily(
+            "imds_relay_journal_position", "Position of the journal's last row", self.position
+        )
+        yield _one_of(
+            "imds_relay_approvals_mode",
+            "The switch of the approvals, as it holds",
+            "mode",
+            self.mode,
+        )
         yield from self._sinks()
         yield CounterMetricFamily(
-            "imds_relay_strangers", "Calls without good credentials, and messages that could not be used", self.strangers
+            "imds_relay_strangers",
+            "Calls without good credentials, and messages that could not be used",
+            self.strangers,
         )
-        answers = CounterMetricFamily("imds_relay_http_answers", "Answers of the API", labels=["status"])
+        answers = CounterMetricFamily(
+            "imds_relay_http_answers", "Answers of the API", labels=["status"]
+        )
         for status, count in sorted(self.answered.items()):
             answers.add_metric([str(status)], count)
         yield answers
 
     def _sinks(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily("imds_relay_sink_waiting", "Entries that wait for the sink", labels=["sink", "kind"])
-        failing = GaugeMetricFamily("imds_relay_sink_failing", "1 while deliveries to the sink fail", labels=["sink", "kind"])
-        states = GaugeMetricFamily("imds_relay_sink_state", "1 for the state that the sink is in", labels=["sink", "kind", "state"])
+        waiting = GaugeMetricFamily(
+            "imds_relay_sink_waiting", "Entries that wait for the sink", labels=["sink", "kind"]
+        )
+        failing = GaugeMetricFamily(
+            "imds_relay_sink_failing",
+            "1 while deliveries to the sink fail",
+            labels=["sink", "kind"],
+        )
+        states = GaugeMetricFamily(
+            "imds_relay_sink_state",
+            "1 for the state that the sink is in",
+            labels=["sink", "kind", "state"],
+        )
         # A message that RabbitMQ returned for want of a queue is delivered, with status 312.
-        tries = CounterMetricFamily("imds_relay_sink_tries", "Tries to deliver", labels=["sink", "kind", "outcome", "status"])
+        tries = CounterMetricFamily(
+            "imds_relay_sink_tries",
+            "Tries to deliver",
+            labels=["sink", "kind", "outcome", "status"],
+        )
         for sink in self.relay.dispatcher.status():
             for (outcome, status), count in sink.tries.items():
                 tries.add_metric([sink.name, sink.kind, outcome, str(status or "")], count)
@@ -91,7 +132,9 @@ def routes(desk: RequestPipeline) -> tuple[Route, ...]:
 
         mode, position = await relay.store.read(work)
         registry = CollectorRegistry()
-        registry.register(_Facts(relay, mode, position, desk.rejections.count, desk.responses_by_status))
+        registry.register(
+            _Facts(relay, mode, position, desk.rejections.count, desk.responses_by_status)
+        )
         encode, media = choose_encoder(call.request.headers.get("Accept", ""))
         return raw_response(200, encode(registry), media)
 

@@ -10,7 +10,9 @@ from relay.approvals.request import DecisionBody
 
 
 def _read(request: web.Request, body: bytes) -> tuple[DecisionBody, str | None]:
-    return decision(body, request.headers["webhook-id"])  # there once, and well-formed: its signature was good
+    return decision(
+        body, request.headers["webhook-id"]
+    )  # there once, and well-formed: its signature was good
 
 
 ROUTES = (
@@ -24,11 +26,25 @@ ROUTES = (
         parse=_read,
         body=DecisionBody,
         parameters=(
-            Parameter("webhook-id", "header", "makes a repeat known: it gets the first answer again", required=True),
             Parameter(
-                "webhook-timestamp", "header", "seconds since 1970, at most 300 s ago and 60 s ahead", "^[0-9]{1,12}$", required=True
+                "webhook-id",
+                "header",
+                "makes a repeat known: it gets the first answer again",
+                required=True,
             ),
-            Parameter("webhook-signature", "header", "v1,<base64> once for each secret, with spaces between", required=True),
+            Parameter(
+                "webhook-timestamp",
+                "header",
+                "seconds since 1970, at most 300 s ago and 60 s ahead",
+                "^[0-9]{1,12}$",
+                required=True,
+            ),
+            Parameter(
+                "webhook-signature",
+                "header",
+                "v1,<base64> once for each secret, with spaces between",
+                required=True,
+            ),
         ),
         problem_statuses=(403, 404, 409),
     ),

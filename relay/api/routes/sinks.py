@@ -55,11 +55,17 @@ def _status(call: Call) -> SinkStatus:
 
 
 async def _ping(call: Call) -> web.StreamResponse:
-    relay, sink, reason = call.relay, call.found.name, f"a test message, asked for by {call.caller.principal}"
+    relay, sink, reason = (
+        call.relay,
+        call.found.name,
+        f"a test message, asked for by {call.caller.principal}",
+    )
     at = relay.clock.now()
 
     def work(tx: Transaction) -> CloudEvent:
-        event = relay_event("relay.ping", relay.origin, at, sink=sink, reason=reason, count=1, head=str(tx.head()))
+        event = relay_event(
+            "relay.ping", relay.origin, at, sink=sink, reason=reason, count=1, head=str(tx.head())
+        )
         tx.record(event, at, to=[sink])
         return event
 
@@ -75,7 +81,9 @@ async def _resume(call: Call) -> web.StreamResponse:
     return await _set(call, "on", None)
 
 
-async def _set(call: Call, state: Literal["on", "paused"], reason: str | None) -> web.StreamResponse:
+async def _set(
+    call: Call, state: Literal["on", "paused"], reason: str | None
+) -> web.StreamResponse:
     name = call.found.name
     await call.relay.dispatcher.set_state(name, state, reason)
     _log.warning("sink %s was set to %s by %s", name, state, call.caller.principal)
@@ -96,7 +104,31 @@ ROUTES = (
         lookup=_find,
         parameters=(plan.EVENT,),
     ),
-    Route("POST", "/v1/sinks/{name}/ping", "send a sink a test message", _ping, {202: Pinged}, needs="operate", lookup=_find),
-    Route("POST", "/v1/sinks/{name}/pause", "let a sink's entries wait", _pause, {200: SinkShown}, needs="operate", lookup=_find),
-    Route("POST", "/v1/sinks/{name}/resume", "let them go out", _resume, {200: SinkShown}, needs="operate", lookup=_find),
+    Route(
+        "POST",
+        "/v1/sinks/{name}/ping",
+        "send a sink a test message",
+        _ping,
+        {202: Pinged},
+        needs="operate",
+        lookup=_find,
+    ),
+    Route(
+        "POST",
+        "/v1/sinks/{name}/pause",
+        "let a sink's entries wait",
+        _pause,
+        {200: SinkShown},
+        needs="operate",
+        lookup=_find,
+    ),
+    Route(
+        "POST",
+        "/v1/sinks/{name}/resume",
+        "let them go out",
+        _resume,
+        {200: SinkShown},
+        needs="operate",
+        lookup=_find,
+    ),
 )

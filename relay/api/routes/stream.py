@@ -30,7 +30,12 @@ SLOW_READER_TIMEOUT = 10.0
 MAX_STREAMS = 64
 """Streams at once."""
 _BATCH = 50
-_LAST = Parameter("Last-Event-ID", "header", "resume behind this position of the journal; 0: from its beginning", pattern=r"^[0-9]{1,18}$")
+_LAST = Parameter(
+    "Last-Event-ID",
+    "header",
+    "resume behind this position of the journal; 0: from its beginning",
+    pattern=r"^[0-9]{1,18}$",
+)
 _POSITION = re.compile(_LAST.pattern, re.ASCII)
 _log = logging.getLogger(__name__)
 
@@ -80,8 +85,14 @@ class Streams:
     async def _follow(self, call: Call) -> web.StreamResponse:
         relay = call.relay
         if len(self._wakes) >= MAX_STREAMS:
-            raise Problem(429, f"{MAX_STREAMS} streams are open, the most there may be", headers={"Retry-After": "15"})
-        response = web.StreamResponse(headers={**COMMON_HEADERS, "Content-Type": MEDIA, "X-Accel-Buffering": "no"})
+            raise Problem(
+                429,
+                f"{MAX_STREAMS} streams are open, the most there may be",
+                headers={"Retry-After": "15"},
+            )
+        response = web.StreamResponse(
+            headers={**COMMON_HEADERS, "Content-Type": MEDIA, "X-Accel-Buffering": "no"}
+        )
         wake = disconnect_event(call.request)
         self._wakes.add(wake)
         try:
@@ -90,14 +101,20 @@ class Streams:
             await self._send_all(relay, call.request, response, position)
             await response.write_eof()
         except TimeoutError:
-            _log.info("a stream of %s was dropped: it did not take what was sent within %g s", call.caller.principal, SLOW_READER_TIMEOUT)
+            _log.info(
+                "a stream of %s was dropped: it did not take what was sent within %g s",
+                call.caller.principal,
+                SLOW_READER_TIMEOUT,
+            )
             if call.request.transport is not None:
                 call.request.transport.abort()
         finally:
             self._wakes.remove(wake)
         return response
 
-    async def _send_all(self, relay: Relay, request: web.Request, response: web.StreamResponse, position: int) -> None:
+    async def _send_all(
+        self, relay: Relay, request: web.Request, response: web.StreamResponse, position: int
+    ) -> None:
         """Send what is behind that position while the relay runs and somebody is there. Raises TimeoutError where it is not taken."""
         wake = disconnect_event(request)
         sent = b"id: %d\n\n" % position  # no event, but where to resume before there is one
@@ -105,7 +122,9 @@ class Streams:
             async with asyncio.timeout(SLOW_READER_TIMEOUT):
                 await response.write(sent)
             wake.clear()
-            found = await relay.store.read(lambda tx, behind=position: tx.journal.after(behind, _BATCH))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            found = await relay.store.read(
+                lambda tx, behind=position: tx.journal.after(behind, _BATCH)
+            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             if found:
                 sent, position = b"".join(_frame(at, event) for at, event in found), found[-1][0]
                 continue

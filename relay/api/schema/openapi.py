@@ -27,7 +27,11 @@ _SECURITY: dict[Access, list[dict[str, list[str]]]] = {
     "signature": [{"standardWebhooks": []}],
 }
 _SCHEMES = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "the key of a client of api.clients; on the local socket none is needed"},
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "the key of a client of api.clients; on the local socket none is needed",
+    },
     "standardWebhooks": {
         "type": "apiKey",
         "in": "header",
@@ -57,7 +61,12 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "responses": {_problem(status): _answer(status, (problems.MEDIA,), schemas[id(problems.ProblemBody)]) for status in refused},
+            "responses": {
+                _problem(status): _answer(
+                    status, (problems.MEDIA,), schemas[id(problems.ProblemBody)]
+                )
+                for status in refused
+            },
             "securitySchemes": _SCHEMES,
         },
     }
@@ -73,7 +82,9 @@ def routes(others: Sequence[Route]) -> tuple[Route, ...]:
     def body() -> bytes:
         return orjson.dumps(describe((*others, route)))
 
-    route = Route("GET", "/openapi.json", "this description", show, {200: dict[str, Any]}, access="anyone")
+    route = Route(
+        "GET", "/openapi.json", "this description", show, {200: dict[str, Any]}, access="anyone"
+    )
     return (route,)
 
 
@@ -81,8 +92,13 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[int, Any], dict[str, Any]]:
     """The schema of every body by the id of its type, and the components that they refer to."""
     read = [route.body for route in routes if route.body is not None]
     told = [problems.ProblemBody, *(body for route in routes for body in route.responses.values())]
-    wanted: list[tuple[int, _Mode, TypeAdapter[Any]]] = [(id(one), "validation", TypeAdapter(one)) for one in dict.fromkeys(read)]
-    wanted += [(id(one), "serialization", TypeAdapter(one)) for one in {id(one): one for one in told}.values()]
+    wanted: list[tuple[int, _Mode, TypeAdapter[Any]]] = [
+        (id(one), "validation", TypeAdapter(one)) for one in dict.fromkeys(read)
+    ]
+    wanted += [
+        (id(one), "serialization", TypeAdapter(one))
+        for one in {id(one): one for one in told}.values()
+    ]
     found, shared = TypeAdapter.json_schemas(wanted, ref_template="#/components/schemas/{model}")
     return {key: schema for (key, _), schema in found.items()}, shared.get("$defs", {})
 
@@ -94,14 +110,23 @@ def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
         "parameters": list(_parameters(route)),
         "security": _SECURITY[route.access],
         "responses": {
-            **{str(status): _answer(status, route.media, schemas[id(body)]) for status, body in route.responses.items()},
-            **{str(status): {"$ref": f"#/components/responses/{_problem(status)}"} for status in _refusals(route)},
+            **{
+                str(status): _answer(status, route.media, schemas[id(body)])
+                for status, body in route.responses.items()
+            },
+            **{
+                str(status): {"$ref": f"#/components/responses/{_problem(status)}"}
+                for status in _refusals(route)
+            },
         },
     }
     if route.needs is not None:
         operation["description"] = f"Needs the right `{route.needs}`."
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas[id(route.body)]}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schemas[id(route.body)]}},
+        }
     return operation
 
 
@@ -112,18 +137,32 @@ def _named(route: Route) -> str:
 
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     for name in _IN_PATH.findall(route.path):
-        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        yield {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1},
+        }
     for one in route.parameters:
         yield _parameter(one)
 
 
 def _parameter(one: Parameter) -> dict[str, Any]:
     schema = {"type": "string", "pattern": one.pattern}
-    return {"name": one.name, "in": one.place, "description": one.description, "required": one.required, "schema": schema}
+    return {
+        "name": one.name,
+        "in": one.place,
+        "description": one.description,
+        "required": one.required,
+        "schema": schema,
+    }
 
 
 def _answer(status: int, media: Sequence[str], schema: Any) -> dict[str, Any]:
-    return {"description": HTTPStatus(status).phrase, "content": {one: {"schema": schema} for one in media}}
+    return {
+        "description": HTTPStatus(status).phrase,
+        "content": {one: {"schema": schema} for one in media},
+    }
 
 
 def _problem(status: int) -> str:

@@ -35,7 +35,15 @@ class Problem(Exception):
     ``closes``: the connection cannot be used further, as there may be more of the request that nobody will read.
     """
 
-    def __init__(self, status: int, detail: str, *, headers: Mapping[str, str] | None = None, closes: bool = False, **members: Any) -> None:
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        closes: bool = False,
+        **members: Any,
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
@@ -61,7 +69,9 @@ class Problem(Exception):
 def too_many(detail: str, wait: float) -> Problem:
     """429; ``wait`` is in seconds."""
     seconds = math.ceil(wait)
-    return Problem(429, f"{detail}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
+    return Problem(
+        429, f"{detail}; try again in {seconds} s", headers={"Retry-After": str(seconds)}
+    )
 
 
 def of_http(error: web.HTTPException) -> Problem:
@@ -71,6 +81,8 @@ def of_http(error: web.HTTPException) -> Problem:
             return Problem(404, "no such path; see /openapi.json")
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
-            return Problem(405, f"not with {error.method[:20]}; expected {allowed}", headers={"Allow": allowed})
+            return Problem(
+                405, f"not with {error.method[:20]}; expected {allowed}", headers={"Allow": allowed}
+            )
         case _:
             return Problem(error.status, error.reason, closes=True)

@@ -33,7 +33,10 @@ class Call:
     def relay(self) -> Relay:
         """The running relay. Raises Problem 503 while there is none."""
         if self.attached is None:
-            raise Problem(503, "the relay is starting or stopping: nothing can be read or decided now, try again")
+            raise Problem(
+                503,
+                "the relay is starting or stopping: nothing can be read or decided now, try again",
+            )
         return self.attached
 
 

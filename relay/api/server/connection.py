@@ -55,7 +55,14 @@ class Connection(web.RequestHandler):
 
     __slots__ = ("_count", "_ended", "known", "peer", "wake")
 
-    def __init__(self, manager: web.Server, peer: Peer, *, count: Callable[[int], None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        manager: web.Server,
+        peer: Peer,
+        *,
+        count: Callable[[int], None],
+        ended: Callable[[], None],
+    ) -> None:
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),
@@ -81,7 +88,11 @@ class Connection(web.RequestHandler):
 
     @override
     def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
     ) -> web.StreamResponse:
         """What is not HTTP, or not as we read it: a problem, and the end of the connection. Nothing is logged."""
         if isinstance(exc, ConnectionError):
@@ -89,7 +100,11 @@ class Connection(web.RequestHandler):
         if status >= 500:  # a mistake of ours, outside of what the server's own net catches
             _log.error("a call could not be answered", exc_info=exc)
         self._count(status)
-        detail = "expected a request in HTTP/1.1" if status < 500 else "a mistake in the relay; its log says more"
+        detail = (
+            "expected a request in HTTP/1.1"
+            if status < 500
+            else "a mistake in the relay; its log says more"
+        )
         return Problem(status, detail, closes=True).to_response()
 
     @override

@@ -83,7 +83,12 @@ class Server:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.detach()
         await self._stack.aclose()
 
@@ -121,7 +126,15 @@ class Server:
         listeners = []
         for sock in await open_tcp(self._settings.host, self._settings.port):
             stack.enter_context(_closing(sock))
-            listeners.append(Listener(sock, tcp_peer, connect, MAX_CONNECTIONS, tls.context if tls is not None else None))
+            listeners.append(
+                Listener(
+                    sock,
+                    tcp_peer,
+                    connect,
+                    MAX_CONNECTIONS,
+                    tls.context if tls is not None else None,
+                )
+            )
         self.port = listeners[0].sock.getsockname()[1]
         scheme = "https" if tls is not None else "http"
         self.address = f"{scheme}://{self._settings.listen.rpartition(':')[0]}:{self.port}"
@@ -148,12 +161,18 @@ def _net(desk: RequestPipeline) -> Middleware:
         except web.HTTPException as error:
             response = of_http(error).to_response()
         except StoreUnavailable:
-            response = Problem(503, "the state file can be neither read nor written now, try again").to_response()
+            response = Problem(
+                503, "the state file can be neither read nor written now, try again"
+            ).to_response()
         except ConnectionError:
             raise
         except Exception:  # noqa: BLE001  # the last net: a mistake of ours costs one call, and is logged
-            _log.exception("%s %s could not be answered", request.method, request.match_info.route.resource)
-            response = Problem(500, "a mistake in the relay; its log says more", closes=True).to_response()
+            _log.exception(
+                "%s %s could not be answered", request.method, request.match_info.route.resource
+            )
+            response = Problem(
+                500, "a mistake in the relay; its log says more", closes=True
+            ).to_response()
         desk.responses_by_status[response.status] += 1
         await _deliver(request, response)
         return response

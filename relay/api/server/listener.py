@@ -77,7 +77,9 @@ class Listener:
         self._guests[guest] = None
         tls = self.tls() if self.tls is not None else None
         try:
-            connection = self.connect(self.peer_of(sock, address), lambda: self._guests.pop(guest, None))
+            connection = self.connect(
+                self.peer_of(sock, address), lambda: self._guests.pop(guest, None)
+            )
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 sock,
@@ -100,7 +102,10 @@ class Listener:
             return True
         if not self._full:
             self._full = True
-            _log.warning("%d connections are open, the most there may be: the oldest without good credentials give way", self.most)
+            _log.warning(
+                "%d connections are open, the most there may be: the oldest without good credentials give way",
+                self.most,
+            )
         oldest = next((guest for guest in self._guests if not guest.known), None)
         if oldest is None:
             return False

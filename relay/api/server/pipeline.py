@@ -16,7 +16,13 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from relay.api import Relay
-from relay.api.auth.authentication import ANONYMOUS, LOOPBACK_READER, Authenticator, NotAuthenticated, local_caller
+from relay.api.auth.authentication import (
+    ANONYMOUS,
+    LOOPBACK_READER,
+    Authenticator,
+    NotAuthenticated,
+    local_caller,
+)
 from relay.api.auth.rate_limits import TokenBuckets
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.schema.problems import Problem, too_many
@@ -56,7 +62,9 @@ class RequestPipeline:
             if route.lookup is not None:
                 call = replace(call, found=await route.lookup(call))
             if route.needs is not None and route.needs not in caller.rights.can:
-                raise Problem(403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)")
+                raise Problem(
+                    403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
+                )
             return await route.handle(call)
 
         return handle
@@ -79,10 +87,16 @@ class RequestPipeline:
             raise too_many("too many calls from this address without good credentials", wait)
         try:
             if route.access == "signature":
-                caller = self.clients.by_signature(request.match_info["client"], request.headers, body)
+                caller = self.clients.by_signature(
+                    request.match_info["client"], request.headers, body
+                )
             else:
-                certificate = request.get_extra_info("peercert")  # verified, or there would be no connection
-                caller = await self.clients.by_bearer(request.headers.getall("Authorization", []), certificate)
+                certificate = request.get_extra_info(
+                    "peercert"
+                )  # verified, or there would be no connection
+                caller = await self.clients.by_bearer(
+                    request.headers.getall("Authorization", []), certificate
+                )
         except NotAuthenticated as error:
             self.rejections.unauthenticated_call(peer, str(error), now)
             raise _unknown(route) from None
@@ -110,7 +124,9 @@ async def read_body(request: web.Request) -> bytes:
         async with asyncio.timeout(BODY_TIMEOUT):
             return await request.read()
     except TimeoutError:
-        raise Problem(408, f"the body did not come within {BODY_TIMEOUT:g} s", closes=True) from None
+        raise Problem(
+            408, f"the body did not come within {BODY_TIMEOUT:g} s", closes=True
+        ) from None
     except web.HTTPRequestEntityTooLarge:
         raise _too_long() from None
     except (web.RequestPayloadError, HttpProcessingError):
@@ -125,13 +141,23 @@ def _too_long() -> Problem:
 
 def _check_content(route: Route, request: web.Request) -> None:
     # Each that there is: of several, what unpacks a body may go by another than who looks at the first.
-    if any(one.strip().lower() != "identity" for one in request.headers.getall("Content-Encoding", [])):
-        raise Problem(415, "expected a body as it is, without Content-Encoding", headers={"Accept-Encoding": "identity"})
+    if any(
+        one.strip().lower() != "identity" for one in request.headers.getall("Content-Encoding", [])
+    ):
+        raise Problem(
+            415,
+            "expected a body as it is, without Content-Encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
     if route.body is None:
         return
     charset = (request.charset or "utf-8").lower()
     if request.content_type != "application/json" or charset not in ("utf-8", "utf8"):
-        raise Problem(415, "expected Content-Type: application/json, in UTF-8", headers={"Accept": "application/json"})
+        raise Problem(
+            415,
+            "expected Content-Type: application/json, in UTF-8",
+            headers={"Accept": "application/json"},
+        )
 
 
 def _content(route: Route, request: web.Request, body: bytes) -> object:
@@ -146,14 +172,22 @@ def _content(route: Route, request: web.Request, body: bytes) -> object:
 def _unknown(route: Route) -> Problem:
     if route.access == "signature":
         return Problem(
-            401, "expected a body signed as Standard Webhooks with this client's secret", headers={"WWW-Authenticate": "Signature"}
+            401,
+            "expected a body signed as Standard Webhooks with this client's secret",
+            headers={"WWW-Authenticate": "Signature"},
         )
-    return Problem(401, "expected Authorization: Bearer and the key of a client", headers={"WWW-Authenticate": 'Bearer realm="imds-relay"'})
+    return Problem(
+        401,
+        "expected Authorization: Bearer and the key of a client",
+        headers={"WWW-Authenticate": 'Bearer realm="imds-relay"'},
+    )
 
 
 def _is_neighbour(request: web.Request, peer: Peer) -> bool:
     """Whether the call comes from this machine, and not through a proxy on it."""
-    return (peer.uid is not None or peer.is_loopback) and not any(name in request.headers for name in _FORWARDED)
+    return (peer.uid is not None or peer.is_loopback) and not any(
+        name in request.headers for name in _FORWARDED
+    )
 
 
 def _user(uid: int) -> str:

@@ -23,8 +23,12 @@ async def open_tcp(host: str, port: int) -> list[socket.socket]:
     """One socket for each address that the host's name stands for; port 0 takes a free one. Raises ConfigError."""
     opened: list[socket.socket] = []
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, address in dict.fromkeys((family, address[0]) for family, _, _, _, address in found):
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, address in dict.fromkeys(
+            (family, address[0]) for family, _, _, _, address in found
+        ):
             sock = socket.create_server((str(address), port), family=family, backlog=_BACKLOG)
             sock.settimeout(0)
             opened.append(sock)
@@ -32,7 +36,9 @@ async def open_tcp(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for sock in opened:
             sock.close()
-        raise ConfigError(f"api.listen: expected an address that is free, {host}:{port}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"api.listen: expected an address that is free, {host}:{port}: {error.strerror or error}"
+        ) from error
     return opened
 
 
@@ -53,7 +59,9 @@ def local_socket(path: Path) -> Iterator[socket.socket]:
             sock = _bound(path)
             mine = path.stat()
     except OSError as error:
-        raise ConfigError(f"api.socket: expected a path where a socket can be made, {path}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"api.socket: expected a path where a socket can be made, {path}: {error.strerror or error}"
+        ) from error
     try:
         yield sock
     finally:
@@ -65,7 +73,9 @@ def local_socket(path: Path) -> Iterator[socket.socket]:
 
 def local_peer(sock: socket.socket, _address: Any) -> Peer:
     """Who is at the other end of a local connection: the kernel says which user (Linux, unix(7), SO_PEERCRED)."""
-    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    _, uid, _ = struct.unpack(
+        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
     return Peer("the local socket", uid)
 
 
@@ -89,7 +99,9 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise ConfigError(f"api.socket: expected a socket or nothing at {path}, something else is there; remove it or name another path")
+        raise ConfigError(
+            f"api.socket: expected a socket or nothing at {path}, something else is there; remove it or name another path"
+        )
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(0)
         try:
@@ -99,7 +111,9 @@ def _clear(path: Path) -> None:
             return
         except BlockingIOError:
             pass  # somebody listens, and is busy
-    raise ConfigError(f"api.socket: another relay listens on {path}: stop it, or give this one a path of its own")
+    raise ConfigError(
+        f"api.socket: another relay listens on {path}: stop it, or give this one a path of its own"
+    )
 
 
 def _bound(path: Path) -> socket.socket:

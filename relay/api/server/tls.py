@@ -39,7 +39,9 @@ class ServerTlsContext:
                 found = file.stat() if file is not None else None
             except OSError:
                 found = None
-            stamps.append((found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else (0, 0, 0))
+            stamps.append(
+                (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else (0, 0, 0)
+            )
         return tuple(stamps)
 
     def _load(self) -> ssl.SSLContext:

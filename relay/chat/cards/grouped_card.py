@@ -7,30 +7,63 @@ from collections.abc import Sequence
 
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card, Line, Link, Text, Tone
-from relay.chat.cards.rendering import decision_buttons, event_title, event_tone, join_names, proceeds_notice
+from relay.chat.cards.rendering import (
+    decision_buttons,
+    event_title,
+    event_tone,
+    join_names,
+    proceeds_notice,
+)
 
 MAX_LISTED_EVENTS = 10
 """Events of a burst that get a line of their own."""
 
 
-def grouped_card(standings: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None) -> Card:
+def grouped_card(
+    standings: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None
+) -> Card:
     """The message about a burst. ``link`` None: nothing can be decided from this message."""
     live = [one for one in standings if one.occurrence.live]
     # What waits for somebody comes first.
     ordered = sorted(
-        live or standings, key=lambda one: (not _waits(one), one.not_before is None, one.not_before or one.now, one.occurrence.id)
+        live or standings,
+        key=lambda one: (
+            not _waits(one),
+            one.not_before is None,
+            one.not_before or one.now,
+            one.occurrence.id,
+        ),
     )
-    lines = tuple(Line(event_line(one), decision_buttons(one, link)) for one in ordered[:MAX_LISTED_EVENTS])
+    lines = tuple(
+        Line(event_line(one), decision_buttons(one, link)) for one in ordered[:MAX_LISTED_EVENTS]
+    )
     rest = len(ordered) - len(lines)
     notes: list[Text] = []
     if rest:
-        notes.append((f"And {rest} more: “imds-relay events” on a machine of this scope lists them, and decides about them.",))
+        notes.append(
+            (
+                f"And {rest} more: “imds-relay events” on a machine of this scope lists them, and decides about them.",
+            )
+        )
     notes.extend(proceeds_notice(live))
     return Card(
         title=f"{len(standings)} maintenance events at once",
         tone=_tone_of_all(standings),
         summary=_summary_of_all(standings),
-        facts=(("Machines", (join_names(list(dict.fromkeys(name for one in standings for name in one.occurrence.event.resources))),)),),
+        facts=(
+            (
+                "Machines",
+                (
+                    join_names(
+                        list(
+                            dict.fromkeys(
+                                name for one in standings for name in one.occurrence.event.resources
+                            )
+                        )
+                    ),
+                ),
+            ),
+        ),
         notes=tuple(notes),
         lines=lines,
         code=code if any(button.url for line in lines for button in line.buttons) else None,
@@ -49,13 +82,24 @@ def _summary_of_all(standings: Sequence[ApprovalStatus]) -> Text:
     counts = [
         (sum(_waits(one) for one in live), "waiting for votes"),
         (sum(bool(one.is_open and one.active_holds) for one in live), "held"),
-        (sum(bool(one.is_open and (one.active_grant or one.is_claimed)) for one in live), "approved"),
+        (
+            sum(bool(one.is_open and (one.active_grant or one.is_claimed)) for one in live),
+            "approved",
+        ),
         (sum(one.occurrence.event.started for one in live), "under way"),
         (len(standings) - len(live), "over"),
     ]
-    text += (", ".join(f"{count} {what}" for count, what in counts if count) + ". ",) if any(count for count, _ in counts) else ()
+    text += (
+        (", ".join(f"{count} {what}" for count, what in counts if count) + ". ",)
+        if any(count for count, _ in counts)
+        else ()
+    )
     due = [one.not_before for one in live if one.is_open and one.not_before is not None]
-    return (*text, "The first begins at ", min(due), " or soon after, whether or not anybody answers.") if due else text
+    return (
+        (*text, "The first begins at ", min(due), " or soon after, whether or not anybody answers.")
+        if due
+        else text
+    )
 
 
 def _tone_of_all(standings: Sequence[ApprovalStatus]) -> Tone:

@@ -27,7 +27,11 @@ ENDED = {
     "unknown": "It is not in Azure's document any more; whether it happened is not known.",
 }
 """How an event ended, by its outcome."""
-LABELS: dict[DecisionKind, str] = {"approve": "Approve", "hold": "Hold", "release": "Release the hold"}
+LABELS: dict[DecisionKind, str] = {
+    "approve": "Approve",
+    "hold": "Hold",
+    "release": "Release the hold",
+}
 """What buttons say."""
 
 
@@ -63,7 +67,9 @@ def _can_be_approved(standing: ApprovalStatus) -> bool:
     return standing.quorum is not None and not closed and not settled
 
 
-def event_card(standing: ApprovalStatus, scope: str, *, link: Link | None, code: str | None) -> Card:
+def event_card(
+    standing: ApprovalStatus, scope: str, *, link: Link | None, code: str | None
+) -> Card:
     """The message about one event. ``link`` None: nothing can be decided from this message."""
     event = standing.occurrence.event
     buttons = decision_buttons(standing, link)
@@ -102,7 +108,10 @@ def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
 
 def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) -> str:
     """What the machines go through (Azure, "Scheduled Events", the types of events)."""
-    known = _HAPPENS.get((event_type or "").lower(), f"goes through “{event_type}”" if event_type else "goes through maintenance")
+    known = _HAPPENS.get(
+        (event_type or "").lower(),
+        f"goes through “{event_type}”" if event_type else "goes through maintenance",
+    )
     for_ = f" for about {_span(seconds)}" if seconds is not None else " for a while"
     text = known.replace("{for_}", for_)
     if seconds is not None and "{for_}" not in known:
@@ -136,7 +145,11 @@ def _summary(standing: ApprovalStatus) -> Text:
         return ("Azure has not said when it begins.",)
     if standing.now >= due:
         return ("NotBefore was ", due, ": Azure can begin at any moment.")
-    return ("Azure begins at ", due, " or soon after, whether or not anybody answers; earlier only when it is approved.")
+    return (
+        "Azure begins at ",
+        due,
+        " or soon after, whether or not anybody answers; earlier only when it is approved.",
+    )
 
 
 def _approval(standing: ApprovalStatus) -> Iterator[tuple[str, Text]]:
@@ -149,11 +162,16 @@ def _approval(standing: ApprovalStatus) -> Iterator[tuple[str, Text]]:
         yield "Rule", (f"{standing.rule.name}: ", *_asks(standing.quorum))
         yield "Votes", _votes(standing)
     if standing.active_holds:
-        yield "Held by", _joined([_holder(one.principal, one.expires) for one in standing.active_holds])
+        yield (
+            "Held by",
+            _joined([_holder(one.principal, one.expires) for one in standing.active_holds]),
+        )
 
 
 def _asks(asks: Quorum) -> Text:
-    who = [(one if one.startswith(("group:", "person:")) else PrincipalRef(one),) for one in asks.from_]
+    who = [
+        (one if one.startswith(("group:", "person:")) else PrincipalRef(one),) for one in asks.from_
+    ]
     votes: Text = (f"{asks.votes} vote{'s' if asks.votes != 1 else ''} from ", *_joined(who))
     return (*votes, ", for every machine") if asks.each_resource else votes
 
@@ -161,16 +179,29 @@ def _asks(asks: Quorum) -> Text:
 def _votes(standing: ApprovalStatus) -> Text:
     text: Text = (f"{standing.vote_count} of {standing.votes_required}",)
     if standing.counted_votes:
-        text += (": ", *_joined([(PrincipalRef(one.principal),) for one in standing.counted_votes[:MAX_NAMES]]))
+        text += (
+            ": ",
+            *_joined(
+                [(PrincipalRef(one.principal),) for one in standing.counted_votes[:MAX_NAMES]]
+            ),
+        )
     if standing.is_open and standing.votes_missing and standing.quorum is not None:
         have = {standing.person(one.principal) for one in standing.counted_votes}
         may = [
-            one for one in sorted(eligible_voters(standing.quorum, standing.groups, standing.people)) if standing.person(one) not in have
+            one
+            for one in sorted(eligible_voters(standing.quorum, standing.groups, standing.people))
+            if standing.person(one) not in have
         ]
-        text += (f"; {standing.votes_missing} missing, from ", *_joined([(PrincipalRef(one),) for one in may[:MAX_NAMES]]))
+        text += (
+            f"; {standing.votes_missing} missing, from ",
+            *_joined([(PrincipalRef(one),) for one in may[:MAX_NAMES]]),
+        )
         if len(may) > MAX_NAMES:
             text += (f" and {len(may) - MAX_NAMES} more",)
-        if standing.voting_closes_at is not None and standing.voting_closes_at != standing.not_before:
+        if (
+            standing.voting_closes_at is not None
+            and standing.voting_closes_at != standing.not_before
+        ):
             text += (", until ", standing.voting_closes_at)
     if standing.uncovered_resources and standing.is_open:
         text += (f"; nobody has spoken for {join_names(standing.uncovered_resources)} yet",)
@@ -178,11 +209,17 @@ def _votes(standing: ApprovalStatus) -> Text:
 
 
 def _holder(principal: str, until: datetime | None) -> Text:
-    return (PrincipalRef(principal), " until ", until) if until is not None else (PrincipalRef(principal),)
+    return (
+        (PrincipalRef(principal), " until ", until)
+        if until is not None
+        else (PrincipalRef(principal),)
+    )
 
 
 def _joined(texts: Sequence[Text]) -> Text:
-    return tuple(part for number, text in enumerate(texts) for part in ((", ", *text) if number else text))
+    return tuple(
+        part for number, text in enumerate(texts) for part in ((", ", *text) if number else text)
+    )
 
 
 def _notes(standing: ApprovalStatus) -> Iterator[Text]:
@@ -197,7 +234,12 @@ def _notes(standing: ApprovalStatus) -> Iterator[Text]:
         yield ("It is approved: the StartRequest is about to be sent.",)
     if state in ("sent", "accepted"):
         yield (
-            "It is approved" + (": Azure has accepted the StartRequest." if state == "accepted" else ", and the StartRequest was sent."),
+            "It is approved"
+            + (
+                ": Azure has accepted the StartRequest."
+                if state == "accepted"
+                else ", and the StartRequest was sent."
+            ),
         )
     if state == "failed":
         yield ("The StartRequest failed; the thread says why.",)
@@ -206,9 +248,13 @@ def _notes(standing: ApprovalStatus) -> Iterator[Text]:
 
 def _elsewhere(standing: ApprovalStatus) -> Iterator[Text]:
     """Where to decide when the message itself leads nowhere."""
-    verbs = [verb for verb in ("approve", "hold", "release") if verb in available_decisions(standing)]
+    verbs = [
+        verb for verb in ("approve", "hold", "release") if verb in available_decisions(standing)
+    ]
     if verbs:
-        yield (f"To decide, on the machine: imds-relay {'|'.join(verbs)} {standing.occurrence.event.event_id}",)
+        yield (
+            f"To decide, on the machine: imds-relay {'|'.join(verbs)} {standing.occurrence.event.event_id}",
+        )
 
 
 def proceeds_notice(standings: Iterable[ApprovalStatus]) -> Iterator[Text]:

@@ -10,7 +10,11 @@ from relay.chat.cards.rendering import ENDED, join_names
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 
-_WHY = {"changed": "the event has changed", "expired": "they have expired", "ended": "the event has ended"}
+_WHY = {
+    "changed": "the event has changed",
+    "expired": "they have expired",
+    "ended": "the event has ended",
+}
 _VERBS = {"approve": "voted to approve", "hold": "put it on hold", "release": "released the hold"}
 
 _OF_RELAY = {
@@ -39,9 +43,14 @@ def _said(name: str, data: Mapping[str, Any]) -> Text:
                 f"Azure announced a {data['eventType'] or 'maintenance'} of {join_names(data['resources']) or 'no machine that is named'}.",
             )
         case "event.updated":
-            return (f"Azure changed {', '.join(data['changed']) or 'nothing that is named'}; votes on the former state do not count.",)
+            return (
+                f"Azure changed {', '.join(data['changed']) or 'nothing that is named'}; votes on the former state do not count.",
+            )
         case "event.started":
-            return ("Azure began" + (", as this relay had approved." if data["approvedByRelay"] else "."),)
+            return (
+                "Azure began"
+                + (", as this relay had approved." if data["approvedByRelay"] else "."),
+            )
         case "event.ended":
             return (ENDED.get(data["outcome"], ENDED["unknown"]),)
         case "approval.recorded" | "approval.granted" | "approval.refused":
@@ -62,9 +71,17 @@ def _decided(name: str, data: Mapping[str, Any]) -> Text:
     if name == "approval.refused":
         return (who, f" was refused to {data['decision']}: {data['refusal']}.")
     if name == "approval.granted":
-        by = "it asks for no vote" if not data["required"] else f"{data['votes']} of {data['required']} votes"
+        by = (
+            "it asks for no vote"
+            if not data["required"]
+            else f"{data['votes']} of {data['required']} votes"
+        )
         return (f"Approved by rule {data['rule']}: {by}.{_dry(data)}",)
-    count = f", {data['votes']} of {data['required']}" if data["decision"] == "approve" and data["required"] else ""
+    count = (
+        f", {data['votes']} of {data['required']}"
+        if data["decision"] == "approve" and data["required"]
+        else ""
+    )
     return (who, f" {_VERBS[data['decision']]}{count}{why}.{_dry(data)}")
 
 

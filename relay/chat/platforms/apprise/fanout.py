@@ -15,7 +15,13 @@ from relay.chat.platforms.apprise.text import card_text, plain, render_text
 from relay.errors import Deferred
 from relay.net.egress import AddressRefused
 
-_KINDS: dict[Tone, str] = {"waiting": "warning", "held": "warning", "approved": "info", "running": "info", "over": "info"}
+_KINDS: dict[Tone, str] = {
+    "waiting": "warning",
+    "held": "warning",
+    "approved": "info",
+    "running": "info",
+    "over": "info",
+}
 _PASSES = frozenset({408, 409, 425, 429})
 _MOST_HALF_TOLD = 100
 """Messages of which it is remembered who has got them already, while somebody else has not."""
@@ -41,7 +47,9 @@ class ServiceFanout:
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
         """Send a few lines, of several the first as the title. Raises Deferred."""
-        title, *body = map(render_text, lines) if len(lines) > 1 else ("imds-relay", render_text(lines[0]))
+        title, *body = (
+            map(render_text, lines) if len(lines) > 1 else ("imds-relay", render_text(lines[0]))
+        )
         await self._send(title, "\n".join(body), "info")
 
     async def _send(self, title: str, body: str, kind: str) -> None:
@@ -50,7 +58,11 @@ class ServiceFanout:
         text = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
         told = self._half_told.setdefault(text, set())
         async with asyncio.TaskGroup() as group:
-            tries = [group.create_task(self._to(url, title, body, kind, told)) for url in self._services if url not in told]
+            tries = [
+                group.create_task(self._to(url, title, body, kind, told))
+                for url in self._services
+                if url not in told
+            ]
         failed = [one for one in (each.result() for each in tries) if one is not None]
         if not failed:
             del self._half_told[text]
@@ -61,38 +73,63 @@ class ServiceFanout:
         reason = "; ".join(one.reason for one in failed)
         raise Deferred(reason, failure="transient" if passing else "slow", status=failed[0].status)
 
-    async def _to(self, url: str, title: str, body: str, kind: str, told: set[str]) -> Deferred | None:
+    async def _to(
+        self, url: str, title: str, body: str, kind: str, told: set[str]
+    ) -> Deferred | None:
         """Send it to one; returns how that failed, so that one that fails takes no other along."""
         service, seconds = self._services[url], self._settings.timeout
-        thread = self._threads.setdefault(url, SerialThread(f"{self._settings.name}: {service.name}"))
+        thread = self._threads.setdefault(
+            url, SerialThread(f"{self._settings.name}: {service.name}")
+        )
         try:
             said, was_refused = await thread.run(lambda: service.send(title, body, kind), seconds)
         except TimeoutError:
-            return Deferred(f"expected {service.name} to take the message within {seconds:g} s, it did not")
+            return Deferred(
+                f"expected {service.name} to take the message within {seconds:g} s, it did not"
+            )
         except Exception as error:  # noqa: BLE001  # of a library's hundreds of services; it takes no other along
-            return Deferred(f"expected {service.name} to take the message, its own code failed: {type(error).__name__}")
+            return Deferred(
+                f"expected {service.name} to take the message, its own code failed: {type(error).__name__}"
+            )
         if said.accepted:
             told.add(url)
             return None
         if was_refused:
-            return Deferred(f"expected the address of {service.name}, its name stands for {AddressRefused().strerror}", failure="slow")
+            return Deferred(
+                f"expected the address of {service.name}, its name stands for {AddressRefused().strerror}",
+                failure="slow",
+            )
         return _refusal(service.name, said.status)
 
     def _look(self) -> None:
         """Read the file of the URLs again, if there is one. Raises Deferred for what cannot be used any more."""
-        if not self._settings.has_secret_files or set(self._settings.reveal_all("urls")) == set(self._services):
+        if not self._settings.has_secret_files or set(self._settings.reveal_all("urls")) == set(
+            self._services
+        ):
             return
         try:
             self._services = self._settings.services()
         except ValueError as error:
-            raise Deferred(f"the urls of this sink cannot be used any more: {error}", failure="slow") from None
+            raise Deferred(
+                f"the urls of this sink cannot be used any more: {error}", failure="slow"
+            ) from None
 
 
 def _refusal(name: str, status: int | None) -> Deferred:
     """What a message that was not taken means: the library tells little more than that."""
     if status is None:
-        return Deferred(f"expected {name} to take the message: there was no connection, no answer, or one that says no")
+        return Deferred(
+            f"expected {name} to take the message: there was no connection, no answer, or one that says no"
+        )
     if status in _PASSES or status >= 500:
         return Deferred(f"expected {name} to take the message, it answered {status}", status=status)
-    advice = "redirects are not followed, give the address that answers itself" if status < 400 else "see to its URL, token and target"
-    return Deferred(f"expected {name} to take the message, it answered {status}: {advice}", failure="slow", status=status)
+    advice = (
+        "redirects are not followed, give the address that answers itself"
+        if status < 400
+        else "see to its URL, token and target"
+    )
+    return Deferred(
+        f"expected {name} to take the message, it answered {status}: {advice}",
+        failure="slow",
+        status=status,
+    )

@@ -39,16 +39,24 @@ class ApprisePlugin:
         self.name = str(plugin.service_name)
         self._library = apprise
         if plugin.overflow_mode == apprise.OverflowMode.UPSTREAM:
-            plugin.overflow_mode = apprise.OverflowMode.TRUNCATE  # else what is too long is refused, by some
+            plugin.overflow_mode = (
+                apprise.OverflowMode.TRUNCATE
+            )  # else what is too long is refused, by some
         self._one = apprise.Apprise(asset=plugin.asset)
         self._one.add(plugin)
 
     def send(self, title: str, body: str, kind: str) -> SendResult:
         """Send a message. It blocks, for as long as the service likes."""
-        result = self._one.notify(body=body, title=title, notify_type=kind, body_format=self._library.NotifyFormat.TEXT)
+        result = self._one.notify(
+            body=body, title=title, notify_type=kind, body_format=self._library.NotifyFormat.TEXT
+        )
         if result:
             return SendResult(accepted=True)
-        statuses = [int(found[1]) for entry in result.logs() if (found := _STATUS.search(entry.message)) is not None]
+        statuses = [
+            int(found[1])
+            for entry in result.logs()
+            if (found := _STATUS.search(entry.message)) is not None
+        ]
         return SendResult(accepted=False, status=statuses[-1] if statuses else None)
 
 
@@ -69,11 +77,15 @@ def plugin_for(url: str, *, allow_http: bool) -> ApprisePlugin:
     )
     parsed = apprise.plugins.url_to_dict(url)
     if not parsed:
-        raise ValueError("expected a URL that Apprise knows, such as gotifys://gotify.example.com/token, got something else")
+        raise ValueError(
+            "expected a URL that Apprise knows, such as gotifys://gotify.example.com/token, got something else"
+        )
     _check_kind(apprise.plugins.N_MGR[parsed["schema"]], parsed, allow_http=allow_http)
     plugin = apprise.Apprise.instantiate(url, asset=asset)
     if plugin is None:
-        raise ValueError(f"expected all that {parsed['schema']}:// needs, some of it is missing or wrong")
+        raise ValueError(
+            f"expected all that {parsed['schema']}:// needs, some of it is missing or wrong"
+        )
     _check_switches(plugin)
     return ApprisePlugin(apprise, plugin)
 
@@ -82,19 +94,28 @@ def _check_kind(kind: Any, parsed: dict[str, Any], *, allow_http: bool) -> None:
     """Raises ValueError for a kind of service that is not out there, or that would read files here."""
     schema = parsed["schema"]
     if kind.category != "native" or not _is_out_there(kind):
-        raise ValueError(f"expected a service on the network, got {schema}://, which shows messages on this machine or runs code")
+        raise ValueError(
+            f"expected a service on the network, got {schema}://, which shows messages on this machine or runs code"
+        )
     if not kind.enabled:
         packages = kind.requirements["packages_required"]
-        needs = ", ".join([packages] if isinstance(packages, str) else packages) or "something that this system does not have"
+        needs = (
+            ", ".join([packages] if isinstance(packages, str) else packages)
+            or "something that this system does not have"
+        )
         raise ValueError(f"expected a service that can be used here, {schema}:// needs {needs}")
     for name in sorted({*parsed.get("qsd", {})} & _naming_files(kind)):
         raise ValueError(f"expected a URL that names no file of this machine, got one with {name}=")
     secure = _listed(kind.secure_protocol)
     if secure and schema not in secure and not allow_http:
-        raise ValueError(f"expected {secure[0]}://, got {schema}://: set allow_http: true where the way to the service is trusted")
+        raise ValueError(
+            f"expected {secure[0]}://, got {schema}://: set allow_http: true where the way to the service is trusted"
+        )
     address = parse_address_literal(str(parsed.get("host") or "").strip("[]"))
     if address is not None and is_refused(address):
-        raise ValueError("expected a service's address, got a metadata or host address, which no sink may reach")
+        raise ValueError(
+            "expected a service's address, got a metadata or host address, which no sink may reach"
+        )
 
 
 def _is_out_there(kind: Any) -> bool:
@@ -123,7 +144,9 @@ def _check_switches(plugin: Any) -> None:
     }
     for switch, is_on in switches.items():
         if is_on:
-            raise ValueError(f"expected a URL without {switch}, which a relay must not do, got one with it")
+            raise ValueError(
+                f"expected a URL without {switch}, which a relay must not do, got one with it"
+            )
 
 
 def _listed(value: Any) -> list[str]:

@@ -92,7 +92,11 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in {"socket.connect", "socket.sendto", "socket.sendmsg"}:
         return
     thread, target = threading.current_thread(), arguments[1]
-    if isinstance(thread, _Thread) and isinstance(target, tuple) and any(map(_is_refused, _addresses(str(target[0])))):
+    if (
+        isinstance(thread, _Thread)
+        and isinstance(target, tuple)
+        and any(map(_is_refused, _addresses(str(target[0]))))
+    ):
         thread.refused = True
         raise AddressRefused
 

@@ -12,8 +12,14 @@ _GAP = "\N{ZERO WIDTH SPACE}"
 
 def card_text(card: Card) -> str:
     """What a card says, as plain text; what matters most comes first, as some services cut it."""
-    parts = [render_text(card.summary), "\n".join(f"{label}: {render_text(text)}" for label, text in card.facts)]
-    parts += ["\n".join(f"- {render_text(line.text)}" for line in card.lines), *map(render_text, card.notes)]
+    parts = [
+        render_text(card.summary),
+        "\n".join(f"{label}: {render_text(text)}" for label, text in card.facts),
+    ]
+    parts += [
+        "\n".join(f"- {render_text(line.text)}" for line in card.lines),
+        *map(render_text, card.notes),
+    ]
     buttons = [*card.buttons, *(button for line in card.lines for button in line.buttons)]
     if buttons:
         choices = " | ".join(dict.fromkeys(button.decision for button in buttons))
@@ -24,7 +30,10 @@ def card_text(card: Card) -> str:
 
 def render_text(text: Text) -> str:
     """A text with its moments in UTC: which zone its readers live in is not known."""
-    return "".join(f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if isinstance(part, datetime) else plain(part) for part in text)
+    return "".join(
+        f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if isinstance(part, datetime) else plain(part)
+        for part in text
+    )
 
 
 def plain(part: str | PrincipalRef) -> str:
@@ -33,4 +42,9 @@ def plain(part: str | PrincipalRef) -> str:
     The library keeps a service's own markup off; mentions and links are what many find in plain text.
     """
     words = re.sub(r"\s+", " ", part.principal if isinstance(part, PrincipalRef) else part)
-    return re.sub(r"(?<=[@<])(?=\S)|(?<=:)(?=//)|(?<=\])(?=\()|(?<=\bwww)(?=\.)", _GAP, words, flags=re.IGNORECASE)
+    return re.sub(
+        r"(?<=[@<])(?=\S)|(?<=:)(?=//)|(?<=\])(?=\()|(?<=\bwww)(?=\.)",
+        _GAP,
+        words,
+        flags=re.IGNORECASE,
+    )

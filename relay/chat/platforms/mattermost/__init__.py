@@ -27,7 +27,14 @@ from relay.net.http import open_session
 class Mattermost(LiveMessageSink):
     """One channel, where people may answer."""
 
-    def __init__(self, settings: Settings, board: ChatBoard, channel: Channel, clock: Clock, answers: Interactions | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        board: ChatBoard,
+        channel: Channel,
+        clock: Clock,
+        answers: Interactions | None,
+    ) -> None:
         super().__init__(settings, board, channel, clock, in_chat=answers is not None)
         self._answers = answers
 
@@ -42,15 +49,28 @@ class Mattermost(LiveMessageSink):
 async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Mattermost]:
     """Open the sink's own session; nothing is connected until the first event. Raises ConfigError."""
     async with open_session() as session:
-        api = Api(session, settings.base(), settings.bearer, settings.channel, clock, timeout=settings.timeout)
+        api = Api(
+            session,
+            settings.base(),
+            settings.bearer,
+            settings.channel,
+            clock,
+            timeout=settings.timeout,
+        )
         people = MemberDirectory(api, settings.channel, clock)
         answers = None
         if settings.approve_in_chat:
             if board.public_url is None:
-                raise ConfigError(f"sink {settings.name}: approve_in_chat needs api.public_url, which Mattermost calls")
+                raise ConfigError(
+                    f"sink {settings.name}: approve_in_chat needs api.public_url, which Mattermost calls"
+                )
             url = f"{board.public_url}/v1/chat/{settings.name}"
-            answers = Interactions(settings.name, settings.channel, settings.key, url, api, people, board, clock)
-        mattermost = Mattermost(settings, board, Channel(api, people, answers, secrets.token_hex(8)), clock, answers)
+            answers = Interactions(
+                settings.name, settings.channel, settings.key, url, api, people, board, clock
+            )
+        mattermost = Mattermost(
+            settings, board, Channel(api, people, answers, secrets.token_hex(8)), clock, answers
+        )
         async with mattermost.refreshing():
             yield mattermost
 
@@ -59,7 +79,14 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
     """Whether the server takes the token and shows the channel to the bot. Nothing is posted."""
     about = f"sink {settings.name}"
     async with open_session() as session:
-        api = Api(session, settings.base(), settings.bearer, settings.channel, clock, timeout=settings.timeout)
+        api = Api(
+            session,
+            settings.base(),
+            settings.bearer,
+            settings.channel,
+            clock,
+            timeout=settings.timeout,
+        )
         try:
             said = await api.ask("GET", f"channels/{settings.channel}")
         except Deferred as error:
@@ -67,5 +94,11 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
         if not said.ok or said.text("id") != settings.channel:
             return [failure(about, api.delivery_error(said).reason, "see docs/chat/mattermost.md")]
         if settings.approve_in_chat and not said.text("team_id"):
-            return [failure(about, "approve_in_chat is on, and the channel belongs to no team", "use a channel of a team: votes name it")]
+            return [
+                failure(
+                    about,
+                    "approve_in_chat is on, and the channel belongs to no team",
+                    "use a channel of a team: votes name it",
+                )
+            ]
         return [ok(about, "Mattermost takes the token, and shows the channel to the bot")]

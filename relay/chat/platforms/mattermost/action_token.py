@@ -52,9 +52,12 @@ def unseal(key: bytes, text: str, kind: Literal["button", "dialog"]) -> ActionTo
     """The proof in a text. Raises ChatRefused for what this relay has not sealed, and for a proof of the other kind."""
     payload, _, mac = text.partition(".")
     if len(text) > MOST or not hmac.compare_digest(
-        _mac(key, payload.encode("utf-8", "surrogateescape")).encode(), mac.encode("utf-8", "surrogateescape")
+        _mac(key, payload.encode("utf-8", "surrogateescape")).encode(),
+        mac.encode("utf-8", "surrogateescape"),
     ):
-        raise CallbackRefused(f"expected a {kind} that this relay made, the proof in it does not hold")
+        raise CallbackRefused(
+            f"expected a {kind} that this relay made, the proof in it does not hold"
+        )
     proof = ActionToken(*orjson.loads(base64.urlsafe_b64decode(payload)))
     if proof.kind != kind:
         raise CallbackRefused(f"expected the proof of a {kind}, got that of a {proof.kind}")

@@ -62,7 +62,14 @@ class Api:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, base: URL, token: Callable[[], str], channel: str, clock: Clock, *, timeout: float
+        self,
+        session: aiohttp.ClientSession,
+        base: URL,
+        token: Callable[[], str],
+        channel: str,
+        clock: Clock,
+        *,
+        timeout: float,
     ) -> None:
         self._session = session
         self._base = base
@@ -89,23 +96,32 @@ class Api:
         if said.ok:
             return
         # To a deleted post the server answers that it may not be edited: 403, in some versions 400 or 404.
-        if said.response.status in {400, 403, 404} and (await self.ask("GET", f"posts/{ref}")).response.status == 404:  # HTTP
+        if (
+            said.response.status in {400, 403, 404}
+            and (await self.ask("GET", f"posts/{ref}")).response.status == 404
+        ):  # HTTP
             raise MessageGone("the post was deleted")
         raise self.delivery_error(said)
 
-    async def ask(self, method: Method, path: str, payload: object = None, *, seconds: float | None = None) -> ApiResponse:
+    async def ask(
+        self, method: Method, path: str, payload: object = None, *, seconds: float | None = None
+    ) -> ApiResponse:
         """Call the API and read what it says, refusals included."""
         try:
             token = self._token()
         except ValueError as error:
-            raise Deferred(f"the token of this sink cannot be used any more: {error}", failure="slow") from None
+            raise Deferred(
+                f"the token of this sink cannot be used any more: {error}", failure="slow"
+            ) from None
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         if payload is not None:
             headers["Content-Type"] = "application/json"
         url = self._base / "api" / "v4" / path
         body = orjson.dumps(payload) if payload is not None else b""
         request = Request(url, headers, body, (token, *embedded_secrets(body)))
-        answer = await send(self._session, method, request, seconds=min(seconds or self._timeout, self._timeout))
+        answer = await send(
+            self._session, method, request, seconds=min(seconds or self._timeout, self._timeout)
+        )
         try:
             found = orjson.loads(answer.body)
         except orjson.JSONDecodeError:

@@ -51,21 +51,37 @@ class MemberDirectory:
                 person = await self._find(f"users/{user}")
                 member = await self._find(f"channels/{self._channel}/members/{user}")
         except TimeoutError:
-            raise Deferred(f"expected Mattermost to say within {LOOK_UP:g} s who somebody is, it did not") from None
+            raise Deferred(
+                f"expected Mattermost to say within {LOOK_UP:g} s who somebody is, it did not"
+            ) from None
         principal = f"mattermost:{_team(channel)}/{_person(person, member, user, self._channel)}"
         _remember(self._known, user, (principal, now + GOOD_FOR))
         return principal
 
     async def names(self, principals: Iterable[str]) -> Mapping[str, str]:
         """The user names of these principals, as far as they are people of Mattermost and the server says them now."""
-        users = {principal: found[1] for principal in principals if (found := _PRINCIPAL.fullmatch(principal)) is not None}
+        users = {
+            principal: found[1]
+            for principal in principals
+            if (found := _PRINCIPAL.fullmatch(principal)) is not None
+        }
         now = self._clock.monotonic()
-        unknown = sorted({user for user in users.values() if user not in self._names or now >= self._names[user][1]})[:_AT_ONCE]
+        unknown = sorted(
+            {
+                user
+                for user in users.values()
+                if user not in self._names or now >= self._names[user][1]
+            }
+        )[:_AT_ONCE]
         if unknown:
             found_names = await self._look_up(unknown)
             for user in unknown if found_names is not None else ():
                 _remember(self._names, user, ((found_names or {}).get(user), now + NAMES_FOR))
-        shown = {principal: self._names[user][0] for principal, user in users.items() if user in self._names}
+        shown = {
+            principal: self._names[user][0]
+            for principal, user in users.items()
+            if user in self._names
+        }
         return {principal: name for principal, name in shown.items() if name}
 
     async def _look_up(self, users: list[str]) -> dict[str, str] | None:
@@ -97,18 +113,25 @@ def _team(channel: Mapping[str, Any] | None) -> str:
     return team
 
 
-def _person(person: Mapping[str, Any] | None, member: Mapping[str, Any] | None, user: str, channel: str) -> str:
+def _person(
+    person: Mapping[str, Any] | None, member: Mapping[str, Any] | None, user: str, channel: str
+) -> str:
     """The user's id, of one who may answer. What is not said clearly counts as refused."""
     if person is None or person.get("id") != user or person.get("delete_at") != 0:
         raise NotEligible("Your account is not an active one of this server: nothing was decided.")
     roles = person.get("roles")
     if person.get("is_bot", False) is not False or person.get("remote_id"):
-        raise NotEligible("Only people of this server itself can answer, no bots and nobody of another server: nothing was decided.")
+        raise NotEligible(
+            "Only people of this server itself can answer, no bots and nobody of another server: nothing was decided."
+        )
     if not isinstance(roles, str) or "system_guest" in roles.split():
         raise NotEligible("Guests cannot answer: nothing was decided.")
     if member is None or member.get("user_id") != user or member.get("channel_id") != channel:
         raise NotEligible("You are not a member of this channel: nothing was decided.")
-    if member.get("scheme_guest", False) is not False or "channel_guest" in str(member.get("roles")).split():
+    if (
+        member.get("scheme_guest", False) is not False
+        or "channel_guest" in str(member.get("roles")).split()
+    ):
         raise NotEligible("Guests cannot answer: nothing was decided.")
     return user
 

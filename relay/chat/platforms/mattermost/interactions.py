@@ -80,7 +80,15 @@ class Interactions:
     """Of one sink. ``key`` gives the secret that proofs are sealed with, or raises ValueError; ``url`` is what the server calls."""
 
     def __init__(
-        self, sink: str, channel: str, key: Callable[[], bytes], url: str, api: Api, people: MemberDirectory, board: ChatBoard, clock: Clock
+        self,
+        sink: str,
+        channel: str,
+        key: Callable[[], bytes],
+        url: str,
+        api: Api,
+        people: MemberDirectory,
+        board: ChatBoard,
+        clock: Clock,
     ) -> None:
         self._sink = sink
         self._channel = channel
@@ -127,13 +135,25 @@ class Interactions:
             raise CallbackRefused("expected a click in the sink's channel, it was in another")
         standing = await self._standing(proof, click.post_id)
         if _clicker(click.trigger_id) != click.user_id:
-            raise CallbackRefused("expected a trigger id of the person who clicked, got another's or none")
+            raise CallbackRefused(
+                "expected a trigger id of the person who clicked, got another's or none"
+            )
         await self._caller(proof, click.user_id)
         if standing.occurrence.revision != proof.revision:
-            raise _No("The event has changed since this button was made: nothing was decided. Look at the message again.")
+            raise _No(
+                "The event has changed since this button was made: nothing was decided. Look at the message again."
+            )
         if proof.decision not in available_decisions(standing):
-            raise _No("This cannot be decided any more: nothing was decided. Look at the message again.")
-        state = replace(proof, kind="dialog", expires=self._now() + DIALOG_LASTS, post=click.post_id, user=click.user_id)
+            raise _No(
+                "This cannot be decided any more: nothing was decided. Look at the message again."
+            )
+        state = replace(
+            proof,
+            kind="dialog",
+            expires=self._now() + DIALOG_LASTS,
+            post=click.post_id,
+            user=click.user_id,
+        )
         await self._ask(click.trigger_id, state, standing)
 
     async def _ask(self, trigger: str, state: ActionToken, standing: ApprovalStatus) -> None:
@@ -141,7 +161,9 @@ class Interactions:
         dialog = {
             "callback_id": "decision",
             "title": label,
-            "introduction_text": rendered(confirmation_question(state.decision, standing), {}, most=MOST_ASKED),
+            "introduction_text": rendered(
+                confirmation_question(state.decision, standing), {}, most=MOST_ASKED
+            ),
             "elements": [],
             "submit_label": label,
             "notify_on_cancel": False,
@@ -149,13 +171,18 @@ class Interactions:
         }
         try:
             said = await self._api.ask(
-                "POST", "actions/dialogs/open", {"trigger_id": trigger, "url": self._url, "dialog": dialog}, seconds=LOOK_UP
+                "POST",
+                "actions/dialogs/open",
+                {"trigger_id": trigger, "url": self._url, "dialog": dialog},
+                seconds=LOOK_UP,
             )
         except Deferred as error:
             self._failed("a dialog could not be opened", error)
             raise _No(UNVERIFIED) from None
         if "trigger_id" in said.code:
-            raise CallbackRefused(f"expected a trigger id that Mattermost has signed, it refuses this one ({said.code})")
+            raise CallbackRefused(
+                f"expected a trigger id that Mattermost has signed, it refuses this one ({said.code})"
+            )
         if not said.ok:
             self._failed("a dialog could not be opened", self._api.delivery_error(said))
             raise _No(UNVERIFIED)
@@ -164,7 +191,9 @@ class Interactions:
         """Hand the decision to the gate; it is on disk when this returns."""
         proof = self._open(submission.state, "dialog")
         if submission.user_id != proof.user:
-            raise CallbackRefused("expected the dialog of the person who submits it, it is another's")
+            raise CallbackRefused(
+                "expected the dialog of the person who submits it, it is another's"
+            )
         await self._standing(proof, proof.post)
         caller = await self._caller(proof, proof.user)
         answer = await self._board.decide(
@@ -182,18 +211,26 @@ class Interactions:
         try:
             proof = unseal(self._key(), text, kind)
         except ValueError as error:
-            raise CallbackRefused(f"the secret of this sink cannot be used any more: {error}") from None
+            raise CallbackRefused(
+                f"the secret of this sink cannot be used any more: {error}"
+            ) from None
         if (proof.sink, proof.channel) != (self._sink, self._channel):
             raise CallbackRefused("expected a proof of this sink and channel, it is another's")
         if self._now() >= proof.expires:
-            raise _No(GONE if kind == "button" else "This took too long: nothing was decided. Click the button again.")
+            raise _No(
+                GONE
+                if kind == "button"
+                else "This took too long: nothing was decided. Click the button again."
+            )
         return proof
 
     async def _standing(self, proof: ActionToken, post: str) -> ApprovalStatus:
         try:
             standing = await self._board.shown_in(self._sink, post, proof.event_id)
         except StoreUnavailable:
-            raise _No("The decision cannot be recorded now: nothing was decided, try again.") from None
+            raise _No(
+                "The decision cannot be recorded now: nothing was decided, try again."
+            ) from None
         if standing is None:
             raise _No(GONE)
         return standing
@@ -202,15 +239,21 @@ class Interactions:
         try:
             principal = await self._people.principal(user)
         except NotEligible as error:
-            _log.warning("%s: %s by user %s was refused: %s", self._sink, proof.decision, user, error)
+            _log.warning(
+                "%s: %s by user %s was refused: %s", self._sink, proof.decision, user, error
+            )
             raise _No(str(error)) from None
         except Deferred as error:
             self._failed("a person could not be verified", error)
             raise _No(UNVERIFIED) from None
         caller = self._board.caller(principal, "mattermost")
         if caller is None:
-            _log.warning("%s: %s by the stranger %s was refused", self._sink, proof.decision, principal)
-            raise _No(f"You are not among those who decide here: nothing was decided. To the relay you are `{principal}`.")
+            _log.warning(
+                "%s: %s by the stranger %s was refused", self._sink, proof.decision, principal
+            )
+            raise _No(
+                f"You are not among those who decide here: nothing was decided. To the relay you are `{principal}`."
+            )
         return caller
 
     def _failed(self, what: str, error: Deferred) -> None:
@@ -227,7 +270,9 @@ def _read(body: bytes) -> _Click | _Submission:
             return _Submission.model_validate(fields)
         return _Click.model_validate(fields)
     except (orjson.JSONDecodeError, ValidationError):
-        raise CallbackRefused("expected a click or a submission of Mattermost, got something else", status=400) from None
+        raise CallbackRefused(
+            "expected a click or a submission of Mattermost, got something else", status=400
+        ) from None
 
 
 def _clicker(trigger: str) -> str | None:

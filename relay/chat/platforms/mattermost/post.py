@@ -22,7 +22,13 @@ MOST_ASKED = 600
 """Characters of a dialog's question, before they are escaped."""
 
 _GAP = "\N{ZERO WIDTH SPACE}"
-_COLOURS: dict[Tone, str] = {"waiting": "#F0A30A", "held": "#8C5BD6", "approved": "#2E9E6B", "running": "#1C58D9", "over": "#8B8FA7"}
+_COLOURS: dict[Tone, str] = {
+    "waiting": "#F0A30A",
+    "held": "#8C5BD6",
+    "approved": "#2E9E6B",
+    "running": "#1C58D9",
+    "over": "#8B8FA7",
+}
 _ESCAPED = re.compile(r"[\\`*\[\]|$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 # A backslash does not keep a mention, a hashtag, an emoji or a bare URL from being one: the server looks for them in the text
 # after markup is read. A gap that has no width does.
@@ -55,10 +61,16 @@ def rendered(text: Text, names: Mapping[str, str], *, most: int = MOST_VALUE) ->
     return said.strip()
 
 
-def attachments(card: Card, names: Mapping[str, str], action: Callable[[Button], Mapping[str, Any]]) -> list[dict[str, Any]]:
+def attachments(
+    card: Card, names: Mapping[str, str], action: Callable[[Button], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """The card's attachments. ``action`` makes the integration of a button that is answered in the chat itself."""
     actions = _Actions(action)
-    paragraphs = [rendered(card.summary, names), *(rendered(note, names) for note in card.notes), _links(card.buttons)]
+    paragraphs = [
+        rendered(card.summary, names),
+        *(rendered(note, names) for note in card.notes),
+        _links(card.buttons),
+    ]
     if card.code is not None:
         paragraphs.append(f"The page asks for this code: **{plain(card.code)}**")
     main: dict[str, Any] = {
@@ -66,7 +78,10 @@ def attachments(card: Card, names: Mapping[str, str], action: Callable[[Button],
         "color": _COLOURS[card.tone],
         "title": plain(_cut(card.title, MOST_TITLE)),
         "text": "\n\n".join(part for part in paragraphs if part),
-        "fields": [{"title": label, "value": rendered(text, names), "short": False} for label, text in card.facts],
+        "fields": [
+            {"title": label, "value": rendered(text, names), "short": False}
+            for label, text in card.facts
+        ],
         "footer": plain(_cut(card.footer, MOST_TITLE)),
         "actions": actions.of(card.buttons),
     }
@@ -74,7 +89,9 @@ def attachments(card: Card, names: Mapping[str, str], action: Callable[[Button],
         {
             "fallback": _cut(_one_line(card.title), MOST_TITLE),
             "color": _COLOURS[card.tone],
-            "text": "\n\n".join(part for part in (rendered(line.text, names), _links(line.buttons)) if part),
+            "text": "\n\n".join(
+                part for part in (rendered(line.text, names), _links(line.buttons)) if part
+            ),
             "actions": actions.of(line.buttons),
         }
         for line in card.lines
@@ -84,8 +101,12 @@ def attachments(card: Card, names: Mapping[str, str], action: Callable[[Button],
 
 def thread_reply(lines: Sequence[Text], names: Mapping[str, str]) -> str:
     """Lines as the message of a reply in a thread, cut where all of them would be too long for one."""
-    tries = ["\n".join(rendered(line, names, most=most) for line in lines) for most in (1500, 500, 150)]
-    return next((message for message in tries if len(message) <= MOST_MESSAGE), tries[-1][:MOST_MESSAGE])
+    tries = [
+        "\n".join(rendered(line, names, most=most) for line in lines) for most in (1500, 500, 150)
+    ]
+    return next(
+        (message for message in tries if len(message) <= MOST_MESSAGE), tries[-1][:MOST_MESSAGE]
+    )
 
 
 class _Actions:
@@ -111,7 +132,9 @@ class _Actions:
 
 def _links(buttons: Sequence[Button]) -> str:
     """Buttons of Mattermost open no page: what is decided there has a link."""
-    return " · ".join(f"**[{plain(button.label)}]({button.url})**" for button in buttons if button.url is not None)
+    return " · ".join(
+        f"**[{plain(button.label)}]({button.url})**" for button in buttons if button.url is not None
+    )
 
 
 def _moment(at: datetime) -> str:
@@ -125,7 +148,11 @@ def _person(who: PrincipalRef, names: Mapping[str, str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", "".join(char if char.isprintable() else " " for char in text)).replace("`", "'").strip()
+    return (
+        re.sub(r"\s+", " ", "".join(char if char.isprintable() else " " for char in text))
+        .replace("`", "'")
+        .strip()
+    )
 
 
 def _cut(text: str, most: int) -> str:

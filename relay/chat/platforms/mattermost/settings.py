@@ -37,12 +37,18 @@ class Settings(ChatSettings):
 
     @model_validator(mode="after")
     def _can_be_used(self) -> Settings:
-        checks = {"api_url": self.base, "token": self.bearer, **({"secret": self.key} if self.approve_in_chat else {})}
+        checks = {
+            "api_url": self.base,
+            "token": self.bearer,
+            **({"secret": self.key} if self.approve_in_chat else {}),
+        }
         for name, check in checks.items():
             try:
                 check()
             except ValueError as error:
-                raise ValueError(f"{name}{'_file' if name in self._files else ''}: {error}") from None
+                raise ValueError(
+                    f"{name}{'_file' if name in self._files else ''}: {error}"
+                ) from None
         return self
 
     @property
@@ -59,12 +65,16 @@ class Settings(ChatSettings):
         """The token as it is now. Raises ValueError if it cannot be sent."""
         token = self.reveal("token")
         if not (token and token.isascii() and token.isprintable() and " " not in token):
-            raise ValueError("expected the bot account's access token, of ASCII characters without spaces, got none or something else")
+            raise ValueError(
+                "expected the bot account's access token, of ASCII characters without spaces, got none or something else"
+            )
         return token
 
     def key(self) -> bytes:
         """The key that proofs are sealed with, as it is now. Raises ValueError where there is none."""
         secret = self.reveal("secret")
         if secret is None:
-            raise ValueError("expected a secret or secret_file for approve_in_chat, got neither; imds-relay keys makes one")
+            raise ValueError(
+                "expected a secret or secret_file for approve_in_chat, got neither; imds-relay keys makes one"
+            )
         return signature.key_of(secret)

@@ -19,7 +19,9 @@ from relay.diagnostics import Finding
 __all__ = ["Settings", "connect", "examine"]
 
 
-def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AbstractAsyncContextManager[ChatSink]:
+def connect(
+    settings: Settings, clock: Clock, board: ChatBoard
+) -> AbstractAsyncContextManager[ChatSink]:
     """Open the sink's session, and begin to listen where that is asked for. Nothing is waited for."""
     from relay.chat.platforms.slack.sink import connect  # noqa: PLC0415  # see above
 

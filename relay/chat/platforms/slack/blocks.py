@@ -43,7 +43,13 @@ _TITLE, _LABEL, _QUESTION, _HEADING, _VERB, _VALUE, _URL = 150, 75, 300, 100, 30
 _CONTEXT, _NOTICE, _SAID = 500, 1000, 500
 """Characters of a footer, a notification and one sentence: less than what is allowed."""
 _DATE = "{time_secs} on {date_short}"
-_MARKS: Mapping[Tone, str] = {"waiting": "🟡", "held": "🟠", "approved": "🟢", "running": "🔵", "over": "⚪"}
+_MARKS: Mapping[Tone, str] = {
+    "waiting": "🟡",
+    "held": "🟠",
+    "approved": "🟢",
+    "running": "🔵",
+    "over": "⚪",
+}
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 """What could feign a line of ours, or turn its direction."""
 _BOLD = RichTextElementParts.TextStyle(bold=True)
@@ -91,7 +97,10 @@ def _blocks(card: Card, team: str, value: Value | None, most: int) -> Iterator[B
         yield _rich(*_parts(_lines([_cut(note, most) for note in card.notes]), team))
     yield from _actions(card.buttons, value, numbers)
     if card.code is not None:
-        yield _rich(*_parts(("The page asks for this code: ",), team), RichTextElementParts.Text(text=card.code, style=_CODE))
+        yield _rich(
+            *_parts(("The page asks for this code: ",), team),
+            RichTextElementParts.Text(text=card.code, style=_CODE),
+        )
     if card.footer:
         yield ContextBlock(elements=[_plain(card.footer, _CONTEXT)])
 
@@ -102,12 +111,16 @@ def _facts(facts: Iterable[tuple[str, Text]], team: str, most: int) -> Iterator[
         yield from _parts((": ", *_cut(text, most)), team)
 
 
-def _line(line: Line, team: str, value: Value | None, most: int, numbers: Iterator[int]) -> Iterator[Block]:
+def _line(
+    line: Line, team: str, value: Value | None, most: int, numbers: Iterator[int]
+) -> Iterator[Block]:
     yield _rich(*_parts(("• ", *_cut(line.text, most)), team))
     yield from _actions(line.buttons, value, numbers)
 
 
-def _actions(buttons: Sequence[Button], value: Value | None, numbers: Iterator[int]) -> Iterator[Block]:
+def _actions(
+    buttons: Sequence[Button], value: Value | None, numbers: Iterator[int]
+) -> Iterator[Block]:
     links = [button for button in buttons if button.url is not None and len(button.url) <= _URL]
     if value is None:
         if links:
@@ -115,7 +128,9 @@ def _actions(buttons: Sequence[Button], value: Value | None, numbers: Iterator[i
         return
     answered = [button for button in buttons if button.url is None and len(value(button)) <= _VALUE]
     if links or answered:
-        yield ActionsBlock(elements=[_button(button, value, next(numbers)) for button in (*links, *answered)])
+        yield ActionsBlock(
+            elements=[_button(button, value, next(numbers)) for button in (*links, *answered)]
+        )
 
 
 def _links(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
@@ -129,25 +144,37 @@ def _button(button: Button, value: Value, number: int) -> ButtonElement:
     style = "primary" if button.decision == "approve" else None
     label = _plain(button.label, _LABEL)
     if button.url is not None:
-        return ButtonElement(text=label, action_id=f"{LINK}-{button.decision}-{number}", url=button.url, style=style)
+        return ButtonElement(
+            text=label, action_id=f"{LINK}-{button.decision}-{number}", url=button.url, style=style
+        )
     confirm = ConfirmObject(
         title=_plain(f"{button.label}?", _HEADING),
         text=_plain(_middle(_flat(button.question)), _QUESTION),
         confirm=_plain(button.label, _VERB),
         deny=_plain("Cancel", _VERB),
     )
-    return ButtonElement(text=label, action_id=f"{button.decision}-{number}", value=value(button), style=style, confirm=confirm)
+    return ButtonElement(
+        text=label,
+        action_id=f"{button.decision}-{number}",
+        value=value(button),
+        style=style,
+        confirm=confirm,
+    )
 
 
 def _rich(*elements: RichTextElement) -> RichTextBlock:
     return RichTextBlock(elements=[RichTextSectionElement(elements=list(elements))])
 
 
-def _parts(text: Text, team: str, style: RichTextElementParts.TextStyle | None = None) -> Iterator[RichTextElement]:
+def _parts(
+    text: Text, team: str, style: RichTextElementParts.TextStyle | None = None
+) -> Iterator[RichTextElement]:
     for part in text:
         match part:
             case datetime():
-                yield RichTextElementParts.Date(timestamp=int(part.timestamp()), format=_DATE, fallback=_utc(part), style=style)
+                yield RichTextElementParts.Date(
+                    timestamp=int(part.timestamp()), format=_DATE, fallback=_utc(part), style=style
+                )
             case PrincipalRef() if (user := _user(part, team)) is not None:
                 yield RichTextElementParts.User(user_id=user)
             case PrincipalRef():
@@ -182,7 +209,12 @@ def _escaped(text: str) -> str:
 
 def _flat(text: Text) -> str:
     return "".join(
-        _utc(part) if isinstance(part, datetime) else part.principal if isinstance(part, PrincipalRef) else part for part in text
+        _utc(part)
+        if isinstance(part, datetime)
+        else part.principal
+        if isinstance(part, PrincipalRef)
+        else part
+        for part in text
     )
 
 
@@ -197,7 +229,11 @@ def _plain(text: str, most: int) -> PlainTextObject:
 
 def _middle(text: str) -> str:
     """Cut where it hurts least: a question says at its beginning what it is about, and at its end what follows."""
-    return text if len(text) <= _QUESTION else f"{text[: _QUESTION // 3]} … {text[3 - 2 * _QUESTION // 3 :]}"
+    return (
+        text
+        if len(text) <= _QUESTION
+        else f"{text[: _QUESTION // 3]} … {text[3 - 2 * _QUESTION // 3 :]}"
+    )
 
 
 def _calm(text: str) -> str:
@@ -220,4 +256,6 @@ def _cut(text: Text, most: int) -> Text:
 
 
 def _lines(texts: Iterable[Text]) -> Text:
-    return tuple(part for number, text in enumerate(texts) for part in (("\n", *text) if number else text))
+    return tuple(
+        part for number, text in enumerate(texts) for part in (("\n", *text) if number else text)
+    )

@@ -22,7 +22,9 @@ class Channel:
     ``team`` gives the workspace's id, so that its people can be named as they are known there; ``heard``: clicks reach us.
     """
 
-    def __init__(self, api: WebApi, channel: str, team: Callable[[], Awaitable[str]], *, heard: bool) -> None:
+    def __init__(
+        self, api: WebApi, channel: str, team: Callable[[], Awaitable[str]], *, heard: bool
+    ) -> None:
         self._api = api
         self._channel = channel
         self._team = team
@@ -39,7 +41,12 @@ class Channel:
             raise MessageGone("the message was posted elsewhere")
         message = card_message(card, await self._team(), self._value)
         await self._api.call(
-            self._api.methods.chat_update, of_message=True, channel=channel, ts=stamp, text=message.text, blocks=message.blocks
+            self._api.methods.chat_update,
+            of_message=True,
+            channel=channel,
+            ts=stamp,
+            text=message.text,
+            blocks=message.blocks,
         )
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
@@ -65,6 +72,13 @@ class Channel:
 
 def _ref(answer: Mapping[str, Any]) -> str:
     channel, stamp = answer.get("channel"), answer.get("ts")
-    if not isinstance(stamp, str) or _STAMP.fullmatch(stamp) is None or not isinstance(channel, str) or not channel.isalnum():
-        raise Deferred("expected Slack to name the message that was posted, it did not: does api_url name Slack's Web API?")
+    if (
+        not isinstance(stamp, str)
+        or _STAMP.fullmatch(stamp) is None
+        or not isinstance(channel, str)
+        or not channel.isalnum()
+    ):
+        raise Deferred(
+            "expected Slack to name the message that was posted, it did not: does api_url name Slack's Web API?"
+        )
     return f"{channel}/{stamp}"

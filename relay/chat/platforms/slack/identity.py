@@ -68,7 +68,9 @@ class MemberDirectory:
         self._members: OrderedDict[tuple[str, str], float] = OrderedDict()
         # Many clicks at once are one question: whoever waits for it finds its answer remembered.
         self._asking = asyncio.Lock()
-        self._asking_about: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._asking_about: WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
 
     async def team(self) -> str:
         """The id of the workspace. Raises Deferred."""
@@ -95,7 +97,9 @@ class MemberDirectory:
         if by.team != here.team or (by.home != here.team and here.enterprise is None):
             raise NotAuthorized("people of other workspaces cannot decide")
         if by.app != app:
-            raise IdentityUnavailable(f"the call is for the app {by.app}, the token is of {app}: take all secrets from one app")
+            raise IdentityUnavailable(
+                f"the call is for the app {by.app}, the token is of {app}: take all secrets from one app"
+            )
         return here.team
 
     async def require_member(self, by: Actor) -> None:
@@ -111,7 +115,9 @@ class MemberDirectory:
     async def _ask(self, by: Actor) -> None:
         try:
             here = await self._workspace(PATIENCE)
-            answer = await self._api.call(self._api.methods.users_info, seconds=PATIENCE, user=by.user)
+            answer = await self._api.call(
+                self._api.methods.users_info, seconds=PATIENCE, user=by.user
+            )
         except DeliveryError as error:
             raise IdentityUnavailable(error.reason) from None
         refusal = membership_refusal(answer.get("user"), by.user, here)
@@ -124,7 +130,11 @@ class MemberDirectory:
             if self._here is None or self._here[0] != token:
                 answer = await self._api.call(self._api.methods.auth_test, seconds=seconds)
                 enterprise = answer.get("enterprise_id")
-                found = Workspace(_id(answer, "team_id"), enterprise if isinstance(enterprise, str) else None, _id(answer, "bot_id"))
+                found = Workspace(
+                    _id(answer, "team_id"),
+                    enterprise if isinstance(enterprise, str) else None,
+                    _id(answer, "bot_id"),
+                )
                 self._here = (token, found)
             return self._here[1]
 
@@ -147,7 +157,11 @@ def membership_refusal(user: Any, asked: str, here: Workspace) -> str | None:
 def _in_same_enterprise(user: Mapping[str, Any], here: Workspace) -> bool:
     """Whether somebody of the same organisation belongs to this workspace too."""
     found = user.get("enterprise_user")
-    if here.enterprise is None or not isinstance(found, dict) or found.get("enterprise_id") != here.enterprise:
+    if (
+        here.enterprise is None
+        or not isinstance(found, dict)
+        or found.get("enterprise_id") != here.enterprise
+    ):
         return False
     teams = found.get("teams")
     return isinstance(teams, list) and here.team in teams
@@ -156,5 +170,7 @@ def _in_same_enterprise(user: Mapping[str, Any], here: Workspace) -> bool:
 def _id(answer: Mapping[str, Any], name: str) -> str:
     found = answer.get(name)
     if not isinstance(found, str) or _ID.fullmatch(found) is None:
-        raise Deferred(f"expected {name} in Slack's answer, it was not there: is token a bot token, and api_url Slack's Web API?")
+        raise Deferred(
+            f"expected {name} in Slack's answer, it was not there: is token a bot token, and api_url Slack's Web API?"
+        )
     return found

@@ -21,8 +21,21 @@ from relay.chat.cards.confirmation_view import decision_outcome
 from relay.chat.cards.grouped_card import event_line
 from relay.chat.platforms.slack.action_token import is_valid_action_token, make_action_token
 from relay.chat.platforms.slack.blocks import Message, card_message, text_message
-from relay.chat.platforms.slack.identity import PATIENCE, IdentityUnavailable, MemberDirectory, NotAuthorized
-from relay.chat.platforms.slack.payloads import Actor, Call, Challenge, Click, Command, IgnoredCall, button_value
+from relay.chat.platforms.slack.identity import (
+    PATIENCE,
+    IdentityUnavailable,
+    MemberDirectory,
+    NotAuthorized,
+)
+from relay.chat.platforms.slack.payloads import (
+    Actor,
+    Call,
+    Challenge,
+    Click,
+    Command,
+    IgnoredCall,
+    button_value,
+)
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
@@ -34,7 +47,9 @@ _AGAIN = 60.0
 _CHOICES: Mapping[str, DecisionKind] = {"approve": "approve", "hold": "hold", "release": "release"}
 _USAGE: tuple[Text, ...] = (
     ("list: what Azure has announced, and how it stands.",),
-    ("approve, hold or release, and an EventId or its beginning: decide about it. What follows behind hold is its reason.",),
+    (
+        "approve, hold or release, and an EventId or its beginning: decide about it. What follows behind hold is its reason.",
+    ),
 )
 _log = logging.getLogger(__name__)
 
@@ -53,7 +68,14 @@ class _Said:
 class Interactions:
     """Takes calls that were proved, of one sink."""
 
-    def __init__(self, settings: Settings, board: ChatBoard, people: MemberDirectory, clock: Clock, respond: Respond) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        board: ChatBoard,
+        people: MemberDirectory,
+        clock: Clock,
+        respond: Respond,
+    ) -> None:
         self._settings = settings
         self._board = board
         self._people = people
@@ -69,7 +91,10 @@ class Interactions:
             case Click():
                 told = await self._safely(call.by, self._click(call))
                 if told is not None:
-                    self._respond(call.by.response_url, _alone(told.message) | {"replace_original": call.alone and told.final})
+                    self._respond(
+                        call.by.response_url,
+                        _alone(told.message) | {"replace_original": call.alone and told.final},
+                    )
             case Command():
                 told = await self._safely(call.by, self._command(call))
                 return CallbackReply(_alone(told.message) if told is not None else None)
@@ -87,11 +112,26 @@ class Interactions:
         except IdentityUnavailable as error:
             self._note(f"it cannot be found out who slack:{by.team}/{by.user} is: {error}")
             return _Said(
-                text_message([("Slack cannot tell now who you are, so nothing was decided. Try again in a moment.",)], by.team), final=False
+                text_message(
+                    [
+                        (
+                            "Slack cannot tell now who you are, so nothing was decided. Try again in a moment.",
+                        )
+                    ],
+                    by.team,
+                ),
+                final=False,
             )
         except StoreUnavailable:
             return _Said(
-                text_message([("The relay cannot read its records now, so nothing was decided. Try again in a moment.",)], by.team),
+                text_message(
+                    [
+                        (
+                            "The relay cannot read its records now, so nothing was decided. Try again in a moment.",
+                        )
+                    ],
+                    by.team,
+                ),
                 final=False,
             )
 
@@ -116,14 +156,27 @@ class Interactions:
             )
             standing = next(iter(await self._found(decided.event_id, exact=True)), None)
         else:
-            standing = await self._board.shown_in(self._settings.name, click.message, decided.event_id)
+            standing = await self._board.shown_in(
+                self._settings.name, click.message, decided.event_id
+            )
             ours = decided.proof is None
         if standing is None or not ours:
             return _Said(
-                text_message([("These buttons are not good any more, so nothing was decided. Look at the newest message.",)], by.team)
+                text_message(
+                    [
+                        (
+                            "These buttons are not good any more, so nothing was decided. Look at the newest message.",
+                        )
+                    ],
+                    by.team,
+                )
             )
         answer = await self._board.decide(
-            caller, event_id=decided.event_id, decision=decided.decision, revision=decided.revision, request_id=_request(by)
+            caller,
+            event_id=decided.event_id,
+            decision=decided.decision,
+            revision=decided.revision,
+            request_id=_request(by),
         )
         if answer.accepted and not click.alone:
             return None  # the message itself shows it
@@ -133,7 +186,9 @@ class Interactions:
         by, words = command.by, command.words
         word = words[0].lower() if words else "list"
         if by.channel != self._settings.channel:
-            raise NotAuthorized("the command works in the channel in which the relay shows its events")
+            raise NotAuthorized(
+                "the command works in the channel in which the relay shows its events"
+            )
         if word == "list" and len(words) <= 1:
             await self._member(by)
             return self._listed(await self._board.live_statuses(self._settings), by)
@@ -145,20 +200,35 @@ class Interactions:
             await self._member(by)
         found = await self._found(words[1])
         if len(found) != 1:
-            none: Text = (f"{'No event' if not found else 'More than one event'} of the document begins with {words[1]}.",)
+            none: Text = (
+                f"{'No event' if not found else 'More than one event'} of the document begins with {words[1]}.",
+            )
             return self._listed(found or await self._board.live_statuses(self._settings), by, none)
         if choice == "hold" and caller is not None:
-            return await self._hold(by, caller, found[0], " ".join(words[2:])[:_LONGEST_REASON] or None)
-        card = await self._board.event_status(self._settings, found[0].occurrence.event.event_id, in_chat=caller is not None)
+            return await self._hold(
+                by, caller, found[0], " ".join(words[2:])[:_LONGEST_REASON] or None
+            )
+        card = await self._board.event_status(
+            self._settings, found[0].occurrence.event.event_id, in_chat=caller is not None
+        )
         if card is None:
             return _Said(text_message([("The event is over.",)], by.team))
-        return _Said(card_message(_about(card, choice), by.team, lambda button: self._spoken(by, button)))
+        return _Said(
+            card_message(_about(card, choice), by.team, lambda button: self._spoken(by, button))
+        )
 
-    async def _hold(self, by: Actor, caller: Caller, standing: ApprovalStatus, reason: str | None) -> _Said:
+    async def _hold(
+        self, by: Actor, caller: Caller, standing: ApprovalStatus, reason: str | None
+    ) -> _Said:
         # A hold needs no state that was seen: it starts nothing, and counts for whatever the event becomes.
         event_id, revision = standing.occurrence.event.event_id, standing.occurrence.revision
         answer = await self._board.decide(
-            caller, event_id=event_id, decision="hold", revision=revision, request_id=_request(by), reason=reason
+            caller,
+            event_id=event_id,
+            decision="hold",
+            revision=revision,
+            request_id=_request(by),
+            reason=reason,
         )
         return self._came(answer, standing, by)
 
@@ -183,24 +253,47 @@ class Interactions:
         key = words.lower()
         live = await self._board.live_statuses(self._settings)
         same = [one for one in live if one.occurrence.key == key]
-        return same if same or exact else [one for one in live if one.occurrence.key.startswith(key)]
+        return (
+            same if same or exact else [one for one in live if one.occurrence.key.startswith(key)]
+        )
 
     def _spoken(self, by: Actor, button: Button) -> str:
         what = (button.decision, button.revision, button.event_id)
-        return button_value(button, make_action_token(self._settings.bot_token(), (by.user, by.channel), what, self._clock.now()))
+        return button_value(
+            button,
+            make_action_token(
+                self._settings.bot_token(), (by.user, by.channel), what, self._clock.now()
+            ),
+        )
 
     def _came(self, answer: DecisionAnswer, standing: ApprovalStatus, by: Actor) -> _Said:
         if answer.accepted:
             text = decision_outcome(answer.body, dry_run=standing.mode == "dry-run", repeat=False)
             return _Said(text_message([text], by.team))
-        return _Said(text_message([(f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}.",)], by.team))
+        return _Said(
+            text_message(
+                [(f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}.",)],
+                by.team,
+            )
+        )
 
     def _listed(self, standings: Sequence[ApprovalStatus], by: Actor, first: Text = ()) -> _Said:
-        ordered = sorted(standings, key=lambda one: (one.not_before is None, one.not_before or one.now, one.occurrence.id))
-        lines = [(f"{one.occurrence.event.event_id[:8]}  ", *event_line(one)) for one in ordered[:_MOST_LISTED]]
+        ordered = sorted(
+            standings,
+            key=lambda one: (one.not_before is None, one.not_before or one.now, one.occurrence.id),
+        )
+        lines = [
+            (f"{one.occurrence.event.event_id[:8]}  ", *event_line(one))
+            for one in ordered[:_MOST_LISTED]
+        ]
         if len(ordered) > len(lines):
             lines.append((f"… and {len(ordered) - len(lines)} more.",))
-        return _Said(text_message([*([first] if first else ()), *(lines or [("Azure has announced nothing.",)])], by.team))
+        return _Said(
+            text_message(
+                [*([first] if first else ()), *(lines or [("Azure has announced nothing.",)])],
+                by.team,
+            )
+        )
 
 
 @asynccontextmanager
@@ -218,7 +311,12 @@ def _about(card: Card, choice: DecisionKind) -> Card:
     buttons = tuple(one for one in card.buttons if one.decision == choice)
     if buttons:
         return replace(card, buttons=buttons)
-    return replace(card, buttons=(), code=None, notes=(*card.notes, (f"There is nothing to {choice} from here now.",)))
+    return replace(
+        card,
+        buttons=(),
+        code=None,
+        notes=(*card.notes, (f"There is nothing to {choice} from here now.",)),
+    )
 
 
 def _request(by: Actor) -> str:

@@ -103,12 +103,19 @@ def button_value(button: Button, proof: str | None = None) -> str:
 def verify_signature(headers: Mapping[str, str], body: bytes, secret: bytes, now: datetime) -> None:
     """Raises ChatRefused unless Slack signed this body within five minutes of now."""
     given = {name.lower(): text for name, text in headers.items()}
-    stamp, signature = given.get("x-slack-request-timestamp", ""), given.get("x-slack-signature", "")
+    stamp, signature = (
+        given.get("x-slack-request-timestamp", ""),
+        given.get("x-slack-signature", ""),
+    )
     if _STAMP.fullmatch(stamp) is None:
         raise CallbackRefused("expected X-Slack-Request-Timestamp, got none or no number")
     if abs(now.timestamp() - int(stamp)) > WINDOW:
-        raise CallbackRefused(f"the signature is of another time than this machine's, by more than {WINDOW} s")
-    expected = "v0=" + hmac.new(secret, b"v0:" + stamp.encode() + b":" + body, hashlib.sha256).hexdigest()
+        raise CallbackRefused(
+            f"the signature is of another time than this machine's, by more than {WINDOW} s"
+        )
+    expected = (
+        "v0=" + hmac.new(secret, b"v0:" + stamp.encode() + b":" + body, hashlib.sha256).hexdigest()
+    )
     if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "surrogateescape")):
         raise CallbackRefused("the signature is not that of this app's signing_secret")
 
@@ -118,7 +125,13 @@ def parse_payload(body: bytes) -> Call:
     if body.lstrip().startswith(b"{"):
         return _challenge(_json(body))
     try:
-        fields = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=_MOST_FIELDS, errors="strict")
+        fields = parse_qs(
+            body.decode(),
+            keep_blank_values=True,
+            strict_parsing=True,
+            max_num_fields=_MOST_FIELDS,
+            errors="strict",
+        )
     except ValueError as error:
         raise CallbackRefused(f"expected a form: {type(error).__name__}", status=400) from None
     form = {name: texts[0] for name, texts in fields.items() if len(texts) == 1}
@@ -136,9 +149,19 @@ def parse_interaction(payload: Any) -> Call:
     if action.action_id.startswith(f"{LINK}-"):
         return IgnoredCall()
     if found.container.channel_id != found.channel.id:
-        raise CallbackRefused("expected container.channel_id and channel.id to be the same", status=400)
+        raise CallbackRefused(
+            "expected container.channel_id and channel.id to be the same", status=400
+        )
     home = found.user.team_id or found.team.id
-    by = Actor(found.team.id, home, found.user.id, found.api_app_id, found.channel.id, found.trigger_id, found.response_url)
+    by = Actor(
+        found.team.id,
+        home,
+        found.user.id,
+        found.api_app_id,
+        found.channel.id,
+        found.trigger_id,
+        found.response_url,
+    )
     message = f"{found.container.channel_id}/{found.container.message_ts}"
     return Click(by, message, found.container.is_ephemeral, _decided(action.value))
 
@@ -146,7 +169,15 @@ def parse_interaction(payload: Any) -> Call:
 def parse_command(form: Any) -> Command:
     """What the fields of a slash command say. Raises ChatRefused with 400."""
     found = _checked(_Command, form)
-    by = Actor(found.team_id, found.team_id, found.user_id, found.api_app_id, found.channel_id, found.trigger_id, found.response_url)
+    by = Actor(
+        found.team_id,
+        found.team_id,
+        found.user_id,
+        found.api_app_id,
+        found.channel_id,
+        found.trigger_id,
+        found.response_url,
+    )
     return Command(by, tuple(found.text.split()))
 
 
@@ -218,9 +249,15 @@ def _challenge(document: Any) -> Challenge:
 def _decided(value: str) -> ButtonAction:
     words = value.split(" ", 3)
     if len(words) != 4:  # as `button_value` makes it
-        raise CallbackRefused("expected the value of a button of ours, got something else", status=400)
-    found = _checked(_Decided, dict(zip(("decision", "revision", "proof", "event_id"), words, strict=True)))
-    return ButtonAction(found.decision, found.revision, found.event_id, found.proof if found.proof != "-" else None)
+        raise CallbackRefused(
+            "expected the value of a button of ours, got something else", status=400
+        )
+    found = _checked(
+        _Decided, dict(zip(("decision", "revision", "proof", "event_id"), words, strict=True))
+    )
+    return ButtonAction(
+        found.decision, found.revision, found.event_id, found.proof if found.proof != "-" else None
+    )
 
 
 def _json(body: bytes) -> Any:

@@ -68,5 +68,9 @@ def own(text: str, api: URL, *, allow_http: bool) -> URL | None:
         url = parse_receiver_url(text, allow_http=allow_http)
     except ValueError:
         return None
-    same = url.host in (api.host, f"hooks.{api.host}") and url.port == api.port and url.scheme == api.scheme
+    same = (
+        url.host in (api.host, f"hooks.{api.host}")
+        and url.port == api.port
+        and url.scheme == api.scheme
+    )
     return url if same else None

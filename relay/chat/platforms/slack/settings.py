@@ -47,7 +47,9 @@ class Settings(ChatSettings):
     @model_validator(mode="after")
     def _can_be_used(self) -> Settings:
         if find_spec("slack_sdk") is None:
-            raise ValueError("expected the package imds-relay[slack], which speaks with Slack; it is not installed")
+            raise ValueError(
+                "expected the package imds-relay[slack], which speaks with Slack; it is not installed"
+            )
         if self.token is None and self.token_file is None:
             raise ValueError("expected token or token_file, got neither")
         by_call, by_socket = self.accepts_callbacks, self.has_socket
@@ -57,7 +59,9 @@ class Settings(ChatSettings):
                 "an app in Socket Mode is never called"
             )
         if self.approve_in_chat and not (by_call or by_socket):
-            raise ValueError("approve_in_chat: expected signing_secret or app_token beside it, which prove who clicked, got neither")
+            raise ValueError(
+                "approve_in_chat: expected signing_secret or app_token beside it, which prove who clicked, got neither"
+            )
         checks: dict[str, Callable[[], object]] = {"token": self.bot_token, "api_url": self.base}
         if by_call:
             checks["signing_secret"] = self.secret
@@ -67,7 +71,9 @@ class Settings(ChatSettings):
             try:
                 check()
             except ValueError as error:
-                raise ValueError(f"{name}{'_file' if name in self._files else ''}: {error}") from None
+                raise ValueError(
+                    f"{name}{'_file' if name in self._files else ''}: {error}"
+                ) from None
         return self
 
     @property
@@ -84,7 +90,9 @@ class Settings(ChatSettings):
         """The Web API's URL, with a slash at its end. Raises ValueError if it cannot be used."""
         url = parse_receiver_url(self.api_url, allow_http=self.allow_http)
         if url.query_string:
-            raise ValueError("expected a URL without a query, such as https://slack.com/api/, got one with it")
+            raise ValueError(
+                "expected a URL without a query, such as https://slack.com/api/, got one with it"
+            )
         return url if url.path.endswith("/") else url.with_path(f"{url.path}/")
 
     def bot_token(self) -> str:
@@ -97,7 +105,9 @@ class Settings(ChatSettings):
 
     def secret(self) -> bytes:
         """The signing secret as it is now. Raises ValueError if it cannot be one."""
-        return self._checked("signing_secret", _SECRET, "the app's signing secret, 32 hexadecimal digits").encode()
+        return self._checked(
+            "signing_secret", _SECRET, "the app's signing secret, 32 hexadecimal digits"
+        ).encode()
 
     def _checked(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
         text = self.reveal(name) or ""

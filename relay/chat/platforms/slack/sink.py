@@ -27,7 +27,14 @@ from relay.net.http import open_session
 class Slack(LiveMessageSink):
     """One channel."""
 
-    def __init__(self, settings: Settings, board: ChatBoard, platform: Platform, clock: Clock, answers: Interactions) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        board: ChatBoard,
+        platform: Platform,
+        clock: Clock,
+        answers: Interactions,
+    ) -> None:
         super().__init__(settings, board, platform, clock, in_chat=settings.approve_in_chat)
         self._slack = settings
         self._now = clock.now
@@ -55,12 +62,23 @@ async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIt
         responses = PrivateReplies(session, base, allow_http=settings.allow_http)
         await stack.enter_async_context(responses.ended())
         answers = Interactions(settings, board, people, clock, responses.send)
-        channel = Channel(api, settings.channel, people.team, heard=settings.accepts_callbacks or settings.has_socket)
+        channel = Channel(
+            api,
+            settings.channel,
+            people.team,
+            heard=settings.accepts_callbacks or settings.has_socket,
+        )
         slack = Slack(settings, board, channel, clock, answers)
         await stack.enter_async_context(slack.refreshing())
         if settings.has_socket:
             socket = SocketMode(
-                api, settings.socket_token, session, clock, answers.handle, name=settings.name, allow_http=settings.allow_http
+                api,
+                settings.socket_token,
+                session,
+                clock,
+                answers.handle,
+                name=settings.name,
+                allow_http=settings.allow_http,
             )
             await stack.enter_async_context(_beside(socket.run(), f"{settings.name}: Socket Mode"))
         yield slack

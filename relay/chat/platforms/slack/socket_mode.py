@@ -84,7 +84,10 @@ class SocketMode:
                     self._tell(error.reason)
                     rest = error.after or (LONGEST_PAUSE if error.failure == "slow" else 0.0)
                 except Exception:  # noqa: BLE001  # whatever it is: logged, and tried again
-                    _log.exception("sink %s: an error in the relay's own code ended its socket; it connects again", self._name)
+                    _log.exception(
+                        "sink %s: an error in the relay's own code ended its socket; it connects again",
+                        self._name,
+                    )
                 if self._clock.monotonic() - began > _WELL:
                     pause = FIRST_PAUSE
                 await self._clock.sleep(max(pause, rest) * (1 + self._chance() / 4))
@@ -103,20 +106,28 @@ class SocketMode:
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
         """A connection that Slack has greeted. Raises Deferred, whose text does not hold the URL: there is a ticket in it."""
         try:
-            answer = await self._api.call(self._api.methods.apps_connections_open, app_token=self._token())
+            answer = await self._api.call(
+                self._api.methods.apps_connections_open, app_token=self._token()
+            )
             url = _checked(answer.get("url"), allow_http=self._allow_http)
             async with asyncio.timeout(_PATIENCE):
                 return await self._greeted(url)
         except Deferred as error:
-            raise Deferred(f"Socket Mode: {error.reason}", after=error.after, failure=error.failure) from None
+            raise Deferred(
+                f"Socket Mode: {error.reason}", after=error.after, failure=error.failure
+            ) from None
         except (DeliveryError, ValueError) as error:
             raise Deferred(f"Socket Mode: {error}", failure="slow") from None
         except TimeoutError:
-            raise Deferred(f"Socket Mode: expected a connection within {_PATIENCE:g} s, none came") from None
+            raise Deferred(
+                f"Socket Mode: expected a connection within {_PATIENCE:g} s, none came"
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
             said = cause.strerror if isinstance(cause, OSError) else None
-            raise Deferred(f"Socket Mode: expected a connection, it failed: {said or type(error).__name__}") from None
+            raise Deferred(
+                f"Socket Mode: expected a connection, it failed: {said or type(error).__name__}"
+            ) from None
 
     async def _greeted(self, url: str) -> aiohttp.ClientWebSocketResponse:
         socket = await self._session.ws_connect(url, heartbeat=HEARTBEAT, max_msg_size=_LARGEST)
@@ -130,7 +141,12 @@ class SocketMode:
             raise Deferred("expected a hello of Slack's, got something else")
         return socket
 
-    async def _listen(self, socket: aiohttp.ClientWebSocketResponse, group: asyncio.TaskGroup, over: asyncio.Future[str | None]) -> None:
+    async def _listen(
+        self,
+        socket: aiohttp.ClientWebSocketResponse,
+        group: asyncio.TaskGroup,
+        over: asyncio.Future[str | None],
+    ) -> None:
         """Take what comes until the connection ends. ``over`` is set when another one is needed, to a reason if that is in vain."""
         try:
             async with asyncio.timeout(None) as limit:
@@ -143,7 +159,9 @@ class SocketMode:
                         _set(over, _OFF if envelope.get("reason") == "link_disabled" else None)
                         continue
                     await self._busy.acquire()
-                    group.create_task(self._answer(socket, envelope), name=f"{self._name}: envelope")
+                    group.create_task(
+                        self._answer(socket, envelope), name=f"{self._name}: envelope"
+                    )
         except TimeoutError:
             pass  # it lingered long enough
         except Exception:  # noqa: BLE001  # whatever it is: another connection is made
@@ -152,7 +170,9 @@ class SocketMode:
             _set(over, None)
             await socket.close()
 
-    async def _answer(self, socket: aiohttp.ClientWebSocketResponse, envelope: Mapping[str, Any]) -> None:
+    async def _answer(
+        self, socket: aiohttp.ClientWebSocketResponse, envelope: Mapping[str, Any]
+    ) -> None:
         """Do what an envelope asks for, and acknowledge it."""
         try:
             reply = await self._taken(envelope)
@@ -161,10 +181,14 @@ class SocketMode:
             ack: dict[str, Any] = {"envelope_id": envelope["envelope_id"]}
             if reply.body is not None and envelope.get("accepts_response_payload") is True:
                 ack["payload"] = reply.body
-            with suppress(aiohttp.ClientError, OSError):  # it is done; Slack sends it again, and gets the first answer
+            with suppress(
+                aiohttp.ClientError, OSError
+            ):  # it is done; Slack sends it again, and gets the first answer
                 await socket.send_str(orjson.dumps(ack).decode())
         except Exception:  # noqa: BLE001  # whatever it is: what is not acknowledged, Slack shows to the person as failed
-            _log.exception("sink %s: an error in the relay's own code; a click was not answered", self._name)
+            _log.exception(
+                "sink %s: an error in the relay's own code; a click was not answered", self._name
+            )
         finally:
             self._busy.release()
 
@@ -193,7 +217,9 @@ def _checked(url: Any, *, allow_http: bool) -> str:
     """The socket's URL, if it may be called. Raises ValueError, which does not hold it."""
     scheme, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if scheme not in ("wss", "ws"):
-        raise ValueError("expected a URL that starts with wss:// from apps.connections.open, got something else")
+        raise ValueError(
+            "expected a URL that starts with wss:// from apps.connections.open, got something else"
+        )
     parse_receiver_url(f"{'https' if scheme == 'wss' else 'http'}://{rest}", allow_http=allow_http)
     return str(url)
 
@@ -218,7 +244,9 @@ def _set(over: asyncio.Future[str | None], reason: str | None) -> None:
         over.set_result(reason)
 
 
-async def _no_redirects(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+async def _no_redirects(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
     answer = await handler(request)
     if 300 <= answer.status <= 399:  # HTTP
         answer.close()

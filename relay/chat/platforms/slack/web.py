@@ -45,14 +45,46 @@ REMEDIES: Mapping[str, str] = {
 }
 """What somebody must mend, by Slack's word for it (its reference, "Errors" of each method)."""
 _PASSING = frozenset(
-    {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout", "org_login_required"}
-    | {"team_added_to_org", "message_limit_exceeded", "external_channel_migrating", "failed_for_some_users"}
+    {
+        "ratelimited",
+        "rate_limited",
+        "internal_error",
+        "fatal_error",
+        "service_unavailable",
+        "request_timeout",
+        "org_login_required",
+    }
+    | {
+        "team_added_to_org",
+        "message_limit_exceeded",
+        "external_channel_migrating",
+        "failed_for_some_users",
+    }
 )
-_GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found", "cannot_reply_to_message"})
-_OURS = frozenset({"msg_too_long", "msg_blocks_too_long", "invalid_blocks", "invalid_blocks_format", "no_text", "invalid_arguments"})
+_GONE = frozenset(
+    {
+        "message_not_found",
+        "cant_update_message",
+        "edit_window_closed",
+        "thread_not_found",
+        "cannot_reply_to_message",
+    }
+)
+_OURS = frozenset(
+    {
+        "msg_too_long",
+        "msg_blocks_too_long",
+        "invalid_blocks",
+        "invalid_blocks_format",
+        "no_text",
+        "invalid_arguments",
+    }
+)
 _WORD = re.compile(r"[a-z0-9_:]{1,80}")
 _silent = logging.getLogger(f"{__name__}.sdk")
-_silent.setLevel(logging.CRITICAL + 1)  # it would log proxies of the environment, with their passwords
+_silent.setLevel(
+    logging.CRITICAL + 1
+)  # it would log proxies of the environment, with their passwords
 
 Slackish = Callable[..., Awaitable[AsyncSlackResponse]]
 
@@ -60,7 +92,9 @@ Slackish = Callable[..., Awaitable[AsyncSlackResponse]]
 class WebApi:
     """The methods of the Web API, called with the token as it is now."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: URL, token: Callable[[], str], seconds: float) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: URL, token: Callable[[], str], seconds: float
+    ) -> None:
         self._revealed = token
         self._seconds = seconds
         self.methods = _Client(session, url)
@@ -71,10 +105,17 @@ class WebApi:
         try:
             return self._revealed()
         except ValueError as error:
-            raise Deferred(f"the token of this sink cannot be used any more: {error}", failure="slow") from None
+            raise Deferred(
+                f"the token of this sink cannot be used any more: {error}", failure="slow"
+            ) from None
 
     async def call(
-        self, method: Slackish, *, seconds: float | None = None, of_message: bool = False, **arguments: Any
+        self,
+        method: Slackish,
+        *,
+        seconds: float | None = None,
+        of_message: bool = False,
+        **arguments: Any,
     ) -> Mapping[str, Any]:
         """What a method answers. Raises Deferred and Rejected, neither of which holds a secret.
 
@@ -99,7 +140,9 @@ class _Client(AsyncWebClient):
         self.seconds = 0.0
 
     @override
-    async def _request(self, *, http_verb: str, api_url: str, req_args: dict[str, Any]) -> dict[str, Any]:
+    async def _request(
+        self, *, http_verb: str, api_url: str, req_args: dict[str, Any]
+    ) -> dict[str, Any]:
         url = URL(api_url).with_query(req_args.get("params") or None)
         body = orjson.dumps(req_args["json"]) if req_args.get("json") is not None else b""
         request = Request(url, req_args["headers"], body)
@@ -108,7 +151,11 @@ class _Client(AsyncWebClient):
             data = orjson.loads(answer.body)
         except orjson.JSONDecodeError:
             data = None
-        return {"data": data if isinstance(data, dict) else {}, "headers": answer.headers, "status_code": answer.status}
+        return {
+            "data": data if isinstance(data, dict) else {},
+            "headers": answer.headers,
+            "status_code": answer.status,
+        }
 
 
 def _refuse(answer: AsyncSlackResponse, *, of_message: bool) -> NoReturn:
@@ -117,22 +164,45 @@ def _refuse(answer: AsyncSlackResponse, *, of_message: bool) -> NoReturn:
     status, error = answer.status_code, data.get("error")
     word = error if isinstance(error, str) and _WORD.fullmatch(error) else None
     if status == 429 or word in ("ratelimited", "rate_limited"):  # HTTP
-        raise Deferred("Slack asks for a rest: too many calls of this app", after=_rest(answer.headers), status=status)
+        raise Deferred(
+            "Slack asks for a rest: too many calls of this app",
+            after=_rest(answer.headers),
+            status=status,
+        )
     if status >= 500:  # HTTP
-        raise Deferred(f"expected Slack's answer, got {status}: it has trouble of its own", status=status)
+        raise Deferred(
+            f"expected Slack's answer, got {status}: it has trouble of its own", status=status
+        )
     if 300 <= status <= 399:  # HTTP
-        raise Deferred(f"expected Slack's answer, got {status}: redirects are not followed, mend api_url", failure="slow", status=status)
+        raise Deferred(
+            f"expected Slack's answer, got {status}: redirects are not followed, mend api_url",
+            failure="slow",
+            status=status,
+        )
     if word is None:
         reason = f"expected an answer of Slack's Web API, got something else with status {status}: does api_url name it?"
-        raise Deferred(reason, failure="transient" if status == 200 else "slow", status=status)  # HTTP
+        raise Deferred(
+            reason, failure="transient" if status == 200 else "slow", status=status
+        )  # HTTP
     if of_message and word in _GONE:
         raise MessageGone(word)
     if word in _OURS:
-        raise Rejected(f"Slack takes no such message: {word}. It is a fault of the relay: report it with the event", status=status)
+        raise Rejected(
+            f"Slack takes no such message: {word}. It is a fault of the relay: report it with the event",
+            status=status,
+        )
     advice = REMEDIES.get(word, "its reference at docs.slack.dev says what that means")
-    if word == "missing_scope" and isinstance(needed := data.get("needed"), str) and re.fullmatch(r"[a-z:,._ ]{1,200}", needed):
+    if (
+        word == "missing_scope"
+        and isinstance(needed := data.get("needed"), str)
+        and re.fullmatch(r"[a-z:,._ ]{1,200}", needed)
+    ):
         advice = f"the app lacks the scope {needed}: {advice}"
-    raise Deferred(f"Slack answered {word}: {advice}", failure="transient" if word in _PASSING else "slow", status=status)
+    raise Deferred(
+        f"Slack answered {word}: {advice}",
+        failure="transient" if word in _PASSING else "slow",
+        status=status,
+    )
 
 
 def _rest(headers: Mapping[str, str]) -> float | None:

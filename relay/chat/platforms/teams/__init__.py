@@ -27,7 +27,9 @@ class Teams(LiveMessageSink):
 
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # whatever they are
         """Refuse: a workflow never calls. Raises ChatRefused."""
-        raise CallbackRefused("a workflow of Teams never calls: people answer on the page behind the links")
+        raise CallbackRefused(
+            "a workflow of Teams never calls: people answer on the page behind the links"
+        )
 
 
 @asynccontextmanager
@@ -41,4 +43,8 @@ async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIt
 
 async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether Microsoft's door is reached. Nothing is posted."""
-    return [await check_connectivity(f"sink {settings.name}", settings.target(), tls=None, now=clock.now())]
+    return [
+        await check_connectivity(
+            f"sink {settings.name}", settings.target(), tls=None, now=clock.now()
+        )
+    ]

@@ -22,8 +22,18 @@ MAX_CARD_BYTES = 27_000
 """What `card_size` of a card may be: less than the 28,672 bytes that Teams allows for a message's properties."""
 LENGTHS = (1000, 300, 100, 40)
 """Characters of one text: the first of these with which the card is light enough."""
-_STYLES: dict[Tone, str] = {"waiting": "warning", "held": "attention", "approved": "good", "running": "accent", "over": "emphasis"}
-_ACTIONS: dict[DecisionKind, str] = {"approve": "positive", "hold": "destructive", "release": "default"}
+_STYLES: dict[Tone, str] = {
+    "waiting": "warning",
+    "held": "attention",
+    "approved": "good",
+    "running": "accent",
+    "over": "emphasis",
+}
+_ACTIONS: dict[DecisionKind, str] = {
+    "approve": "positive",
+    "hold": "destructive",
+    "release": "default",
+}
 _GAP = "\N{ZERO WIDTH SPACE}"
 
 Json = dict[str, Any]
@@ -33,7 +43,9 @@ def card_message(card: Card) -> Json:
     """The message that shows a card."""
     return _fitted(
         lambda longest: _adaptive(
-            [*_body(card, longest)], [*map(_action, card.buttons)], _plain((f"{card.title}. ", *card.summary), longest)
+            [*_body(card, longest)],
+            [*map(_action, card.buttons)],
+            _plain((f"{card.title}. ", *card.summary), longest),
         )
     )
 
@@ -44,7 +56,9 @@ def follow_up(lines: Sequence[Text]) -> Json:
     def made(longest: int) -> Json:
         first, *rest = (render_markdown(line, longest) for line in lines)
         head = _block(first, weight="Bolder") if rest else _block(first)
-        return _adaptive([head, *(_block(line, spacing="Small") for line in rest)], [], _plain(lines[0], longest))
+        return _adaptive(
+            [head, *(_block(line, spacing="Small") for line in rest)], [], _plain(lines[0], longest)
+        )
 
     return _fitted(made)
 
@@ -87,7 +101,12 @@ def escaped(words: str) -> str:
     nobody sees.
     """
     words = re.sub(r"([\\*_\[\]`~])", r"\\\1", words)
-    return re.sub(r"(?<=[<@{$&])(?=\S)|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=mailto)(?=:)", _GAP, words, flags=re.IGNORECASE)
+    return re.sub(
+        r"(?<=[<@{$&])(?=\S)|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=mailto)(?=:)",
+        _GAP,
+        words,
+        flags=re.IGNORECASE,
+    )
 
 
 def _words(part: str | PrincipalRef) -> str:
@@ -97,7 +116,10 @@ def _words(part: str | PrincipalRef) -> str:
 
 def _plain(text: Text, longest: int) -> str:
     """For clients that show no cards: no Markdown, moments in UTC."""
-    words = "".join(f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if isinstance(part, datetime) else _words(part) for part in text)
+    words = "".join(
+        f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if isinstance(part, datetime) else _words(part)
+        for part in text
+    )
     return _cut(words, longest)
 
 
@@ -115,19 +137,36 @@ def _body(card: Card, longest: int) -> Iterator[Json]:
         "style": _STYLES[card.tone],
         "bleed": True,
         "items": [
-            _block(render_markdown((card.title,), longest), size="Large", weight="Bolder", style="heading"),
+            _block(
+                render_markdown((card.title,), longest),
+                size="Large",
+                weight="Bolder",
+                style="heading",
+            ),
             _block(render_markdown(card.summary, longest)),
         ],
     }
-    for told, facts in groupby(card.facts, key=lambda fact: any(isinstance(part, datetime) for part in fact[1])):
+    for told, facts in groupby(
+        card.facts, key=lambda fact: any(isinstance(part, datetime) for part in fact[1])
+    ):
         if told:  # only a TextBlock is said to show moments
-            yield from (_block(f"**{label}:** {render_markdown(text, longest)}") for label, text in facts)
+            yield from (
+                _block(f"**{label}:** {render_markdown(text, longest)}") for label, text in facts
+            )
         else:
-            yield {"type": "FactSet", "facts": [{"title": label, "value": render_markdown(text, longest)} for label, text in facts]}
+            yield {
+                "type": "FactSet",
+                "facts": [
+                    {"title": label, "value": render_markdown(text, longest)}
+                    for label, text in facts
+                ],
+            }
     for line in card.lines:
         items = [_block(render_markdown(line.text, longest))]
         if line.buttons:
-            items.append({"type": "ActionSet", "spacing": "Small", "actions": [*map(_action, line.buttons)]})
+            items.append(
+                {"type": "ActionSet", "spacing": "Small", "actions": [*map(_action, line.buttons)]}
+            )
         yield {"type": "Container", "separator": True, "items": items}
     for note in card.notes:
         yield _block(render_markdown(note, longest))
@@ -142,7 +181,12 @@ def _block(text: str, **more: object) -> Json:
 
 
 def _action(button: Button) -> Json:
-    return {"type": "Action.OpenUrl", "title": button.label, "style": _ACTIONS[button.decision], "url": button.url}
+    return {
+        "type": "Action.OpenUrl",
+        "title": button.label,
+        "style": _ACTIONS[button.decision],
+        "url": button.url,
+    }
 
 
 def _adaptive(body: list[Json], actions: list[Json], fallback: str) -> Json:
@@ -159,8 +203,16 @@ def _adaptive(body: list[Json], actions: list[Json], fallback: str) -> Json:
 
 def _fitted(make: Callable[[int], Json]) -> Json:
     """The message, with texts as long as there is room for."""
-    card = next((made for made in map(make, LENGTHS) if card_size(made) <= MAX_CARD_BYTES), None) or make(LENGTHS[-1])
+    card = next(
+        (made for made in map(make, LENGTHS) if card_size(made) <= MAX_CARD_BYTES), None
+    ) or make(LENGTHS[-1])
     return {
         "type": "message",
-        "attachments": [{"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}],
+        "attachments": [
+            {
+                "contentType": "application/vnd.microsoft.card.adaptive",
+                "contentUrl": None,
+                "content": card,
+            }
+        ],
     }

@@ -44,7 +44,11 @@ class Settings(ChatSettings):
         url = parse_receiver_url(text, allow_http=self.allow_http)
         host = url.raw_host or ""
         if host.endswith(".webhook.office.com"):
-            raise ValueError(f"expected the URL of a workflow, got that of a connector, which Microsoft has retired: {MAKE_ONE}")
+            raise ValueError(
+                f"expected the URL of a workflow, got that of a connector, which Microsoft has retired: {MAKE_ONE}"
+            )
         if _OF_MICROSOFT.search(host) is not None and not url.query.get("sig"):
-            raise ValueError("expected a URL that ends in sig= and its signature: copy all of it, and let “Anyone” trigger the flow")
+            raise ValueError(
+                "expected a URL that ends in sig= and its signature: copy all of it, and let “Anyone” trigger the flow"
+            )
         return URL(text, encoded=True)

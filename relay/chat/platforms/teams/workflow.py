@@ -60,7 +60,9 @@ class Workflow:
         try:
             url = self._settings.target()
         except ValueError as error:
-            raise Deferred(f"the url of this sink cannot be used any more: {error}", failure="slow") from None
+            raise Deferred(
+                f"the url of this sink cannot be used any more: {error}", failure="slow"
+            ) from None
         answer = await post(self._session, build(url, message), seconds=self._settings.timeout)
         outcome = interpret_response(answer, self._clock.now())
         if isinstance(outcome, Deferred):
@@ -70,7 +72,12 @@ class Workflow:
 def build(url: URL, message: Json) -> Request:
     """The request of one attempt. Pure."""
     signature, body = url.query.get("sig", ""), orjson.dumps(message)
-    return Request(url, {"Content-Type": "application/json"}, body, (*((signature,) if signature else ()), *embedded_secrets(body)))
+    return Request(
+        url,
+        {"Content-Type": "application/json"},
+        body,
+        (*((signature,) if signature else ()), *embedded_secrets(body)),
+    )
 
 
 def _in_words(refused: Deferred, answer: Response) -> Deferred:
