@@ -99,15 +99,15 @@ async def _examined(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding
 
 
 async def _sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
-    examine: Any = getattr(sink_members()[settings.kind], "examine", None)  # type: ignore[attr-defined]  # each member's settings have a kind
-    if examine is None:
+    diagnose: Any = getattr(sink_members()[settings.kind], "diagnose", None)
+    if diagnose is None:
         return [
             ok(
                 f"sink {settings.name}",
                 "of this kind nothing can be seen without sending: imds-relay ping",
             )
         ]
-    found: list[Finding] = await examine(settings, clock, scope)
+    found: list[Finding] = await diagnose(settings, clock, scope)
     return found
 
 

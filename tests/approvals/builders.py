@@ -131,7 +131,7 @@ def occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
         "first_seen": format_rfc3339(NOON),
         "last_changed": format_rfc3339(NOON),
         "outcome": None,
-        "told": "t" * 32,
+        "last_event_id": "t" * 32,
     }
     return Occurrence(**fields | changes)
 
@@ -157,7 +157,7 @@ def decided(
         "expires": NOON + timedelta(seconds=expires) if expires is not None else None,
         "dry_run": False,
         "counts": True,
-        "told": f"{decision}-{by}-told",
+        "recorded_event_id": f"{decision}-{by}-told",
         "message_id": None,
     }
     return Decision(**fields | more)

@@ -233,7 +233,7 @@ async def test_links_hold_tokens_of_which_the_file_has_digests_alone(tmp_path: P
             str(one.url).removeprefix("https://relay.example.com/approve#") for one in buttons
         ]
         for button, token in zip(buttons, tokens, strict=True):
-            found = await here.store.read(lambda tx, token=token: tx.messages.invitation(token))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            found = await here.store.read(lambda tx, token=token: tx.messages.find_link(token))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             assert found is not None
             assert (found.decision, found.revision, found.code) == (
                 button.decision,

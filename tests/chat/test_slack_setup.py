@@ -96,7 +96,7 @@ async def test_doctor_says_whether_slack_takes_what_it_is_given(
         settings = Settings.model_validate(
             here.settings(signing_secret=None, app_token=APP_TOKEN, timeout=timeout)
         )
-        (found,) = await member.examine(settings, SystemClock(), "prod")
+        (found,) = await member.diagnose(settings, SystemClock(), "prod")
         assert (found.subject, found.state) == ("sink ops", state)
         assert said in found.message
         assert TOKEN not in found.message

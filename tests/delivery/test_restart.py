@@ -350,7 +350,7 @@ async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice
 ) -> None:
     """A chat has messages looked at again as soon as it is connected, and that is before the dispatcher starts."""
     far, clock = Far(takes, concurrency=3), SystemClock()
-    settings = SinkSettings(name="bus")
+    settings = SinkSettings(kind="test", name="bus")
     async with open_store(
         StoreSettings(path=tmp_path / "relay.db"), IDENTITY, clock, lambda _: ("bus",)
     ) as store:
@@ -359,7 +359,7 @@ async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice
         told: list[str] = []
         while not starting.done():
             event = cloudevent("event.scheduled", f"E-{len(told)}", DATA, id=f"{len(told):032x}")
-            store.submit(lambda tx, event=event: tx.say(event, NOW))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            store.submit(lambda tx, event=event: tx.record(event, NOW))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             told.append(event.id)
             await asyncio.sleep(0)
         await starting

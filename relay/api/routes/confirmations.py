@@ -42,7 +42,7 @@ from relay.events.timestamps import format_rfc3339
 from relay.outbox.chat_messages import ConfirmationLink, token_digest
 from relay.outbox.transaction import Transaction
 
-_PAGE = resources.files("relay.api").joinpath("approve.html").read_bytes()
+_PAGE = resources.files("relay.api.routes").joinpath("approve.html").read_bytes()
 _VOID = "this link is void: it is none of this relay's, its event is over, or too many wrong codes came with it; use the newest message"
 
 

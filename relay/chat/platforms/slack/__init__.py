@@ -16,7 +16,7 @@ from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.diagnostics import Finding
 
-__all__ = ["Settings", "connect", "examine"]
+__all__ = ["Settings", "connect", "diagnose"]
 
 
 def connect(
@@ -28,8 +28,8 @@ def connect(
     return connect(settings, clock, board)
 
 
-async def examine(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
+async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether Slack takes the tokens, and has given the rights that answers need. Nothing is posted."""
-    from relay.chat.platforms.slack.sink import diagnose  # noqa: PLC0415  # see above
+    from relay.chat.platforms.slack import sink  # noqa: PLC0415  # see above
 
-    return await diagnose(settings, clock)
+    return await sink.diagnose(settings, clock)
