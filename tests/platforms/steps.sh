@@ -1,4 +1,5 @@
-# What both scripts beside this file use. One line for each step; a failed step shows all output and ends the script.
+# What both scripts beside this file use. Each step prints a line. A failed step shows its output and
+# ends the script.
 
 step() { # <what is done> <command> …
   local said
@@ -21,6 +22,7 @@ fails() { # <command> …: succeeds if the command does not
   if "$@"; then echo "succeeded, and must not: $*"; return 1; fi
 }
 
-environment() { # the variables that say how the package index is reached, as options of the form --<name>=NAME
-  compgen -e | sed -nE "s/^(PIP_.*|SSL_CERT_.*|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|.*_(PROXY|proxy))\$/--$1=\1/p"
+environment() { # <option>: it, with each variable that says how the package index is reached
+  local names='PIP_.*|SSL_CERT_.*|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|.*_(PROXY|proxy)'
+  compgen -e | sed --quiet --regexp-extended "s/^($names)\$/--$1=\1/p"
 }
