@@ -34,6 +34,8 @@ NEEDED = {
     "unshare": "util-linux",
 }
 """Programs, and the packages of Debian that have them."""
+STOPPED = "stopped"
+"""The result of tests that somebody ended before they were through."""
 BESIDE = ("containers", "unit")
 """Programs beside this file, run on this machine where they are there; each takes the path of a fresh copy, and prints its steps."""
 EVERY_SECONDS = 60
@@ -66,8 +68,10 @@ def main() -> None:
             "make platforms: stopped; everything it started has ended, and its copy is removed"
         )
     print(f"\n{page.table([row.cells() for row in rows])}")
-    if os.environ.get("ARGS"):
-        print("Not all tests ran (ARGS is set): docs/platforms.md stays as it was.")
+    if os.environ.get("ARGS") or any(
+        step.result.startswith(STOPPED) for row in rows for step in row.steps.values()
+    ):
+        print("Not all tests ran: docs/platforms.md stays as it was.")
     else:
         page.write(rows)
         print("docs/platforms.md has this table.")
@@ -203,10 +207,11 @@ def show(line: str) -> None:
 
 def outcome(status: int, log: Path) -> str:
     """Return the numbers of pytest where it ran, else whether the command passed."""
-    found = re.findall(
-        r"^=+ ((?:\d+ \w+(?:, )?)+) in [\d.]+s", log.read_text(errors="replace"), re.MULTILINE
-    )
+    text = log.read_text(errors="replace")
+    found = re.findall(r"^=+ ((?:\d+ \w+(?:, )?)+) in [\d.]+s", text, re.MULTILINE)
     said = f" ({found[-1]})" if found else ""
+    if "!! KeyboardInterrupt !!" in text:
+        return f"{STOPPED}{said}"
     return f"{'failed' if status else 'passed'}{said}"
 
 

@@ -58,6 +58,11 @@ def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(
             "== 2 failed, 4920 passed, 4 skipped in 511.20s (0:08:31) ==\nmake: *** [test] Error 1\n",
             "failed (2 failed, 4920 passed, 4 skipped)",
         ),
+        (
+            2,
+            "!!!! KeyboardInterrupt !!!!\n== 5 failed, 2174 passed in 1526.69s (0:25:26) ==\n",
+            "stopped (5 failed, 2174 passed)",
+        ),
         (2, "E: Unable to locate package\n", "failed"),
         (0, "done in 5.3 s\n", "passed"),
     ],
