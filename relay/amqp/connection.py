@@ -26,7 +26,7 @@ from relay.amqp.frames import CoalescingWriter, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.egress import guarded_socket
-from relay.tls import client_context, load_certificate
+from relay.net.tls_context import client_context, load_certificate
 
 HEARTBEAT = 10
 """Seconds, as both sides agree on it. A peer that is silent for three times that and a bit is given up."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aio_pika import exceptions as amqp
 
 from relay.errors import Deferred, Failure
-from relay.tls import explain_refusal
+from relay.net.tls_context import explain_refusal
 
 
 @dataclass(frozen=True, slots=True)

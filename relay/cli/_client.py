@@ -22,7 +22,7 @@ from relay.cli._exit_codes import CommandFailed, RefusedByPolicy
 from relay.config import load
 from relay.errors import ConfigError
 from relay.files import may_exist
-from relay.tls import default_context
+from relay.net.tls_context import default_context
 
 P = ParamSpec("P")
 
@@ -242,8 +242,8 @@ def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Call
 
 def _option(name: str, kind: object, *declared: str, **told: Any) -> inspect.Parameter:
     annotation = Annotated[
-        kind, typer.Option(*declared, show_default=False, rich_help_panel="Which relay", **told)
-    ]  # type: ignore[valid-type]  # made here
+        kind, typer.Option(*declared, show_default=False, rich_help_panel="Which relay", **told)  # type: ignore[valid-type]  # made here
+    ]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )

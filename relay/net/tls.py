@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from relay.files import reason
 from relay.settings import Section
-from relay.tls import client_context, load_certificate
+from relay.net.tls_context import client_context, load_certificate
 
 
 class ClientTlsSettings(Section):

@@ -308,8 +308,8 @@ class Book:
         return [
             grant
             for (one,) in ids
-            for grant in self.do(lambda tx, one=one: tx.decisions.grants(one))
-        ]  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            for grant in self.do(lambda tx, one=one: tx.decisions.grants(one))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        ]
 
     def stands(self, event_id: str = "E-1") -> ApprovalStatus:
         """How an event stands."""

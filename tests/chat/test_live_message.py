@@ -214,8 +214,8 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: 
         await settled(here)
         for mode, shown in (("off", []), ("on", ["approve", "hold"])):
             await here.store.transact(
-                lambda tx, mode=mode: tx.set_mode(mode, "local:root", clock.now())
-            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                lambda tx, mode=mode: tx.set_mode(mode, "local:root", clock.now())  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            )
             await passed(clock, 60)
             await eventually(
                 lambda shown=shown: [one.decision for one in here.wall.cards["m1"].buttons] == shown

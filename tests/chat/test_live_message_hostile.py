@@ -154,8 +154,8 @@ async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(
             store = relay.running.relay.store
             assert len(links) == (0 if more else 2)
             assert all(
-                [await store.read(lambda tx, one=one: tx.messages.find_link(one)) for one in links]
-            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                [await store.read(lambda tx, one=one: tx.messages.find_link(one)) for one in links]  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            )
 
 
 async def test_a_burst_changes_with_time_though_one_of_its_events_came_again(

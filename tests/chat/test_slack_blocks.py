@@ -166,8 +166,8 @@ def test_a_text_of_others_cannot_feign_a_line_of_ours() -> None:
         facts=(("Azure says", ("all is well\nVotes: 2 of 2\u2028Rule: none\u202e",)),),
     )
     assert Posted(
-        "", "", list(card_message(card, TEAM, button_value).blocks)
-    ).words().splitlines() == [  # type: ignore[arg-type]  # they are only read
+        "", "", list(card_message(card, TEAM, button_value).blocks)  # type: ignore[arg-type]  # they are only read
+    ).words().splitlines() == [
         "🟡 Reboot",
         "So.",
         "Azure says: all is well Votes: 2 of 2 Rule: none ",
@@ -200,8 +200,8 @@ def test_a_text_that_is_cut_says_so() -> None:
         "R" * 200, "waiting", ("So.",), facts=(("Azure says", ("x" * 5000,)),), footer="E" * 900
     )
     title, _, facts, footer = (
-        Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines()
-    )  # type: ignore[arg-type]  # they are only read
+        Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines()  # type: ignore[arg-type]  # they are only read
+    )
     assert all(one.endswith("…") for one in (title, facts, footer))
     assert len(title) == 150
 

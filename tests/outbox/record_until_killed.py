@@ -29,8 +29,8 @@ async def main(folder: Path) -> None:
                 print("recorded", position, flush=True)  # noqa: T201  # whoever kills it listens
             entry = 2 * number + 1
             await kept.transact(
-                lambda tx, entry=entry: tx.deliveries.settle(entry, "delivered", None, NOW)
-            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                lambda tx, entry=entry: tx.deliveries.settle(entry, "delivered", None, NOW)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            )
             print("settled", entry, flush=True)  # noqa: T201  # the same
             number += 101
 

@@ -21,7 +21,7 @@ from relay.api.auth.entra_settings import GUID, OidcSettings, TokenRefused
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
 from relay.net.egress import guarded_socket
-from relay.tls import default_context
+from relay.net.tls_context import default_context
 
 LEEWAY = 60.0
 """Seconds by which the clocks of issuer and relay may differ."""

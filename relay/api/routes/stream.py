@@ -123,8 +123,8 @@ class Streams:
                 await response.write(sent)
             wake.clear()
             found = await relay.store.read(
-                lambda tx, behind=position: tx.journal.after(behind, _BATCH)
-            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                lambda tx, behind=position: tx.journal.after(behind, _BATCH)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            )
             if found:
                 sent, position = b"".join(_frame(at, event) for at, event in found), found[-1][0]
                 continue
