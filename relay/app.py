@@ -230,7 +230,7 @@ async def _source_and_gate(
 def _connect(
     settings: SinkSettings, clock: Clock, board: ChatBoard
 ) -> AbstractAsyncContextManager[Any]:
-    member = sink_members()[settings.kind]  # type: ignore[attr-defined]  # each member's settings have a kind
+    member = sink_members()[settings.kind]
     found: AbstractAsyncContextManager[Any] = (
         member.connect(settings, clock, board)
         if isinstance(settings, ChatSettings)

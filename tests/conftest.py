@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
 from typing_extensions import override
 
+import relay.config  # declares the principals of the chat platforms
 from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 

@@ -759,7 +759,7 @@ def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(
     [
         (
             "sinks: [{kind: rabbitmq, name: bus, url: 'amqp://a:b@h/', events: ['nope.*']}]",
-            "a pattern that some type of event fits",
+            "a pattern that matches an event type",
         ),
         (
             "approvals: {rules: [{name: a, match: {duration: {min: 9s, max: 8s}}, approve: automatic}]}",

@@ -627,7 +627,9 @@ async def _health(service: dict[str, Any], shipped: str, port: int | None) -> in
     return await process.wait()
 
 
-def test_the_first_event_of_the_compose_file_finds_everybody_listening(services: dict[str, Any]) -> None:
+def test_the_first_event_of_the_compose_file_finds_everybody_listening(
+    services: dict[str, Any],
+) -> None:
     """The drain makes its queue itself: an event that was told before would never reach it."""
     waits = {name: services[name].get("depends_on", {}).keys() for name in services}
     assert waits["relay"] == {"simulator"}

@@ -15,8 +15,8 @@ from yarl import URL
 from relay.amqp.connection import connected
 from relay.clock import SystemClock
 from relay.errors import Deferred
-from relay.sinks.webhook import connect
 from relay.net.tls_context import client_context, explain_refusal
+from relay.sinks.webhook import connect
 from tests.builders import cloudevent
 from tests.certificates import LOCALHOST, SERVER, Authority
 from tests.sinks.http_receiver import Connection, good, listening

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -11,30 +10,29 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
+from relay.approvals.principals import is_principal, principal_forms
 from relay.events.match import Match, matches
 from relay.settings import Duration, Section
 
-_PRINCIPAL = re.compile(r"(client|local|slack|mattermost|entra|mtls):\S+")
-_PRINCIPALS = "client:<name>, local:<user>, slack:<team>/<user>, mattermost:<team>/<user>, entra:<tenant>/<object> or mtls:<name>"
 _MINUTE = timedelta(minutes=1)
 _LONGEST = 3650 * 86400.0
 
 
 def _principal(text: str) -> str:
-    if _PRINCIPAL.fullmatch(text) is None:
-        raise ValueError(f"expected {_PRINCIPALS}")
+    if not is_principal(text):
+        raise ValueError(f"expected {principal_forms()}")
     return text
 
 
 def _member(text: str) -> str:
-    if not text.startswith("person:") and _PRINCIPAL.fullmatch(text) is None:
-        raise ValueError(f"expected {_PRINCIPALS}, or person:<name>")
+    if not text.startswith("person:") and not is_principal(text):
+        raise ValueError(f"expected {principal_forms()}, or person:<name>")
     return text
 
 
 def _voter(text: str) -> str:
-    if not text.startswith(("group:", "person:")) and _PRINCIPAL.fullmatch(text) is None:
-        raise ValueError(f"expected group:<name>, person:<name>, {_PRINCIPALS}")
+    if not text.startswith(("group:", "person:")) and not is_principal(text):
+        raise ValueError(f"expected group:<name>, person:<name>, {principal_forms()}")
     return text
 
 

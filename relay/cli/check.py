@@ -214,7 +214,7 @@ def _show(loaded: Loaded) -> None:
 def _sink(sink: SinkSettings) -> tuple[object, ...]:
     return (
         sink.name,
-        getattr(sink, "kind", None),
+        sink.kind,
         _where(sink),
         join_names(sink.events),
         _conditions(sink.match),

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validat
 from relay import plugins, sinks
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
+from relay.approvals.principals import declare_chat_principals
 from relay.approvals.rules import Quorum, eligible_voters, person_for
 from relay.chat import ChatSettings, platforms
 from relay.config.document import PREFIX, expand_variables, override, read
@@ -44,7 +45,11 @@ DEFAULTS = importlib.resources.files("relay") / "default.yaml"
 @functools.cache
 def sink_members() -> dict[str, Any]:
     """The members of both families that events are delivered to, sinks and chat sinks, by kind."""
-    return {**plugins.members(sinks), **plugins.members(platforms)}
+    chats = plugins.members(platforms)
+    for chat in chats.values():
+        if chat.Settings.principals is not None:
+            declare_chat_principals(chat.Settings.principals)
+    return {**plugins.members(sinks), **chats}
 
 
 if TYPE_CHECKING:
@@ -158,9 +163,7 @@ USER_EVENTS_WAIT = (
 
 def _answers(sink: SinkSettings) -> bool:
     answers = ("approval.recorded", "approval.granted", "approval.refused", "approval.voided")
-    return getattr(sink, "kind", None) == "rabbitmq" and all(
-        matches_any(sink.events, name) for name in answers
-    )
+    return sink.kind == "rabbitmq" and all(matches_any(sink.events, name) for name in answers)
 
 
 @dataclass(frozen=True, slots=True)

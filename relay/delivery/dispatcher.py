@@ -92,7 +92,7 @@ class Dispatcher:
         return [
             SinkStatus(
                 name,
-                _kind(worker.settings),
+                worker.settings.kind,
                 worker.state,
                 worker.failing,
                 worker.reason,
@@ -184,7 +184,3 @@ def _reconcile(
             if position is not None and wants(sink, tx.journal.event(position)):
                 tx.add_entry(position, sink.name, now)
     return {sink.name: known.get(sink.name, ("on", None)) for sink in settings}
-
-
-def _kind(settings: SinkSettings) -> str:
-    return str(getattr(settings, "kind", "unknown"))

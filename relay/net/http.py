@@ -23,8 +23,8 @@ from relay import __version__
 from relay.errors import Deferred, Failure
 from relay.events.timestamps import parse_timestamp
 from relay.net.egress import AddressRefused, guarded_socket
-from relay.sinks import Receipt
 from relay.net.tls_context import default_context, explain_refusal
+from relay.sinks import Receipt
 
 Method = Literal["GET", "POST", "PUT"]
 USER_AGENT = f"imds-relay/{__version__}"

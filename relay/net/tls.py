@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import model_validator
 
 from relay.files import reason
-from relay.settings import Section
 from relay.net.tls_context import client_context, load_certificate
+from relay.settings import Section
 
 
 class ClientTlsSettings(Section):

@@ -100,7 +100,8 @@ async def test_metrics_come_as_openmetrics_where_that_is_asked_for(relay: Runnin
     )
     assert "openmetrics" in scraped.headers["Content-Type"]
     assert any(
-        family.name == "imds_relay_polls" for family in read_openmetrics(scraped.body.decode())  # type: ignore[no-untyped-call]  # it has no types
+        family.name == "imds_relay_polls"
+        for family in read_openmetrics(scraped.body.decode())  # type: ignore[no-untyped-call]  # it has no types
     )
 
 

@@ -166,7 +166,9 @@ def test_a_text_of_others_cannot_feign_a_line_of_ours() -> None:
         facts=(("Azure says", ("all is well\nVotes: 2 of 2\u2028Rule: none\u202e",)),),
     )
     assert Posted(
-        "", "", list(card_message(card, TEAM, button_value).blocks)  # type: ignore[arg-type]  # they are only read
+        "",
+        "",
+        list(card_message(card, TEAM, button_value).blocks),  # type: ignore[arg-type]  # they are only read
     ).words().splitlines() == [
         "🟡 Reboot",
         "So.",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from typing_extensions import override
 from yarl import URL
 
 from relay import signature
+from relay.approvals.principals import PrincipalForm
 from relay.chat import ChatSettings
 from relay.net.egress import parse_receiver_url
 
 
 class Settings(ChatSettings):
     """A channel of a Mattermost server, and the bot that posts there."""
+
+    principals: ClassVar = PrincipalForm("mattermost", "<team>/<user>")
 
     kind: Literal["mattermost"]
     api_url: str

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from yarl import URL
 
+from relay.approvals.principals import PrincipalForm
 from relay.chat import ChatSettings
 from relay.net.egress import parse_receiver_url
 
@@ -21,6 +22,8 @@ _SECRET = re.compile(r"[!-~]{16,128}")
 
 class Settings(ChatSettings):
     """A channel in Slack."""
+
+    principals: ClassVar = PrincipalForm("slack", "<team>/<user>")
 
     kind: Literal["slack"]
     token: SecretStr | None = None

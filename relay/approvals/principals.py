@@ -1,0 +1,86 @@
+"""The forms of principals that rules, groups and people may name.
+
+Four forms are built in. Each chat platform declares its own form in its settings class, also a
+platform that an installed package adds; `relay.config` registers those forms when it loads the
+platforms. This module does not know who may vote: `relay.approvals.rules` does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from relay.errors import ConfigError
+
+_RESERVED_PREFIXES = frozenset({"group", "person", "rule"})
+_PREFIX = re.compile(r"[a-z][a-z0-9-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalForm:
+    """How the principals of one origin are written: ``<prefix>:<name>``.
+
+    ``placeholder`` is what error messages show for the name, such as ``<team>/<user>``.
+    ``pattern`` is a regular expression that the whole name must match.
+    """
+
+    prefix: str
+    placeholder: str
+    pattern: str = r"\S+"
+
+    def matches(self, principal: str) -> bool:
+        """Return whether a principal has this form."""
+        prefix, colon, name = principal.partition(":")
+        return (
+            bool(colon) and prefix == self.prefix and re.fullmatch(self.pattern, name) is not None
+        )
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.prefix}:{self.placeholder}"
+
+
+_BUILT_IN_FORMS = (
+    PrincipalForm("client", "<name>"),
+    PrincipalForm("local", "<user>"),
+    PrincipalForm("entra", "<tenant>/<object>"),
+    PrincipalForm("mtls", "<name>"),
+)
+_forms = {form.prefix: form for form in _BUILT_IN_FORMS}
+_chat_prefixes: set[str] = set()
+
+
+def declare_chat_principals(form: PrincipalForm) -> None:
+    """Accept the principals of a chat platform in rules, groups and people.
+
+    Raises ConfigError if the prefix is malformed, reserved, or declared with another form.
+    """
+    if _PREFIX.fullmatch(form.prefix) is None or form.prefix in _RESERVED_PREFIXES:
+        raise ConfigError(
+            "expected a principal prefix of lower-case letters, digits and dashes other than "
+            f"{', '.join(sorted(_RESERVED_PREFIXES))}, got {form.prefix!r}"
+        )
+    if _forms.setdefault(form.prefix, form) != form:
+        raise ConfigError(
+            f"expected one form of principals with the prefix {form.prefix}:, "
+            f"got {_forms[form.prefix]} and {form}"
+        )
+    _chat_prefixes.add(form.prefix)
+
+
+def is_principal(text: str) -> bool:
+    """Return whether a text has one of the built-in or declared forms."""
+    form = _forms.get(text.partition(":")[0])
+    return form is not None and form.matches(text)
+
+
+def is_chat_principal(text: str) -> bool:
+    """Return whether a text has a form that a chat platform declared."""
+    return text.partition(":")[0] in _chat_prefixes and is_principal(text)
+
+
+def principal_forms() -> str:
+    """Return all forms as text for error messages: ``client:<name>, local:<user>, …``."""
+    return ", ".join(str(form) for form in _forms.values())
