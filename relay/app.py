@@ -17,7 +17,7 @@ from relay.api.server.http_server import Server
 from relay.approvals.gate import Gate
 from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock, SystemClock
 from relay.config import USER_EVENTS_WAIT, Config, sink_members
 from relay.delivery.dispatcher import Dispatcher
@@ -117,11 +117,11 @@ async def started(
         ledger = ApprovalService(
             config.approvals, origin, store.trusted, client_resources=config.api.client_resources
         )
-        board = ChatBoard(store, ledger, clock, config.api.public_url)
+        chat = make_chat_context(store, ledger, clock, config.api.public_url)
         sinks = {
             settings.name: (
                 settings,
-                await stack.enter_async_context(_connect(settings, clock, board)),
+                await stack.enter_async_context(_connect(settings, clock, chat)),
             )
             for settings in config.sinks
         }
@@ -131,7 +131,7 @@ async def started(
         poller, gate = await _source_and_gate(
             config, client, store, ledger, clock, names=names, boot=boot(), say=say
         )
-        board.attach(gate.submit)
+        chat.decisions.attach(gate.submit)
         chats = {
             name: sink
             for name, (settings, sink) in sinks.items()
@@ -228,11 +228,11 @@ async def _source_and_gate(
 
 
 def _connect(
-    settings: SinkSettings, clock: Clock, board: ChatBoard
+    settings: SinkSettings, clock: Clock, chat: ChatContext
 ) -> AbstractAsyncContextManager[Any]:
     member = sink_members()[settings.kind]
     found: AbstractAsyncContextManager[Any] = (
-        member.connect(settings, clock, board)
+        member.connect(settings, clock, chat)
         if isinstance(settings, ChatSettings)
         else member.connect(settings, clock)
     )

@@ -1,4 +1,8 @@
-"""Keeps messages current: the one sink that all chat platforms are, each with its own way to post, edit and tell."""
+"""The sink that all chats share: it keeps one message per event up to date.
+
+`relay.chat.message_planner` decides what a message should show; a `Platform` posts, edits and
+replies in its own way.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +13,50 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from relay.chat import ChatSettings, MessageGone
-from relay.chat.board import ChatBoard, MessageUpdate
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.timeline import timeline_line
+from relay.chat.context import ChatContext
+from relay.chat.message_planner import MessageUpdate
 from relay.clock import Clock
 from relay.errors import Deferred, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 
-_LOOK_AT_LATEST = 60.0
-"""Seconds after which moments are looked at again: the clock may have been set, or the switch of the approvals turned."""
+MAX_REFRESH_INTERVAL = 60.0
+"""Seconds after which refresh times are read again: the clock or the mode may have changed."""
+_UP_TO_DATE = "the message is up to date"
 _log = logging.getLogger(__name__)
 
 
 class Platform(Protocol):
-    """What a platform can do. Each call raises Deferred and Rejected as a sink's ``deliver`` does, within its own timeout."""
+    """What a platform can do.
+
+    Each call raises Deferred and Rejected like a sink's ``deliver``, within its own timeout.
+    """
 
     async def post(self, card: Card) -> str | None:
-        """Post a message; returns how the platform names it, at most 256 characters, None where it cannot be edited later."""
+        """Post a message.
+
+        Returns the platform's name of the message, at most 256 characters; None if it cannot be
+        edited later.
+        """
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Have a message show this card instead. Never called where ``post`` returns None. Raises MessageGone."""
+        """Replace the content of a message. Raises MessageGone.
+
+        It is never called where ``post`` returns None.
+        """
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Say these lines in a message's thread. Raises MessageGone.
+        """Post lines in the thread of a message. Raises MessageGone.
 
-        Without ``ref`` they are a short follow-up by themselves; about an event, the first line then says which.
+        Without ``ref`` the lines are a message of their own; about an event, the first line is
+        then the subject.
         """
 
 
 class LiveMessageSink:
-    """A chat sink. One delivery at a time: each one brings its message up to date with everything that was recorded."""
+    """A chat sink. Each delivery brings one message up to date with everything recorded."""
 
     concurrency = 1
     longest_pause = 60.0
@@ -47,7 +64,7 @@ class LiveMessageSink:
     def __init__(
         self,
         settings: ChatSettings,
-        board: ChatBoard,
+        context: ChatContext,
         platform: Platform,
         clock: Clock,
         *,
@@ -55,31 +72,29 @@ class LiveMessageSink:
     ) -> None:
         self.give_up_after = settings.give_up_after
         self._settings = settings
-        self._board = board
+        self._messages = context.messages
         self._platform = platform
         self._clock = clock
         self._in_chat = in_chat
-        self._changed = asyncio.Event()
+        self._delivered = asyncio.Event()
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """Return when the message about the event shows how it stands. Raises Deferred, Rejected."""
+        """Return when the message about an event is up to date. Raises Deferred, Rejected."""
         if event.name.startswith("relay."):
             await self._platform.reply_in_thread(None, [timeline_line(event)])
             return Receipt()
         try:
-            notice = await self._board.plan_update(self._settings, event, in_chat=self._in_chat)
-            if notice is None:
-                return Receipt(response="its message shows all there is")
-            return await self._bring(notice)
+            update = await self._messages.plan_update(self._settings, event, in_chat=self._in_chat)
+            return Receipt(response=await self._apply(update) if update else _UP_TO_DATE)
         except StoreUnavailable as error:
-            raise Deferred(f"what the message should show cannot be read: {error}") from None
+            raise Deferred(f"the content of the message cannot be read: {error}") from None
         finally:
-            self._changed.set()
+            self._delivered.set()
 
     @asynccontextmanager
     async def refreshing(self) -> AsyncIterator[None]:
-        """While this context lasts, messages are looked at again when time alone has changed what they should show."""
-        task = asyncio.create_task(self._watch(), name=f"{self._settings.name}: time")
+        """Update messages that time alone has changed, while this context lasts."""
+        task = asyncio.create_task(self._refresh_forever(), name=f"{self._settings.name}: refresh")
         try:
             yield
         finally:
@@ -87,68 +102,74 @@ class LiveMessageSink:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _bring(self, notice: MessageUpdate) -> Receipt:
-        ref, did = notice.ref, []
-        if notice.card is not None and notice.ref is not None:
-            try:
-                await self._platform.edit(notice.ref, notice.card)
-                did.append("edited")
-            except MessageGone:
-                ref = await self._platform.post(notice.card)
-                did.append("posted anew: the message was deleted")
-            await self._board.mark_shown(notice, ref)
-        elif notice.card is not None and not notice.posted:
-            ref = await self._platform.post(notice.card)
-            did.append("posted")
-            await self._board.mark_shown(notice, ref)
-        elif notice.card is not None:
-            if notice.updated:
-                await self._platform.post(
-                    notice.card
-                )  # it cannot be edited; what it says is not so any more, and its buttons are void
-                did.append("posted again")
-            await self._board.mark_shown(notice, None)
-        if notice.history_lines and "posted again" not in did:
-            with suppress(MessageGone):  # it is posted anew when it changes next
-                await self._platform.reply_in_thread(
-                    ref,
-                    notice.history_lines
-                    if ref is not None
-                    else ((notice.subject,), *notice.history_lines),
-                )
-                did.append("told")
-        await self._board.mark_history_told(notice)
-        return Receipt(response=", ".join(did) or "its message shows all there is")
+    async def _apply(self, update: MessageUpdate) -> str:
+        """Call the platform and record the result. Returns what was done, for the attempt log."""
+        ref, done = update.ref, []
+        if update.card is not None:
+            ref, description = await self._show(update, update.card)
+            done += description
+            await self._messages.mark_shown(update, ref)
+        if update.history_lines and update.action != "post again":
+            done += await self._tell_history(update, ref)
+        await self._messages.mark_history_told(update)
+        return ", ".join(done) or _UP_TO_DATE
 
-    async def _watch(self) -> None:
+    async def _show(self, update: MessageUpdate, card: Card) -> tuple[str | None, list[str]]:
+        """Return the name that the message has now, and what was done."""
+        match update.action:
+            case "edit":
+                return await self._edit(update.ref or "", card)
+            case "post":
+                return await self._platform.post(card), ["posted"]
+            case "post again":
+                await self._platform.post(card)
+                return None, ["posted again"]
+            case _:
+                return None, []
+
+    async def _edit(self, ref: str, card: Card) -> tuple[str | None, list[str]]:
+        try:
+            await self._platform.edit(ref, card)
+        except MessageGone:
+            return await self._platform.post(card), ["posted anew: the message was deleted"]
+        return ref, ["edited"]
+
+    async def _tell_history(self, update: MessageUpdate, ref: str | None) -> list[str]:
+        lines = (
+            update.history_lines if ref is not None else ((update.subject,), *update.history_lines)
+        )
+        try:
+            await self._platform.reply_in_thread(ref, lines)
+        except MessageGone:  # the message is posted anew when it changes next
+            return []
+        return ["replied in its thread" if ref is not None else "followed up"]
+
+    async def _refresh_forever(self) -> None:
         while True:
-            self._changed.clear()
+            self._delivered.clear()
+            pause = MAX_REFRESH_INTERVAL
             try:
-                moment = await self._board.next_refresh(self._settings.name)
-                now = self._clock.now()
-                if moment is not None and moment <= now:
-                    await self._board.refresh(self._settings.name)
-                    continue
-                pause = (
-                    min((moment - now).total_seconds(), _LOOK_AT_LATEST)
-                    if moment is not None
-                    else _LOOK_AT_LATEST
-                )
+                refresh_at = await self._messages.next_refresh(self._settings.name)
+                if refresh_at is not None:
+                    seconds = (refresh_at - self._clock.now()).total_seconds()
+                    if seconds <= 0:
+                        await self._messages.redeliver_due(self._settings.name)
+                        continue
+                    pause = min(seconds, MAX_REFRESH_INTERVAL)
             except StoreUnavailable:
-                pause = _LOOK_AT_LATEST
-            except Exception:  # noqa: BLE001  # whatever it is: nobody would miss this task until its messages are hours old
+                pass  # the relay reports a failing store by itself
+            except Exception:  # noqa: BLE001  # without this task messages would get old unnoticed
                 _log.exception(
-                    "sink %s: an error in the relay's own code keeps its messages from changing with time",
+                    "sink %s: internal error; messages are not refreshed until the next try",
                     self._settings.name,
                 )
-                pause = _LOOK_AT_LATEST
-            await self._wait(pause)
+            await self._wait_for_delivery(pause)
 
-    async def _wait(self, seconds: float) -> None:
-        """Return when a message was changed, or after so many seconds."""
+    async def _wait_for_delivery(self, seconds: float) -> None:
+        """Return after a delivery, or after so many seconds."""
         async with asyncio.TaskGroup() as group:
             waits = [
-                group.create_task(self._changed.wait()),
+                group.create_task(self._delivered.wait()),
                 group.create_task(self._clock.sleep(seconds)),
             ]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,7 @@
-"""What chat sinks show and of which events, and the links in it to the page on which a decision is confirmed."""
+"""The tables of chat messages: which events each shows, and the links to the confirm page in it.
+
+It stores what `relay.chat` decides, and knows no platform.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,34 @@ from typing import Literal
 from relay.events.timestamps import format_sortable
 
 MAX_LINKS = 100
-"""Links to one decision about one event that are good at a time; each edit of a message brings new ones."""
+"""Valid links to one decision about one event; each edit of a message brings new ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One message. ``ref`` is how the platform names it, None where it cannot.
+    """One message.
 
-    ``told``: the position in the journal up to which its thread tells; ``looks``: a digest of what it shows.
+    ``ref`` is the platform's name of it; None if the platform cannot name it. ``code`` is shown in
+    it and asked for by the confirm page. ``content_hash`` is that of the card that it shows; None
+    if it must be shown again. ``history_position`` is the journal position up to which its thread
+    tells.
     """
 
     id: int
-    sink: str
     ref: str | None
-    posted: bool
+    is_posted: bool
     code: str
     content_hash: str | None
     history_position: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmationLink:
-    """What a link stands for: one decision about one state of one event. ``wrong``: how often a wrong code came with it."""
+    """The decision about one revision of an occurrence that a link stands for.
+
+    ``token`` is the digest of the link's token. ``code`` is that of the message. ``wrong_codes``
+    counts the wrong codes that were given with the link.
+    """
 
     token: str
     occurrence: int
@@ -44,130 +53,166 @@ class ConfirmationLink:
 
 
 class ChatMessages:
-    """The tables of messages, inside a transaction."""
+    """The tables of messages and links, inside a transaction. Messages are named by their ids."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def showing(self, sink: str, occurrence: int) -> ChatMessage | None:
-        """The message in which a sink shows an event."""
-        found = self._connection.execute(
-            "SELECT message.id, message.sink, ref, posted, code, looks, told FROM message JOIN message_about ON message.id = message "
+    def find(self, sink: str, occurrence: int) -> ChatMessage | None:
+        """Return the message in which a sink shows an event."""
+        row = self._connection.execute(
+            "SELECT message.id, ref, posted, code, looks, told "
+            "FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
             (sink, occurrence),
         ).fetchone()
-        if found is None:
+        if row is None:
             return None
-        id_, name, ref, posted, code, looks, told = found
-        return ChatMessage(id_, name, ref, bool(posted), code, looks, told)
+        message, ref, posted, code, content_hash, history_position = row
+        return ChatMessage(
+            id=message,
+            ref=ref,
+            is_posted=bool(posted),
+            code=code,
+            content_hash=content_hash,
+            history_position=history_position,
+        )
 
     def previous_occurrence(self, sink: str, event_key: str, number: int) -> int | None:
-        """Of the occurrences of an EventId before that one, the newest that a sink shows."""
-        found = self._connection.execute(
-            "SELECT id FROM message_about JOIN occurrence ON id = occurrence WHERE sink = ? AND key = ? AND number < ? "
-            "ORDER BY number DESC LIMIT 1",
+        """Return the newest occurrence of an EventId before ``number`` that a sink shows."""
+        row = self._connection.execute(
+            "SELECT id FROM message_about JOIN occurrence ON id = occurrence "
+            "WHERE sink = ? AND key = ? AND number < ? ORDER BY number DESC LIMIT 1",
             (sink, event_key, number),
         ).fetchone()
-        return int(found[0]) if found is not None else None
+        return int(row[0]) if row is not None else None
 
     def occurrences(self, message: int) -> list[int]:
-        """What a message is about, in order of appearance."""
-        found = self._connection.execute(
+        """Return the occurrences that a message shows, in order of appearance."""
+        rows = self._connection.execute(
             "SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,)
         )
-        return [one for (one,) in found]
+        return [occurrence for (occurrence,) in rows]
 
     def shows(self, sink: str, ref: str, occurrence: int) -> bool:
-        """Whether the message that the platform names so is one of this sink and about this event."""
-        found = self._connection.execute(
-            "SELECT 1 FROM message JOIN message_about ON message.id = message WHERE occurrence = ? AND message.sink = ? AND ref = ?",
+        """Return whether the message that the platform calls ``ref`` shows an event of a sink."""
+        row = self._connection.execute(
+            "SELECT 1 FROM message JOIN message_about ON message.id = message "
+            "WHERE occurrence = ? AND message.sink = ? AND ref = ?",
             (occurrence, sink, ref),
         ).fetchone()
-        return found is not None
+        return row is not None
 
-    def begin(self, sink: str, occurrences: Sequence[int], code: str, told: int) -> None:
-        """A sink is about to show these events in one message."""
+    def begin(
+        self, sink: str, occurrences: Sequence[int], code: str, history_position: int
+    ) -> None:
+        """Create the message in which a sink is about to show these events."""
         message = self._connection.execute(
-            "INSERT INTO message (sink, code, told) VALUES (?, ?, ?)", (sink, code, told)
+            "INSERT INTO message (sink, code, told) VALUES (?, ?, ?)",
+            (sink, code, history_position),
         ).lastrowid
         self._connection.executemany(
             "INSERT OR REPLACE INTO message_about VALUES (?, ?, ?)",
             [(sink, occurrence, message) for occurrence in occurrences],
         )
 
-    def mark_shown(self, message: int, ref: str | None, looks: str) -> None:
-        """It is over there and shows this."""
+    def mark_shown(self, message: int, ref: str | None, content_hash: str) -> None:
+        """Record that a message is posted and shows this content."""
         self._connection.execute(
-            "UPDATE message SET ref = ?, posted = 1, looks = ? WHERE id = ?", (ref, looks, message)
+            "UPDATE message SET ref = ?, posted = 1, looks = ? WHERE id = ?",
+            (ref, content_hash, message),
         )
 
-    def mark_history_told(self, message: int, position: int, stale_at: datetime | None) -> None:
-        """Its thread tells everything up to that position; until that moment nothing changes by time alone."""
+    def mark_history_told(self, message: int, position: int, refresh_at: datetime | None) -> None:
+        """Record how far a thread tells, and when time alone will change the message."""
         self._connection.execute(
             "UPDATE message SET told = ?, stale_at = ? WHERE id = ?",
-            (position, format_sortable(stale_at) if stale_at is not None else None, message),
+            (position, format_sortable(refresh_at) if refresh_at is not None else None, message),
         )
 
     def take_due_refreshes(self, sink: str, now: datetime) -> list[int]:
-        """One event of each message of which time alone has changed what it should show; each is named once, and looks like nothing."""
-        stale = self._connection.execute(
-            "SELECT id FROM message WHERE sink = ? AND stale_at <= ?", (sink, format_sortable(now))
+        """Return one occurrence of each message that is due for refresh, and clear its timer.
+
+        The content hash is cleared too, so that the message is shown again.
+        """
+        due = (sink, format_sortable(now))
+        messages = self._connection.execute(
+            "SELECT id FROM message WHERE sink = ? AND stale_at <= ?", due
         ).fetchall()
         self._connection.execute(
-            "UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?",
-            (sink, format_sortable(now)),
+            "UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?", due
         )
-        # One that has ended may have come again since, in a message of its own.
-        query = "SELECT occurrence FROM message_about JOIN occurrence ON id = occurrence WHERE message = ? ORDER BY live DESC, id LIMIT 1"
-        return [one for message in stale for (one,) in self._connection.execute(query, message)]
+        # The EventId of an ended occurrence may have come again, in a message of its own.
+        query = (
+            "SELECT occurrence FROM message_about JOIN occurrence ON id = occurrence "
+            "WHERE message = ? ORDER BY live DESC, id LIMIT 1"
+        )
+        return [
+            occurrence
+            for message in messages
+            for (occurrence,) in self._connection.execute(query, message)
+        ]
 
     def refresh_all(self, now: datetime) -> None:
-        """What every message about a live event should show may have changed."""
+        """Make every message about a live event due for refresh."""
         self._connection.execute(
-            "UPDATE message SET stale_at = ? WHERE posted AND id IN (SELECT message FROM message_about "
+            "UPDATE message SET stale_at = ? WHERE posted AND id IN "
+            "(SELECT message FROM message_about "
             "JOIN occurrence ON occurrence.id = occurrence WHERE live)",
             (format_sortable(now),),
         )
 
     def next_refresh(self, sink: str) -> str | None:
-        """When `take_stale` will find something."""
-        found = self._connection.execute(
+        """Return when `take_due_refreshes` will return something."""
+        time = self._connection.execute(
             "SELECT min(stale_at) FROM message WHERE sink = ?", (sink,)
         ).fetchone()[0]
-        return str(found) if found is not None else None
+        return str(time) if time is not None else None
 
     def add_link(
         self, message: int, token: str, occurrence: int, revision: str, decision: str, at: datetime
     ) -> None:
-        """A link of this message stands for this decision. The token is kept as its digest alone."""
+        """Record what a link of a message stands for. Only the digest of its token is kept."""
         self._connection.execute(
-            "INSERT OR IGNORE INTO invitation (token, message, occurrence, revision, decision, at) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO invitation (token, message, occurrence, revision, decision, at) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
             (token_digest(token), message, occurrence, revision, decision, format_sortable(at)),
         )
 
     def find_link(self, token: str) -> ConfirmationLink | None:
-        """What a link stands for."""
-        found = self._connection.execute(
-            "SELECT token, occurrence, revision, decision, code, wrong FROM invitation JOIN message ON message.id = message "
-            "WHERE token = ?",
+        """Return what a link stands for."""
+        row = self._connection.execute(
+            "SELECT token, occurrence, revision, decision, code, wrong "
+            "FROM invitation JOIN message ON message.id = message WHERE token = ?",
             (token_digest(token),),
         ).fetchone()
-        return ConfirmationLink(*found) if found is not None else None
+        if row is None:
+            return None
+        digest, occurrence, revision, decision, code, wrong_codes = row
+        return ConfirmationLink(
+            token=digest,
+            occurrence=occurrence,
+            revision=revision,
+            decision=decision,
+            code=code,
+            wrong_codes=wrong_codes,
+        )
 
-    def count_wrong_code(self, invitation: ConfirmationLink) -> None:
-        """A code that the message does not show was given with this link."""
+    def count_wrong_code(self, link: ConfirmationLink) -> None:
+        """Count a wrong code that was given with a link."""
         self._connection.execute(
-            "UPDATE invitation SET wrong = wrong + 1 WHERE token = ?", (invitation.token,)
+            "UPDATE invitation SET wrong = wrong + 1 WHERE token = ?", (link.token,)
         )
 
     def prune(self) -> None:
-        """Forget the links to events that have ended, links that many newer ones replace, and messages about events that are forgotten."""
+        """Remove links to ended events, all but the newest links, and messages without events."""
         self._connection.execute(
             "DELETE FROM invitation WHERE occurrence IN (SELECT id FROM occurrence WHERE NOT live)"
         )
         self._connection.execute(
-            "DELETE FROM invitation WHERE token IN (SELECT token FROM (SELECT token, row_number() OVER "
-            "(PARTITION BY message, occurrence, decision ORDER BY at DESC) AS newer FROM invitation) WHERE newer > ?)",
+            "DELETE FROM invitation WHERE token IN (SELECT token FROM (SELECT token, "
+            "row_number() OVER (PARTITION BY message, occurrence, decision ORDER BY at DESC) "
+            "AS age FROM invitation) WHERE age > ?)",
             (MAX_LINKS,),
         )
         self._connection.execute(
@@ -176,5 +221,5 @@ class ChatMessages:
 
 
 def token_digest(token: str) -> str:
-    """As a token is kept: whoever reads the file cannot follow the link."""
+    """Return the form in which a token is kept: nobody who reads the file can follow the link."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

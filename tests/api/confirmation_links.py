@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from relay.chat.board import ChatBoard
+from relay.chat.context import make_chat_context
 from relay.outbox.transaction import Transaction
 from tests.api.running_relay import EVENT_ID, Answer, BoxSettings, Running
 
@@ -28,7 +28,7 @@ class Message:
 
 async def message(relay: Running, sink: str = "ops", *, event_id: str = EVENT_ID) -> Message:
     """What a sink's message about the event shows now, after it was edited."""
-    board = ChatBoard(
+    chat = make_chat_context(
         relay.store, relay.gate.service, relay.clock, f"http://127.0.0.1:{relay.server.port}"
     )
 
@@ -37,13 +37,13 @@ async def message(relay: Running, sink: str = "ops", *, event_id: str = EVENT_ID
         assert position is not None
         return tx.journal.event(position)
 
-    notice = await board.plan_update(
+    notice = await chat.messages.plan_update(
         BoxSettings(name=sink), await relay.store.read(last), in_chat=False
     )
     assert notice is not None
     assert notice.card is not None
     assert notice.card.code is not None
-    await board.mark_shown(notice, "ref")
+    await chat.messages.mark_shown(notice, "ref")
     return Message(
         {one.decision: (one.url or "").partition("#")[2] for one in notice.card.buttons},
         notice.card.code,

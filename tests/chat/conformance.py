@@ -20,7 +20,7 @@ import pytest
 from relay.approvals.request import DecisionAnswer, DecisionKind
 from relay.approvals.service import ApprovalService
 from relay.chat import CallbackRefused, ChatSettings, ChatSink
-from relay.chat.board import ChatBoard
+from relay.chat.context import make_chat_context
 from relay.clock import SystemClock
 from relay.config import sink_members
 from relay.delivery.dispatcher import Dispatcher
@@ -168,7 +168,7 @@ async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
             client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")),
         )
         async with member.connect(
-            given, clock, ChatBoard(store, ledger, clock, "https://relay.example.com")
+            given, clock, make_chat_context(store, ledger, clock, "https://relay.example.com")
         ) as chat:
             watched = _Watched(chat)
             dispatcher = Dispatcher({"chat": (given, watched)}, store, clock, lambda *_: None)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -406,11 +407,12 @@ async def test_proxies_of_the_environment_are_spoken_of(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://user:t0ken@proxy.example:3128")
 
-    class Nothing:
-        async def next_stale(self, _: str) -> None:
+    class NoMessages:
+        async def next_refresh(self, _sink: str) -> None:
             return None
 
-    async with apprise.connect(settings(url_of(9)), SystemClock(), Nothing()):  # type: ignore[arg-type]  # it asks no more of a board
+    context = SimpleNamespace(messages=NoMessages())
+    async with apprise.connect(settings(url_of(9)), SystemClock(), context):  # type: ignore[arg-type]  # it uses nothing else
         pass
     assert "goes through the proxies of the environment (https)" in caplog.text
     assert "t0ken" not in caplog.text

@@ -1,30 +1,26 @@
-"""The words about one event and about a burst, and the buttons that make sense."""
+"""What cards say about one event and about several, their buttons, and the lines of a thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.approvals import ApprovalsSettings
 from relay.approvals.authorize import HOLD_NOTICE, authorize
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import Card, PrincipalRef, Text
+from relay.chat.cards.buttons import available_decisions
+from relay.chat.cards.card import Card
 from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
-from relay.chat.cards.rendering import (
-    MAX_NAMES,
-    available_decisions,
-    event_card,
-    impact_text,
-    join_names,
-    refresh_time,
-)
+from relay.chat.cards.rendering import event_card, refresh_time
 from relay.chat.cards.timeline import timeline_line
+from relay.chat.cards.wording import MAX_NAMES, impact_text, join_names
 from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
 from tests.approvals.builders import (
@@ -38,59 +34,50 @@ from tests.approvals.builders import (
     standing,
 )
 from tests.approvals.manual_clock import NOON
+from tests.chat.wall_platform import plain_text
 
-CHOICES: tuple[DecisionKind, ...] = ("approve", "hold", "release")
-DUE = NOON + timedelta(seconds=900)
-
-
-def flat(text: Text) -> str:
-    """A text as it reads, with moments as hours and people as they are."""
-    return "".join(
-        f"{part:%H:%M}"
-        if isinstance(part, datetime)
-        else part.principal
-        if isinstance(part, PrincipalRef)
-        else part
-        for part in text
-    )
+BEGINS = (
+    "Azure begins at 12:15 or soon after, whether or not anybody answers; "
+    "earlier only when it is approved."
+)
+DECISIONS: tuple[DecisionKind, ...] = ("approve", "hold", "release")
 
 
-def said(card: Card) -> str:
-    """Everything that a card says."""
-    facts = [f"{label}: {flat(text)}" for label, text in card.facts]
-    lines = [flat(line.text) for line in card.lines]
+def all_text(card: Card) -> str:
+    """Return every text of a card, a line each."""
     return "\n".join(
         [
             card.title,
-            flat(card.summary),
-            *facts,
-            *map(flat, card.notes),
-            *lines,
-            *(one.label for one in card.buttons),
+            plain_text(card.summary),
+            *(f"{label}: {plain_text(text)}" for label, text in card.facts),
+            *(plain_text(note) for note in card.notes),
+            *(plain_text(line.text) for line in card.lines),
+            *labels(card),
             card.footer,
         ]
     )
 
 
-def card(one: ApprovalStatus, *, link: str | None = "https://relay.example.com/approve#t") -> Card:
-    """The message about one event, with links."""
-    return event_card(one, "prod", link=lambda _, __: link, code="123456")
+def labels(card: Card) -> list[str]:
+    return [button.label for button in card.buttons]
 
 
-def labels(found: Card) -> list[str]:
-    return [one.label for one in found.buttons]
+def card_of(
+    status: ApprovalStatus, *, url: str | None = "https://relay.example.com/approve#t"
+) -> Card:
+    """Return the card of a message about one event whose buttons lead to this URL."""
+    return event_card(status, "prod", link=lambda _status, _decision: url, code="123456")
 
 
 def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> None:
-    """Issue 6, item 2: the same words everywhere."""
-    text = said(
-        card(
+    text = all_text(
+        card_of(
             standing(event(resources=("db-1", "db-2"), duration=30, description="Host maintenance"))
         )
     )
     assert text.splitlines() == [
         "Reboot of db-1, db-2",
-        "Azure begins at 12:15 or soon after, whether or not anybody answers; earlier only when it is approved.",
+        BEGINS,
         "Machines: db-1, db-2",
         "What happens: Each machine is rebooted: what is in memory is lost; it takes about 30 s.",
         "Who started it: Azure itself",
@@ -107,142 +94,218 @@ def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> Non
 def test_a_vote_is_shown_with_who_gave_it_and_who_is_missing() -> None:
     assert (
         "Votes: 1 of 2: client:alice; 1 missing, from client:bob, client:drain, until 12:14"
-        in said(card(standing(None, decided())))
+        in all_text(card_of(standing(None, decided())))
     )
 
 
 def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
-    """Every text about a hold says that Azure proceeds."""
-    found = card(standing(None, decided("hold", expires=3600)))
-    assert labels(found) == ["Approve", "Release the hold"]
-    assert found.tone == "held"
-    assert HOLD_NOTICE.lower() in said(found).lower()
-    assert "Held by: client:alice until 13:00" in said(found)
+    card = card_of(standing(None, decided("hold", expires=3600)))
+    assert labels(card) == ["Approve", "Release the hold"]
+    assert card.tone == "held"
+    assert HOLD_NOTICE.lower() in all_text(card).lower()
+    assert "Held by: client:alice until 13:00" in all_text(card)
     assert all(
-        HOLD_NOTICE in flat(one.question)
-        for one in card(standing()).buttons
-        if one.decision == "hold"
+        HOLD_NOTICE in plain_text(button.question)
+        for button in card_of(standing()).buttons
+        if button.decision == "hold"
     )
 
 
+ENDED = {
+    outcome: replace(standing(), occurrence=occurrence(live=False, outcome=outcome))
+    for outcome in ("completed", "canceled", "unknown")
+}
+STARTED = standing(event(event_status="Started", due=None))
+
+
 @pytest.mark.parametrize(
-    ("one", "tone", "words"),
+    ("status", "tone", "words"),
     [
-        (standing(grants=[granted()]), "approved", "the StartRequest is about to be sent"),
-        (standing(grants=[granted("sent")]), "approved", "the StartRequest was sent"),
-        (standing(grants=[granted("accepted")]), "approved", "Azure has accepted the StartRequest"),
-        (standing(event(event_status="Started", due=None)), "running", "Azure has begun."),
-        (standing(live=False), "over", "whether it happened is not known"),
-        (
-            replace(standing(), occurrence=occurrence(live=False, outcome="completed")),
-            "over",
-            "Azure has completed it",
+        pytest.param(
+            standing(grants=[granted()]),
+            "approved",
+            "the StartRequest is about to be sent",
+            id="granted",
         ),
-        (
-            replace(standing(), occurrence=occurrence(live=False, outcome="canceled")),
-            "over",
-            "it does not happen",
+        pytest.param(
+            standing(grants=[granted("sent")]), "approved", "the StartRequest was sent", id="sent"
         ),
-        (standing(mode="off"), "waiting", "Approvals are off"),
-        (standing(mode="dry-run"), "waiting", "no StartRequest is sent"),
-        (standing(now=901), "waiting", "NotBefore was 12:15: Azure can begin at any moment."),
-        (
+        pytest.param(
+            standing(grants=[granted("accepted")]),
+            "approved",
+            "Azure has accepted the StartRequest",
+            id="accepted",
+        ),
+        pytest.param(STARTED, "running", "Azure has begun.", id="started"),
+        pytest.param(
+            ENDED["unknown"], "over", "whether it happened is not known", id="ended, unknown"
+        ),
+        pytest.param(ENDED["completed"], "over", "Azure has completed it", id="completed"),
+        pytest.param(ENDED["canceled"], "over", "it does not happen", id="canceled"),
+        pytest.param(standing(mode="off"), "waiting", "Approvals are off", id="approvals off"),
+        pytest.param(standing(mode="dry-run"), "waiting", "no StartRequest is sent", id="dry run"),
+        pytest.param(
+            standing(now=901),
+            "waiting",
+            "NotBefore was 12:15: Azure can begin at any moment.",
+            id="after NotBefore",
+        ),
+        pytest.param(
             standing(event(event_type="Freeze")),
             "waiting",
             "no rule allows this relay to approve it",
+            id="no rule",
         ),
-        (standing(event(event_source="User")), "waiting", "users: approved automatically"),
+        pytest.param(
+            standing(event(event_source="User")),
+            "waiting",
+            "users: approved automatically",
+            id="automatic rule",
+        ),
     ],
 )
-def test_each_state_is_said_in_words(one: ApprovalStatus, tone: str, words: str) -> None:
-    found = card(one)
-    assert found.tone == tone
-    assert words in said(found)
+def test_each_state_is_said_in_words(status: ApprovalStatus, tone: str, words: str) -> None:
+    card = card_of(status)
+    assert card.tone == tone
+    assert words in all_text(card)
 
 
 @pytest.mark.parametrize(
-    "one",
+    "status",
     [
-        standing(live=False),
-        standing(event(event_status="Started", due=None)),
-        standing(grants=[granted("sent")]),
-        standing(grants=[granted("accepted")]),
-        standing(mode="off"),
-        standing(now=901),
+        pytest.param(standing(live=False), id="ended"),
+        pytest.param(STARTED, id="started"),
+        pytest.param(standing(grants=[granted("sent")]), id="sent"),
+        pytest.param(standing(grants=[granted("accepted")]), id="accepted"),
+        pytest.param(standing(mode="off"), id="approvals off"),
+        pytest.param(standing(now=901), id="after NotBefore"),
     ],
 )
-def test_buttons_vanish_when_they_no_longer_can(one: ApprovalStatus) -> None:
-    found = card(one)
-    assert found.buttons == ()
-    assert found.code is None
+def test_buttons_vanish_when_nothing_can_be_decided(status: ApprovalStatus) -> None:
+    card = card_of(status)
+    assert card.buttons == ()
+    assert card.code is None
+
+
+def test_votes_are_not_counted_once_the_event_has_started() -> None:
+    """The start is a new revision: the votes that approved the event count no more."""
+    approved = standing(
+        event(event_status="Started", due=None), decided(), grants=[granted("accepted")]
+    )
+    assert "It is approved: Azure has accepted the StartRequest." in all_text(card_of(approved))
+    assert "Votes" not in all_text(card_of(approved))
+    assert "Votes" not in all_text(card_of(STARTED))
+    assert "Rule: databases: 2 votes from" in all_text(card_of(STARTED))
+
+
+def test_votes_behind_a_startrequest_are_not_counted_after_a_change_of_the_event() -> None:
+    moved = standing(event(due=1800), decided(), decided(by="bob"), grants=[granted("accepted")])
+    assert "It is approved" in all_text(card_of(moved))
+    assert "Votes" not in all_text(card_of(moved))
+
+
+def test_the_votes_behind_a_startrequest_are_shown_while_they_count() -> None:
+    sent = standing(None, decided(), decided(by="bob"), grants=[granted("sent")])
+    assert "Votes: 2 of 2: client:alice, client:bob\n" in all_text(card_of(sent))
+
+
+def test_a_message_does_not_ask_for_votes_after_voting_closed() -> None:
+    vote = decided(at=NOON + timedelta(seconds=800))
+    text = all_text(card_of(standing(None, vote, now=841)))
+    assert "Votes: 1 of 2: client:alice; voting closed at 12:14\n" in text
+    assert "missing" not in text
+    assert "until" not in text
+
+
+def test_machines_without_a_vote_are_named_also_after_voting_closed() -> None:
+    settings = ApprovalsSettings.model_validate(
+        {
+            "rules": [
+                {
+                    "name": "each",
+                    "approve": {
+                        "each_resource": True,
+                        "from": ["client:db", "client:web"],
+                        "close_before": "60s",
+                    },
+                }
+            ]
+        }
+    )
+    reboot = event(resources=("db-1", "web-1"))
+    vote = decided(by="db", of=reboot)
+    before = all_text(card_of(standing(reboot, vote, settings=settings)))
+    after = all_text(card_of(standing(reboot, vote, settings=settings, now=841)))
+    assert "1 missing, from client:web, until 12:14; nobody has spoken for web-1 yet\n" in before
+    assert "voting closed at 12:14; nobody has spoken for web-1\n" in after
 
 
 def test_voting_that_has_closed_leaves_the_hold() -> None:
-    assert labels(card(standing(now=841))) == ["Hold"]
+    assert labels(card_of(standing(now=841))) == ["Hold"]
 
 
 def test_a_message_that_leads_nowhere_says_where_to_decide() -> None:
-    found = event_card(standing(), "prod", link=None, code="123456")
-    assert found.buttons == ()
-    assert found.code is None
-    assert "imds-relay approve|hold E-1" in said(found)
+    card = event_card(standing(), "prod", link=None, code="123456")
+    assert card.buttons == ()
+    assert card.code is None
+    assert "imds-relay approve|hold E-1" in all_text(card)
 
 
 def test_buttons_that_are_answered_in_the_chat_show_no_code() -> None:
-    assert card(standing(), link=None).code is None
-    assert card(standing()).code == "123456"
+    assert card_of(standing(), url=None).code is None
+    assert card_of(standing()).code == "123456"
 
 
 def test_many_machines_are_counted() -> None:
     names = [f"vm-{number}" for number in range(100)]
     assert join_names(names) == f"{', '.join(names[:MAX_NAMES])} and 90 more"
-    assert len(said(card(standing(event(resources=tuple(names)))))) < 1500
+    assert len(all_text(card_of(standing(event(resources=tuple(names)))))) < 1500
 
 
 @pytest.mark.parametrize(
-    ("kind", "seconds", "text"),
+    ("event_type", "seconds", "text"),
     [
-        (
+        pytest.param(
             "Freeze",
             5,
-            "The machine is paused for about 5 s: memory and open files stay, connections can drop.",
+            "The machine is paused for about 5 s: "
+            "memory and open files stay, connections can drop.",
+            id="a freeze of known duration",
         ),
-        (
+        pytest.param(
             "Freeze",
             None,
             "The machine is paused for a while: memory and open files stay, connections can drop.",
+            id="a freeze of unknown duration",
         ),
-        (
+        pytest.param(
             "Redeploy",
             600,
-            "The machine is moved to another host: memory and temporary disks are lost; it takes about 10 min.",
+            "The machine is moved to another host: "
+            "memory and temporary disks are lost; it takes about 10 min.",
+            id="a redeploy of minutes",
         ),
-        ("Terminate", None, "The machine is deleted."),
-        ("Hibernate", None, "The machine goes through “Hibernate”."),
-        (None, 7200, "The machine goes through maintenance; it takes about 2 h."),
+        pytest.param("Terminate", None, "The machine is deleted.", id="a termination"),
+        pytest.param(
+            "Hibernate", None, "The machine goes through “Hibernate”.", id="an unknown type"
+        ),
+        pytest.param(
+            None,
+            7200,
+            "The machine goes through maintenance; it takes about 2 h.",
+            id="no type, hours",
+        ),
     ],
 )
 def test_what_happens_is_said_for_every_type(
-    kind: str | None, seconds: int | None, text: str
+    event_type: str | None, seconds: int | None, text: str
 ) -> None:
-    assert impact_text(kind, seconds) == text
+    assert impact_text(event_type, seconds) == text
 
 
-DECISIONS = st.lists(
-    st.sampled_from(
-        [
-            decided(),
-            decided(by="bob"),
-            decided("hold"),
-            decided("hold", "bob", expires=60),
-            decided(expires=30),
-        ]
-    ),
-    max_size=4,
-)
-STANDINGS = st.builds(
-    lambda of, decisions, grants, mode, now, live: standing(
-        of, *decisions, grants=grants, mode=mode, now=now, live=live
+STATUSES = st.builds(
+    lambda scheduled, decisions, grants, mode, now, live: standing(
+        scheduled, *decisions, grants=grants, mode=mode, now=now, live=live
     ),
     st.sampled_from(
         [
@@ -254,7 +317,18 @@ STANDINGS = st.builds(
             event(due=None),
         ]
     ),
-    DECISIONS,
+    st.lists(
+        st.sampled_from(
+            [
+                decided(),
+                decided(by="bob"),
+                decided("hold"),
+                decided("hold", "bob", expires=60),
+                decided(expires=30),
+            ]
+        ),
+        max_size=4,
+    ),
     st.lists(
         st.sampled_from(
             [
@@ -273,72 +347,91 @@ STANDINGS = st.builds(
 )
 
 
-@given(STANDINGS)
-def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(one: ApprovalStatus) -> None:
+@given(STATUSES)
+def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
+    status: ApprovalStatus,
+) -> None:
     """And one that the gate would take is shown, unless it would change nothing."""
-    who = caller("alice", "approve", "hold", "operate")
-    for choice in CHOICES:
-        refusal = authorize(approval(choice, who, one.occurrence.event, at=one.now), one)
-        if choice in available_decisions(one):
-            assert refusal is None, (choice, refusal)
+    operator = caller("alice", "approve", "hold", "operate")
+    is_approved = status.active_grant is not None or status.is_claimed
+    changes_nothing = {
+        "approve": status.quorum is None or is_approved,
+        "hold": bool(status.active_holds) or not status.is_open,
+        "release": not status.is_open,
+    }
+    for decision in DECISIONS:
+        request = approval(decision, operator, status.occurrence.event, at=status.now)
+        refusal = authorize(request, status)
+        if decision in available_decisions(status):
+            assert refusal is None, (decision, refusal)
         elif refusal is None:
-            idle = {
-                "approve": one.quorum is None or one.active_grant is not None or one.is_claimed,
-                "hold": bool(one.active_holds) or not one.is_open,
-                "release": not one.is_open,
-            }
-            assert idle[choice], choice
+            assert changes_nothing[decision], decision
 
 
-@given(STANDINGS)
-def test_a_message_changes_by_time_alone_when_it_says_that_it_will(one: ApprovalStatus) -> None:
-    moment = refresh_time([one])
-    assert moment is None or moment > one.now
-    if one.is_open:
-        assert moment == min(
-            (
-                at
-                for at in (one.voting_closes_at, one.not_before)
-                if at is not None and at > one.now
-            ),
-            default=None,
-        )
-    else:
-        assert moment is None
+@given(STATUSES)
+def test_a_message_changes_by_time_alone_when_it_says_that_it_will(status: ApprovalStatus) -> None:
+    limits = (status.voting_closes_at, status.not_before) if status.is_open else ()
+    future = [limit for limit in limits if limit is not None and limit > status.now]
+    assert refresh_time([status]) == min(future, default=None)
 
 
-@given(st.lists(STANDINGS, min_size=2, max_size=60))
-def test_a_burst_is_one_message_of_a_few_lines(standings: Sequence[ApprovalStatus]) -> None:
-    found = grouped_card(standings, "prod", link=lambda _, __: "u", code="123456")
-    assert len(found.lines) <= MAX_LISTED_EVENTS
-    assert found.title == f"{len(standings)} maintenance events at once"
-    live = [one for one in standings if one.occurrence.live] or list(standings)
+@given(STATUSES, st.sampled_from([1.0, 30.0, 600.0, 841.0, 901.0]))
+def test_nothing_that_a_card_says_changes_before_its_refresh_time(
+    status: ApprovalStatus, seconds: float
+) -> None:
+    """Votes and holds that expire are events of their own."""
+    later = replace(status, now=status.now + timedelta(seconds=seconds))
+    refresh_at = refresh_time([status])
+    expiries = [status.expires_at(decision) for decision in status.decisions]
+    limits = [limit for limit in (refresh_at, *expiries) if limit is not None]
+    is_before_all = all(later.now < limit or limit <= status.now for limit in limits)
+    if status.is_open and is_before_all:
+        assert card_of(later) == card_of(status)
+
+
+@given(st.lists(STATUSES, min_size=2, max_size=60))
+def test_many_events_of_one_document_are_one_message_of_a_few_lines(
+    statuses: Sequence[ApprovalStatus],
+) -> None:
+    card = grouped_card(statuses, "prod", link=lambda _status, _decision: "u", code="123456")
+    assert len(card.lines) <= MAX_LISTED_EVENTS
+    assert card.title == f"{len(statuses)} maintenance events at once"
+    live = [status for status in statuses if status.occurrence.live] or list(statuses)
     if len(live) > MAX_LISTED_EVENTS:
-        assert f"And {len(live) - MAX_LISTED_EVENTS} more" in said(found)
+        assert f"And {len(live) - MAX_LISTED_EVENTS} more" in all_text(card)
 
 
-def test_a_burst_lists_first_what_waits_for_somebody() -> None:
+def test_a_grouped_message_lists_first_what_waits_for_somebody() -> None:
     waiting = standing(event("E-9", resources=("db-9",)))
     others = [
         standing(event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",)))
         for number in range(20)
     ]
-    found = grouped_card([*others, waiting], "prod", link=lambda _, __: "u", code="123456")
-    assert flat(found.lines[0].text) == "Reboot of db-9, not before 12:15, 0 of 2 votes"
-    assert [one.label for one in found.lines[0].buttons] == ["Approve", "Hold"]
-    assert "20 × Freeze, 1 × Reboot. 1 waiting for votes." in said(found)
-    assert "And 11 more" in said(found)
+    card = grouped_card(
+        [*others, waiting], "prod", link=lambda _status, _decision: "u", code="123456"
+    )
+    assert plain_text(card.lines[0].text) == "Reboot of db-9, not before 12:15, 0 of 2 votes"
+    assert [button.label for button in card.lines[0].buttons] == ["Approve", "Hold"]
+    assert "20 × Freeze, 1 × Reboot. 1 waiting for votes." in all_text(card)
+    assert "And 11 more" in all_text(card)
 
 
-# --- the history
+def test_a_grouped_message_does_not_wait_for_votes_after_voting_closed() -> None:
+    statuses = [standing(event(f"E-{number}"), now=841) for number in range(6)]
+    card = grouped_card(statuses, "prod", link=None, code=None)
+    assert "6 × Reboot. The first begins at 12:15" in all_text(card)
+    assert "waiting for votes" not in all_text(card)
 
 
-def lines(book: Book) -> list[str]:
-    """The history of everything that a relay said."""
-    return [flat(timeline_line(one)) for one in book.said()]
+# --- the lines of a thread
 
 
-def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
+def thread_lines(book: Book) -> list[str]:
+    """Return a line for every CloudEvent in a journal."""
+    return [plain_text(timeline_line(event)) for event in book.said()]
+
+
+def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
     book = Book(tmp_path / "relay.db")
     book.see(event())
     book.submit("hold", "bob", reason="backup runs")
@@ -348,7 +441,7 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
     book.submit("approve", "bob")
     book.see(event(event_status="Started", due=None))
     book.see()
-    assert lines(book) == [
+    assert thread_lines(book) == [
         "12:00: Azure announced a Reboot of db-1.",
         "12:00: client:bob put it on hold (“backup runs”).",
         "12:00: client:bob released the hold.",
@@ -364,26 +457,47 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
     book.close()
 
 
+def test_the_thread_says_that_votes_do_not_count_only_if_the_revision_changed(
+    tmp_path: Path,
+) -> None:
+    """The description is not part of the revision, so votes on the old text still count."""
+    book = Book(tmp_path / "relay.db")
+    book.see(event(description="Host maintenance"))
+    book.submit("approve", "alice")
+    book.see(event(description="Urgent host maintenance"))
+    assert book.stands().vote_count == 1
+    book.see(event(description="Urgent host maintenance", due=1800))
+    assert book.stands().vote_count == 0
+    assert thread_lines(book)[2:] == [
+        "12:00: Azure changed description.",
+        "12:00: Azure changed notBefore; votes on the former state do not count.",
+        "12:00: The votes count no more: the event has changed.",
+    ]
+    book.close()
+
+
 @pytest.mark.parametrize(
-    "kind", [one for one in CATALOG if one.name.startswith("relay.")], ids=lambda one: one.name
+    "definition",
+    [definition for definition in CATALOG if definition.name.startswith("relay.")],
+    ids=lambda definition: definition.name,
 )
 def test_what_the_relay_says_of_itself_is_a_sentence_and_no_name_of_a_type(
-    kind: EventDefinition,
+    definition: EventDefinition,
 ) -> None:
-    told = CloudEvent.build(
-        {"type": kind.type, "time": "2026-01-01T12:00:00Z"},
+    relay_event = CloudEvent.build(
+        {"type": definition.type, "time": "2026-01-01T12:00:00Z"},
         {"sink": "bus", "reason": "gone", "count": 1},
     )
-    text = flat(timeline_line(told))
+    text = plain_text(timeline_line(relay_event))
     assert text.startswith("12:00: ")
     assert text.endswith(": gone.")
     assert "{" not in text
-    assert kind.name not in text
+    assert definition.name not in text
 
 
 def test_a_sink_that_fails_is_named() -> None:
-    told = CloudEvent.build(
+    sink_failing = CloudEvent.build(
         {"type": "io.imdsrelay.relay.sink-failing.v1", "time": "2026-01-01T12:00:00Z"},
         {"sink": "bus", "reason": "gone", "count": 1},
     )
-    assert flat(timeline_line(told)) == "12:00: bus takes nothing: gone."
+    assert plain_text(timeline_line(sink_failing)) == "12:00: bus takes nothing: gone."

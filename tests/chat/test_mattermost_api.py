@@ -25,7 +25,7 @@ from tests.approvals.manual_clock import HandClock
 from tests.chat.mattermost_server import TOKEN, Mattermost, mattermost, new_id, said
 from tests.journey.relay_process import eventually
 
-CARD = Card("Reboot of vm-0", "waiting", ("Soon.",))
+CARD = Card(title="Reboot of vm-0", tone="waiting", summary=("Soon.",))
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ async def test_a_bot_that_was_removed_from_the_channel_does_not_think_its_post_g
 async def test_an_edit_leaves_the_message_alone(server: Mattermost, channel: Channel) -> None:
     """So no time limit for edits applies: the stand-in has one of no time at all."""
     ref = await channel.post(CARD)
-    await channel.edit(ref, Card("Reboot of vm-0", "over", ("It is over.",)))
+    await channel.edit(ref, Card(title="Reboot of vm-0", tone="over", summary=("It is over.",)))
     assert server.posts[ref]["props"]["attachments"][0]["text"] == "It is over."
 
 

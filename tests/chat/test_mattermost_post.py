@@ -105,9 +105,16 @@ def card(**more: object) -> Card:
 
 def test_links_stand_in_the_text_and_other_buttons_are_actions_with_ids_of_their_own() -> None:
     link = Button(
-        "approve", "Approve", "E", "r", ("Really?",), "https://relay.example.com/approve#t"
+        decision="approve",
+        label="Approve",
+        event_id="E",
+        revision="r",
+        question=("Really?",),
+        url="https://relay.example.com/approve#t",
     )
-    button = Button("hold", "Hold", "E", "r", ("Really?",))
+    button = Button(
+        decision="hold", label="Hold", event_id="E", revision="r", question=("Really?",)
+    )
     made = attachments(
         card(buttons=(link,), lines=(Line(("One",), (button,)), Line(("Two",), (button,)))),
         {},

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from relay.approvals.service import ApprovalService
-from relay.chat.board import ChatBoard
+from relay.chat.context import make_chat_context
 from relay.chat.platforms.mattermost import connect
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import SystemClock
@@ -95,7 +95,7 @@ def test_approving_in_the_chat_needs_the_url_that_mattermost_calls() -> None:
 
 async def test_whoever_embeds_the_sink_without_that_url_is_told() -> None:
     settings = Settings.model_validate({**GIVEN, "approve_in_chat": True, "secret": SECRET})
-    board = ChatBoard(None, ApprovalService(SETTINGS, ORIGIN), SystemClock(), None)  # type: ignore[arg-type]  # no store is looked at
+    chat = make_chat_context(None, ApprovalService(SETTINGS, ORIGIN), SystemClock(), None)  # type: ignore[arg-type]  # no store is looked at
     with pytest.raises(ConfigError, match=r"approve_in_chat needs api\.public_url"):
-        async with connect(settings, SystemClock(), board):
+        async with connect(settings, SystemClock(), chat):
             pass

@@ -121,7 +121,7 @@ def test_whatever_is_said_is_within_the_limits(lines: list[Text]) -> None:
     ],
 )
 def test_a_notification_mentions_nobody_whom_a_text_names(text: str) -> None:
-    message = card_message(Card(text, "waiting", (text,)), TEAM, button_value)
+    message = card_message(Card(title=text, tone="waiting", summary=(text,)), TEAM, button_value)
     assert "<" not in message.text
     assert message.text.count("&") >= 2
     assert (message.blocks[0]["text"]["type"], message.blocks[0]["text"]["text"]) == (
@@ -140,7 +140,7 @@ def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_
         " and ",
         PrincipalRef("slack:T0OTHER/U1"),
     )
-    message = card_message(Card("Reboot", "waiting", text), TEAM, button_value)
+    message = card_message(Card(title="Reboot", tone="waiting", summary=text), TEAM, button_value)
     stamp = int(NOON.timestamp())
     date = "{time_secs} on {date_short}"
     assert message.text == (
@@ -160,9 +160,9 @@ def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_
 
 def test_a_text_of_others_cannot_feign_a_line_of_ours() -> None:
     card = Card(
-        "Reboot",
-        "waiting",
-        ("So.",),
+        title="Reboot",
+        tone="waiting",
+        summary=("So.",),
         facts=(("Azure says", ("all is well\nVotes: 2 of 2\u2028Rule: none\u202e",)),),
     )
     assert Posted(
@@ -180,9 +180,17 @@ def test_a_button_asks_before_it_counts_and_brings_back_what_it_is_about() -> No
     question: Text = (
         f"Reboot of {'vm-0, ' * 80}: it may begin within seconds, and cannot be taken back.",
     )
-    button = Button("approve", "Approve", "E-1 with spaces", "3f3f", question)
+    button = Button(
+        decision="approve",
+        label="Approve",
+        event_id="E-1 with spaces",
+        revision="3f3f",
+        question=question,
+    )
     message = card_message(
-        Card("Reboot", "waiting", ("So.",), buttons=(button,)), TEAM, button_value
+        Card(title="Reboot", tone="waiting", summary=("So.",), buttons=(button,)),
+        TEAM,
+        button_value,
     )
     (drawn,) = message.blocks[-1]["elements"]
     assert (drawn["value"], drawn["style"], drawn["action_id"]) == (
@@ -199,7 +207,11 @@ def test_a_button_asks_before_it_counts_and_brings_back_what_it_is_about() -> No
 
 def test_a_text_that_is_cut_says_so() -> None:
     card = Card(
-        "R" * 200, "waiting", ("So.",), facts=(("Azure says", ("x" * 5000,)),), footer="E" * 900
+        title="R" * 200,
+        tone="waiting",
+        summary=("So.",),
+        facts=(("Azure says", ("x" * 5000,)),),
+        footer="E" * 900,
     )
     title, _, facts, footer = (
         Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines()  # type: ignore[arg-type]  # they are only read
@@ -213,14 +225,22 @@ def test_a_hundred_machines_with_long_texts_leave_room_for_what_matters() -> Non
     lines = tuple(
         Line(
             (f"Reboot of {'😀' * 900}",),
-            (Button("approve", "Approve", f"E-{n}", "3f" * 16, ("?",)),),
+            (
+                Button(
+                    decision="approve",
+                    label="Approve",
+                    event_id=f"E-{n}",
+                    revision="3f" * 16,
+                    question=("?",),
+                ),
+            ),
         )
         for n in range(10)
     )
     card = Card(
-        "100 events",
-        "waiting",
-        ("So.",),
+        title="100 events",
+        tone="waiting",
+        summary=("So.",),
         lines=lines,
         notes=(("Azure proceeds at NotBefore regardless.",),),
         footer="prod",

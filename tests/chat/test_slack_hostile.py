@@ -161,7 +161,9 @@ def test_a_click_a_command_a_challenge_and_a_check_are_read() -> None:
     )
 )
 def test_what_a_button_brings_back_is_what_it_was_given(event_id: str) -> None:
-    value = button_value(Button("hold", "Hold", event_id, "3f" * 16, ()))
+    value = button_value(
+        Button(decision="hold", label="Hold", event_id=event_id, revision="3f" * 16, question=())
+    )
     click = parse_payload(form(a_click(actions=[{**a_click()["actions"][0], "value": value}])))
     assert isinstance(click, Click)
     assert click.decided == ButtonAction("hold", "3f" * 16, event_id)

@@ -34,7 +34,9 @@ from tests.chat.slack_server import (
 from tests.journey.relay_process import eventually
 
 APPROVALS = {"rules": [rule(1, "client:alice")]}
-CARD = Card("Reboot of vm-0", "waiting", ("Azure begins soon.",), footer="E-1 · prod")
+CARD = Card(
+    title="Reboot of vm-0", tone="waiting", summary=("Azure begins soon.",), footer="E-1 · prod"
+)
 
 
 async def settled(relay: Stage) -> None:

@@ -1,4 +1,7 @@
-"""A platform of these tests that can do everything: a wall with messages on it; and a relay's store, ledger and recorder before it."""
+"""A chat platform of these tests that can do everything: a wall with messages on it.
+
+`relay_with_wall` runs a store, the approvals and a dispatcher in front of it, without an API.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,9 @@ from typing import Any, Literal
 from relay.approvals.request import DecisionAnswer, DecisionKind
 from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings, MessageGone
-from relay.chat.board import ChatBoard
 from relay.chat.cards.card import Card, PrincipalRef, Text
+from relay.chat.context import make_chat_context
 from relay.chat.live_message import LiveMessageSink
-from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
@@ -26,136 +28,156 @@ from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, SPEAKS, approval
 from tests.approvals.manual_clock import HandClock
+from tests.journey.relay_process import eventually
 
 
 class WallSettings(ChatSettings):
-    """A sink of these tests."""
+    """The section of the wall."""
 
     kind: Literal["wall"] = "wall"
 
 
-def flat(text: Text) -> str:
-    """A text as it reads, with moments as hours and people as they are."""
-    return "".join(
-        f"{part:%H:%M}"
-        if isinstance(part, datetime)
-        else part.principal
-        if isinstance(part, PrincipalRef)
-        else part
-        for part in text
-    )
+def plain_text(text: Text) -> str:
+    """Return a text as it reads, with hours for times and principals for people."""
+    pieces = []
+    for piece in text:
+        if isinstance(piece, datetime):
+            pieces.append(f"{piece:%H:%M}")
+        elif isinstance(piece, PrincipalRef):
+            pieces.append(piece.principal)
+        else:
+            pieces.append(piece)
+    return "".join(pieces)
 
 
 @dataclass(slots=True)
 class Wall:
-    """What hangs there by name, what each thread says, and everything that was done, in order."""
+    """The messages by name, the lines of each thread, and every call in order.
 
-    edits: bool = True
+    ``can_edit`` False: the wall gives no names, so nothing on it can be edited. ``error`` is raised
+    by every call.
+    """
+
+    can_edit: bool = True
     cards: dict[str, Card] = field(default_factory=dict)
     threads: dict[str | None, list[str]] = field(default_factory=dict)
-    did: list[str] = field(default_factory=list)
-    trouble: Deferred | None = None
+    calls: list[str] = field(default_factory=list)
+    error: Deferred | None = None
 
     async def post(self, card: Card) -> str | None:
-        """Hang it up."""
-        self._do("post")
+        """Add a message."""
+        self._called("post")
         ref = f"m{len(self.cards) + 1}"
         self.cards[ref] = card
-        return ref if self.edits else None
+        return ref if self.can_edit else None
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Change what hangs there."""
-        self._do("edit")
+        """Replace a message."""
+        self._called("edit")
         if ref not in self.cards:
             raise MessageGone(ref)
         self.cards[ref] = card
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Write below it."""
-        self._do("tell")
+        """Add lines to a thread."""
+        self._called("reply")
         if ref is not None and ref not in self.cards:
             raise MessageGone(ref)
-        self.threads.setdefault(ref, []).extend(map(flat, lines))
+        self.threads.setdefault(ref, []).extend(map(plain_text, lines))
 
-    def _do(self, what: str) -> None:
-        if self.trouble is not None:
-            raise self.trouble
-        self.did.append(what)
+    def decisions(self, ref: str) -> list[str]:
+        """Return the decisions that the buttons of a message offer."""
+        return [button.decision for button in self.cards[ref].buttons]
+
+    def tokens(self, ref: str) -> list[str]:
+        """Return the tokens in the links of a message."""
+        return [str(button.url).partition("#")[2] for button in self.cards[ref].buttons]
+
+    def _called(self, method: str) -> None:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(method)
 
 
 @dataclass(slots=True)
-class Room:
-    """A relay without an API whose one sink is a wall. Azure is what a test says that it is."""
+class WallRelay:
+    """A relay without an API whose one sink is a wall. The test says what Azure announces."""
 
     wall: Wall
     store: Store
-    board: ChatBoard
-    ledger: ApprovalService
-    clock: Clock
+    approvals: ApprovalService
+    clock: HandClock
     dispatcher: Dispatcher
 
     async def see(self, *events: Event) -> None:
-        """The document holds these events; what follows from that is done."""
-        recorder, now = Recorder(ORIGIN, BOOT, frozenset({"db-1"})), self.clock.now()
-        await self.store.transact(
-            lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False))
-        )
-        await self.step()
-
-    async def step(self) -> None:
-        """What follows from how things are is done, and told."""
+        """Record a document with these events, and what follows from it."""
+        recorder = Recorder(ORIGIN, BOOT, frozenset({"db-1"}))
         now = self.clock.now()
-        await self.store.transact(lambda tx: self.ledger.apply_transitions(tx, now))
+        poll = PollResult(Document(1, events), now, gap=False)
+        await self.store.transact(lambda tx: recorder.record(tx, poll))
+        await self.store.transact(lambda tx: self.approvals.apply_transitions(tx, now))
 
     async def submit(
-        self,
-        decision: DecisionKind = "approve",
-        by: str = "alice",
-        of: Event | None = None,
-        **changes: Any,
+        self, decision: DecisionKind = "approve", client: str = "alice"
     ) -> DecisionAnswer:
-        """A client asks for something."""
-        now = self.clock.now()
-        return await self.store.transact(
-            lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=now, **changes))
-        )
+        """Submit a client's decision about the event E-1."""
+        request = approval(decision, client, at=self.clock.now())
+        return await self.store.transact(lambda tx: self.approvals.submit(tx, request))
 
-    async def idle(self) -> bool:
-        """Whether nothing waits for the wall."""
-        return not await self.store.read(lambda tx: tx.deliveries.waiting())
+    async def settle(self) -> None:
+        """Return when everything recorded is delivered."""
+
+        async def is_idle() -> bool:
+            return not await self.store.read(lambda tx: tx.deliveries.waiting())
+
+        await eventually(is_idle)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass for a task that sleeps."""
+        await eventually(lambda: bool(self.clock.asleep))
+        self.clock.turn(seconds)
+
+    async def are_links_valid(self, tokens: Sequence[str]) -> list[bool]:
+        """Return for each token whether the relay knows its link."""
+        return await self.store.read(
+            lambda tx: [tx.messages.find_link(token) is not None for token in tokens]
+        )
 
 
 @asynccontextmanager
-async def room(
+async def relay_with_wall(
     directory: Path,
     wall: Wall,
     *,
-    clock: Clock | None = None,
+    clock: HandClock | None = None,
     public_url: str | None = "https://relay.example.com",
     in_chat: bool = False,
-    **settings: Any,
-) -> AsyncIterator[Room]:
-    """A relay that runs; over the same directory it is the same one, started again. ``settings``: more of the sink's."""
+    **fields: Any,
+) -> AsyncIterator[WallRelay]:
+    """Run a relay. Over the same directory it is the same relay, started again.
+
+    ``fields`` are further fields of the sink's section.
+    """
     clock = clock or HandClock()
-    given = WallSettings.model_validate({"name": "wall", **settings})
+    settings = WallSettings.model_validate({"name": "wall", **fields})
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
         Identity(ORIGIN.scope, "vm"),
         clock,
-        lambda event: tuple(matching_sinks(event, [given])),
+        lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS)
-        board = ChatBoard(store, ledger, clock, public_url)
-        current = LiveMessageSink(given, board, wall, clock, in_chat=in_chat)
-        dispatcher = Dispatcher({"wall": (given, current)}, store, clock, lambda *_: None)
+        approvals = ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS)
+        context = make_chat_context(store, approvals, clock, public_url)
+        sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
+        dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_: None)
         await dispatcher.start()
-        async with current.refreshing(), running(dispatcher):
-            yield Room(wall, store, board, ledger, clock, dispatcher)
+        async with sink.refreshing(), delivering(dispatcher):
+            yield WallRelay(wall, store, approvals, clock, dispatcher)
 
 
 @asynccontextmanager
-async def running(dispatcher: Dispatcher) -> AsyncIterator[None]:
-    """Its workers deliver."""
+async def delivering(dispatcher: Dispatcher) -> AsyncIterator[None]:
+    """Run the workers of a dispatcher."""
     task = asyncio.create_task(dispatcher.run())
     try:
         yield

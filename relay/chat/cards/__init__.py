@@ -1,1 +1,1 @@
-"""What a message says, the same on every platform. Pure: statuses come in, a card comes out."""
+"""What a message says, the same on every platform. Pure: an approval status makes a card."""

@@ -1,7 +1,7 @@
-"""What a message is made of, whatever the platform: texts with moments and people in them, facts, and buttons.
+"""The parts of a message on any platform: texts with times and people, facts, and buttons.
 
-Moments and people stay what they are in a text: each platform writes them in its own way, in the reader's own time zone
-where it can. Plain words are not escaped for any platform yet.
+Times and people stay objects in a text. Each platform formats them itself, in the reader's time
+zone where it can. Plain strings are not escaped for any platform.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from relay.approvals.status import ApprovalStatus
 
 @dataclass(frozen=True, slots=True)
 class PrincipalRef:
-    """A principal, for the platform to name as its readers know them."""
+    """A principal, which each platform shows under the name that its readers know."""
 
     principal: str
 
 
 Text = tuple[str | datetime | PrincipalRef, ...]
-"""A text in pieces: plain words, moments in UTC, and people."""
+"""A text in pieces: plain strings, times in UTC, and people."""
 Tone = Literal["waiting", "held", "approved", "running", "over"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Button:
-    """One decision that makes sense now. ``url`` leads to the page that confirms it; None: it is answered in the chat itself.
+    """One decision that is possible now.
 
-    ``question`` is asked before a click counts, where the platform can.
+    ``question`` is asked before a click counts, where the platform can ask. ``url`` leads to the
+    page that confirms the decision; None if it is taken in the chat itself.
     """
 
     decision: DecisionKind
@@ -44,18 +45,19 @@ class Button:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One event of a burst."""
+    """One event of a grouped message."""
 
     text: Text
     buttons: tuple[Button, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A message: what every platform shows, in its own form.
+    """The content of a message. Every platform shows all of it, in its own form.
 
-    ``facts`` are pairs of a label and its text; ``notes`` are sentences that follow; ``lines`` the single events of a burst.
-    ``code`` is what the page behind the buttons asks for; None where nothing leads there. ``footer`` names event and scope.
+    ``facts`` are pairs of a label and a text. ``notes`` are sentences that follow them. ``lines``
+    are the events of a grouped message. ``code`` is what the page behind the buttons asks for; None
+    if no button leads there. ``footer`` names event and scope.
     """
 
     title: str
@@ -70,4 +72,4 @@ class Card:
 
 
 Link = Callable[[ApprovalStatus, DecisionKind], str | None]
-"""Where a decision about an event is confirmed; None: in the chat itself."""
+"""Returns the URL that confirms a decision about an event; None if it is taken in the chat."""

@@ -1,4 +1,7 @@
-"""What the page behind a link says that its message does not: why it is too late, what changed, what came of it. Pure."""
+"""What the confirm page says beside the card of the event. Pure.
+
+That is: why a decision is not possible now, what Azure changed, and the result of a decision.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,18 @@ from relay.approvals.authorize import HOLD_NOTICE, authorize
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
-from relay.chat.cards.rendering import ENDED, join_names
+from relay.chat.cards.wording import join_names, outcome_text, sentence
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 
-_ANYBODY = Caller("anybody", "page", Rights(frozenset({"read", "approve", "hold", "operate"})))
-_NAMES = {
+_CALLER_WITH_ALL_RIGHTS = Caller(
+    "anybody", "page", Rights(frozenset({"read", "approve", "hold", "operate"}))
+)
+_CONFLICT = 409  # HTTP
+_CHANGED_SINCE_LINK = (
+    "Azure has changed the event since this link was made. The message has links for its new state."
+)
+_FIELD_LABELS = {
     "notBefore": "NotBefore:",
     "resources": "machines:",
     "durationSeconds": "seconds that it takes:",
@@ -27,112 +36,119 @@ _NAMES = {
 }
 
 
-def blocking_reason(choice: DecisionKind, revision: str, standing: ApprovalStatus) -> Text | None:
-    """Why nobody can take this decision now about the state of that revision; None: those who may, can."""
-    event = standing.occurrence.event
-    closes = standing.voting_closes_at if choice == "approve" else standing.not_before
-    refusal = authorize(
-        DecisionRequest(_ANYBODY, event.event_id, choice, revision, standing.now), standing
+def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatus) -> Text | None:
+    """Return why nobody can take a decision about this revision now; None if somebody may."""
+    request = DecisionRequest(
+        caller=_CALLER_WITH_ALL_RIGHTS,
+        event_id=status.occurrence.event.event_id,
+        decision=decision,
+        revision=revision,
+        at=status.now,
     )
-    if refusal is not None and refusal.status == 409:  # HTTP
-        if not standing.occurrence.live:
-            return (ENDED.get(standing.occurrence.outcome or "unknown", ENDED["unknown"]),)
-        if (
-            choice != "release"
-            and not event.started
-            and closes is not None
-            and standing.now >= closes
-        ):
-            return (
-                "Too late: it closed at ",
-                closes,
-                f". {_sentence(HOLD_NOTICE)}" if choice == "hold" else ".",
-            )
-        if choice == "approve" and not event.started and revision != standing.occurrence.revision:
-            return (
-                "Azure has changed the event since this link was made. The message has links for its new state.",
-            )
-        return (_sentence(refusal.reason),)
-    if standing.mode == "off":
+    refusal = authorize(request, status)
+    if refusal is not None and refusal.status == _CONFLICT:
+        return _conflict_text(decision, revision, status) or (sentence(refusal.reason),)
+    if status.mode == "off":
         return ("Approvals are off: nothing can be decided now.",)
-    return _needless(standing) if choice == "approve" else None
+    return _no_vote_needed(status) if decision == "approve" else None
 
 
-def _needless(standing: ApprovalStatus) -> Text | None:
-    """Why no vote is asked for."""
-    if standing.rule is None:
+def _conflict_text(decision: DecisionKind, revision: str, status: ApprovalStatus) -> Text | None:
+    """Return what says more to a reader of the page than the reason of the refusal."""
+    if not status.occurrence.live:
+        return (outcome_text(status.occurrence.outcome),)
+    if status.occurrence.event.started:
+        return None
+    closes_at = status.voting_closes_at if decision == "approve" else status.not_before
+    if decision != "release" and closes_at is not None and status.now >= closes_at:
+        notice = f" {sentence(HOLD_NOTICE)}" if decision == "hold" else ""
+        return ("Too late: it closed at ", closes_at, f".{notice}")
+    if decision == "approve" and revision != status.occurrence.revision:
+        return (_CHANGED_SINCE_LINK,)
+    return None
+
+
+def _no_vote_needed(status: ApprovalStatus) -> Text | None:
+    if status.rule is None:
         return ("No rule allows this relay to approve it.",)
-    if standing.quorum is None:
-        return (f"Rule {standing.rule.name} approves it without a vote.",)
-    return (
-        ("It is approved already.",)
-        if standing.active_grant is not None or standing.is_claimed
-        else None
-    )
+    if status.quorum is None:
+        return (f"Rule {status.rule.name} approves it without a vote.",)
+    if status.active_grant is not None or status.is_claimed:
+        return ("It is approved already.",)
+    return None
 
 
-def changed_fields(said: Sequence[CloudEvent], revision: str) -> list[Text]:
-    """What Azure changed in an event since it had that revision, a line for each; ``said``: all that was said of it."""
-    of_azure = [one for one in said if one.name.startswith("event.")]
-    later = list(takewhile(lambda one: one.data["revision"] != revision, reversed(of_azure)))
+def changed_fields(history: Sequence[CloudEvent], revision: str) -> list[Text]:
+    """Return a line for each field that Azure changed since the event had this revision.
+
+    ``history`` holds all CloudEvents about the event, oldest first.
+    """
+    of_azure = [event for event in history if event.name.startswith("event.")]
+    newer = list(takewhile(lambda event: event.data["revision"] != revision, reversed(of_azure)))
     return [
-        line for one in reversed(later) if one.name == "event.updated" for line in _changed(one)
+        line
+        for event in reversed(newer)
+        if event.name == "event.updated"
+        for line in _changed_field_lines(event)
     ]
 
 
-def _changed(event: CloudEvent) -> Iterator[Text]:
+def _changed_field_lines(event: CloudEvent) -> Iterator[Text]:
     at = parse_timestamp(event.attributes.get("time"))
-    for name, before in event.data["changed"].items():
-        if name in _NAMES:
-            when: Text = (at, ": ") if at is not None else ()
-            yield (
-                *when,
-                f"{_NAMES[name]} now ",
-                *_value(name, event.data[name]),
-                "; before ",
-                *_value(name, before),
-                ".",
-            )
+    prefix: Text = (at, ": ") if at is not None else ()
+    for name, value_before in event.data["changed"].items():
+        if name in _FIELD_LABELS:
+            value = _value_text(name, event.data[name])
+            before = _value_text(name, value_before)
+            yield (*prefix, f"{_FIELD_LABELS[name]} now ", *value, "; before ", *before, ".")
 
 
-def _value(name: str, value: Any) -> Text:
+def _value_text(name: str, value: Any) -> Text:
     if isinstance(value, list):
         return (join_names(value) or "none",)
-    moment = parse_timestamp(value) if name == "notBefore" else None
-    return (moment,) if moment is not None else ("not known" if value is None else str(value),)
+    time = parse_timestamp(value) if name == "notBefore" else None
+    if time is not None:
+        return (time,)
+    return ("not known" if value is None else str(value),)
 
 
 def decision_outcome(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) -> Text:
-    """What came of a decision, of the answer that the gate gave to it."""
-    said = _came_of(
-        answer["decision"], answer["state"], f"{answer['votes']} of {answer['required']} votes"
-    )
+    """Return the result of a decision; ``answer`` is the body that the gate gave."""
+    votes = f"{answer['votes']} of {answer['required']} votes"
+    outcome = _outcome_text(answer["decision"], answer["state"], votes)
     if repeat:
-        said = f"You have used this link before; nothing happened twice. The answer was: {said}"
-    return (said, *((" Approvals are a dry run: no StartRequest is sent.",) if dry_run else ()))
+        outcome = (
+            f"You have used this link before; nothing happened twice. The answer was: {outcome}"
+        )
+    if dry_run:
+        return (outcome, " Approvals are a dry run: no StartRequest is sent.")
+    return (outcome,)
 
 
-def _came_of(choice: DecisionKind, state: str, count: str) -> str:
-    match choice, state:
+def _outcome_text(decision: DecisionKind, state: str, votes: str) -> str:
+    notice = sentence(HOLD_NOTICE)
+    match decision, state:
         case "approve", "granted":
-            return f"It is approved, with {count}. It may begin within seconds."
+            return f"It is approved, with {votes}. It may begin within seconds."
         case "approve", "held":
-            return f"Your vote is recorded, and waits while the event is held ({count}); {HOLD_NOTICE}."
+            return (
+                "Your vote is recorded, and waits while the event is held "
+                f"({votes}); {HOLD_NOTICE}."
+            )
         case "approve", _:
-            return f"Your vote is recorded: {count}. More are missing, and until they come nothing is sent."
+            return (
+                f"Your vote is recorded: {votes}. "
+                "More are missing, and until they come nothing is sent."
+            )
         case "hold", _:
             return f"It is on hold; {HOLD_NOTICE}."
         case _, "held":
             return f"Your hold is released, and others still hold; {HOLD_NOTICE}."
         case _, "granted":
-            return f"The hold is released, and it is approved: it may begin within seconds. {_sentence(HOLD_NOTICE)}"
-        case _, "pending":
             return (
-                f"The hold is released, and it waits for votes: {count}. {_sentence(HOLD_NOTICE)}"
+                f"The hold is released, and it is approved: it may begin within seconds. {notice}"
             )
+        case _, "pending":
+            return f"The hold is released, and it waits for votes: {votes}. {notice}"
         case _:
-            return f"The hold is released, and nobody has voted. {_sentence(HOLD_NOTICE)}"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+            return f"The hold is released, and nobody has voted. {notice}"

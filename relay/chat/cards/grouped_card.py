@@ -1,69 +1,46 @@
-"""What is said about a burst of events that one document brought: one message with a line for each, not fifty messages. Pure."""
+"""The card of one message about several events that one document brought. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 
 from relay.approvals.status import ApprovalStatus
+from relay.chat.cards.buttons import decision_buttons, is_voting_closed
 from relay.chat.cards.card import Card, Line, Link, Text, Tone
-from relay.chat.cards.rendering import (
-    decision_buttons,
-    event_title,
-    event_tone,
-    join_names,
-    proceeds_notice,
-)
+from relay.chat.cards.wording import event_title, event_tone, join_names, proceeds_notice
 
 MAX_LISTED_EVENTS = 10
-"""Events of a burst that get a line of their own."""
+"""Events that get a line of their own; the rest are counted."""
+_TONES_BY_URGENCY: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
 
 
 def grouped_card(
-    standings: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None
+    statuses: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None
 ) -> Card:
-    """The message about a burst. ``link`` None: nothing can be decided from this message."""
-    live = [one for one in standings if one.occurrence.live]
-    # What waits for somebody comes first.
-    ordered = sorted(
-        live or standings,
-        key=lambda one: (
-            not _waits(one),
-            one.not_before is None,
-            one.not_before or one.now,
-            one.occurrence.id,
-        ),
-    )
+    """Return the card of a message about several events.
+
+    ``link`` is None if nothing can be decided from the message.
+    """
+    live = [status for status in statuses if status.occurrence.live]
+    ordered = sorted(live or statuses, key=_urgency)
     lines = tuple(
-        Line(event_line(one), decision_buttons(one, link)) for one in ordered[:MAX_LISTED_EVENTS]
+        Line(event_line(status), decision_buttons(status, link))
+        for status in ordered[:MAX_LISTED_EVENTS]
     )
-    rest = len(ordered) - len(lines)
     notes: list[Text] = []
-    if rest:
-        notes.append(
-            (
-                f"And {rest} more: “imds-relay events” on a machine of this scope lists them, and decides about them.",
-            )
-        )
+    omitted = len(ordered) - len(lines)
+    if omitted:
+        command = "“imds-relay events” on a machine of this scope"
+        notes.append((f"And {omitted} more: {command} lists them, and decides about them.",))
     notes.extend(proceeds_notice(live))
+    tones = {event_tone(status) for status in statuses}
     return Card(
-        title=f"{len(standings)} maintenance events at once",
-        tone=_tone_of_all(standings),
-        summary=_summary_of_all(standings),
-        facts=(
-            (
-                "Machines",
-                (
-                    join_names(
-                        list(
-                            dict.fromkeys(
-                                name for one in standings for name in one.occurrence.event.resources
-                            )
-                        )
-                    ),
-                ),
-            ),
-        ),
+        title=f"{len(statuses)} maintenance events at once",
+        tone=next(tone for tone in _TONES_BY_URGENCY if tone in tones),
+        summary=_summary(statuses),
+        facts=(("Machines", (_machines(statuses),)),),
         notes=tuple(notes),
         lines=lines,
         code=code if any(button.url for line in lines for button in line.buttons) else None,
@@ -71,57 +48,69 @@ def grouped_card(
     )
 
 
-def _waits(standing: ApprovalStatus) -> bool:
-    return standing.is_open and standing.votes_missing > 0
-
-
-def _summary_of_all(standings: Sequence[ApprovalStatus]) -> Text:
-    live = [one for one in standings if one.occurrence.live]
-    kinds = Counter(one.occurrence.event.event_type or "Maintenance" for one in standings)
-    text: Text = (", ".join(f"{count} × {kind}" for kind, count in kinds.most_common()) + ". ",)
-    counts = [
-        (sum(_waits(one) for one in live), "waiting for votes"),
-        (sum(bool(one.is_open and one.active_holds) for one in live), "held"),
-        (
-            sum(bool(one.is_open and (one.active_grant or one.is_claimed)) for one in live),
-            "approved",
-        ),
-        (sum(one.occurrence.event.started for one in live), "under way"),
-        (len(standings) - len(live), "over"),
-    ]
-    text += (
-        (", ".join(f"{count} {what}" for count, what in counts if count) + ". ",)
-        if any(count for count, _ in counts)
-        else ()
-    )
-    due = [one.not_before for one in live if one.is_open and one.not_before is not None]
-    return (
-        (*text, "The first begins at ", min(due), " or soon after, whether or not anybody answers.")
-        if due
-        else text
-    )
-
-
-def _tone_of_all(standings: Sequence[ApprovalStatus]) -> Tone:
-    tones = {event_tone(one) for one in standings}
-    order: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
-    return next(tone for tone in order if tone in tones)
-
-
-def event_line(standing: ApprovalStatus) -> Text:
-    """One event among others, in one line."""
-    text: Text = (event_title(standing),)
-    occurrence = standing.occurrence
+def event_line(status: ApprovalStatus) -> Text:
+    """Return one line about an event among others."""
+    occurrence = status.occurrence
+    title = event_title(status)
     if not occurrence.live:
-        return (*text, f": {occurrence.outcome or 'over'}")
+        return (f"{title}: {occurrence.outcome or 'over'}",)
     if occurrence.event.started:
-        return (*text, ": under way")
-    if standing.not_before is not None:
-        text += (", not before ", standing.not_before)
-    if standing.active_holds:
+        return (f"{title}: under way",)
+    text: Text = (title,)
+    if status.not_before is not None:
+        text += (", not before ", status.not_before)
+    if status.active_holds:
         text += (", held",)
-    elif standing.active_grant is not None or standing.is_claimed:
+    elif status.active_grant is not None or status.is_claimed:
         text += (", approved",)
-    elif standing.votes_required:
-        text += (f", {standing.vote_count} of {standing.votes_required} votes",)
+    elif status.votes_required:
+        text += (f", {status.vote_count} of {status.votes_required} votes",)
     return text
+
+
+def _urgency(status: ApprovalStatus) -> tuple[bool, bool, datetime, int]:
+    """Sort events that wait for votes first, then by NotBefore."""
+    return (
+        not _waits_for_votes(status),
+        status.not_before is None,
+        status.not_before or status.now,
+        status.occurrence.id,
+    )
+
+
+def _waits_for_votes(status: ApprovalStatus) -> bool:
+    return status.is_open and status.votes_missing > 0 and not is_voting_closed(status)
+
+
+def _machines(statuses: Sequence[ApprovalStatus]) -> str:
+    names = [name for status in statuses for name in status.occurrence.event.resources]
+    return join_names(list(dict.fromkeys(names)))
+
+
+def _summary(statuses: Sequence[ApprovalStatus]) -> Text:
+    types = Counter(status.occurrence.event.event_type or "Maintenance" for status in statuses)
+    parts = [", ".join(f"{count} × {event_type}" for event_type, count in types.most_common())]
+    open_statuses = [status for status in statuses if status.is_open]
+    counts = {
+        "waiting for votes": sum(_waits_for_votes(status) for status in statuses),
+        "held": sum(bool(status.active_holds) for status in open_statuses),
+        "approved": sum(
+            status.active_grant is not None or status.is_claimed for status in open_statuses
+        ),
+        "under way": sum(
+            status.occurrence.live and status.occurrence.event.started for status in statuses
+        ),
+        "over": sum(not status.occurrence.live for status in statuses),
+    }
+    if any(counts.values()):
+        parts.append(", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    text: Text = ("".join(f"{part}. " for part in parts),)
+    times = [status.not_before for status in open_statuses if status.not_before is not None]
+    if not times:
+        return text
+    return (
+        *text,
+        "The first begins at ",
+        min(times),
+        " or soon after, whether or not anybody answers.",
+    )

@@ -1,23 +1,31 @@
-"""What happened, a line for each thing: the history in a message's thread. Pure."""
+"""The history in a message's thread: one line for each recorded event. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relay.chat.cards.card import PrincipalRef, Text
-from relay.chat.cards.rendering import ENDED, join_names
+from relay.chat.cards.wording import UNNAMED_MACHINES, join_names, outcome_text
 from relay.events.cloudevent import CloudEvent
+from relay.events.model import Event
 from relay.events.timestamps import parse_timestamp
+from relay.outbox import Occurrence
 
-_WHY = {
+MAX_HISTORY_LINES = 20
+"""Lines in one reply. The newest stay; a first line counts the others."""
+
+_VOID_REASONS = {
     "changed": "the event has changed",
     "expired": "they have expired",
     "ended": "the event has ended",
 }
-_VERBS = {"approve": "voted to approve", "hold": "put it on hold", "release": "released the hold"}
-
-_OF_RELAY = {
+_DECISIONS = {
+    "approve": "voted to approve",
+    "hold": "put it on hold",
+    "release": "released the hold",
+}
+_RELAY_EVENTS = {
     "relay.source-lost": "Azure's metadata service does not answer this relay",
     "relay.source-recovered": "Azure's metadata service answers this relay again",
     "relay.sink-failing": "{sink} takes nothing",
@@ -30,60 +38,77 @@ _OF_RELAY = {
 }
 
 
+def history_lines(
+    history: Sequence[tuple[Occurrence, CloudEvent]], *, is_grouped: bool
+) -> tuple[Text, ...]:
+    """Return the lines of one reply, oldest first.
+
+    In a grouped message each line names the machines of its event.
+    """
+    newest = history[-MAX_HISTORY_LINES:]
+    omitted = len(history) - len(newest)
+    lines: list[Text] = []
+    if omitted:
+        lines.append((f"… {omitted} more happened before: “imds-relay show” tells all.",))
+    for occurrence, event in newest:
+        line = timeline_line(event)
+        if is_grouped:
+            line = (f"{join_names(occurrence.event.resources, most=3)}: ", *line)
+        lines.append(line)
+    return tuple(lines)
+
+
 def timeline_line(event: CloudEvent) -> Text:
-    """One thing that happened, for the history of a message; also what a ``relay.*`` event is told as."""
-    at, data = parse_timestamp(event.attributes.get("time")), event.data
-    return (*((at, ": ") if at is not None else ()), *_said(event.name, data))
+    """Return one line of history. A ``relay.*`` event is a message that consists of this line."""
+    text = _sentence(event.name, event.data)
+    at = parse_timestamp(event.attributes.get("time"))
+    return (at, ": ", *text) if at is not None else text
 
 
-def _said(name: str, data: Mapping[str, Any]) -> Text:
+def _sentence(name: str, data: Mapping[str, Any]) -> Text:
     match name:
         case "event.scheduled":
-            return (
-                f"Azure announced a {data['eventType'] or 'maintenance'} of {join_names(data['resources']) or 'no machine that is named'}.",
-            )
+            machines = join_names(data["resources"]) or UNNAMED_MACHINES
+            return (f"Azure announced a {data['eventType'] or 'maintenance'} of {machines}.",)
         case "event.updated":
-            return (
-                f"Azure changed {', '.join(data['changed']) or 'nothing that is named'}; votes on the former state do not count.",
-            )
+            return (_update_sentence(data),)
         case "event.started":
-            return (
-                "Azure began"
-                + (", as this relay had approved." if data["approvedByRelay"] else "."),
-            )
+            approved = ", as this relay had approved" if data["approvedByRelay"] else ""
+            return (f"Azure began{approved}.",)
         case "event.ended":
-            return (ENDED.get(data["outcome"], ENDED["unknown"]),)
+            return (outcome_text(data["outcome"]),)
         case "approval.recorded" | "approval.granted" | "approval.refused":
-            return _decided(name, data)
+            return _decision_sentence(name, data)
         case "approval.voided":
-            return (f"The votes count no more: {_WHY.get(data['why'], data['why'])}.",)
+            reason = _VOID_REASONS.get(data["why"], data["why"])
+            return (f"The votes count no more: {reason}.",)
         case "startrequest.accepted":
             return ("Azure accepted the StartRequest.",)
         case "startrequest.failed":
             return (f"The StartRequest failed: {data['reason'] or 'no reason is known'}.",)
         case _:
-            what = _OF_RELAY.get(name, name).replace("{sink}", data.get("sink") or "a sink")
-            return (f"{what}: {data.get('reason') or 'no reason is known'}.",)
+            subject = _RELAY_EVENTS.get(name, name).replace("{sink}", data.get("sink") or "a sink")
+            return (f"{subject}: {data.get('reason') or 'no reason is known'}.",)
 
 
-def _decided(name: str, data: Mapping[str, Any]) -> Text:
-    who, why = PrincipalRef(data["principal"]), (f" (“{data['reason']}”)" if data["reason"] else "")
+def _update_sentence(data: Mapping[str, Any]) -> str:
+    """Votes are bound to a revision, which the description, for example, is not part of."""
+    fields = ", ".join(data["changed"])
+    revision_before = Event.from_fields({**data, **data["changed"]}).revision
+    if revision_before == data["revision"]:
+        return f"Azure changed {fields}."
+    return f"Azure changed {fields}; votes on the former state do not count."
+
+
+def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
+    principal = PrincipalRef(data["principal"])
+    dry_run = " It is a dry run." if data.get("dryRun") else ""
+    votes = f"{data['votes']} of {data['required']}"
     if name == "approval.refused":
-        return (who, f" was refused to {data['decision']}: {data['refusal']}.")
+        return (principal, f" was refused to {data['decision']}: {data['refusal']}.")
     if name == "approval.granted":
-        by = (
-            "it asks for no vote"
-            if not data["required"]
-            else f"{data['votes']} of {data['required']} votes"
-        )
-        return (f"Approved by rule {data['rule']}: {by}.{_dry(data)}",)
-    count = (
-        f", {data['votes']} of {data['required']}"
-        if data["decision"] == "approve" and data["required"]
-        else ""
-    )
-    return (who, f" {_VERBS[data['decision']]}{count}{why}.{_dry(data)}")
-
-
-def _dry(data: Mapping[str, Any]) -> str:
-    return " It is a dry run." if data.get("dryRun") else ""
+        quorum = f"{votes} votes" if data["required"] else "it asks for no vote"
+        return (f"Approved by rule {data['rule']}: {quorum}.{dry_run}",)
+    count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
+    reason = f" (“{data['reason']}”)" if data["reason"] else ""
+    return (principal, f" {_DECISIONS[data['decision']]}{count}{reason}.{dry_run}")

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.apprise.fanout import ServiceFanout
 from relay.chat.platforms.apprise.settings import Settings
@@ -33,7 +33,7 @@ class Apprise(LiveMessageSink):
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Apprise]:
+async def connect(settings: Settings, clock: Clock, context: ChatContext) -> AsyncIterator[Apprise]:
     """Nothing is connected until the first event. Threads that hang at the end are left behind; nobody waits for them."""
     if proxies := sorted({"http", "https", "all"} & urllib.request.getproxies().keys()):
         _log.warning(
@@ -42,6 +42,6 @@ async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIt
             ", ".join(proxies),
         )
     # Answered "in the chat": no links are made, and buttons only say what can be decided.
-    apprise = Apprise(settings, board, ServiceFanout(settings), clock, in_chat=True)
+    apprise = Apprise(settings, context, ServiceFanout(settings), clock, in_chat=True)
     async with apprise.refreshing():
         yield apprise

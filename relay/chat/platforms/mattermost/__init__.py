@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.mattermost.api import Api
 from relay.chat.platforms.mattermost.channel import Channel
@@ -30,12 +30,12 @@ class Mattermost(LiveMessageSink):
     def __init__(
         self,
         settings: Settings,
-        board: ChatBoard,
+        context: ChatContext,
         channel: Channel,
         clock: Clock,
         answers: Interactions | None,
     ) -> None:
-        super().__init__(settings, board, channel, clock, in_chat=answers is not None)
+        super().__init__(settings, context, channel, clock, in_chat=answers is not None)
         self._answers = answers
 
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # Mattermost proves nothing in headers
@@ -46,7 +46,7 @@ class Mattermost(LiveMessageSink):
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Mattermost]:
+async def connect(settings: Settings, clock: Clock, context: ChatContext) -> AsyncIterator[Mattermost]:
     """Open the sink's own session; nothing is connected until the first event. Raises ConfigError."""
     async with open_session() as session:
         api = Api(
@@ -60,16 +60,16 @@ async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIt
         people = MemberDirectory(api, settings.channel, clock)
         answers = None
         if settings.approve_in_chat:
-            if board.public_url is None:
+            if context.public_url is None:
                 raise ConfigError(
                     f"sink {settings.name}: approve_in_chat needs api.public_url, which Mattermost calls"
                 )
-            url = f"{board.public_url}/v1/chat/{settings.name}"
+            url = f"{context.public_url}/v1/chat/{settings.name}"
             answers = Interactions(
-                settings.name, settings.channel, settings.key, url, api, people, board, clock
+                settings.name, settings.channel, settings.key, url, api, people, context, clock
             )
         mattermost = Mattermost(
-            settings, board, Channel(api, people, answers, secrets.token_hex(8)), clock, answers
+            settings, context, Channel(api, people, answers, secrets.token_hex(8)), clock, answers
         )
         async with mattermost.refreshing():
             yield mattermost

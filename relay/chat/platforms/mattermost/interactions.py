@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from relay.approvals.request import Caller
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.cards.card import Button
-from relay.chat.cards.rendering import available_decisions, confirmation_question
+from relay.chat.cards.buttons import available_decisions, confirmation_question
 from relay.chat.platforms.mattermost.action_token import ActionToken, seal, unseal
 from relay.chat.platforms.mattermost.api import Api
 from relay.chat.platforms.mattermost.identity import LOOK_UP, MemberDirectory, NotEligible
@@ -87,7 +87,7 @@ class Interactions:
         url: str,
         api: Api,
         people: MemberDirectory,
-        board: ChatBoard,
+        context: ChatContext,
         clock: Clock,
     ) -> None:
         self._sink = sink
@@ -96,7 +96,7 @@ class Interactions:
         self._url = url
         self._api = api
         self._people = people
-        self._board = board
+        self._context = context
         self._clock = clock
 
     def integration(self, button: Button) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Interactions:
             )
         await self._standing(proof, proof.post)
         caller = await self._caller(proof, proof.user)
-        answer = await self._board.decide(
+        answer = await self._context.decisions.decide(
             caller,
             event_id=proof.event_id,
             decision=proof.decision,
@@ -226,7 +226,7 @@ class Interactions:
 
     async def _standing(self, proof: ActionToken, post: str) -> ApprovalStatus:
         try:
-            standing = await self._board.shown_in(self._sink, post, proof.event_id)
+            standing = await self._context.statuses.shown_in(self._sink, post, proof.event_id)
         except StoreUnavailable:
             raise _No(
                 "The decision cannot be recorded now: nothing was decided, try again."
@@ -246,7 +246,7 @@ class Interactions:
         except Deferred as error:
             self._failed("a person could not be verified", error)
             raise _No(UNVERIFIED) from None
-        caller = self._board.caller(principal, "mattermost")
+        caller = self._context.decisions.caller(principal, "mattermost")
         if caller is None:
             _log.warning(
                 "%s: %s by the stranger %s was refused", self._sink, proof.decision, principal

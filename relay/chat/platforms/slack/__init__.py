@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from relay.chat import ChatSink
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.diagnostics import Finding
@@ -20,12 +20,12 @@ __all__ = ["Settings", "connect", "diagnose"]
 
 
 def connect(
-    settings: Settings, clock: Clock, board: ChatBoard
+    settings: Settings, clock: Clock, context: ChatContext
 ) -> AbstractAsyncContextManager[ChatSink]:
     """Open the sink's session, and begin to listen where that is asked for. Nothing is waited for."""
     from relay.chat.platforms.slack.sink import connect  # noqa: PLC0415  # see above
 
-    return connect(settings, clock, board)
+    return connect(settings, clock, context)
 
 
 async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family

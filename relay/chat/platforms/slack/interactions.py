@@ -15,7 +15,7 @@ from typing import Any
 from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackReply
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.cards.card import Button, Card, Text
 from relay.chat.cards.confirmation_view import decision_outcome
 from relay.chat.cards.grouped_card import event_line
@@ -71,13 +71,13 @@ class Interactions:
     def __init__(
         self,
         settings: Settings,
-        board: ChatBoard,
+        context: ChatContext,
         people: MemberDirectory,
         clock: Clock,
         respond: Respond,
     ) -> None:
         self._settings = settings
-        self._board = board
+        self._context = context
         self._people = people
         self._clock = clock
         self._respond = respond
@@ -156,7 +156,7 @@ class Interactions:
             )
             standing = next(iter(await self._found(decided.event_id, exact=True)), None)
         else:
-            standing = await self._board.shown_in(
+            standing = await self._context.statuses.shown_in(
                 self._settings.name, click.message, decided.event_id
             )
             ours = decided.proof is None
@@ -171,7 +171,7 @@ class Interactions:
                     by.team,
                 )
             )
-        answer = await self._board.decide(
+        answer = await self._context.decisions.decide(
             caller,
             event_id=decided.event_id,
             decision=decided.decision,
@@ -191,7 +191,7 @@ class Interactions:
             )
         if word == "list" and len(words) <= 1:
             await self._member(by)
-            return self._listed(await self._board.live_statuses(self._settings), by)
+            return self._listed(await self._context.statuses.live_statuses(self._settings), by)
         if word not in _CHOICES or len(words) < 2:
             return _Said(text_message(_USAGE, by.team))
         choice = _CHOICES[word]
@@ -203,12 +203,12 @@ class Interactions:
             none: Text = (
                 f"{'No event' if not found else 'More than one event'} of the document begins with {words[1]}.",
             )
-            return self._listed(found or await self._board.live_statuses(self._settings), by, none)
+            return self._listed(found or await self._context.statuses.live_statuses(self._settings), by, none)
         if choice == "hold" and caller is not None:
             return await self._hold(
                 by, caller, found[0], " ".join(words[2:])[:_LONGEST_REASON] or None
             )
-        card = await self._board.event_status(
+        card = await self._context.statuses.private_card(
             self._settings, found[0].occurrence.event.event_id, in_chat=caller is not None
         )
         if card is None:
@@ -222,7 +222,7 @@ class Interactions:
     ) -> _Said:
         # A hold needs no state that was seen: it starts nothing, and counts for whatever the event becomes.
         event_id, revision = standing.occurrence.event.event_id, standing.occurrence.revision
-        answer = await self._board.decide(
+        answer = await self._context.decisions.decide(
             caller,
             event_id=event_id,
             decision="hold",
@@ -236,7 +236,7 @@ class Interactions:
         """Who may speak to the gate. Raises Unwelcome, NotKnown."""
         async with _within():
             principal = f"slack:{await self._people.prefetch(by)}/{by.user}"
-            caller = self._board.caller(principal, "slack")
+            caller = self._context.decisions.caller(principal, "slack")
             if caller is None:
                 raise NotAuthorized(f"no rule of this relay names you, {principal}")
             await self._people.require_member(by)
@@ -251,7 +251,7 @@ class Interactions:
     async def _found(self, words: str, *, exact: bool = False) -> list[ApprovalStatus]:
         """The events of the document whose EventId begins so, or, if there is one, has just that name."""
         key = words.lower()
-        live = await self._board.live_statuses(self._settings)
+        live = await self._context.statuses.live_statuses(self._settings)
         same = [one for one in live if one.occurrence.key == key]
         return (
             same if same or exact else [one for one in live if one.occurrence.key.startswith(key)]

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink, Platform
 from relay.chat.platforms.slack.channel import Channel
 from relay.chat.platforms.slack.identity import MemberDirectory
@@ -30,12 +30,12 @@ class Slack(LiveMessageSink):
     def __init__(
         self,
         settings: Settings,
-        board: ChatBoard,
+        context: ChatContext,
         platform: Platform,
         clock: Clock,
         answers: Interactions,
     ) -> None:
-        super().__init__(settings, board, platform, clock, in_chat=settings.approve_in_chat)
+        super().__init__(settings, context, platform, clock, in_chat=settings.approve_in_chat)
         self._slack = settings
         self._now = clock.now
         self._answers = answers
@@ -53,7 +53,7 @@ class Slack(LiveMessageSink):
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Slack]:
+async def connect(settings: Settings, clock: Clock, context: ChatContext) -> AsyncIterator[Slack]:
     """Open the sink's session, and begin to listen where that is asked for. Nothing is waited for."""
     async with AsyncExitStack() as stack:
         session, base = await stack.enter_async_context(open_session()), settings.base()
@@ -61,14 +61,14 @@ async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIt
         people = MemberDirectory(api, clock)
         responses = PrivateReplies(session, base, allow_http=settings.allow_http)
         await stack.enter_async_context(responses.ended())
-        answers = Interactions(settings, board, people, clock, responses.send)
+        answers = Interactions(settings, context, people, clock, responses.send)
         channel = Channel(
             api,
             settings.channel,
             people.team,
             heard=settings.accepts_callbacks or settings.has_socket,
         )
-        slack = Slack(settings, board, channel, clock, answers)
+        slack = Slack(settings, context, channel, clock, answers)
         await stack.enter_async_context(slack.refreshing())
         if settings.has_socket:
             socket = SocketMode(

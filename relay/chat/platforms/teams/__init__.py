@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.teams.settings import Settings
 from relay.chat.platforms.teams.workflow import Workflow
@@ -33,10 +33,10 @@ class Teams(LiveMessageSink):
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[Teams]:
+async def connect(settings: Settings, clock: Clock, context: ChatContext) -> AsyncIterator[Teams]:
     """Open the sink's own session; nothing is connected until the first event."""
     async with open_session() as session:
-        teams = Teams(settings, board, Workflow(settings, clock, session), clock)
+        teams = Teams(settings, context, Workflow(settings, clock, session), clock)
         async with teams.refreshing():
             yield teams
 

@@ -1,0 +1,74 @@
+"""The decisions that are possible about an event now, and their buttons. Pure.
+
+The gate decides on its own: a button only offers what the gate would accept from somebody who may.
+"""
+
+from __future__ import annotations
+
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.request import DecisionKind
+from relay.approvals.status import ApprovalStatus
+from relay.chat.cards.card import Button, Link, Text
+from relay.chat.cards.wording import event_title
+
+LABELS: dict[DecisionKind, str] = {
+    "approve": "Approve",
+    "hold": "Hold",
+    "release": "Release the hold",
+}
+"""The texts of the buttons."""
+
+
+def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
+    """Return the decisions that the gate would not refuse now, whoever takes them."""
+    if not status.is_open or status.mode == "off":
+        return ()
+    decisions: list[DecisionKind] = []
+    if _can_be_approved(status):
+        decisions.append("approve")
+    if status.active_holds:
+        decisions.append("release")
+    elif not status.is_claimed:
+        decisions.append("hold")
+    return tuple(decisions)
+
+
+def is_voting_closed(status: ApprovalStatus) -> bool:
+    """Return whether votes come too late now."""
+    return status.voting_closes_at is not None and status.now >= status.voting_closes_at
+
+
+def _can_be_approved(status: ApprovalStatus) -> bool:
+    is_settled = status.active_grant is not None or status.is_claimed or status.refused_by_imds
+    return status.quorum is not None and not is_voting_closed(status) and not is_settled
+
+
+def decision_buttons(status: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:
+    """Return a button for each decision that is possible now; none if ``link`` is None."""
+    if link is None:
+        return ()
+    return tuple(
+        Button(
+            decision=decision,
+            label=LABELS[decision],
+            event_id=status.occurrence.event.event_id,
+            revision=status.occurrence.revision,
+            question=confirmation_question(decision, status),
+            url=link(status, decision),
+        )
+        for decision in available_decisions(status)
+    )
+
+
+def confirmation_question(decision: DecisionKind, status: ApprovalStatus) -> Text:
+    """Return what to ask before a decision counts."""
+    title = event_title(status)
+    match decision:
+        case "approve":
+            return (f"{title}: it may begin within seconds, and cannot be taken back.",)
+        case "hold":
+            return (f"{title}: {HOLD_NOTICE}.",)
+        case "release":
+            return (
+                f"{title}: votes and rules are weighed again, and it may begin within seconds.",
+            )

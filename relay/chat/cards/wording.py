@@ -1,0 +1,94 @@
+"""Words about one event that several messages share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.status import ApprovalStatus
+from relay.chat.cards.card import Text, Tone
+
+MAX_NAMES = 10
+"""Machines or people that a text names; the rest are counted."""
+UNNAMED_MACHINES = "no machine that is named"
+_OUTCOMES = {
+    "completed": "It is over: Azure has completed it.",
+    "canceled": "Azure has taken it back: it does not happen.",
+}
+_UNKNOWN_OUTCOME = "It is not in Azure's document any more; whether it happened is not known."
+_IMPACTS = {
+    "freeze": "is paused{duration}: memory and open files stay, connections can drop",
+    "reboot": "is rebooted: what is in memory is lost",
+    "redeploy": "is moved to another host: memory and temporary disks are lost",
+    "preempt": "is taken away, being a Spot machine: its temporary disks are lost",
+    "terminate": "is deleted",
+}
+
+
+def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
+    """Return names in one line: the first ``most``, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def event_title(status: ApprovalStatus) -> str:
+    """Return the type of an event and its machines."""
+    event = status.occurrence.event
+    machines = join_names(event.resources, most=3) or UNNAMED_MACHINES
+    return f"{event.event_type or 'Maintenance'} of {machines}"
+
+
+def message_subject(statuses: Sequence[ApprovalStatus]) -> str:
+    """Return the heading of a follow-up; it distinguishes events of the same machines."""
+    if len(statuses) > 1:
+        return f"{len(statuses)} maintenance events"
+    event_id = statuses[0].occurrence.event.event_id
+    return f"{event_title(statuses[0])} ({event_id[:8]})"
+
+
+def event_tone(status: ApprovalStatus) -> Tone:
+    """Return the state that the color of a message shows."""
+    if not status.occurrence.live:
+        return "over"
+    if status.occurrence.event.started:
+        return "running"
+    if status.active_holds:
+        return "held"
+    return "approved" if status.active_grant is not None or status.is_claimed else "waiting"
+
+
+def outcome_text(outcome: str | None) -> str:
+    """Return how an event ended; ``outcome`` is that of ``event.ended``."""
+    return _OUTCOMES.get(outcome or "unknown", _UNKNOWN_OUTCOME)
+
+
+def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) -> str:
+    """Return what happens to the machines (Azure, "Scheduled Events", event types)."""
+    unknown_impact = f"goes through “{event_type}”" if event_type else "goes through maintenance"
+    impact = _IMPACTS.get((event_type or "").lower(), unknown_impact)
+    if "{duration}" in impact:
+        duration = f" for about {_duration(seconds)}" if seconds is not None else " for a while"
+        impact = impact.replace("{duration}", duration)
+    elif seconds is not None:
+        impact += f"; it takes about {_duration(seconds)}"
+    return f"{'The machine' if machines == 1 else 'Each machine'} {impact}."
+
+
+def _duration(seconds: int) -> str:
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def proceeds_notice(statuses: Iterable[ApprovalStatus]) -> Iterator[Text]:
+    """Yield the notice that Azure proceeds at NotBefore, if any event still has one."""
+    open_statuses = [status for status in statuses if status.is_open]
+    if any(status.active_holds for status in open_statuses):
+        yield (sentence(HOLD_NOTICE),)
+    elif any(status.not_before is not None for status in open_statuses):
+        yield ("Azure proceeds at NotBefore regardless.",)
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,82 @@
+"""The way of a decision from a chat to the approval gate.
+
+A platform proves who answered; this module checks that the approval rules name that principal, and
+hands the decision to the gate, which authorizes it like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+
+from relay.approvals import ApprovalsSettings
+from relay.approvals.principals import is_chat_principal
+from relay.approvals.request import Caller, DecisionAnswer, DecisionKind, DecisionRequest, Rights
+from relay.approvals.rules import Quorum, eligible_voters
+from relay.clock import Clock
+
+_RIGHTS = Rights(frozenset({"read", "approve", "hold"}))
+
+Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
+
+
+class ChatDecisions:
+    """Takes decisions from all chats. It answers 503 until a gate is attached."""
+
+    def __init__(self, settings: ApprovalsSettings, clock: Clock) -> None:
+        self._clock = clock
+        self._principals = _named_chat_principals(settings)
+        self._submit: Submit | None = None
+
+    def attach(self, submit: Submit) -> None:
+        """From now on decisions reach the gate."""
+        self._submit = submit
+
+    def caller(self, principal: str, channel: str) -> Caller | None:
+        """Return the caller for a principal that a chat vouches for.
+
+        None if no rule, group or person of ``approvals`` names it, or if it is not of a form that
+        a chat platform declared.
+        """
+        return Caller(principal, channel, _RIGHTS) if principal in self._principals else None
+
+    async def decide(
+        self,
+        caller: Caller,
+        *,
+        event_id: str,
+        decision: DecisionKind,
+        revision: str,
+        request_id: str,
+        reason: str | None = None,
+    ) -> DecisionAnswer:
+        """Submit a decision to the gate; it is on disk when this returns.
+
+        ``request_id`` identifies the click, so that a repeated call counts once.
+        """
+        if self._submit is None:
+            detail = "the relay is starting or stopping: nothing can be decided now, try again"
+            return DecisionAnswer(503, {"detail": detail})
+        content = "\n".join((event_id.lower(), decision, revision, reason or ""))
+        request = DecisionRequest(
+            caller=caller,
+            event_id=event_id,
+            decision=decision,
+            revision=revision,
+            at=self._clock.now(),
+            reason=reason,
+            request_id=request_id,
+            digest=hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest(),
+        )
+        return await self._submit(request)
+
+
+def _named_chat_principals(settings: ApprovalsSettings) -> frozenset[str]:
+    """Return every chat principal that a rule, a group or a person names."""
+    named: set[str] = set()
+    for rule in settings.rules:
+        if isinstance(rule.approve, Quorum):
+            named |= eligible_voters(rule.approve, settings.groups, settings.people)
+    for principals in (*settings.groups.values(), *settings.people.values()):
+        named.update(principals)
+    return frozenset(principal for principal in named if is_chat_principal(principal))

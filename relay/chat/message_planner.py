@@ -1,0 +1,271 @@
+"""Plans the update of each chat message, and records what the message shows.
+
+What a message should show follows from the store alone, never from the event that is delivered. So
+a message that could not be posted or edited for an hour is correct after one call. This module
+does not call platforms: `relay.chat.live_message` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from relay.approvals.status import ApprovalStatus
+from relay.chat.cards.card import Card, Link, Text
+from relay.chat.cards.rendering import message_card, refresh_time
+from relay.chat.cards.timeline import history_lines
+from relay.chat.cards.wording import message_subject
+from relay.chat.links import PendingTokens, TokenMaker, message_link
+from relay.chat.statuses import EventStatuses
+from relay.clock import Clock
+from relay.events.cloudevent import CloudEvent
+from relay.events.match import matches, matches_any
+from relay.events.timestamps import parse_timestamp
+from relay.outbox import Occurrence
+from relay.outbox.chat_messages import ChatMessage
+from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
+from relay.sinks import SinkSettings
+
+MAX_SEPARATE_MESSAGES = 5
+"""Events of one document that get a message each; more events share one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageUpdate:
+    """What to do about one message.
+
+    ``card`` is what it should show; None if it shows that already. ``ref`` is the platform's name
+    of the message; None before it is posted, and on platforms that cannot name it. ``subject``
+    heads ``history_lines``, which its thread does not have yet, where there is no thread.
+    ``is_event_changed``: Azure changed an event, so that older buttons are void.
+    ``history_position`` is the journal position that the lines lead up to.
+    """
+
+    message_id: int
+    subject: str
+    ref: str | None
+    is_posted: bool
+    card: Card | None
+    content_hash: str
+    refresh_at: datetime | None
+    history_lines: tuple[Text, ...]
+    is_event_changed: bool
+    history_position: int
+
+    @property
+    def action(self) -> Literal["none", "edit", "post", "post again"]:
+        """The call that brings the message up to date.
+
+        A platform that cannot edit gets a new message only if Azure changed an event. Otherwise
+        the history lines tell what is new.
+        """
+        if self.card is None:
+            return "none"
+        if self.ref is not None:
+            return "edit"
+        if not self.is_posted:
+            return "post"
+        return "post again" if self.is_event_changed else "none"
+
+
+class MessagePlanner:
+    """Knows which message of a sink shows which events. Its coroutines raise StoreUnavailable."""
+
+    def __init__(
+        self,
+        store: Store,
+        statuses: EventStatuses,
+        clock: Clock,
+        *,
+        scope: str,
+        public_url: str | None,
+    ) -> None:
+        self._store = store
+        self._statuses = statuses
+        self._clock = clock
+        self._scope = scope
+        self._public_url = public_url
+        self._pending_tokens = PendingTokens()
+
+    async def plan_update(
+        self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool
+    ) -> MessageUpdate | None:
+        """Return the update of the message that an event belongs to; None if it is up to date.
+
+        ``in_chat``: the chat itself takes decisions, not the page behind links.
+        """
+        code = f"{secrets.randbelow(10**6):06d}"
+        choose_tokens = self._pending_tokens.begin_try()
+
+        def work(tx: Transaction) -> MessageUpdate | None:
+            occurrence = _occurrence_of(tx, event)
+            if occurrence is None:
+                return None
+            message = tx.messages.find(sink.name, occurrence.id)
+            if message is None:
+                message = self._begin_message(tx, sink, occurrence, code)
+            elif _is_up_to_date(tx, message, occurrence):
+                return None
+            return self._plan(tx, sink, message, choose_tokens, in_chat=in_chat)
+
+        return await self._store.transact(work, fail_open=True)
+
+    async def mark_shown(self, update: MessageUpdate, ref: str | None) -> None:
+        """Record that the message shows the card of an update; ``ref`` names it."""
+
+        def work(tx: Transaction) -> None:
+            self._pending_tokens.discard(update.message_id)
+            tx.messages.mark_shown(update.message_id, ref, update.content_hash)
+
+        await self._store.transact(work, fail_open=True)
+
+    async def mark_history_told(self, update: MessageUpdate) -> None:
+        """Record that the thread has the history lines of an update."""
+
+        def work(tx: Transaction) -> None:
+            tx.messages.mark_history_told(
+                update.message_id, update.history_position, update.refresh_at
+            )
+
+        await self._store.transact(work, fail_open=True)
+
+    async def next_refresh(self, sink: str) -> datetime | None:
+        """Return when time alone changes what a message of a sink should show."""
+        return parse_timestamp(await self._store.read(lambda tx: tx.messages.next_refresh(sink)))
+
+    async def redeliver_due(self, sink: str) -> None:
+        """Put an entry into the outbox for each message that time alone has changed."""
+        now = self._clock.now()
+
+        def work(tx: Transaction) -> None:
+            for occurrence_id in tx.messages.take_due_refreshes(sink, now):
+                occurrence = tx.snapshot.by_id(occurrence_id)
+                position = tx.journal.last_change_position(occurrence.key)
+                if position is not None:
+                    tx.redeliver(position, sink, now)
+
+        await self._store.transact(work, fail_open=True)
+
+    def _plan(
+        self,
+        tx: Transaction,
+        sink: SinkSettings,
+        message: ChatMessage,
+        choose_tokens: Callable[[int, str], TokenMaker],
+        *,
+        in_chat: bool,
+    ) -> MessageUpdate:
+        occurrences = [
+            tx.snapshot.by_id(occurrence_id)
+            for occurrence_id in tx.messages.occurrences(message.id)
+        ]
+        statuses = [self._statuses.read(tx, occurrence) for occurrence in occurrences]
+        content_hash = self._content_hash(statuses, message.code, in_chat=in_chat)
+        card = None
+        if content_hash != message.content_hash:
+            tokens = choose_tokens(message.id, content_hash)
+            link = message_link(tx, message, tokens, public_url=self._public_url, in_chat=in_chat)
+            card = message_card(statuses, self._scope, link=link, code=message.code)
+        history = _untold_history(tx, sink, message, occurrences)
+        return MessageUpdate(
+            message_id=message.id,
+            subject=message_subject(statuses),
+            ref=message.ref,
+            is_posted=message.is_posted,
+            card=card,
+            content_hash=content_hash,
+            refresh_at=refresh_time(statuses),
+            history_lines=history_lines(history, is_grouped=len(statuses) > 1),
+            is_event_changed=any(event.name == "event.updated" for _, event in history),
+            history_position=tx.head().position,
+        )
+
+    def _content_hash(self, statuses: Sequence[ApprovalStatus], code: str, *, in_chat: bool) -> str:
+        """Return the hash of a card, with the same link on every button: tokens are random."""
+        url = None if in_chat else ""
+        has_buttons = in_chat or self._public_url is not None
+        link: Link | None = (lambda _status, _decision: url) if has_buttons else None
+        card = message_card(statuses, self._scope, link=link, code=code)
+        return hashlib.sha256(repr(card).encode()).hexdigest()
+
+    def _begin_message(
+        self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence, code: str
+    ) -> ChatMessage:
+        """Create the message about an event; many events of one document share a message."""
+        together = [
+            other
+            for other in tx.snapshot.seen_together(occurrence)
+            if other.id == occurrence.id or self._needs_message(tx, sink, other)
+        ]
+        shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
+        first_position = min(
+            tx.journal.first_position(other.key, other.first_seen) for other in shown
+        )
+        for other in shown:
+            self._redeliver_end_of_previous(tx, sink, other)
+        occurrence_ids = [other.id for other in shown]
+        tx.messages.begin(sink.name, occurrence_ids, code, history_position=first_position - 1)
+        message = tx.messages.find(sink.name, occurrence.id)
+        assert message is not None  # noqa: S101  # it was created just now
+        return message
+
+    def _needs_message(self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence) -> bool:
+        return (
+            tx.messages.find(sink.name, occurrence.id) is None
+            and matches_any(sink.events, "event.scheduled")
+            and matches(sink.match, occurrence.data, self._scope, every=False)
+        )
+
+    def _redeliver_end_of_previous(
+        self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence
+    ) -> None:
+        """Have the message about the previous occurrence of an EventId show its end.
+
+        The entry of that end may have been superseded by the one that is delivered now.
+        """
+        previous_id = tx.messages.previous_occurrence(sink.name, occurrence.key, occurrence.number)
+        if previous_id is None:
+            return
+        message = tx.messages.find(sink.name, previous_id)
+        if message is None or not message.is_posted:
+            return
+        successor = tx.snapshot.after(tx.snapshot.by_id(previous_id)) or occurrence
+        end = tx.journal.last_change_position(occurrence.key, successor.first_seen)
+        if end is not None and end > message.history_position:
+            tx.redeliver(end, sink.name, self._clock.now())
+
+
+def _occurrence_of(tx: Transaction, event: CloudEvent) -> Occurrence | None:
+    at = parse_timestamp(event.attributes["time"])
+    return tx.snapshot.at((event.subject or "").lower(), at) if at is not None else None
+
+
+def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: Occurrence) -> bool:
+    """Return whether an earlier delivery has told what is delivered now."""
+    return (
+        message.content_hash is not None
+        and tx.journal.newest_position(occurrence.key) <= message.history_position
+    )
+
+
+def _untold_history(
+    tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[Occurrence]
+) -> list[tuple[Occurrence, CloudEvent]]:
+    """Return what the thread does not tell yet.
+
+    The message itself tells that an event was announced.
+    """
+    history = []
+    by_key = {occurrence.key: occurrence for occurrence in occurrences}
+    for _, event in tx.journal.events_about(list(by_key), message.history_position):
+        if event.name == "event.scheduled" or not matches_any(sink.events, event.name):
+            continue
+        occurrence = _occurrence_of(tx, event)
+        if occurrence is not None and by_key[occurrence.key] == occurrence:
+            history.append((occurrence, event))
+    return history
