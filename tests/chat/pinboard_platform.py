@@ -1,0 +1,86 @@
+"""A chat platform as a package outside of the relay would add it: a pinboard in this process.
+
+The entry point that makes the relay find it is written by the test. People answer by calls whose
+body names them; a real platform would have to prove who they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import orjson
+
+from relay.approvals.principals import PrincipalForm
+from relay.chat import CallbackRefused, CallbackReply, ChatSettings
+from relay.chat.cards.card import Card, Text
+from relay.chat.context import ChatContext
+from relay.chat.live_message import LiveMessageSink
+from relay.clock import Clock
+
+
+class Settings(ChatSettings):
+    """A pinboard."""
+
+    principals: ClassVar = PrincipalForm("pinboard", "<board>/<user>", r"[a-z]+/[a-z0-9]+")
+
+    kind: Literal["pinboard"]
+
+
+@dataclass(slots=True)
+class Board:
+    """The pinned cards, by name."""
+
+    cards: dict[str, Card] = field(default_factory=dict)
+
+    async def post(self, card: Card) -> str | None:
+        """Pin a card."""
+        ref = f"pin-{len(self.cards) + 1}"
+        self.cards[ref] = card
+        return ref
+
+    async def edit(self, ref: str, card: Card) -> None:
+        """Replace a card."""
+        self.cards[ref] = card
+
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
+        """Do nothing: a pinboard has no threads."""
+
+
+class Pinboard(LiveMessageSink):
+    """One pinboard, with buttons."""
+
+    def __init__(self, settings: Settings, context: ChatContext, clock: Clock) -> None:
+        super().__init__(settings, context, board, clock, in_chat=True)
+        self._context = context
+
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
+        """Take the answer of the user in the header X-User."""
+        call = orjson.loads(body)
+        caller = self._context.decisions.caller(headers["X-User"], "pinboard")
+        if caller is None:
+            raise CallbackRefused("nobody knows this user")
+        button = board.cards[call["pin"]].buttons[0]
+        answer = await self._context.decisions.decide(
+            caller,
+            event_id=button.event_id,
+            decision=button.decision,
+            revision=button.revision,
+            request_id=call["click"],
+        )
+        return CallbackReply({"status": answer.status, "principal": caller.principal})
+
+
+board = Board()
+
+
+@asynccontextmanager
+async def connect(
+    settings: Settings, clock: Clock, context: ChatContext
+) -> AsyncIterator[Pinboard]:
+    """Open the pinboard."""
+    pinboard = Pinboard(settings, context, clock)
+    async with pinboard.refreshing():
+        yield pinboard
