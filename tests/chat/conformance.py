@@ -1,6 +1,7 @@
-"""What every chat must do, whatever its platform: the cases, and what a member brings along to be put through them.
+"""The cases that every chat platform must pass, and the `FarSide` that each platform provides.
 
-`test_conformance` runs every case with every member. A new chat adds its far side there; docs/adding-a-sink.md walks through it.
+`test_conformance` runs every case with every platform. docs/adding-a-sink.md explains how to add
+a platform.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,161 +36,178 @@ from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt
 from relay.outbox.sqlite import Store, open_store
+from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt
-from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, approval, event
+from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, approval
+from tests.approvals.builders import event as make_event
+from tests.chat.wall_platform import delivering
 from tests.journey.relay_process import eventually
 
-PATIENCE = 60.0
-"""Seconds within which what must happen happens, on a slow machine."""
-HOSTILE = "<!channel> @all @everyone <at>all</at> <https://evil.example/a|click> [click](https://evil.example/b) *loud*"
-"""What somebody may have written into a description: nobody is called by it, and nothing leads anywhere."""
+TIMEOUT = 60.0
+"""Seconds, generous for a slow machine."""
+EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+HOSTILE = (
+    "<!channel> @all @everyone <at>all</at> <https://evil.example/a|click> "
+    "[click](https://evil.example/b) *loud*"
+)
+"""A description or reason that must mention nobody and link nowhere."""
 
 
 class FarSide(Protocol):
-    """The stand-in of a platform, in the hands of a test."""
+    """The stand-in of a platform, as a case controls it."""
 
     kind: str
     edits: bool
-    """Whether its messages are edited; else follow-ups come after them."""
+    """Whether its messages can be edited; otherwise follow-ups come after them."""
     telltales: tuple[str, ...]
-    """Texts in the sink's settings that no error and no log may hold."""
+    """Secrets in the sink's settings that no error and no log may contain."""
 
     def settings(self) -> dict[str, Any]:
-        """The sink's section of the YAML document, but for kind and name."""
+        """Return the sink's section of the YAML document, without kind and name."""
 
     async def leave(self) -> None:
-        """From now on it is gone: connections are cut and refused."""
+        """Cut all connections and refuse new ones."""
 
     async def refuse(self) -> None:
-        """From now on it refuses what the sink brings, until somebody mends something; where it can, it repeats what it was sent."""
+        """Refuse every message until somebody mends something.
+
+        Where the platform can, it repeats the message in its answer.
+        """
 
     async def hang(self) -> None:
-        """From now on it hears everything and says nothing."""
+        """Read everything and answer nothing."""
 
     async def come(self) -> None:
-        """It is there and well again, at the same place."""
+        """Work normally again, at the same address."""
 
     def messages(self) -> list[str]:
-        """The words of every message in the channel as they are now, follow-ups included, those of threads not."""
+        """Return the words of every message in the channel now.
+
+        Follow-ups are included, replies in threads are not.
+        """
 
     def replies(self) -> list[str]:
-        """The words of every message in a thread."""
+        """Return the words of every message in a thread."""
 
     def slipped_in(self) -> list[str]:
-        """What in all of them calls somebody, or leads somewhere that is not the relay's."""
+        """Return what in all messages mentions somebody, or links to anything but the relay."""
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A chat, and every error that came of its deliveries."""
+class ObservedChat:
+    """A chat sink that remembers the errors of its deliveries. It is retried at once."""
 
     chat: ChatSink
     concurrency: int = 1
-    longest_pause: float = 0.2  # the cases are about the chat, and not about the plan
+    longest_pause: float = 0.2
     give_up_after: float = 3600.0
-    under_way: int = 0
+    deliveries_under_way: int = 0
     errors: list[BaseException] = field(default_factory=list)
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        self.under_way += 1
+        self.deliveries_under_way += 1
         try:
             return await self.chat.deliver(event)
         except BaseException as error:
             self.errors.append(error)
             raise
         finally:
-            self.under_way -= 1
+            self.deliveries_under_way -= 1
 
 
 @dataclass(slots=True)
-class Room:
-    """A relay without an API whose one sink is the chat. Azure is what a case says that it is."""
+class ChatRelay:
+    """A relay without an API whose one sink is the chat. The case says what Azure announces."""
 
     store: Store
     chat: ChatSink
-    watched: _Watched
-    ledger: ApprovalService
+    observed: ObservedChat
+    approvals: ApprovalService
     clock: SystemClock
 
     async def see(self, *events: Event) -> None:
-        """The document holds these events; what follows from that is done."""
-        recorder, now = Recorder(ORIGIN, BOOT, frozenset({"db-1"})), self.clock.now()
-        await self.store.transact(
-            lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False))
-        )
-        await self.store.transact(lambda tx: self.ledger.apply_transitions(tx, now))
-
-    async def submit(self, decision: DecisionKind, by: str, of: Event) -> DecisionAnswer:
-        """A client asks for something."""
+        """Record a document with these events, and what follows from it."""
+        recorder = Recorder(ORIGIN, BOOT, frozenset({"db-1"}))
         now = self.clock.now()
-        return await self.store.transact(
-            lambda tx: self.ledger.submit(tx, approval(decision, by, of, at=now))
-        )
+        poll = PollResult(Document(1, events), now, gap=False)
+        await self.store.transact(lambda tx: recorder.record(tx, poll))
+        await self.store.transact(lambda tx: self.approvals.apply_transitions(tx, now))
+
+    async def submit(
+        self, decision: DecisionKind, client: str, event: Event, *, reason: str | None = None
+    ) -> DecisionAnswer:
+        """Submit a client's decision."""
+        request = approval(decision, client, event, at=self.clock.now(), reason=reason)
+        return await self.store.transact(lambda tx: self.approvals.submit(tx, request))
 
     async def deliveries(self) -> list[Delivery]:
-        """How every entry stands."""
+        """Return every entry of the outbox."""
         return await self.store.read(lambda tx: tx.deliveries.page(limit=500))
 
-    async def settled(self) -> None:
-        """Return when nothing waits any more."""
+    async def logged_reasons(self) -> str:
+        """Return everything that the log of attempts holds."""
+        texts = []
+        for delivery in await self.deliveries():
+            texts.append(str(delivery.reason))
+            attempts: list[LoggedAttempt] = await self.store.read(
+                partial(_attempts_of, delivery.id)
+            )
+            texts += [f"{attempt.reason} {attempt.response}" for attempt in attempts]
+        return "\n".join(texts)
 
-        async def idle() -> bool:
+    async def settle(self) -> None:
+        """Return when everything recorded is delivered."""
+
+        async def is_idle() -> bool:
             return not await self.store.read(lambda tx: tx.deliveries.waiting())
 
-        await eventually(idle, within=PATIENCE)
+        await eventually(is_idle, within=TIMEOUT)
 
-    def reboot(
-        self,
-        event_id: str = "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-        *,
-        due: float = 900.0,
-        **changes: Any,
-    ) -> Event:
-        """A reboot that Azure begins so many seconds from now."""
-        moment = format_rfc3339((self.clock.now() + timedelta(seconds=due)).replace(microsecond=0))
-        return replace(event(event_id, **changes), not_before=moment)
+    def reboot(self, event_id: str = EVENT_ID, *, due: float = 900.0, **fields: Any) -> Event:
+        """Make a reboot whose NotBefore is ``due`` seconds from now."""
+        not_before = (self.clock.now() + timedelta(seconds=due)).replace(microsecond=0)
+        return replace(make_event(event_id, **fields), not_before=format_rfc3339(not_before))
+
+
+def _attempts_of(entry: int, tx: Transaction) -> list[LoggedAttempt]:
+    return list(tx.deliveries.attempts(entry))
 
 
 @asynccontextmanager
-async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
-    """A relay that runs; over the same directory it is the same one, started again."""
+async def relay_with_chat(directory: Path, far: FarSide) -> AsyncIterator[ChatRelay]:
+    """Run a relay. Over the same directory it is the same relay, started again."""
     clock, member = SystemClock(), sink_members()[far.kind]
-    given: ChatSettings = member.Settings.model_validate(
+    settings: ChatSettings = member.Settings.model_validate(
         {"kind": far.kind, "name": "chat", **far.settings()}
+    )
+    approvals = ApprovalService(
+        SETTINGS,
+        ORIGIN,
+        client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")),
     )
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
         Identity(ORIGIN.scope, "vm"),
         clock,
-        lambda event: tuple(matching_sinks(event, [given])),
+        lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        ledger = ApprovalService(
-            SETTINGS,
-            ORIGIN,
-            client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")),
-        )
-        async with member.connect(
-            given, clock, make_chat_context(store, ledger, clock, "https://relay.example.com")
-        ) as chat:
-            watched = _Watched(chat)
-            dispatcher = Dispatcher({"chat": (given, watched)}, store, clock, lambda *_: None)
+        context = make_chat_context(store, approvals, clock, "https://relay.example.com")
+        async with member.connect(settings, clock, context) as chat:
+            observed = ObservedChat(chat)
+            dispatcher = Dispatcher({"chat": (settings, observed)}, store, clock, lambda *_: None)
             await dispatcher.start()
-            task = asyncio.create_task(dispatcher.run())
-            try:
-                yield Room(store, chat, watched, ledger, clock)
-            finally:
-                task.cancel()
-                await asyncio.wait({task})
+            async with delivering(dispatcher):
+                yield ChatRelay(store, chat, observed, approvals, clock)
 
 
 Case = Callable[[FarSide, Path, pytest.LogCaptureFixture], Awaitable[None]]
 
 
-async def posts_once(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """An event is one message, with everything that its readers must know; what was delivered before posts nothing."""
-    async with room(folder, far) as here:
-        await here.see(here.reboot(description="Host maintenance", resources=("db-1", "web_01")))
-        await here.settled()
+async def posts_an_event_once(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+    """An event is one message with all that readers must know; a redelivery posts nothing."""
+    async with relay_with_chat(directory, far) as relay:
+        await relay.see(relay.reboot(description="Host maintenance", resources=("db-1", "web_01")))
+        await relay.settle()
         (text,) = far.messages()
         for words in (
             "Reboot of db-1, web_01",
@@ -198,29 +217,29 @@ async def posts_once(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) ->
             "Azure proceeds at NotBefore regardless",
         ):
             assert words in text
-        position = await here.store.read(
-            lambda tx: tx.journal.last_change_position("c7061bac-afdc-4513-b24b-aa5f13a16123")
+        position = await relay.store.read(
+            lambda tx: tx.journal.last_change_position(EVENT_ID.lower())
         )
         assert position is not None
-        await here.store.transact(lambda tx: tx.redeliver(position, "chat", here.clock.now()))
-        await here.settled()
+        await relay.store.transact(lambda tx: tx.redeliver(position, "chat", relay.clock.now()))
+        await relay.settle()
         assert far.messages() == [text]
 
 
-async def edits_or_follows_up(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """What happens is seen: in the message and its thread; or where nothing can be edited in a short message that says which."""
-    async with room(folder, far) as here:
-        reboot = here.reboot()
-        await here.see(reboot)
-        await here.submit("approve", "alice", reboot)
-        await here.settled()
-        await here.submit("hold", "bob", reboot)
-        await here.settled()
-        await here.see()
-        await here.settled()
-        told = "\n".join(far.replies() if far.edits else far.messages()[1:])
+async def edits_or_follows_up(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+    """Changes appear in the message and its thread, or in follow-ups that name the event."""
+    async with relay_with_chat(directory, far) as relay:
+        reboot = relay.reboot()
+        await relay.see(reboot)
+        await relay.submit("approve", "alice", reboot)
+        await relay.settle()
+        await relay.submit("hold", "bob", reboot)
+        await relay.settle()
+        await relay.see()
+        await relay.settle()
+        history = "\n".join(far.replies() if far.edits else far.messages()[1:])
         for words in ("voted to approve, 1 of 2", "put it on hold", "Azure has taken it back"):
-            assert words in told or words in far.messages()[0]
+            assert words in history or words in far.messages()[0]
         if far.edits:
             assert len(far.messages()) == 1
             assert "Azure has taken it back" in far.messages()[0]
@@ -228,131 +247,133 @@ async def edits_or_follows_up(far: FarSide, folder: Path, _: pytest.LogCaptureFi
             assert all("Reboot of db-1" in text for text in far.messages())
 
 
-async def says_a_new_time(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """When Azure changes the event, what the channel says last is true."""
-    async with room(folder, far) as here:
-        await here.see(here.reboot(resources=("db-1",)))
-        await here.settled()
-        await here.see(here.reboot(due=5400, resources=("db-1", "db-2")))
-        await here.settled()
+async def shows_a_new_time(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+    """When Azure changes the event, the last message in the channel is right."""
+    async with relay_with_chat(directory, far) as relay:
+        await relay.see(relay.reboot(resources=("db-1",)))
+        await relay.settle()
+        await relay.see(relay.reboot(due=5400, resources=("db-1", "db-2")))
+        await relay.settle()
         assert "Reboot of db-1, db-2" in far.messages()[-1]
         assert "Azure proceeds at NotBefore regardless" in far.messages()[-1]
         assert len(far.messages()) == (1 if far.edits else 2)
 
 
 async def shows_that_the_time_has_come(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """What time alone changes is edited, and is no news: where nothing can be edited, nothing is said."""
-    async with room(folder, far) as here:
-        await here.see(here.reboot(due=3))
-        await here.settled()
+    """What time alone changes is edited; where nothing can be edited, nothing is posted."""
+    async with relay_with_chat(directory, far) as relay:
+        await relay.see(relay.reboot(due=3))
+        await relay.settle()
         assert len(far.messages()) == 1
 
-        async def passed() -> bool:
-            return await here.store.read(lambda tx: tx.messages.next_refresh("chat") is None)
+        async def is_refreshed() -> bool:
+            return await relay.store.read(lambda tx: tx.messages.next_refresh("chat") is None)
 
-        await eventually(passed, within=PATIENCE)
-        await here.settled()
+        await eventually(is_refreshed, within=TIMEOUT)
+        await relay.settle()
         if far.edits:
-            await eventually(lambda: "NotBefore was" in far.messages()[0], within=PATIENCE)
+            await eventually(lambda: "NotBefore was" in far.messages()[0], within=TIMEOUT)
         assert (len(far.messages()), far.replies()) == (1, [])
 
 
-async def is_quiet_after_an_outage(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """It defers while connections are refused; at its return there is the latest state, and no flood."""
+async def posts_the_latest_state_after_an_outage(
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
+    """It defers while connections are refused; afterwards it posts the latest state, no flood."""
     await far.leave()
-    async with room(folder, far) as here:
-        reboot = here.reboot()
-        await here.see(reboot)
+    async with relay_with_chat(directory, far) as relay:
+        reboot = relay.reboot()
+        await relay.see(reboot)
         for _turn in range(5):
-            await here.submit("hold", "bob", reboot)
-            await here.submit("release", "bob", reboot)
-        await here.submit("approve", "alice", reboot)
-        await eventually(lambda: len(here.watched.errors) >= 2, within=PATIENCE)
+            await relay.submit("hold", "bob", reboot)
+            await relay.submit("release", "bob", reboot)
+        await relay.submit("approve", "alice", reboot)
+        await eventually(lambda: len(relay.observed.errors) >= 2, within=TIMEOUT)
         assert all(
             isinstance(error, Deferred) and error.failure == "transient"
-            for error in here.watched.errors
+            for error in relay.observed.errors
         )
         await far.come()
-        await here.settled()
-        assert not [one for one in await here.deliveries() if one.state == "parked"]
+        await relay.settle()
+        assert "parked" not in [delivery.state for delivery in await relay.deliveries()]
         assert "1 of 2" in far.messages()[0]
         assert len(far.messages()) + len(far.replies()) <= 2
         assert "voted to approve" in "\n".join(far.messages() + far.replies())
 
 
 async def asks_for_help_where_somebody_must_mend_something(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """It is tried slowly, with a sentence that a person can use, and goes out once it was mended."""
+    """It retries slowly, with a reason that helps, and delivers once somebody mended it."""
     await far.refuse()
-    async with room(folder, far) as here:
-        await here.see(here.reboot())
-        await eventually(lambda: bool(here.watched.errors), within=PATIENCE)
-        error = here.watched.errors[0]
+    async with relay_with_chat(directory, far) as relay:
+        await relay.see(relay.reboot())
+        await eventually(lambda: bool(relay.observed.errors), within=TIMEOUT)
+        error = relay.observed.errors[0]
         assert isinstance(error, Deferred)
         assert error.failure == "slow"
         assert len(error.reason) > 40
         await far.come()
-        await here.settled()
+        await relay.settle()
         assert len(far.messages()) == 1
 
 
-async def lets_nobody_slip_anything_in(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+async def shows_hostile_texts_as_text(
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """Texts of others are shown as texts: no mention, no link; and they are readable."""
-    async with room(folder, far) as here:
-        reboot = here.reboot(description=HOSTILE, resources=("db-1", "@here"))
-        await here.see(reboot)
-        now = here.clock.now()
-        vote = approval("approve", "alice", reboot, at=now, reason=HOSTILE)
-        await here.store.transact(lambda tx: here.ledger.submit(tx, vote))
-        await here.settled()
+    """Descriptions, names and reasons are shown as text: no mention, no link, and readable."""
+    async with relay_with_chat(directory, far) as relay:
+        reboot = relay.reboot(description=HOSTILE, resources=("db-1", "@here"))
+        await relay.see(reboot)
+        await relay.submit("approve", "alice", reboot, reason=HOSTILE)
+        await relay.settle()
         assert "click" in "\n".join(far.messages())
         assert far.slipped_in() == []
 
 
-async def holds_what_is_long(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """A hundred machines with long names and a text of thousands of characters are cut, and never refused."""
-    async with room(folder, far) as here:
+async def cuts_long_texts(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+    """A hundred long names and a text of thousands of characters are cut, never refused."""
+    async with relay_with_chat(directory, far) as relay:
         names = tuple(f"{'m' * 60}-{number}" for number in range(100))
-        await here.see(here.reboot(resources=names, description="\N{PILE OF POO}<&>\"'\\*_" * 400))
-        await here.settled()
+        await relay.see(
+            relay.reboot(resources=names, description="\N{PILE OF POO}<&>\"'\\*_" * 400)
+        )
+        await relay.settle()
         (text,) = far.messages()
         assert "90 more" in text
-        assert not [one for one in await here.deliveries() if one.state == "parked"]
+        assert "parked" not in [delivery.state for delivery in await relay.deliveries()]
 
 
-async def makes_one_message_of_a_burst(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+async def makes_one_message_of_many_events(
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """Fifty events of one document are one message, and their end is no flood."""
-    async with room(folder, far) as here:
-        await here.see(
-            *(here.reboot(f"E-{number}", resources=(f"db-{number}",)) for number in range(50))
+    async with relay_with_chat(directory, far) as relay:
+        await relay.see(
+            *(relay.reboot(f"E-{number}", resources=(f"db-{number}",)) for number in range(50))
         )
-        await here.settled()
+        await relay.settle()
         (text,) = far.messages()
         assert "50 maintenance events at once" in text
-        await here.see()
-        await here.settled()
+        await relay.see()
+        await relay.settle()
         assert len(far.messages()) <= (1 if far.edits else 4)
         assert len(far.replies()) <= 3
 
 
-async def knows_its_message_after_a_restart(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+async def updates_its_message_after_a_restart(
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """The same message goes on; nothing is posted anew."""
-    async with room(folder, far) as here:
-        reboot = here.reboot()
-        await here.see(reboot)
-        await here.settled()
-    async with room(folder, far) as here:
-        await here.submit("approve", "alice", reboot)
-        await here.settled()
+    """A restarted relay updates the same message."""
+    async with relay_with_chat(directory, far) as relay:
+        reboot = relay.reboot()
+        await relay.see(reboot)
+        await relay.settle()
+    async with relay_with_chat(directory, far) as relay:
+        await relay.submit("approve", "alice", reboot)
+        await relay.settle()
     if far.edits:
         (text,) = far.messages()
         assert "1 of 2" in text
@@ -361,116 +382,110 @@ async def knows_its_message_after_a_restart(
 
 
 async def posts_anew_what_another_kind_had_posted(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """The sink of this name was of another kind before: what its messages were called there means nothing here."""
-    async with room(folder, far) as here:
-        reboot = here.reboot()
-        await here.see(reboot)
-        await here.settled()
-        await here.store.transact(
+    """The sink was of another kind before, whose names of messages mean nothing here."""
+    async with relay_with_chat(directory, far) as relay:
+        reboot = relay.reboot()
+        await relay.see(reboot)
+        await relay.settle()
+        await relay.store.transact(
             lambda tx: tx.messages.mark_shown(1, "another/kind's:name", "looked otherwise")
         )
-        await here.submit("approve", "alice", reboot)
-        await here.settled()
-        # Where nothing has a thread, the vote is told beside it.
+        await relay.submit("approve", "alice", reboot)
+        await relay.settle()
+        # Where messages have no threads, a follow-up repeats the vote.
         assert len([text for text in far.messages() if "1 of 2" in text]) == (1 if far.edits else 2)
-        assert here.watched.errors == []
+        assert relay.observed.errors == []
 
 
-async def says_that_it_is_there(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """A ping is a message, and so is what the relay says of itself."""
-    async with room(folder, far) as here:
+async def posts_a_ping(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+    """A ping is a message, and so is an event of the relay itself."""
+    async with relay_with_chat(directory, far) as relay:
         for name in ("relay.ping", "relay.source-lost"):
-            told = relay_event(
+            event = relay_event(
                 name,
                 ORIGIN,
-                here.clock.now(),
+                relay.clock.now(),
                 sink=None,
                 reason=f"said of {name}",
                 count=1,
                 head="0:0",
             )
-            await here.chat.deliver(told)
+            await relay.chat.deliver(event)
         assert [
             words in text
             for words, text in zip(("ping", "source-lost"), far.messages(), strict=True)
         ] == [True, True]
 
 
-async def closes_during_delivery(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """A relay that stops does not wait for a platform that hangs; nothing is left behind, and nothing was lost."""
+async def closes_during_delivery(
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
+    """A relay stops without waiting for a platform that hangs; no task and no event is lost."""
     before = asyncio.all_tasks()
-    async with asyncio.timeout(PATIENCE):
-        async with room(folder, far) as here:
+    async with asyncio.timeout(TIMEOUT):
+        async with relay_with_chat(directory, far) as relay:
             await far.hang()
-            await here.see(here.reboot())
-            await eventually(lambda: here.watched.under_way == 1, within=PATIENCE)
-        assert here.watched.under_way == 0
+            await relay.see(relay.reboot())
+            await eventually(lambda: relay.observed.deliveries_under_way == 1, within=TIMEOUT)
+        assert relay.observed.deliveries_under_way == 0
     await far.come()
-    await eventually(lambda: asyncio.all_tasks() <= before | _far_tasks(), within=PATIENCE)
-    async with room(folder, far) as here:
-        await here.settled()
+    await eventually(lambda: asyncio.all_tasks() <= before | _far_tasks(), within=TIMEOUT)
+    async with relay_with_chat(directory, far) as relay:
+        await relay.settle()
     assert "Reboot of db-1" in far.messages()[0]
 
 
 async def shows_no_secret_in_any_error(
-    far: FarSide, folder: Path, caplog: pytest.LogCaptureFixture
+    far: FarSide, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever goes wrong: gone, and refusing while it repeats what it was sent."""
+    """Neither when the platform is gone, nor when it refuses and repeats the message."""
     caplog.set_level(logging.DEBUG)
-    async with room(folder, far) as here:
+    async with relay_with_chat(directory, far) as relay:
         await far.leave()
-        await here.see(here.reboot())
-        await eventually(lambda: len(here.watched.errors) >= 2, within=PATIENCE)
+        await relay.see(relay.reboot())
+        await eventually(lambda: len(relay.observed.errors) >= 2, within=TIMEOUT)
         await far.come()
         await far.refuse()
-        seen = len(here.watched.errors)
-        await eventually(lambda: len(here.watched.errors) > seen, within=PATIENCE)
+        errors_before = len(relay.observed.errors)
+        await eventually(lambda: len(relay.observed.errors) > errors_before, within=TIMEOUT)
         await far.come()
-        await here.settled()
-        kept = [
-            f"{one.reason} {attempt.reason} {attempt.response}"
-            for one in await here.deliveries()
-            for attempt in await _attempts(here, one)
-        ]
-    errors = here.watched.errors
-    assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
-    said = "".join(
-        "".join(traceback.format_exception(error)) + str(getattr(error, "answer", ""))
-        for error in errors
-    )
-    assert [
-        telltale for telltale in far.telltales if telltale in said + logged(caplog) + "".join(kept)
-    ] == []
+        await relay.settle()
+        texts = [logged(caplog), await relay.logged_reasons()]
+    for error in relay.observed.errors:
+        assert isinstance(error, (DeliveryError, asyncio.CancelledError))
+        texts += traceback.format_exception(error)
+        texts.append(str(getattr(error, "response", "")))
     assert far.telltales
+    assert [secret for secret in far.telltales if secret in "\n".join(texts)] == []
 
 
 async def refuses_calls_that_prove_nothing(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever calls without a proof learns nothing but the status, and nothing happens."""
-    async with room(folder, far) as here:
-        await here.see(here.reboot())
+    """A call without a proof gets a status, and has no effect."""
+    async with relay_with_chat(directory, far) as relay:
+        await relay.see(relay.reboot())
         for body in (b"", b"{}", b"payload=%7B%7D", b"\xff\xfe", b"[" * 10_000):
             with pytest.raises(CallbackRefused) as caught:
-                await here.chat.handle_callback({}, body)
+                await relay.chat.handle_callback({}, body)
             assert caught.value.status in {400, 401}
 
 
 CASES: tuple[Case, ...] = (
-    posts_once,
+    posts_an_event_once,
     edits_or_follows_up,
-    says_a_new_time,
+    shows_a_new_time,
     shows_that_the_time_has_come,
-    is_quiet_after_an_outage,
+    posts_the_latest_state_after_an_outage,
     asks_for_help_where_somebody_must_mend_something,
-    lets_nobody_slip_anything_in,
-    holds_what_is_long,
-    makes_one_message_of_a_burst,
-    knows_its_message_after_a_restart,
+    shows_hostile_texts_as_text,
+    cuts_long_texts,
+    makes_one_message_of_many_events,
+    updates_its_message_after_a_restart,
     posts_anew_what_another_kind_had_posted,
-    says_that_it_is_there,
+    posts_a_ping,
     closes_during_delivery,
     shows_no_secret_in_any_error,
     refuses_calls_that_prove_nothing,
@@ -478,22 +493,18 @@ CASES: tuple[Case, ...] = (
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
-    """What a relay would have logged: pytest hears loggers too that pass nothing on."""
+    """Return what a relay would have logged: pytest also captures loggers that do not propagate."""
 
     def passes(log: logging.Logger | None) -> bool:
         return log is None or log.parent is None or (log.propagate and passes(log.parent))
 
     return "\n".join(
-        one.getMessage()
-        for one in caplog.records
-        if one.name != "asyncio" and passes(logging.getLogger(one.name))
+        record.getMessage()
+        for record in caplog.records
+        if record.name != "asyncio" and passes(logging.getLogger(record.name))
     )
 
 
-async def _attempts(here: Room, delivery: Delivery) -> list[LoggedAttempt]:
-    return await here.store.read(lambda tx: tx.deliveries.attempts(delivery.id))
-
-
 def _far_tasks() -> set[asyncio.Task[Any]]:
-    """Tasks of the test's own far side, of which one may begin at any time."""
+    """Return the tasks of the far side, which may start at any time."""
     return {task for task in asyncio.all_tasks() if task.get_name().startswith("far side")}

@@ -1,4 +1,4 @@
-"""A whole relay in this process with Azure and chat sinks, for stories that begin with a document and end with a message."""
+"""Runs a whole relay in this process, with a simulated Azure and chat sinks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ ALICE = {"name": "alice", "key": "key-of-alice", "can": ["read", "approve", "hol
 BOB = {"name": "bob", "key": "key-of-bob", "can": ["read", "approve", "hold"]}
 
 
-def rule(votes: int, *voters: str, **more: Any) -> dict[str, Any]:
-    """Reboots ask for so many votes of these principals."""
+def rule(votes: int, *voters: str, **quorum: Any) -> dict[str, Any]:
+    """Make a rule by which reboots need so many votes of these principals."""
     return {
         "name": "reboots",
         "match": {"event_type": ["Reboot"]},
-        "approve": {"votes": votes, "from": list(voters), **more},
+        "approve": {"votes": votes, "from": list(voters), **quorum},
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Azure, the relay, and a session for whoever calls its API at ``url``."""
+    """Azure, the relay, and an HTTP session for calls of its API at ``url``."""
 
     azure: Simulator
     running: Running
@@ -39,36 +39,38 @@ class Stage:
     web: aiohttp.ClientSession
 
     def reboot(self, *machines: str, **plan: Any) -> Event:
-        """Azure announces a reboot, fifteen minutes ahead unless the plan says otherwise."""
+        """Announce a reboot, 15 minutes ahead unless ``plan`` says otherwise."""
         return self.azure.schedule(
             Plan(**{"type": "Reboot", "resources": machines or ("vm-0",), "lasts": None, **plan})
         )
 
     def starts(self, event: Event) -> int:
-        """How many StartRequests Azure got for an event."""
+        """Return how many StartRequests Azure received for an event."""
         return sum(event.event_id in call.event_ids for call in self.azure.start_requests)
 
     async def event(self, event: Event) -> dict[str, Any]:
-        """An event in full, as the API shows it to alice."""
+        """Return an event as the API shows it to alice."""
         async with self.web.get(
             f"{self.url}/v1/events/{event.event_id}",
             headers={"Authorization": f"Bearer {ALICE['key']}"},
-        ) as answer:
-            found: dict[str, Any] = await answer.json()
-            return found
+        ) as response:
+            fields: dict[str, Any] = await response.json()
+            return fields
 
     async def approve(
         self, event: Event, decision: str = "approve", *, client: Mapping[str, Any] = ALICE
     ) -> int:
-        """A client decides over HTTP about the event as it is; returns the status."""
+        """Submit a client's decision about the current revision; return the HTTP status."""
         body = {
             "eventId": event.event_id,
             "decision": decision,
             "revision": (await self.event(event))["revision"],
         }
         headers = {"Authorization": f"Bearer {client['key']}"}
-        async with self.web.post(f"{self.url}/v1/approvals", json=body, headers=headers) as answer:
-            return answer.status
+        async with self.web.post(
+            f"{self.url}/v1/approvals", json=body, headers=headers
+        ) as response:
+            return response.status
 
 
 @asynccontextmanager
@@ -80,22 +82,20 @@ async def stage(
     public_url: str | None = "https://relay.example.com",
     clock: Clock | None = None,
     azure: Simulator | None = None,
-    **more: Any,
+    **api: Any,
 ) -> AsyncIterator[Stage]:
-    """A relay with these sinks; once more over the same directory it is the same relay, started again.
+    """Run a relay with these sinks. Over the same directory it is the same relay, started again.
 
-    ``azure``: one that is there already, so that it outlives the relay; ``more``: more of the section ``api``.
+    ``azure`` is a simulator that outlives the relay; by default each relay has its own. ``api``
+    holds further fields of the section ``api``.
     """
     async with AsyncExitStack() as stack:
-        here = (
-            azure
-            if azure is not None
-            else await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        )
+        if azure is None:
+            azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
         document = {
             "scope": SCOPE,
             "relay": "vm-0",
-            "source": {"url": here.url, "interval": "500ms"},
+            "source": {"url": azure.url, "interval": "500ms"},
             "store": {"path": str(directory / "relay.db")},
             "sinks": list(sinks),
             "approvals": {"tell_first": "0s", **approvals},
@@ -103,11 +103,11 @@ async def stage(
                 "listen": "127.0.0.1:0",
                 "clients": [ALICE, BOB],
                 "public_url": public_url,
-                **more,
+                **api,
             },
         }
         running = await stack.enter_async_context(
             started(Config.model_validate(document), clock or SystemClock())
         )
         web = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Stage(here, running, f"http://127.0.0.1:{running.api_port}", web)
+        yield Stage(azure, running, f"http://127.0.0.1:{running.api_port}", web)

@@ -1,4 +1,4 @@
-"""Every chat through every case of `conformance`, each with the stand-in of its platform behind a door."""
+"""Runs every case of `conformance` with every chat platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sinks.test_conformance import Door
 
 
 @dataclass(slots=True)
-class ForTeams:
+class TeamsFarSide:
     """A workflow."""
 
     door: Door
@@ -55,21 +55,21 @@ class ForTeams:
         return []
 
     def slipped_in(self) -> list[str]:
-        return [one for card in self.workflow.cards for one in teams_server.alive(card)]
+        return [mention for card in self.workflow.cards for mention in teams_server.alive(card)]
 
 
 @asynccontextmanager
-async def for_teams() -> AsyncIterator[FarSide]:
+async def teams_far_side() -> AsyncIterator[FarSide]:
     """A workflow behind a door."""
     async with teams_server.workflow() as workflow:
         door = Door("127.0.0.1", workflow.port)
         await door.listen()
-        yield ForTeams(door, workflow)
+        yield TeamsFarSide(door, workflow)
         await door.shut()
 
 
 @dataclass(slots=True)
-class ForMattermost:
+class MattermostFarSide:
     """A server with a channel."""
 
     server: mattermost_server.Mattermost
@@ -103,18 +103,20 @@ class ForMattermost:
         ]
 
     def slipped_in(self) -> list[str]:
-        return [one for post in self.server.posts.values() for one in self.server.alive_in(post)]
+        return [
+            mention for post in self.server.posts.values() for mention in self.server.alive_in(post)
+        ]
 
 
 @asynccontextmanager
-async def for_mattermost() -> AsyncIterator[FarSide]:
+async def mattermost_far_side() -> AsyncIterator[FarSide]:
     """A server, and the bot in its channel."""
     async with mattermost_server.mattermost() as server:
-        yield ForMattermost(server)
+        yield MattermostFarSide(server)
 
 
 @dataclass(slots=True)
-class ForSlack:
+class SlackFarSide:
     """A workspace with a channel."""
 
     door: Door
@@ -124,8 +126,8 @@ class ForSlack:
     telltales: tuple[str, ...] = (slack_server.TOKEN, slack_server.SECRET)
 
     def settings(self) -> dict[str, Any]:
-        given = self.server.settings(api_url=f"http://127.0.0.1:{self.door.port}/api/")
-        return {key: value for key, value in given.items() if key not in {"kind", "name"}}
+        section = self.server.settings(api_url=f"http://127.0.0.1:{self.door.port}/api/")
+        return {key: value for key, value in section.items() if key not in {"kind", "name"}}
 
     async def leave(self) -> None:
         await self.door.shut()
@@ -147,26 +149,26 @@ class ForSlack:
         return [post.words() for post in self.server.messages.values() if post.thread is not None]
 
     def slipped_in(self) -> list[str]:
-        """In blocks words are words, whatever they are; only the text beside them, for notifications, is read for markup."""
+        """Only the text beside the blocks, for notifications, is read for markup."""
         return [
-            found
+            markup
             for post in self.server.messages.values()
-            for found in re.findall(r"<(?!!date\^)[^>]*>", post.text)
+            for markup in re.findall(r"<(?!!date\^)[^>]*>", post.text)
         ]
 
 
 @asynccontextmanager
-async def for_slack() -> AsyncIterator[FarSide]:
+async def slack_far_side() -> AsyncIterator[FarSide]:
     """A workspace behind a door."""
     async with slack_server.slack() as server:
         door = Door("127.0.0.1", server.port)
         await door.listen()
-        yield ForSlack(door, server)
+        yield SlackFarSide(door, server)
         await door.shut()
 
 
 @dataclass(slots=True)
-class ForApprise:
+class AppriseFarSide:
     """A receiver of Apprise's json://."""
 
     door: Door
@@ -202,36 +204,36 @@ class ForApprise:
 
 
 @asynccontextmanager
-async def for_apprise() -> AsyncIterator[FarSide]:
+async def apprise_far_side() -> AsyncIterator[FarSide]:
     """A receiver behind a door."""
     async with apprise_server.service() as service:
         door = Door("127.0.0.1", service.port)
         await door.listen()
-        yield ForApprise(door, service)
+        yield AppriseFarSide(door, service)
         await door.shut()
 
 
-MEMBERS: dict[str, Callable[[], AbstractAsyncContextManager[FarSide]]] = {
-    "mattermost": for_mattermost,
-    "apprise": for_apprise,
-    "slack": for_slack,
-    "teams": for_teams,
+FAR_SIDES: dict[str, Callable[[], AbstractAsyncContextManager[FarSide]]] = {
+    "mattermost": mattermost_far_side,
+    "apprise": apprise_far_side,
+    "slack": slack_far_side,
+    "teams": teams_far_side,
 }
 
 
-def test_every_member_of_the_family_is_here() -> None:
-    assert set(MEMBERS) == set(plugins.members(platforms))
+def test_every_platform_has_a_far_side() -> None:
+    assert set(FAR_SIDES) == set(plugins.members(platforms))
 
 
-@pytest.fixture(params=sorted(MEMBERS))
+@pytest.fixture(params=sorted(FAR_SIDES))
 async def far(request: pytest.FixtureRequest) -> AsyncIterator[FarSide]:
-    """The far side of each member in turn."""
-    async with MEMBERS[request.param]() as made:
-        yield made
+    """Start the far side of each platform in turn."""
+    async with FAR_SIDES[request.param]() as far_side:
+        yield far_side
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_a_chat(
+async def test_a_chat_platform(
     case: Case, far: FarSide, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await case(far, tmp_path, caplog)
