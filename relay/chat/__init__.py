@@ -55,8 +55,7 @@ class ChatSettings(SinkSettings):
     timeout: Duration = Field(default=10.0, gt=0)
     """For one call of the platform."""
     give_up_after: Duration = Field(default=86400.0, gt=0)
-    """How long a message is tried before it becomes a dead letter. A NotBefore that is farther away
-    prolongs a day or more."""
+    """How long a message is tried. A day or more is prolonged to a NotBefore that is later."""
 
     @property
     def needs_public_url(self) -> bool:

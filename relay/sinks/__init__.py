@@ -54,8 +54,7 @@ class SinkSettings(Section):
     )
     """Patterns over the event type between prefix and version: event.scheduled, approval.*, *."""
     match: Match = Match()
-    """Only events that meet these conditions; one matching resource is enough. Does not apply to
-    relay.*."""
+    """Only events that meet these conditions; one matching resource is enough. Not for relay.*."""
     stale: Literal["deliver", "drop"] = "deliver"
     """drop: skip queued states that a newer one of the same EventId replaced."""
     rate: float | None = Field(default=None, gt=0)
