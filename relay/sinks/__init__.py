@@ -5,7 +5,8 @@ Each other module of this folder that does not start with ``_`` is one sink. The
 - ``Settings``: a subclass of `SinkSettings` that narrows ``kind`` to a literal. It is the sink's
   section of the YAML document.
 - ``connect(settings, clock)``: an async context manager that yields the `Sink`. It may start tasks
-  and connections. It must not wait for the far side, which may be down when the relay starts.
+  and connections, which end with the context. It must not wait for the far side, which may be
+  down when the relay starts.
 - ``diagnose(settings, clock, scope)``, optional: a coroutine that checks the far side for
   ``imds-relay doctor`` and returns a list of `Finding`. It delivers nothing.
 
@@ -16,14 +17,11 @@ never retries and never remembers: outbox and dispatcher do both, for all sinks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
-from relay.clock import Clock
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match, matches_any
@@ -90,7 +88,3 @@ class Sink(Protocol):
         Raises Deferred if a later try may work, Rejected if none will. Must end within the sink's
         own timeout.
         """
-
-
-Connect = Callable[[Any, Clock], AbstractAsyncContextManager[Sink]]
-"""The signature of ``connect``: leaving the context closes the sink and ends what it started."""

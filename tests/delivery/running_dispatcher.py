@@ -202,7 +202,7 @@ async def going(
     """Sinks by name, each with its section of the YAML document, if it needs one."""
     clock = clock or SystemClock()
     settings = {
-        name: SinkSettings.model_validate({"name": name, **sections.get(name, {})})
+        name: SinkSettings.model_validate({"kind": "test", "name": name, **sections.get(name, {})})
         for name in sinks
     }
     async with open_store(
