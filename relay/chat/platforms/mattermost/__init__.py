@@ -46,7 +46,9 @@ class Mattermost(LiveMessageSink):
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, context: ChatContext) -> AsyncIterator[Mattermost]:
+async def connect(
+    settings: Settings, clock: Clock, context: ChatContext
+) -> AsyncIterator[Mattermost]:
     """Open the sink's own session; nothing is connected until the first event. Raises ConfigError."""
     async with open_session() as session:
         api = Api(

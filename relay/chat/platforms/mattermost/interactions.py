@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from relay.approvals.request import Caller
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.context import ChatContext
-from relay.chat.cards.card import Button
 from relay.chat.cards.buttons import available_decisions, confirmation_question
+from relay.chat.cards.card import Button
+from relay.chat.context import ChatContext
 from relay.chat.platforms.mattermost.action_token import ActionToken, seal, unseal
 from relay.chat.platforms.mattermost.api import Api
 from relay.chat.platforms.mattermost.identity import LOOK_UP, MemberDirectory, NotEligible

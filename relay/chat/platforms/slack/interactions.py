@@ -15,10 +15,10 @@ from typing import Any
 from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackReply
-from relay.chat.context import ChatContext
 from relay.chat.cards.card import Button, Card, Text
 from relay.chat.cards.confirmation_view import decision_outcome
 from relay.chat.cards.grouped_card import event_line
+from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.action_token import is_valid_action_token, make_action_token
 from relay.chat.platforms.slack.blocks import Message, card_message, text_message
 from relay.chat.platforms.slack.identity import (
@@ -203,7 +203,9 @@ class Interactions:
             none: Text = (
                 f"{'No event' if not found else 'More than one event'} of the document begins with {words[1]}.",
             )
-            return self._listed(found or await self._context.statuses.live_statuses(self._settings), by, none)
+            return self._listed(
+                found or await self._context.statuses.live_statuses(self._settings), by, none
+            )
         if choice == "hold" and caller is not None:
             return await self._hold(
                 by, caller, found[0], " ".join(words[2:])[:_LONGEST_REASON] or None
