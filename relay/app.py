@@ -115,7 +115,10 @@ async def started(
         say = _relay_event_recorder(store, origin, clock)
         store.listeners.failing.append(lambda reason: _on_store(reason, say))
         ledger = ApprovalService(
-            config.approvals, origin, store.trusted, client_resources=config.api.client_resources
+            config.approvals,
+            origin,
+            trusted=store.trusted,
+            client_resources=config.api.client_resources,
         )
         chat = make_chat_context(store, ledger, clock, config.api.public_url)
         sinks = {

@@ -192,7 +192,7 @@ class ApprovalConsumer:
             )
             await message.channel.basic_reject(tag, requeue=False)
             return True
-        approval = body.approval(
+        approval = body.to_request(
             caller, self._relay.clock.now(), message.body, request_id=identity, message_id=identity
         )
         try:

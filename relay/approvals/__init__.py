@@ -1,6 +1,7 @@
-"""WHO MAY START IT: the rules, what is asked of them, and the gate that alone can send a StartRequest.
+"""Who may start an event: the rules, the votes, and the gate that sends the StartRequests.
 
-This is the contract: the section of the YAML document, and the port through which the gate reaches IMDS.
+This module is the contract of the room: its section of the configuration, and the port by which the
+gate reaches IMDS.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pydantic import Field, model_validator
 from relay.amqp.settings import BrokerSection
 from relay.amqp.topology import Declare
 from relay.approvals.rules import (
-    Lifetime,
+    BoundedDuration,
     Member,
+    PositiveDuration,
     Principal,
     Quorum,
     Rule,
     RuleConditions,
-    Span,
     eligible_voters,
     person_for,
 )
@@ -36,93 +37,100 @@ __all__ = [
 
 
 class AmqpSettings(BrokerSection):
-    """Approvals taken from RabbitMQ."""
+    """Approvals that arrive over RabbitMQ."""
 
     declare: Declare = True
-    """true: make the exchanges and queues of approvals; passive: see that they exist; false: take them as given."""
+    """true: create the exchanges and queues; passive: check that they exist; false: do neither."""
 
 
 class ApprovalsSettings(Section):
-    """What may be approved, and by whom. No rule, no approval."""
+    """What may be approved, and by whom. Without a rule nothing is approved."""
 
     enabled: bool = True
-    """Of several relays of one scope, one alone should have it on."""
+    """Enable it on only one of several relays of a scope."""
     dry_run: bool = False
-    """Everything but the POST."""
-    tell_first: Span = 5.0
-    """How long a StartRequest for an event that names this VM waits for the notices about it to get out."""
-    hold_expires: Lifetime = 86400.0
-    """How long a hold holds."""
+    """Do everything except the POST."""
+    tell_first: BoundedDuration = 5.0
+    """How long a StartRequest for an event that names this VM waits for delivery of its notices."""
+    hold_expires: PositiveDuration = 86400.0
+    """How long a hold is in force."""
     amqp: AmqpSettings | None = None
     """Also take approvals from RabbitMQ."""
     rules: tuple[Rule, ...] = ()
-    """First match decides."""
+    """The first rule that matches decides."""
     groups: Mapping[str, tuple[Member, ...]] = Field(default_factory=dict)
     """Names for several principals or people."""
     people: Mapping[str, tuple[Principal, ...]] = Field(default_factory=dict)
-    """The principals that one person has: of them all one vote counts."""
+    """The principals of each person. A person has one vote, with however many principals."""
 
     @model_validator(mode="after")
-    def _people_are_told_apart(self) -> ApprovalsSettings:
+    def _check_people(self) -> ApprovalsSettings:
         owners: dict[str, str] = {}
-        for name, principals in self.people.items():
-            for one in principals:
-                if owners.setdefault(one, name) != name:
+        for person, principals in self.people.items():
+            for principal in principals:
+                owner = owners.setdefault(principal, person)
+                if owner != person:
                     raise ValueError(
-                        f"people: expected every principal for one person, {one} is of {owners[one]} and of {name}"
+                        "people: expected every principal for one person, "
+                        f"{principal} belongs to {owner} and to {person}"
                     )
-        for name, members in self.groups.items():
-            for one in members:
-                if one.startswith("person:") and one.removeprefix("person:") not in self.people:
-                    raise ValueError(
-                        f"groups.{name}: expected a person of approvals.people, {one} is none"
-                    )
+        for group, members in self.groups.items():
+            for member in members:
+                self._check_person(member, f"groups.{group}")
         return self
 
     @model_validator(mode="after")
-    def _rules_can_be_met(self) -> ApprovalsSettings:
-        names = [rule.name for rule in self.rules]
-        for number, rule in enumerate(self.rules):
-            if names.count(rule.name) > 1:
+    def _check_rules(self) -> ApprovalsSettings:
+        seen: set[str] = set()
+        catch_all: str | None = None
+        for rule in self.rules:
+            if rule.name in seen:
                 raise ValueError(f"rules: expected names that differ, {rule.name} comes twice")
-            if any(earlier.match == RuleConditions() for earlier in self.rules[:number]):
+            if catch_all is not None:
                 raise ValueError(
-                    f"rules.{rule.name}: it can never decide, since a rule before it matches every event; put that one last"
+                    f"rules.{rule.name}: it can never decide, because rule {catch_all} before it "
+                    f"matches every event; put {catch_all} last"
                 )
             if isinstance(rule.approve, Quorum):
-                self._can_be_met(rule.name, rule.approve)
+                self._check_quorum(rule.approve, f"rules.{rule.name}.approve")
+            seen.add(rule.name)
+            if rule.match == RuleConditions():
+                catch_all = rule.name
         return self
 
-    def _can_be_met(self, name: str, approve: Quorum) -> None:
-        for one in approve.from_:
-            kind, _, named = one.partition(":")
-            if kind == "group" and named not in self.groups:
+    def _check_quorum(self, quorum: Quorum, path: str) -> None:
+        for voter in quorum.from_:
+            kind, _, name = voter.partition(":")
+            if kind == "group" and name not in self.groups:
                 raise ValueError(
-                    f"rules.{name}.approve.from: expected a group of approvals.groups, {one} is none"
+                    f"{path}.from: expected a group of approvals.groups, {voter} is none"
                 )
-            if kind == "person" and named not in self.people:
-                raise ValueError(
-                    f"rules.{name}.approve.from: expected a person of approvals.people, {one} is none"
-                )
-        able = {
-            person_for(one, self.people)
-            for one in eligible_voters(approve, self.groups, self.people)
-        }
-        if len(able) < approve.votes:
-            once = ", of whom each person counts once" if self.people else ""
+            self._check_person(voter, f"{path}.from")
+        voters = eligible_voters(quorum, self.groups, self.people)
+        people = {person_for(voter, self.people) for voter in voters}
+        if len(people) < quorum.votes:
+            note = "; each person counts once" if self.people else ""
             raise ValueError(
-                f"rules.{name}.approve: {approve.votes} votes can never come from {len(able)} principals{once}"
+                f"{path}: {quorum.votes} votes can never come from {len(people)} principals{note}"
             )
+
+    def _check_person(self, member: str, path: str) -> None:
+        kind, _, name = member.partition(":")
+        if kind == "person" and name not in self.people:
+            raise ValueError(f"{path}: expected a person of approvals.people, {member} is none")
 
 
 class StartRequestPort(Protocol):
-    """The way to IMDS. The gate is its only holder."""
+    """How the gate reaches IMDS. Nothing else may hold it."""
 
     async def read_fresh(self) -> None:
-        """Read the document with a call begun from now on, and have what it holds recorded; return once it is. Raises SourceError."""
+        """Read the document in a call that begins now; return once its changes are recorded.
+
+        Raises SourceError.
+        """
 
     async def start(self, event_ids: Sequence[str]) -> None:
-        """Send one StartRequest for these events; return on 200.
+        """Send one StartRequest for these events; return if IMDS answers 200.
 
-        Raises SourceRefused on 400, SourceUnavailable when the answer is another or is not known.
+        Raises SourceRefused if it answers 400, and SourceUnavailable for another answer or none.
         """

@@ -1,134 +1,167 @@
-"""What becomes of a request: who may decide what about an event, and when it is too late. Pure."""
+"""Who may decide what about an event, and when it is too late. Pure.
+
+`service` asks `authorize` before it records a decision. Rules and quorums are counted elsewhere
+(`status`, `transitions`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from relay.approvals.request import DecisionRequest, Rights
+from relay.approvals.request import DecisionRequest
 from relay.approvals.rules import eligible_voters
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all
 from relay.events.timestamps import format_rfc3339
 
-HOLD_NOTICE = "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve"
-"""Every text about a hold says it (docs/guarantees.md#a-hold-stops-this-relay-only)."""
+HOLD_NOTICE = (
+    "a hold stops this relay alone: Azure proceeds at NotBefore regardless, "
+    "and other relays and Azure Resource Manager can approve"
+)
+"""Part of every text about a hold (docs/guarantees.md#a-hold-stops-this-relay-only)."""
+MAX_NAMED_RESOURCES = 10
+"""Resources that a refusal names; it counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not accepted. ``status`` is that of HTTP; ``field`` is what to correct, where that would help."""
+    """Why a request is refused."""
 
     status: int
+    """The HTTP status."""
     reason: str
     field: str | None = None
+    """The field of the request that the caller can correct."""
 
 
-def authorize(approval: DecisionRequest, standing: ApprovalStatus | None) -> Refusal | None:
-    """Whether a request is refused: 404, then 409, then 403, then 503 (docs/api.md#order-of-checks). None: it is accepted.
+def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusal | None:
+    """Return why a request is refused, or None if it is accepted.
 
-    ``standing`` is None when the EventId is unknown or the scope is another.
+    404 comes before 409, 409 before 403, and 403 before 503
+    (docs/guarantees.md#refusals-have-one-order). ``status`` is None if the EventId is unknown or
+    the request names another scope.
     """
-    if standing is None:
+    if status is None:
         return Refusal(
             404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
         )
-    refusal = _too_late(approval, standing) or _not_allowed(approval, standing)
-    if refusal is None and standing.mode == "off":
-        refusal = Refusal(
+    conflict = _conflict(request, status)
+    if conflict is not None:
+        return Refusal(409, conflict)
+    missing_permission = _missing_permission(request, status)
+    if missing_permission is not None:
+        return Refusal(403, missing_permission)
+    if status.mode == "off":
+        return Refusal(
             503, "approvals are off; an operator can turn them on: imds-relay approvals on"
         )
-    return refusal
+    return None
 
 
-def _too_late(approval: DecisionRequest, standing: ApprovalStatus) -> Refusal | None:
-    occurrence, event = standing.occurrence, standing.occurrence.event
-    if not occurrence.live:
-        return Refusal(409, "the event has ended")
-    if event.started:
-        return Refusal(409, "the event has started already")
-    if approval.decision == "release":
-        return (
-            Refusal(409, f"no hold is on this event; {HOLD_NOTICE}")
-            if not standing.active_holds
-            else None
-        )
-    closes = standing.voting_closes_at if approval.decision == "approve" else standing.not_before
-    if closes is not None and standing.now >= closes:
-        return Refusal(
-            409,
-            f"too late: it closed at {format_rfc3339(closes)}, it is {format_rfc3339(standing.now)}",
-        )
-    if approval.decision == "hold":
-        return (
-            Refusal(409, f"too late: the StartRequest is on its way; {HOLD_NOTICE}")
-            if standing.is_claimed
-            else None
-        )
-    if approval.revision != occurrence.revision:
-        return Refusal(
-            409,
-            f"the event has changed since that revision; the current one is {occurrence.revision}",
-        )
+def _conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    """Why the state of the event rules the decision out."""
+    if not status.occurrence.live:
+        return "the event has ended"
+    if status.occurrence.event.started:
+        return "the event has started already"
+    match request.decision:
+        case "release":
+            return None if status.active_holds else f"no hold is on this event; {HOLD_NOTICE}"
+        case "hold":
+            return _hold_conflict(status)
+        case "approve":
+            return _vote_conflict(request, status)
+
+
+def _hold_conflict(status: ApprovalStatus) -> str | None:
+    not_before = status.not_before
+    if not_before is not None and status.now >= not_before:
+        return _too_late(not_before, status.now)
+    if status.is_claimed:
+        return f"too late: the StartRequest is on its way; {HOLD_NOTICE}"
+    return None
+
+
+def _vote_conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    closes_at = status.voting_closes_at
+    if closes_at is not None and status.now >= closes_at:
+        return _too_late(closes_at, status.now)
+    current = status.occurrence.revision
+    if request.revision != current:
+        return f"the event has changed since that revision; the current one is {current}"
+    event = status.occurrence.event
     if not is_scheduled(event):
-        return Refusal(
-            409,
-            f"only a Scheduled event can be approved, this one is {event.event_status or 'without a status'}",
-        )
-    if standing.refused_by_imds:
-        return Refusal(409, "IMDS refused the StartRequest for this event (400)")
+        event_status = event.event_status or "without a status"
+        return f"only a Scheduled event can be approved, this one is {event_status}"
+    if status.refused_by_imds:
+        return "IMDS refused the StartRequest for this event (400)"
     return None
 
 
-def _not_allowed(approval: DecisionRequest, standing: ApprovalStatus) -> Refusal | None:
-    rights = approval.caller.rights
-    lacking = _lacking(approval, rights, standing)
-    if lacking is not None:
-        return Refusal(403, lacking)
-    if not _may_speak(approval, rights, standing):
-        return Refusal(
-            403, "the event concerns resources that you may not speak for; every one must be yours"
-        )
-    if approval.decision != "approve":
+def _too_late(closed_at: datetime, now: datetime) -> str:
+    return f"too late: it closed at {format_rfc3339(closed_at)}, it is {format_rfc3339(now)}"
+
+
+def _missing_permission(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    """Why the caller may not take the decision."""
+    missing_right = _missing_right(request, status)
+    if missing_right is not None:
+        return missing_right
+    uncovered = _uncovered_resources(request, status)
+    if uncovered is not None:
+        return uncovered
+    if request.decision != "approve":
         return None
-    if standing.rule is None:
-        return Refusal(403, "no rule of approvals.rules allows this event to be approved")
-    if standing.quorum is not None and approval.caller.principal not in eligible_voters(
-        standing.quorum, standing.groups, standing.people
-    ):
-        return Refusal(403, f"rule {standing.rule.name} takes votes from others only")
+    if status.rule is None:
+        return "no rule of approvals.rules allows this event to be approved"
+    if status.quorum is None:
+        return None
+    voters = eligible_voters(status.quorum, status.groups, status.people)
+    if request.caller.principal not in voters:
+        return f"rule {status.rule.name} takes votes from others only"
     return None
 
 
-def _may_speak(approval: DecisionRequest, rights: Rights, standing: ApprovalStatus) -> bool:
-    resources = standing.occurrence.event.resources
-    if (
-        approval.decision == "approve"
-        and standing.quorum is not None
-        and standing.quorum.each_resource
-    ):
-        return any(
-            covers_all(rights.resources, (one,)) for one in resources
-        )  # others speak for the rest
-    return covers_all(rights.resources, resources)
-
-
-def _lacking(approval: DecisionRequest, rights: Rights, standing: ApprovalStatus) -> str | None:
-    if approval.decision != "release":
-        return (
-            None
-            if approval.decision in rights.can
-            else f"you may not {approval.decision}: it is not in your rights (can)"
-        )
-    if "operate" in rights.can:
+def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    can = request.caller.rights.can
+    if request.decision != "release":
+        if request.decision in can:
+            return None
+        return f"you may not {request.decision}: it is not in your rights (can)"
+    if "operate" in can:
         return None
-    if "hold" not in rights.can:
+    if "hold" not in can:
         return "you may not release: neither hold nor operate is in your rights (can)"
-    own = any(
-        standing.person(hold.principal) == standing.person(approval.caller.principal)
-        for hold in standing.active_holds
-    )
+    person = status.person(request.caller.principal)
+    if any(status.person(hold.principal) == person for hold in status.active_holds):
+        return None
     return (
-        None
-        if own
-        else f"the hold is another's; its holder, or one who may operate, can release it; {HOLD_NOTICE}"
+        "somebody else took the hold; they can release it, and so can anybody with the right "
+        f"operate; {HOLD_NOTICE}"
     )
+
+
+def _uncovered_resources(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    """Which resources of the event are not the caller's to decide for."""
+    patterns = request.caller.rights.resources
+    resources = status.occurrence.event.resources
+    quorum = status.quorum if request.decision == "approve" else None
+    must_cover_each = quorum is not None and quorum.each_resource
+    if not resources and (must_cover_each or patterns is not None):
+        return "you may not decide for an event that names no resource"
+    uncovered = [name for name in resources if not covers_all(patterns, (name,))]
+    others_can_cover_the_rest = must_cover_each and len(uncovered) < len(resources)
+    if not uncovered or others_can_cover_the_rest:
+        return None
+    pronoun = "it" if len(uncovered) == 1 else "them"
+    return (
+        f"you may not decide for {_join_names(uncovered)}: "
+        f"your rights (resources) do not cover {pronoun}"
+    )
+
+
+def _join_names(names: list[str]) -> str:
+    named = ", ".join(names[:MAX_NAMED_RESOURCES])
+    unnamed = len(names) - MAX_NAMED_RESOURCES
+    return f"{named} and {unnamed} more" if unnamed > 0 else named

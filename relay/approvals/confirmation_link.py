@@ -1,4 +1,4 @@
-"""What must come with a link of a message before the decision behind it counts. Runs inside a transaction."""
+"""Checks the link, and the code beside it, by which a person confirms a decision on the page."""
 
 from __future__ import annotations
 
@@ -10,52 +10,51 @@ from relay.outbox import Occurrence
 from relay.outbox.transaction import Transaction
 
 MAX_WRONG_CODES = 5
-"""Wrong codes that a link survives, less one."""
+"""The number of wrong codes that voids a link."""
+_NEXT_STEP = (
+    "the message gets a new link when it is edited next, "
+    "and the API and the command line need no link"
+)
 
 
 def check_confirmation_link(
-    tx: Transaction, approval: DecisionRequest, invited: LinkUse, occurrence: Occurrence
+    tx: Transaction, request: DecisionRequest, link_use: LinkUse, occurrence: Occurrence
 ) -> Refusal | None:
-    """Why a link does not carry a decision about an event. A wrong code is counted; None: it carries it.
+    """Return why a link does not permit a decision about an event, or None if it does.
 
-    To be asked last, of what nothing else refuses: who may not decide learns nothing of a code, and uses no link up.
-    Only approving asks for the code: whoever sees the message has it, and a machine that follows links has not.
+    A wrong code is counted. Call this after every other check, so that a person who may not decide
+    can neither guess codes nor use the link up. Only an approval needs the code: the person who
+    reads the message has it, and a program that follows links does not.
     """
-    invitation = tx.messages.find_link(invited.token)
-    meant = (
-        (invitation.occurrence, invitation.revision, invitation.decision)
-        if invitation is not None
-        else None
-    )
-    if invitation is None or meant != (occurrence.id, approval.revision, approval.decision):
+    link = tx.messages.find_link(link_use.token)
+    wanted = (occurrence.id, request.revision, request.decision)
+    if link is None or (link.occurrence, link.revision, link.decision) != wanted:
         return Refusal(
             409,
-            "the link stands for another decision, or for an event that has ended; a newer message has its own links",
+            "the link is for another decision, or for an event that has ended; "
+            "a newer message has its own links",
         )
-    if invitation.wrong_codes >= MAX_WRONG_CODES:
-        return Refusal(
-            403, f"{MAX_WRONG_CODES} wrong codes were given with this link: it is void; {_ANOTHER}"
-        )
-    if invitation.decision != "approve":
-        return None
-    given = "".join((invited.code or "").split())
-    if not given:
-        return Refusal(403, "approving asks for the code that the message shows", "code")
-    if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), invitation.code.encode()):
-        return None
-    tx.messages.count_wrong_code(invitation)
-    left = MAX_WRONG_CODES - invitation.wrong_codes - 1
-    if not left:
+    if link.wrong_codes >= MAX_WRONG_CODES:
         return Refusal(
             403,
-            f"this is not the code that the message shows, and {MAX_WRONG_CODES} wrong ones void a link; {_ANOTHER}",
+            f"{MAX_WRONG_CODES} wrong codes were given with this link: it is void; {_NEXT_STEP}",
         )
-    tries = f"{left} more tries" if left > 1 else "one more try"
+    if link.decision != "approve":
+        return None
+    code = "".join((link_use.code or "").split())
+    if not code:
+        return Refusal(403, "approving asks for the code that the message shows", "code")
+    if hmac.compare_digest(code.encode("utf-8", "surrogateescape"), link.code.encode()):
+        return None
+    tx.messages.count_wrong_code(link)
+    tries_left = MAX_WRONG_CODES - link.wrong_codes - 1
+    if tries_left == 0:
+        return Refusal(
+            403,
+            "this is not the code that the message shows, "
+            f"and {MAX_WRONG_CODES} wrong codes void a link; {_NEXT_STEP}",
+        )
+    tries = "one more try" if tries_left == 1 else f"{tries_left} more tries"
     return Refusal(
         403, f"this is not the code that the message shows; the link takes {tries}", "code"
     )
-
-
-_ANOTHER = (
-    "the message gets a new link when it is edited next, and the API and the command line need none"
-)

@@ -1,175 +1,268 @@
-"""What follows from how an event stands, written down and told: votes void, holds over, grants given and given up.
+"""Write decisions and transitions into the store: the row and the CloudEvent of each.
 
-Each function works inside one transaction. Nothing here waits, sends, or decides.
+`service` decides, and calls these functions inside one transaction of the store. The caller names
+the cause of each event; it becomes ``causationid``.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.request import DecisionRequest
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import CreateGrant, ExpireHold, FailGrant, Transition, VoidVotes
 from relay.events.build import Origin, decision_event
-from relay.outbox import Decision, Grant, Mode
+from relay.outbox import Decision, Grant, GrantState, Mode
 from relay.outbox.transaction import Transaction
 
-
-@dataclass(frozen=True, slots=True)
-class ApprovalJournal:
-    """Writes down and tells, in the name of one relay."""
-
-    origin: Origin
-
-    def apply(
-        self, tx: Transaction, effect: Transition, standing: ApprovalStatus, now: datetime
-    ) -> None:
-        """Write down one thing that follows from how an event stands, and tell it."""
-        match effect:
-            case VoidVotes(decisions, why):
-                for decision in decisions:
-                    tx.decisions.stop_counting(decision.approval_id)
-                if why is not None:
-                    cause = (
-                        decisions[-1].recorded_event_id
-                        if why == "expired"
-                        else standing.occurrence.last_event_id
-                    )
-                    told = {"why": why} | (
-                        {"dryRun": True} if all(one.dry_run for one in decisions) else {}
-                    )
-                    self.say(tx, "approval.voided", standing.occurrence.data, told, cause, now)
-            case ExpireHold(hold):
-                tx.decisions.stop_counting(hold.approval_id)
-                self._tell_expired(tx, hold, standing, now)
-            case FailGrant(grant, reason):
-                tx.decisions.record_answer(grant.id, "failed", None)
-                if not grant.dry_run:
-                    self.tell_start(tx, "startrequest.failed", grant, reason, now)
-            case CreateGrant(rule):
-                self._allow(tx, rule.name, standing, now)
-
-    def _allow(self, tx: Transaction, rule: str, standing: ApprovalStatus, now: datetime) -> None:
-        """Grant: on the word of the newest decision where there is one, else of the rule."""
-        votes = standing.counted_votes if standing.votes_required else ()
-        completing = votes[-1] if votes else None
-        last = next(reversed(tx.decisions.for_occurrence(standing.occurrence.id)), None)
-        told = {
-            "approvalId": completing.approval_id if completing is not None else new_id(),
-            "decision": "approve",
-            "principal": completing.principal if completing is not None else f"rule:{rule}",
-            "channel": completing.channel if completing is not None else "rule",
-            "reason": completing.reason if completing is not None else None,
-            "votes": standing.vote_count,
-            "required": standing.votes_required,
-            "rule": rule,
-        }
-        # The cause is the vote, or the release, that completed it; of an automatic grant, the event itself.
-        completed = last is not None and (
-            completing is not None or (last.decision == "release" and last.at == now)
-        )
-        by = last if completed else None
-        cause = (
-            (by.message_id or by.recorded_event_id)
-            if by is not None
-            else standing.occurrence.last_event_id
-        )
-        granted = self.say(
-            tx,
-            "approval.granted",
-            standing.occurrence.data,
-            with_mode(standing.mode, told),
-            cause,
-            now,
-        )
-        tx.decisions.add_grant(
-            standing.occurrence.id,
-            standing.occurrence.revision,
-            rule,
-            str(told["approvalId"]),
-            now,
-            dry_run=standing.mode == "dry-run",
-            cause=(by.message_id if by is not None else None) or granted,
-        )
-
-    def _tell_expired(
-        self, tx: Transaction, hold: Decision, standing: ApprovalStatus, now: datetime
-    ) -> None:
-        approval_id = new_id()
-        told = {
-            "approvalId": approval_id,
-            "decision": "release",
-            "principal": "relay",
-            "channel": "relay",
-            "reason": f"the hold of {hold.principal} expired; {HOLD_NOTICE}",
-            **count(standing),
-        }
-        said = self.say(
-            tx,
-            "approval.recorded",
-            standing.occurrence.data,
-            with_mode(standing.mode, told),
-            hold.recorded_event_id,
-            now,
-        )
-        tx.decisions.add_decision(
-            Decision(
-                approval_id,
-                standing.occurrence.id,
-                "release",
-                "relay",
-                "relay",
-                standing.occurrence.revision,
-                str(told["reason"]),
-                now,
-                expires=None,
-                dry_run=standing.mode == "dry-run",
-                counts=False,
-                recorded_event_id=said,
-                message_id=None,
-            )
-        )
-
-    def tell_start(
-        self, tx: Transaction, name: str, grant: Grant, reason: str | None, now: datetime
-    ) -> None:
-        """Tell what became of a StartRequest."""
-        after = next(one for one in tx.decisions.grants(grant.occurrence) if one.id == grant.id)
-        told = {"status": after.status, "attempts": after.attempts, "reason": reason}
-        self.say(tx, name, tx.snapshot.by_id(grant.occurrence).data, told, grant.cause, now)
-
-    def say(
-        self,
-        tx: Transaction,
-        name: str,
-        event: Mapping[str, Any],
-        told: Mapping[str, Any],
-        cause: str | None,
-        at: datetime,
-    ) -> str:
-        """Tell of an event what ``told`` says, because of ``cause``; returns the id."""
-        said = decision_event(
-            name, self.origin, at, event=event, added=told, cause=cause, head=str(tx.head())
-        )
-        tx.record(said, at)
-        return said.id
+_NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
+_UNKNOWN_EVENT: dict[str, Any] = dict.fromkeys(
+    (
+        "eventType",
+        "eventStatus",
+        "resourceType",
+        "resources",
+        "notBefore",
+        "description",
+        "eventSource",
+        "durationSeconds",
+        "documentIncarnation",
+        "revision",
+    )
+)
 
 
-def with_mode(mode: Mode, told: dict[str, Any]) -> dict[str, Any]:
-    """The same, marked where it is said in a dry run."""
-    return told | {"dryRun": True} if mode == "dry-run" else told
-
-
-def new_id() -> str:
-    """An approvalId: 128 random bits."""
+def new_approval_id() -> str:
+    """Return 128 random bits in hexadecimal digits."""
     return secrets.token_hex(16)
 
 
-def count(standing: ApprovalStatus) -> dict[str, Any]:
-    """How many of how many votes there are, and the rule that asks for them."""
-    rule = standing.rule.name if standing.rule is not None else None
-    return {"votes": standing.vote_count, "required": standing.votes_required, "rule": rule}
+def causation_id(decision: Decision) -> str:
+    """Return the ``causationid`` of what a decision causes: its AMQP message, else its event."""
+    return decision.message_id or decision.recorded_event_id
+
+
+def record_decision(
+    tx: Transaction, origin: Origin, decision: Decision, status: ApprovalStatus, *, cause: str
+) -> Decision:
+    """Store a decision with its ``approval.recorded``; return it with the id of that event."""
+    status_with_decision = replace(status, decisions=(*status.decisions, decision))
+    details = {
+        "approvalId": decision.approval_id,
+        "decision": decision.decision,
+        "principal": decision.principal,
+        "channel": decision.channel,
+        "reason": decision.reason,
+        **status_with_decision.vote_summary,
+    }
+    event_id = _record_event(
+        tx,
+        origin,
+        "approval.recorded",
+        status.occurrence.data,
+        _mark_dry_run(details, dry_run=decision.dry_run),
+        cause=cause,
+        at=decision.at,
+    )
+    recorded = replace(decision, recorded_event_id=event_id)
+    tx.decisions.add_decision(recorded)
+    return recorded
+
+
+def record_refusal(
+    tx: Transaction,
+    origin: Origin,
+    request: DecisionRequest,
+    status: ApprovalStatus | None,
+    *,
+    reason: str,
+    mode: Mode,
+) -> None:
+    """Record ``approval.refused``. ``status`` is None if the request names no known event."""
+    caller = request.caller
+    details = {
+        "approvalId": new_approval_id(),
+        "decision": request.decision,
+        "principal": caller.principal,
+        "channel": caller.channel,
+        "reason": request.reason,
+        **(status.vote_summary if status is not None else _NO_VOTES),
+        "refusal": reason,
+    }
+    if status is None:
+        event_data: Mapping[str, Any] = {"eventId": request.event_id, **_UNKNOWN_EVENT}
+        cause = request.message_id
+    else:
+        event_data = status.occurrence.data
+        cause = request.message_id or status.occurrence.last_event_id
+    _record_event(
+        tx,
+        origin,
+        "approval.refused",
+        event_data,
+        _mark_dry_run(details, dry_run=mode == "dry-run"),
+        cause=cause,
+        at=request.at,
+    )
+
+
+def apply_transition(
+    tx: Transaction,
+    origin: Origin,
+    transition: Transition,
+    status: ApprovalStatus,
+    cause: Decision | None,
+) -> Decision | None:
+    """Store one transition with its event; return the decision that causes the next transition.
+
+    ``cause`` is the decision of this transaction that led to the transition. It is None if time,
+    the document or the mode did.
+    """
+    match transition:
+        case VoidVotes():
+            _void_votes(tx, origin, transition, status)
+        case ExpireHold(hold):
+            return _release_expired_hold(tx, origin, hold, status)
+        case FailGrant(grant, reason):
+            record_start_answer(
+                tx, origin, grant, "failed", http_status=None, reason=reason, at=status.now
+            )
+        case CreateGrant():
+            _create_grant(tx, origin, transition, status, cause)
+    return cause
+
+
+def record_start_answer(
+    tx: Transaction,
+    origin: Origin,
+    grant: Grant,
+    state: GrantState,
+    *,
+    http_status: int | None,
+    reason: str | None,
+    at: datetime,
+) -> None:
+    """Store the final state of a grant with its ``startrequest.accepted`` or ``.failed``."""
+    tx.decisions.record_answer(grant.id, state, http_status)
+    if grant.dry_run:
+        return
+    answered = tx.decisions.grant(grant.id)
+    _record_event(
+        tx,
+        origin,
+        "startrequest.accepted" if state == "accepted" else "startrequest.failed",
+        tx.snapshot.by_id(grant.occurrence).data,
+        {"status": answered.status, "attempts": answered.attempts, "reason": reason},
+        cause=grant.cause,
+        at=at,
+    )
+
+
+def _void_votes(
+    tx: Transaction, origin: Origin, transition: VoidVotes, status: ApprovalStatus
+) -> None:
+    decisions, reason = transition.decisions, transition.reason
+    for decision in decisions:
+        tx.decisions.stop_counting(decision.approval_id)
+    if reason is None:
+        return
+    occurrence = status.occurrence
+    is_expired = reason == "expired"
+    _record_event(
+        tx,
+        origin,
+        "approval.voided",
+        occurrence.data,
+        _mark_dry_run({"why": reason}, dry_run=all(vote.dry_run for vote in decisions)),
+        cause=decisions[-1].recorded_event_id if is_expired else occurrence.last_event_id,
+        at=status.now,
+    )
+
+
+def _release_expired_hold(
+    tx: Transaction, origin: Origin, hold: Decision, status: ApprovalStatus
+) -> Decision:
+    tx.decisions.stop_counting(hold.approval_id)
+    release = Decision(
+        approval_id=new_approval_id(),
+        occurrence=status.occurrence.id,
+        decision="release",
+        principal="relay",
+        channel="relay",
+        revision=status.occurrence.revision,
+        reason=f"the hold of {hold.principal} expired; {HOLD_NOTICE}",
+        at=status.now,
+        expires=None,
+        dry_run=status.mode == "dry-run",
+        counts=False,
+        recorded_event_id="",
+        message_id=None,
+    )
+    return record_decision(tx, origin, release, status, cause=hold.recorded_event_id)
+
+
+def _create_grant(
+    tx: Transaction,
+    origin: Origin,
+    transition: CreateGrant,
+    status: ApprovalStatus,
+    cause: Decision | None,
+) -> None:
+    rule, dry_run = transition.rule, status.mode == "dry-run"
+    vote = status.counted_votes[-1] if status.quorum is not None else None
+    # If this transaction has recorded no decision, the newest vote causes a grant by votes.
+    deciding = cause or vote
+    details = {
+        "approvalId": vote.approval_id if vote is not None else new_approval_id(),
+        "decision": "approve",
+        "principal": vote.principal if vote is not None else f"rule:{rule.name}",
+        "channel": vote.channel if vote is not None else "rule",
+        "reason": vote.reason if vote is not None else None,
+        **status.vote_summary,
+    }
+    granted_event_id = _record_event(
+        tx,
+        origin,
+        "approval.granted",
+        status.occurrence.data,
+        _mark_dry_run(details, dry_run=dry_run),
+        cause=causation_id(deciding) if deciding is not None else status.occurrence.last_event_id,
+        at=status.now,
+    )
+    message_id = deciding.message_id if deciding is not None else None
+    tx.decisions.add_grant(
+        status.occurrence.id,
+        status.occurrence.revision,
+        rule.name,
+        str(details["approvalId"]),
+        status.now,
+        dry_run=dry_run,
+        cause=message_id or granted_event_id,
+    )
+
+
+def _record_event(
+    tx: Transaction,
+    origin: Origin,
+    name: str,
+    event_data: Mapping[str, Any],
+    details: Mapping[str, Any],
+    *,
+    cause: str | None,
+    at: datetime,
+) -> str:
+    """Record an ``approval.*`` or ``startrequest.*`` event; return its id."""
+    event = decision_event(
+        name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
+    )
+    tx.record(event, at)
+    return event.id
+
+
+def _mark_dry_run(details: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
+    return {**details, "dryRun": True} if dry_run else details

@@ -1,29 +1,34 @@
-"""How an approval is weighed, for people: which rule decides and why no other, what is missing, and until when. Pure."""
+"""An event's approval, explained for people: who decides, what is missing, and until when. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from relay.approvals.rules import Rule, RuleConditions, eligible_voters
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
+from relay.events.timestamps import format_rfc3339
+from relay.outbox import Decision
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleExplanation:
-    """One rule. ``unmet`` are the keys of its ``match`` that the event does not meet; ``turns``: when its hours begin or end."""
+    """Whether one rule decides about the event."""
 
     name: str
     unmet_conditions: tuple[str, ...]
+    """The keys of ``match`` that the event does not meet."""
     decides: bool
     hours_change_at: datetime | None
+    """When the rule's hours begin or end next; None: the rule has none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalExplanation:
-    """``missing`` votes can come from ``may_vote``; ``unspoken`` machines need somebody to speak for them."""
+    """Everything that a person may ask about the approval of one event."""
 
     state: str
     mode: str
@@ -32,58 +37,76 @@ class ApprovalExplanation:
     required: int
     missing: int
     may_vote: tuple[str, ...]
+    """The principals whose vote would count and is missing."""
     uncovered_resources: tuple[str, ...]
+    """The resources that no voter covers yet."""
     voting_closes_at: datetime | None
     counted_votes: tuple[tuple[str, datetime | None], ...]
-    """Whose votes count, and until when; None: until NotBefore."""
+    """The principal of each vote, and when the vote expires (None: at NotBefore)."""
     holds: tuple[tuple[str, datetime | None], ...]
+    """The principal of each hold, and when the hold expires."""
     grant_expires_at: datetime | None
-    """When what was granted expires unless it is sent."""
+    """When the grant expires if it is not sent before."""
 
 
-def explain(standing: ApprovalStatus, rules: Sequence[Rule], scope: str) -> ApprovalExplanation:
-    """Everything that a person would ask about an event's approval."""
-    have = {standing.person(one.principal) for one in standing.counted_votes}
-    asks = standing.quorum
-    may = (
-        eligible_voters(asks, standing.groups, standing.people)
-        if asks is not None and standing.is_open
-        else frozenset()
-    )
+def explain(status: ApprovalStatus, rules: Sequence[Rule], scope: str) -> ApprovalExplanation:
+    """Explain an approval. ``rules`` are those of ``approvals.rules``, in their order."""
+    grant = status.active_grant
+    votes = status.counted_votes if status.quorum is not None else ()
     return ApprovalExplanation(
-        state=approval_state(standing),
-        mode=standing.mode,
-        rules=tuple(_weighed(rule, standing, scope) for rule in rules),
-        votes=standing.vote_count,
-        required=standing.votes_required,
-        missing=standing.votes_missing if standing.is_open else 0,
-        may_vote=tuple(sorted(one for one in may if standing.person(one) not in have)),
-        uncovered_resources=standing.uncovered_resources if standing.is_open else (),
-        voting_closes_at=standing.voting_closes_at,
-        counted_votes=tuple(
-            (one.principal, standing.expires_at(one)) for one in standing.counted_votes
-        )
-        if asks is not None
-        else (),
-        holds=tuple((one.principal, one.expires) for one in standing.active_holds),
-        grant_expires_at=grant_expires_at(standing.active_grant, standing)
-        if standing.active_grant is not None
-        else None,
+        state=approval_state(status),
+        mode=status.mode,
+        rules=tuple(_explain_rule(rule, status, scope) for rule in rules),
+        votes=status.vote_count,
+        required=status.votes_required,
+        missing=status.votes_missing if status.is_open else 0,
+        may_vote=_missing_voters(status),
+        uncovered_resources=status.uncovered_resources if status.is_open else (),
+        voting_closes_at=status.voting_closes_at,
+        counted_votes=_with_expiry(votes, status),
+        holds=_with_expiry(status.active_holds, status),
+        grant_expires_at=grant_expires_at(grant, status) if grant is not None else None,
     )
 
 
-def _weighed(rule: Rule, standing: ApprovalStatus, scope: str) -> RuleExplanation:
+def approval_summary(status: ApprovalStatus) -> dict[str, Any]:
+    """``approval`` of an event, as the API gives it."""
+    closes_at = status.voting_closes_at
+    return {
+        "state": approval_state(status),
+        **status.vote_summary,
+        "missing": status.votes_missing if status.is_open else 0,
+        "closes": format_rfc3339(closes_at) if closes_at is not None else None,
+    }
+
+
+def _missing_voters(status: ApprovalStatus) -> tuple[str, ...]:
+    if status.quorum is None or not status.is_open:
+        return ()
+    people_who_voted = {status.person(vote.principal) for vote in status.counted_votes}
+    voters = eligible_voters(status.quorum, status.groups, status.people)
+    return tuple(sorted(voter for voter in voters if status.person(voter) not in people_who_voted))
+
+
+def _with_expiry(
+    decisions: Sequence[Decision], status: ApprovalStatus
+) -> tuple[tuple[str, datetime | None], ...]:
+    return tuple((decision.principal, status.expires_at(decision)) for decision in decisions)
+
+
+def _explain_rule(rule: Rule, status: ApprovalStatus, scope: str) -> RuleExplanation:
     hours = rule.match.time
     return RuleExplanation(
-        rule.name,
-        tuple(key for key in RuleConditions.model_fields if not _meets(rule, key, standing, scope)),
-        standing.rule is not None and rule.name == standing.rule.name,
-        hours.next_change(standing.now) if hours is not None else None,
+        name=rule.name,
+        unmet_conditions=tuple(
+            key for key in RuleConditions.model_fields if not _is_met(rule, key, status, scope)
+        ),
+        decides=status.rule is not None and status.rule.name == rule.name,
+        hours_change_at=hours.next_change(status.now) if hours is not None else None,
     )
 
 
-def _meets(rule: Rule, key: str, standing: ApprovalStatus, scope: str) -> bool:
-    alone = rule.model_copy(
-        update={"match": RuleConditions().model_copy(update={key: getattr(rule.match, key)})}
-    )
-    return alone.matches(standing.occurrence.data, scope, standing.now)
+def _is_met(rule: Rule, key: str, status: ApprovalStatus, scope: str) -> bool:
+    condition = RuleConditions().model_copy(update={key: getattr(rule.match, key)})
+    single_condition_rule = rule.model_copy(update={"match": condition})
+    return single_condition_rule.matches(status.occurrence.data, scope, status.now)

@@ -1,7 +1,7 @@
-"""The only holder of the StartRequest port: takes requests in, lets the ledger decide, and sends what was granted.
+"""Takes requests to approve, and runs the tasks that follow from them.
 
-Every StartRequest follows from a grant that is on disk. Before each one: wait until what there is to say was said, or
-``tell_first`` has passed; read the document afresh; check everything again and claim, in one transaction; then send.
+The gate applies transitions when they are due. Its `StartRequestSender` sends what was granted. The
+decisions themselves are in `service`.
 """
 
 from __future__ import annotations
@@ -9,58 +9,54 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
 from relay.approvals import StartRequestPort
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.service import ApprovalService, Claim
+from relay.approvals.sender import RETRY_DELAY, StartRequestSender
+from relay.approvals.service import ApprovalService
+from relay.approvals.waiting import wait_for_event
 from relay.clock import Clock
-from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
-from relay.outbox import Grant, Mode
+from relay.errors import StoreUnavailable
+from relay.outbox import Mode
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
 _log = logging.getLogger(__name__)
-_LOOK = 0.05
-"""Seconds between two looks at whether the notices about a granted event are out."""
-_AGAIN = 1.0
-"""Seconds before a StartRequest without an answer is tried again, at least; it doubles up to `_AGAIN_LATEST`."""
-_AGAIN_LATEST = 8.0
-_LOOK_AT_LATEST = 60.0
-"""Seconds after which moments are compared with the wall clock again: it may have been set meanwhile."""
-_MOST = 100
-"""Grants that share one StartRequest: its body stays small, however many events a document holds."""
+MAX_TIMER = 60.0
+"""Seconds until the wall clock is read again: somebody may have set it."""
+IDLE_CHECK_INTERVAL = 0.05
+"""Seconds between two checks for a StartRequest in flight."""
 
 
 class Gate:
-    """Approvals in, StartRequests out. ``names_us`` tells whether an event's resources name this VM."""
+    """Requests to approve in, StartRequests out."""
 
     def __init__(
         self,
-        ledger: ApprovalService,
+        service: ApprovalService,
         store: Store,
         port: StartRequestPort,
         clock: Clock,
         names_us: Callable[[Sequence[str]], bool],
     ) -> None:
-        self.service = ledger
+        """``names_us`` says whether the resources of an event include this VM."""
+        self.service = service
         self._store = store
-        self._port = port
         self._clock = clock
-        self._names_us = names_us
-        self._stepped = asyncio.Event()
-        self._granted = asyncio.Event()
-        self._alone: set[int] = (
-            set()
-        )  # grants that a shared StartRequest with a 400 held: each is sent by itself
-        self._first_seen: dict[int, float] = {}  # open grants, by the clock that nobody sets
-        self._failures = 0
-        store.listeners.recorded.append(lambda _: self.changed())
+        self._is_changed = asyncio.Event()
+        self._sender = StartRequestSender(
+            service, store, port, clock, names_us, on_answer=self._is_changed.set
+        )
+        store.listeners.recorded.append(lambda _: self.wake())
 
-    async def submit(self, approval: DecisionRequest) -> DecisionAnswer:
-        """Decide one request. The answer is given after the decision is on disk; 503 where it cannot be put there."""
+    async def submit(self, request: DecisionRequest) -> DecisionAnswer:
+        """Decide one request; the decision is on disk when this returns.
+
+        The answer is 503 if the decision cannot be written
+        (docs/guarantees.md#approvals-fail-closed).
+        """
         try:
-            return await self._store.transact(lambda tx: self.service.submit(tx, approval))
+            return await self._store.transact(lambda tx: self.service.submit(tx, request))
         except StoreUnavailable:
             return DecisionAnswer(
                 503,
@@ -68,178 +64,51 @@ class Gate:
             )
 
     async def mode(self) -> Mode:
-        """The switch as it holds."""
+        """Return the mode in force."""
         return await self._store.read(self.service.mode)
 
     async def set_mode(self, mode: Mode, principal: str) -> Mode:
-        """Turn the switch, remembered; returns how it holds now: of file and switch the stricter. Raises StoreUnavailable."""
+        """Set and remember the switch; return the mode then in force. Raises StoreUnavailable."""
         now = self._clock.now()
 
-        def work(tx: Transaction) -> Mode:
+        def set_switch(tx: Transaction) -> Mode:
             tx.set_mode(mode, principal, now)
             return self.service.mode(tx)
 
-        effective = await self._store.transact(work)
-        _log.warning("approvals were set to %s by %s; they are %s", mode, principal, effective)
-        self.changed()
+        effective = await self._store.transact(set_switch)
+        _log.warning("%s set approvals to %s; they are now %s", principal, mode, effective)
+        self.wake()
         return effective
 
-    def changed(self) -> None:
-        """Something happened that rules or votes may depend on: look again."""
-        self._stepped.set()
-        self._granted.set()
+    def wake(self) -> None:
+        """Check for due transitions and grants now: something has changed."""
+        self._is_changed.set()
+        self._sender.wake()
 
     async def wait_until_idle(self, within: float) -> None:
-        """Return when no StartRequest is being sent, or after so many seconds."""
-        until = self._clock.monotonic() + within
-        while self.service.in_flight and self._clock.monotonic() < until:
-            await self._clock.sleep(_LOOK)
+        """Return when no StartRequest is in flight, or after ``within`` seconds."""
+        deadline = self._clock.monotonic() + within
+        while self.service.in_flight and self._clock.monotonic() < deadline:
+            await self._clock.sleep(IDLE_CHECK_INTERVAL)
 
     async def run(self) -> None:
-        """Step and send until cancelled."""
+        """Apply transitions and send StartRequests until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._step(), name="approvals: step")
-            group.create_task(self._send(), name="approvals: send")
+            group.create_task(self._apply_transitions(), name="approvals: transitions")
+            group.create_task(self._sender.run(), name="approvals: StartRequests")
 
-    async def _step(self) -> None:
-        """Do what time, the document and the switch make necessary, when they do."""
+    async def _apply_transitions(self) -> None:
         while True:
-            self._stepped.clear()
+            self._is_changed.clear()
             try:
-                moment = await self._store.transact(
+                next_change = await self._store.transact(
                     lambda tx: self.service.apply_transitions(tx, self._clock.now())
                 )
             except StoreUnavailable:
-                await self._wait(self._stepped, _AGAIN)
-                continue
-            await self._wait(
-                self._stepped,
-                None if moment is None else (moment - self._clock.now()).total_seconds(),
-            )
-
-    async def _send(self) -> None:
-        """Send what was granted, as soon as it may go."""
-        while True:
-            self._granted.clear()
-            try:
-                ready, soon = await self._store.read(lambda tx: self._look(tx, self._clock.now()))
-            except StoreUnavailable:
-                await self._clock.sleep(_AGAIN)
-                continue
-            if ready:
-                await self._start(ready)
+                timeout: float | None = RETRY_DELAY
             else:
-                await self._wait(self._granted, _LOOK if soon else None)
-
-    def _look(self, tx: Transaction, now: datetime) -> tuple[list[Grant], bool]:
-        """The grants that may go now, and whether others wait for nothing but their notices to get out."""
-        grants, monotonic = tx.decisions.open_grants(), self._clock.monotonic()
-        self._first_seen = {grant.id: self._first_seen.get(grant.id, monotonic) for grant in grants}
-        if self.service.mode(tx) != "on":
-            return [], False
-        free = [grant for grant in grants if not self.service.is_held(tx, grant, now)]
-        ready = [grant for grant in free if self._is_told(tx, grant)]
-        alone = [grant for grant in ready if grant.id in self._alone]
-        return alone[:1] or ready[:_MOST], len(ready) < len(free)
-
-    def _is_told(self, tx: Transaction, grant: Grant) -> bool:
-        """Whether what there is to say of an event that names this VM was said, or has had its time.
-
-        See docs/guarantees.md#notices-come-before-the-startrequest.
-        """
-        occurrence = tx.snapshot.by_id(grant.occurrence)
-        return (
-            self._clock.monotonic() - self._first_seen[grant.id] >= self.service.settings.tell_first
-            or not self._names_us(occurrence.event.resources)
-            or not tx.deliveries.has_waiting(occurrence.key)
-        )
-
-    async def _start(self, grants: Sequence[Grant]) -> None:
-        """One fresh read and one POST for these grants, as far as they still hold then."""
-        try:
-            await self._port.read_fresh()
-        except SourceError:
-            await self._clock.sleep(_AGAIN)  # whoever reads says why, and keeps the pace
-            return
-        try:
-            claimed = await self._claim_and_post(grants)
-        except SourceError as error:
-            await self._rest(error)
-        except StoreUnavailable:
-            await self._clock.sleep(_AGAIN)
-        else:
-            if not claimed:
-                await self._wait(
-                    self._granted, _LOOK
-                )  # what stood in the way is for the next step to tell
-
-    async def _claim_and_post(self, grants: Sequence[Grant]) -> bool:
-        """Whether any could be claimed. Raises StoreUnavailable, with nothing sent, and what `_post` raises."""
-        # Set before the claim is on disk: from then on a step must leave these grants to their answer.
-        self.service.in_flight = frozenset(grant.id for grant in grants)
-        try:
-            claims = await self._store.transact(
-                lambda tx: self._claim(tx, grants, self._clock.now())
-            )
-            if claims:
-                await self._post(claims)
-        finally:
-            self.service.in_flight = frozenset()
-            self._stepped.set()
-        return bool(claims)
-
-    def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
-        # The fresh read may have brought news, and those come first too.
-        return self.service.claim(tx, [grant for grant in grants if self._is_told(tx, grant)], now)
-
-    async def _post(self, claims: Sequence[Claim]) -> None:
-        """Send, and write the answer down. Raises SourceUnavailable when there was none that says yes or no."""
-        named = ", ".join(claim.event_id for claim in claims)
-        try:
-            await self._port.start([claim.event_id for claim in claims])
-        except SourceRefused as error:
-            status, reason = error.status, error.reason
-            if len(claims) > 1:
-                self._alone |= {claim.grant.id for claim in claims}
-                await self._note(lambda tx, _: self.service.unanswered(tx, claims, status))
-                return
-            _log.error("IMDS refused the StartRequest for %s: %s", named, reason)
-            await self._note(lambda tx, now: self.service.failed(tx, claims, status, reason, now))
-        except SourceError as error:
-            status = error.status
-            await self._note(lambda tx, _: self.service.unanswered(tx, claims, status))
-            raise
-        else:
-            _log.info("StartRequest accepted for %s", named)
-            await self._note(lambda tx, now: self.service.accepted(tx, claims, now))
-        self._failures = 0
-
-    async def _note(self, work: Callable[[Transaction, datetime], None]) -> None:
-        # It has happened, so it is told in any case: from memory, where the file cannot be written.
-        now = self._clock.now()
-        await self._store.transact(lambda tx: work(tx, now), fail_open=True)
-
-    async def _rest(self, error: SourceError) -> None:
-        if self._failures == 0:
-            _log.warning(
-                "a StartRequest could not be sent, it will be tried again: %s", error.reason
-            )
-        self._failures += 1
-        asked = (
-            error.retry_after if isinstance(error, SourceUnavailable) and error.retry_after else 0.0
-        )
-        await self._clock.sleep(
-            max(asked, min(_AGAIN * 2.0 ** (self._failures - 1), _AGAIN_LATEST))
-        )
-
-    async def _wait(self, event: asyncio.Event, seconds: float | None) -> None:
-        """Return when the event is set, or after so many seconds, a minute at most; without seconds, only when it is set."""
-        async with asyncio.TaskGroup() as group:
-            waits: list[asyncio.Task[object]] = [group.create_task(event.wait())]
-            if seconds is not None:
-                waits.append(
-                    group.create_task(self._clock.sleep(min(max(0.0, seconds), _LOOK_AT_LATEST)))
-                )
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+                timeout = None
+                if next_change is not None:
+                    seconds = (next_change - self._clock.now()).total_seconds()
+                    timeout = min(max(0.0, seconds), MAX_TIMER)
+            await wait_for_event(self._is_changed, self._clock, timeout)

@@ -1,4 +1,8 @@
-"""What somebody asks: one decision about one state of one event, however it came in. Pure."""
+"""One request to decide about one state of one event, whichever channel it came by. Pure.
+
+`DecisionBody` is the JSON body, `DecisionRequest` the request of an authenticated caller, and
+`DecisionAnswer` what the caller gets back. `service` decides the request.
+"""
 
 from __future__ import annotations
 
@@ -18,59 +22,64 @@ Right = Literal["read", "approve", "hold", "operate"]
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a principal may do. ``resources``: patterns that must cover every resource of the event; None: no limit."""
+    """What a caller may do."""
 
     can: frozenset[Right]
     resources: tuple[str, ...] | None = None
+    """Patterns that must cover every resource of the event; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as the door through which they came has established. ``channel``: http, callback, amqp, local, page and chats."""
+    """An authenticated caller."""
 
     principal: str
     channel: str
+    """http, callback, amqp, local, page, or the name of a chat."""
     rights: Rights
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """By which link of a message a request came. ``code``: the one that is said to be in the message; None: none is said."""
+    """The link by which a request came to the confirm page."""
 
     token: str = field(repr=False)
     code: str | None = field(repr=False)
+    """The code that the person typed; None: they typed none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRequest:
-    """One request. ``request_id`` makes repeats known and comes with the ``digest`` of the body; ``message_id``: of AMQP.
-
-    ``invited``: of the page behind a link.
-    """
+    """One request to approve an event, to hold it, or to release a hold."""
 
     caller: Caller
     event_id: str
     decision: DecisionKind
     revision: str
+    """The state of the event that the caller saw."""
     at: datetime
     reason: str | None = None
     scope: str | None = None
     request_id: str | None = None
+    """A repeat has the same id and the same ``digest``; None: a repeat cannot be recognized."""
     digest: str = ""
+    """SHA-256 of the body."""
     message_id: str | None = None
+    """The ``message_id`` of the AMQP message that carried the request."""
     link: LinkUse | None = None
+    """The link of the confirm page, if the request came by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionAnswer:
-    """What the caller is told. ``status`` is that of HTTP; ``body`` the answer's JSON, for a refusal a problem's.
-
-    ``repeat``: it is the first answer to the same request, given again.
-    """
+    """The answer to a request."""
 
     status: int
+    """The HTTP status."""
     body: Mapping[str, Any]
+    """The JSON of the answer; for a refusal the members of its problem."""
     repeat: bool = False
+    """Whether this is the first answer to the same request again."""
 
     @property
     def accepted(self) -> bool:
@@ -83,7 +92,7 @@ class MalformedBody(ValueError):
 
 
 class InvalidField(ValueError):
-    """A field is missing or wrong. ``field`` names it."""
+    """A field is missing or wrong. ``field`` is its name."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name}: {problem}")
@@ -102,8 +111,8 @@ class DecisionBody(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    # It is told as it was sent, as `subject`, where CloudEvents allow no control characters.
-    eventId: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")  # noqa: N815  # the documented name
+    # An unknown EventId becomes the CloudEvents subject, which allows no control characters.
+    eventId: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")  # noqa: N815  # the API's name
     """The EventId; compared without case."""
     decision: DecisionKind
     revision: str = Field(min_length=1, max_length=128)
@@ -113,7 +122,7 @@ class DecisionBody(BaseModel):
     scope: str | None = Field(default=None, max_length=80)
     """Guards against a request that reached the wrong relay."""
 
-    def approval(
+    def to_request(
         self,
         caller: Caller,
         at: datetime,
@@ -122,41 +131,44 @@ class DecisionBody(BaseModel):
         request_id: str | None = None,
         message_id: str | None = None,
     ) -> DecisionRequest:
-        """The request that this body makes when it comes from this caller; ``raw`` are its bytes."""
+        """Return the request of this caller. ``raw`` are the bytes of the body."""
         return DecisionRequest(
-            caller,
-            self.eventId,
-            self.decision,
-            self.revision,
-            at,
-            self.reason,
-            self.scope,
-            request_id,
-            hashlib.sha256(raw).hexdigest(),
-            message_id,
+            caller=caller,
+            event_id=self.eventId,
+            decision=self.decision,
+            revision=self.revision,
+            at=at,
+            reason=self.reason,
+            scope=self.scope,
+            request_id=request_id,
+            digest=hashlib.sha256(raw).hexdigest(),
+            message_id=message_id,
         )
 
 
 def parse_body(raw: bytes) -> DecisionBody:
-    """Read the body. Raises MalformedError for what is no JSON object, WrongFieldError for the first wrong field."""
+    """Parse a body.
+
+    Raises MalformedBody if it is not a JSON object, and InvalidField for the first wrong field.
+    """
     return validate_body(read_json(raw))
 
 
 def read_json(raw: bytes) -> object:
-    """What JSON says, where it says one thing alone. Raises MalformedError for an object with a key twice, and what is no JSON.
+    """Parse JSON. Raises MalformedBody if it is not JSON or an object has a key twice.
 
-    Of two values readers take the first, or the last, or refuse (RFC 8259, section 4): who stands between sender and relay,
-    and let it pass, may have read another decision than we would.
+    Parsers differ in which of two values they take (RFC 8259, section 4). A proxy that let the
+    request pass may have read another decision than this relay would.
     """
     try:
-        said: object = orjson.loads(raw)
-        json.loads(raw, object_pairs_hook=_once)
+        parsed: object = orjson.loads(raw)
+        json.loads(raw, object_pairs_hook=_reject_repeated_keys)
     except (orjson.JSONDecodeError, RecursionError) as error:
         raise MalformedBody(f"expected a JSON object: {error}") from error
-    return said
+    return parsed
 
 
-def _once(pairs: list[tuple[str, object]]) -> None:
+def _reject_repeated_keys(pairs: list[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
@@ -167,13 +179,12 @@ def _once(pairs: list[tuple[str, object]]) -> None:
 
 
 def validate_body(fields: object) -> DecisionBody:
-    """As `parse_body`, of what was JSON already."""
+    """Validate parsed JSON. Raises as `parse_body` does."""
     if not isinstance(fields, dict):
         raise MalformedBody("expected a JSON object")
     try:
         return DecisionBody.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise InvalidField(
-            ".".join(str(part) for part in first["loc"]) or "body", first["msg"]
-        ) from error
+        name = ".".join(str(part) for part in first["loc"]) or "body"
+        raise InvalidField(name, first["msg"]) from error

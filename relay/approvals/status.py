@@ -1,11 +1,15 @@
-"""How an event's approval stands: all that is known of it at one moment, and what follows from that alone. Pure."""
+"""How the approval of one event stands at one moment. Pure.
+
+`ApprovalStatus` holds every fact that a decision depends on and derives from them what counts now.
+`authorize` and `transitions` decide by it. Nothing here decides or changes anything.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
 from relay.events.match import covers_all
@@ -13,227 +17,231 @@ from relay.events.model import Event
 from relay.outbox import Decision, Grant, Mode, Occurrence
 
 ApprovalState = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]
-OVER = ("failed", "refused")
-"""States of a grant that nothing will come of."""
+FAILED_GRANT_STATES = ("failed", "refused")
+"""States of a grant for which no StartRequest will be sent any more."""
+_PRINCIPALS_OF_CLIENTS = ("client:", "mtls:")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalStatus:
-    """Everything about one occurrence that a decision rests on, at one moment.
-
-    ``decisions`` are those that count; ``grants`` all that ever were; ``rule`` is the first that matches the event as it is.
-    ``people``: whose principals count once; ``speaks``: the clients that may approve, and the resources that each may speak for
-    (None: all).
-    """
+    """Every fact about one occurrence that a decision depends on, at the moment ``now``."""
 
     occurrence: Occurrence
     decisions: tuple[Decision, ...]
+    """The votes and holds that were not replaced, released or voided, oldest first."""
     grants: tuple[Grant, ...]
+    """All grants of the occurrence, oldest first."""
     rule: Rule | None
+    """The first rule that matches the event now."""
     groups: Mapping[str, Sequence[str]]
+    """The members of each group of ``approvals.groups``."""
     mode: Mode
     now: datetime
     people: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The principals of each person of ``approvals.people``."""
     client_resources: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    """The clients that may approve, and the resources each may decide for (None: all)."""
 
     @property
     def not_before(self) -> datetime | None:
-        """NotBefore, where it is known."""
+        """NotBefore of the event; None where Azure gave none."""
         return self.occurrence.event.not_before_time
 
     @property
     def voting_closes_at(self) -> datetime | None:
-        """When voting closes."""
-        before = self.quorum.close_before if self.quorum is not None else 0.0
+        """When voting closes; None where NotBefore is unknown."""
+        if self.not_before is None or self.quorum is None:
+            return self.not_before
         try:
-            return (
-                self.not_before - timedelta(seconds=before) if self.not_before is not None else None
-            )
-        except OverflowError:  # a NotBefore in the year 1, as .NET writes "none"
+            return self.not_before - timedelta(seconds=self.quorum.close_before)
+        except OverflowError:  # .NET writes "none" as the year 1
             return self.not_before
 
     @property
     def quorum(self) -> Quorum | None:
-        """The votes that the rule asks for; None where it is automatic or there is none."""
-        return (
-            self.rule.approve
-            if self.rule is not None and isinstance(self.rule.approve, Quorum)
-            else None
-        )
+        """The votes that the rule asks for; None without a rule or where it is automatic."""
+        approve = self.rule.approve if self.rule is not None else None
+        return approve if isinstance(approve, Quorum) else None
 
     @property
     def is_open(self) -> bool:
-        """Whether the event is in the document, Scheduled and not yet due: nothing else is ever started by us."""
-        event = self.occurrence.event
+        """Whether the event is in the document, Scheduled, and before NotBefore.
+
+        This relay starts no other event.
+        """
         return (
             self.occurrence.live
-            and is_scheduled(event)
-            and (event.not_before_time is None or self.now < event.not_before_time)
+            and is_scheduled(self.occurrence.event)
+            and not self.is_past_not_before
         )
 
     @property
+    def is_past_not_before(self) -> bool:
+        """Whether NotBefore is known and has come."""
+        return self.not_before is not None and self.now >= self.not_before
+
+    @property
     def active_holds(self) -> tuple[Decision, ...]:
-        """Holds that hold now; on what has left the document there is nothing to hold."""
-        return (
-            tuple(
-                one for one in self.decisions if one.decision == "hold" and not self.is_expired(one)
-            )
-            if self.occurrence.live
-            else ()
+        """The holds in force. An event that left the document has none."""
+        if not self.occurrence.live:
+            return ()
+        return tuple(
+            decision
+            for decision in self.decisions
+            if decision.decision == "hold" and not self.is_expired(decision)
         )
 
     @property
     def counted_votes(self) -> tuple[Decision, ...]:
-        """Votes that count for the event as it is now, one of each principal who may vote."""
+        """The votes that count for the event as it is now, oldest first."""
         return tuple(
-            one for one in self.decisions if one.decision == "approve" and self._counts(one)
+            decision
+            for decision in self.decisions
+            if decision.decision == "approve" and self._is_counted(decision)
         )
 
     @property
     def votes_required(self) -> int:
-        """How many votes the rule asks for; 0 when it is automatic or there is none."""
+        """How many people must vote; 0 without a rule or where it is automatic."""
         return self.quorum.votes if self.quorum is not None else 0
 
     @property
     def vote_count(self) -> int:
-        """How many people's the rule has got; 0 when it is automatic."""
-        return (
-            len({self.person(one.principal) for one in self.counted_votes})
-            if self.votes_required
-            else 0
-        )
+        """How many people have voted; 0 where the rule asks for no votes."""
+        if self.quorum is None:
+            return 0
+        return len({self.person(vote.principal) for vote in self.counted_votes})
+
+    @property
+    def vote_summary(self) -> dict[str, Any]:
+        """``votes``, ``required`` and ``rule``, as events and API answers have them."""
+        return {
+            "votes": self.vote_count,
+            "required": self.votes_required,
+            "rule": self.rule.name if self.rule is not None else None,
+        }
 
     @property
     def uncovered_resources(self) -> tuple[str, ...]:
-        """The machines for which somebody has yet to speak, where the rule asks for that."""
+        """The resources for which nobody has voted yet, where the rule says ``each_resource``."""
         if self.quorum is None or not self.quorum.each_resource:
             return ()
-        who = [one.principal for one in self.counted_votes]
+        voters = [vote.principal for vote in self.counted_votes]
         return tuple(
-            name
-            for name in self.occurrence.event.resources
-            if not any(self._speaks(one, name) for one in who)
+            resource
+            for resource in self.occurrence.event.resources
+            if not any(self._may_decide_for(voter, (resource,)) for voter in voters)
         )
 
     @property
     def votes_missing(self) -> int:
-        """How many votes are missing at least."""
-        return max(0, self.votes_required - self.vote_count, 1 if self._waits_for_machines else 0)
+        """How many more votes are needed at least."""
+        return max(0, self.votes_required - self.vote_count, int(self._lacks_coverage))
 
     @property
     def is_satisfied(self) -> bool:
-        """Whether the rule is satisfied, holds and the switch apart."""
-        return self.rule is not None and (self.quorum is None or self.votes_missing == 0)
+        """Whether the rule allows the event to start, apart from holds and the mode."""
+        return self.rule is not None and self.votes_missing == 0
 
     @property
     def active_grant(self) -> Grant | None:
-        """The grant for the event as it is now that is neither failed nor, when it is serious, a dry run."""
-        for one in reversed(self.grants):
-            if (
-                one.revision == self.occurrence.revision
-                and one.state not in OVER
-                and one.dry_run == (self.mode == "dry-run")
-            ):
-                return one
+        """The grant for the current revision and mode that has not failed."""
+        dry_run = self.mode == "dry-run"
+        for grant in reversed(self.grants):
+            is_current = grant.revision == self.occurrence.revision and grant.dry_run == dry_run
+            if is_current and grant.state not in FAILED_GRANT_STATES:
+                return grant
         return None
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a StartRequest was sent, or is about to be, for this occurrence and was not refused for good."""
-        return any(one.state in ("sent", "accepted") for one in self.grants)
+        """Whether a StartRequest for this occurrence was claimed or accepted."""
+        return any(grant.state in ("sent", "accepted") for grant in self.grants)
 
     @property
     def refused_by_imds(self) -> bool:
-        """Whether IMDS answered 400 to a StartRequest for the event as it is now: another would fare no better."""
-        return any(
-            one.state == "refused" and one.revision == self.occurrence.revision
-            for one in self.grants
-        )
+        """Whether IMDS answered 400 to a StartRequest for the current revision.
+
+        A second StartRequest would get the same answer.
+        """
+        revision = self.occurrence.revision
+        return any(grant.state == "refused" and grant.revision == revision for grant in self.grants)
 
     def expires_at(self, decision: Decision) -> datetime | None:
-        """How long a decision counts; None: until NotBefore. Of the rule under which a vote was given and that of now the shorter."""
-        asks = self.quorum if decision.decision == "approve" else None
-        by_now = (
-            decision.at + timedelta(seconds=asks.expires)
-            if asks is not None and asks.expires is not None
-            else None
-        )
-        return min((one for one in (decision.expires, by_now) if one is not None), default=None)
+        """When a decision stops counting; None: at NotBefore.
+
+        Of the rule at the time of a vote and the current rule, the shorter time applies.
+        """
+        expiries = [decision.expires]
+        if decision.decision == "approve" and self.quorum is not None and self.quorum.expires:
+            expiries.append(decision.at + timedelta(seconds=self.quorum.expires))
+        return min((expiry for expiry in expiries if expiry is not None), default=None)
 
     def is_expired(self, decision: Decision) -> bool:
-        """Whether its time is over."""
-        until = self.expires_at(decision)
-        return until is not None and until <= self.now
+        """Whether a decision has expired."""
+        expiry = self.expires_at(decision)
+        return expiry is not None and expiry <= self.now
 
     def person(self, principal: str) -> str:
-        """Whose principal it is."""
+        """The person who has this principal, or the principal itself."""
         return person_for(principal, self.people)
 
     @property
-    def _waits_for_machines(self) -> bool:
-        # An event that names no machine is spoken for by nobody.
-        return (
-            self.quorum is not None
-            and self.quorum.each_resource
-            and (bool(self.uncovered_resources) or not self.occurrence.event.resources)
-        )
+    def _lacks_coverage(self) -> bool:
+        if self.quorum is None or not self.quorum.each_resource:
+            return False
+        # Nobody can cover an event that names no resource.
+        return bool(self.uncovered_resources) or not self.occurrence.event.resources
 
-    def _speaks(self, principal: str, resource: str) -> bool:
-        return not self._is_gone(principal) and covers_all(
-            self.client_resources.get(principal), (resource,)
-        )
-
-    def _counts(self, vote: Decision) -> bool:
-        return (
-            vote.revision == self.occurrence.revision
-            and not self.is_expired(vote)
-            and (not vote.dry_run or self.mode == "dry-run")
-            and (
-                self.quorum is None
-                or vote.principal in eligible_voters(self.quorum, self.groups, self.people)
-            )
-            and self._may_still(vote.principal)
-        )
-
-    def _may_still(self, principal: str) -> bool:
-        """Whether one who voted could do so now: rights that were taken away since take the vote along."""
+    def _is_counted(self, vote: Decision) -> bool:
+        if vote.revision != self.occurrence.revision or self.is_expired(vote):
+            return False
+        if vote.dry_run and self.mode != "dry-run":
+            return False
+        # A vote counts only while its voter has the right to give it.
         resources = self.occurrence.event.resources
-        if self.quorum is not None and self.quorum.each_resource:
-            return any(self._speaks(principal, one) for one in resources)
-        return not self._is_gone(principal) and covers_all(
-            self.client_resources.get(principal), resources
-        )
+        if self.quorum is None:
+            return self._may_decide_for(vote.principal, resources)
+        if vote.principal not in eligible_voters(self.quorum, self.groups, self.people):
+            return False
+        if self.quorum.each_resource:
+            return any(self._may_decide_for(vote.principal, (name,)) for name in resources)
+        return self._may_decide_for(vote.principal, resources)
 
-    def _is_gone(self, principal: str) -> bool:
-        return (
-            principal.partition(":")[0] in ("client", "mtls")
-            and principal not in self.client_resources
-        )
+    def _may_decide_for(self, principal: str, resources: Sequence[str]) -> bool:
+        is_client = principal.startswith(_PRINCIPALS_OF_CLIENTS)
+        if is_client and principal not in self.client_resources:
+            return False  # the client was removed, or may not approve any more
+        return covers_all(self.client_resources.get(principal), resources)
 
 
 def is_scheduled(event: Event) -> bool:
-    """Whether it can be started: a status that Azure may add in future is no leave to start anything."""
+    """Whether the status is Scheduled. An event with an unknown status is never started."""
     return (event.event_status or "").lower() == "scheduled"
 
 
 def rule_for(
     rules: Sequence[Rule], occurrence: Occurrence, scope: str, now: datetime
 ) -> Rule | None:
-    """The first rule whose conditions the event meets now: it alone decides."""
-    return next((rule for rule in rules if rule.matches(occurrence.data, scope, now)), None)
+    """The first rule whose conditions the event meets now; only this rule decides."""
+    for rule in rules:
+        if rule.matches(occurrence.data, scope, now):
+            return rule
+    return None
 
 
-def approval_state(standing: ApprovalStatus) -> ApprovalState:
-    """How an event's approval stands, for people and programs."""
-    last = next((grant.state for grant in reversed(standing.grants) if not grant.dry_run), None)
-    if last == "sent" or last == "accepted":  # noqa: PLR1714  # mypy narrows the type by == only
-        return last
-    if standing.is_open and standing.active_holds:
+def approval_state(status: ApprovalStatus) -> ApprovalState:
+    """The state of an event's approval as the API and messages show it."""
+    real_grants = [grant for grant in status.grants if not grant.dry_run]
+    newest_state = real_grants[-1].state if real_grants else None
+    if newest_state == "sent" or newest_state == "accepted":  # noqa: PLR1714  # mypy narrows by ==
+        return newest_state
+    if status.is_open and status.active_holds:
         return "held"
-    if standing.is_open and standing.active_grant is not None:
+    if status.is_open and status.active_grant is not None:
         return "granted"
-    if last in OVER and (standing.refused_by_imds or not standing.is_open):
+    if newest_state in FAILED_GRANT_STATES and (status.refused_by_imds or not status.is_open):
         return "failed"
-    if standing.is_open and standing.votes_required and standing.mode != "off":
+    if status.is_open and status.quorum is not None and status.mode != "off":
         return "pending"
     return "none"

@@ -1,7 +1,12 @@
-"""What follows from how an event's approval stands: from time, from the document and from what was decided. Pure."""
+"""What must happen next to the votes, holds and grants of one event. Pure.
+
+Time, the document, the mode and decisions all change an `ApprovalStatus`. `next_transitions` alone
+says what follows, whatever changed. `effects` writes transitions into the store.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -11,27 +16,29 @@ from relay.approvals.status import ApprovalStatus
 from relay.outbox import Decision, Grant
 
 VoidReason = Literal["changed", "expired", "ended"]
-_OPEN = ("granted", "sent")
+_OPEN_GRANT_STATES = ("granted", "sent")
 
 
 @dataclass(frozen=True, slots=True)
 class VoidVotes:
-    """These votes count no more. ``why`` is None when they served their purpose, and nothing is told."""
+    """These decisions no longer count."""
 
     decisions: tuple[Decision, ...]
-    why: VoidReason | None
+    reason: VoidReason | None
+    """None if nobody needs to know: an accepted StartRequest used the votes, or the event is gone
+    and only its hold expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpireHold:
-    """This hold has expired: it counts as released."""
+    """This hold has expired and counts as released."""
 
     hold: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class FailGrant:
-    """Give this grant up, for this reason."""
+    """No StartRequest will be sent for this grant any more."""
 
     grant: Grant
     reason: str
@@ -39,7 +46,7 @@ class FailGrant:
 
 @dataclass(frozen=True, slots=True)
 class CreateGrant:
-    """The rule is satisfied and nothing stands in the way: grant it."""
+    """This rule is satisfied and nothing prevents the grant."""
 
     rule: Rule
 
@@ -48,151 +55,149 @@ Transition = VoidVotes | ExpireHold | FailGrant | CreateGrant
 
 
 def next_transitions(
-    standing: ApprovalStatus, in_flight: frozenset[int] = frozenset()
+    status: ApprovalStatus, in_flight: frozenset[int] = frozenset()
 ) -> list[Transition]:
-    """What has to be done about an event now; nothing when it was done already.
+    """Return the transitions that are due, in the order in which to apply them.
 
-    ``in_flight`` are grants whose StartRequest is being sent at this moment: what becomes of them is for its answer to say.
+    ``in_flight`` holds the ids of grants whose StartRequest is being sent now. Only the answer of
+    IMDS decides about those grants and their votes.
     """
     return [
-        *_discounts(standing, in_flight),
-        *_expiries(standing),
-        *_failures(standing, in_flight),
-        *_allowance(standing),
+        *_void_votes(status, in_flight),
+        *_expire_holds(status),
+        *_fail_grants(status, in_flight),
+        *_create_grant(status),
     ]
 
 
-def _discounts(standing: ApprovalStatus, in_flight: frozenset[int]) -> list[Transition]:
-    undecided = {grant.revision for grant in standing.grants if grant.id in in_flight}
-    votes = [
-        one
-        for one in standing.decisions
-        if one.decision == "approve" and one.revision not in undecided
-    ]
-    spent = {grant.revision for grant in standing.grants if grant.state == "accepted"}
+def _void_votes(status: ApprovalStatus, in_flight: frozenset[int]) -> Iterator[VoidVotes]:
+    sending_revisions = {grant.revision for grant in status.grants if grant.id in in_flight}
+    accepted_revisions = {grant.revision for grant in status.grants if grant.state == "accepted"}
     by_reason: dict[VoidReason | None, list[Decision]] = {}
-    for vote in votes:
-        why = _why_void(vote, standing)
-        if why is not None:
-            by_reason.setdefault(None if vote.revision in spent else why, []).append(vote)
-    if not standing.occurrence.live:
-        # Until then they hold: the same EventId may come back.
-        by_reason.setdefault(None, []).extend(
-            one for one in standing.decisions if one.decision == "hold" and standing.is_expired(one)
-        )
-    return [VoidVotes(tuple(found), why) for why, found in by_reason.items() if found]
+    for decision in status.decisions:
+        if decision.decision == "approve" and decision.revision not in sending_revisions:
+            reason = _void_reason(decision, status)
+            if reason is not None:
+                key = None if decision.revision in accepted_revisions else reason
+                by_reason.setdefault(key, []).append(decision)
+    if not status.occurrence.live:
+        # Holds outlive the event until they expire: the same EventId can come back.
+        expired_holds = [
+            decision
+            for decision in status.decisions
+            if decision.decision == "hold" and status.is_expired(decision)
+        ]
+        if expired_holds:
+            by_reason.setdefault(None, []).extend(expired_holds)
+    for void_reason, decisions in by_reason.items():
+        yield VoidVotes(tuple(decisions), void_reason)
 
 
-def _why_void(vote: Decision, standing: ApprovalStatus) -> VoidReason | None:
-    if not standing.occurrence.live:
+def _void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | None:
+    if not status.occurrence.live:
         return "ended"
-    if vote.revision != standing.occurrence.revision:
+    if vote.revision != status.occurrence.revision:
         return "changed"
-    if standing.is_expired(vote) or (
-        standing.not_before is not None and standing.now >= standing.not_before
+    if status.is_expired(vote) or status.is_past_not_before:
+        return "expired"
+    # The votes of a grant that was not sent in time must not grant again.
+    if not vote.dry_run and any(
+        grant.revision == vote.revision and _is_grant_expired(grant, status)
+        for grant in status.grants
     ):
         return "expired"
-    # The votes of an approval that waited too long to be sent are not to grant it anew.
-    lapsed = any(
-        grant.revision == vote.revision and _has_lapsed(grant, standing)
-        for grant in standing.grants
-    )
-    return "expired" if lapsed and not vote.dry_run else None
-
-
-def _expiries(standing: ApprovalStatus) -> list[Transition]:
-    if not standing.occurrence.live:
-        return []
-    return [
-        ExpireHold(one)
-        for one in standing.decisions
-        if one.decision == "hold" and standing.is_expired(one)
-    ]
-
-
-def _failures(standing: ApprovalStatus, in_flight: frozenset[int]) -> list[Transition]:
-    effects: list[Transition] = []
-    for grant in standing.grants:
-        if grant.state in _OPEN and grant.id not in in_flight:
-            reason = failure_reason(grant, standing)
-            if reason is not None:
-                effects.append(FailGrant(grant, reason))
-    return effects
-
-
-def failure_reason(grant: Grant, standing: ApprovalStatus) -> str | None:
-    """Why a grant that has not been accepted never will be, or None."""
-    occurrence, sent = standing.occurrence, grant.state == "sent"
-    unknown = "; whether IMDS took the StartRequest is not known" if sent else ""
-    if not occurrence.live:
-        return f"the event ended before a StartRequest was accepted{unknown}"
-    if occurrence.event.started:
-        return f"the event started before a StartRequest was accepted{unknown}"
-    if grant.revision != occurrence.revision:
-        return f"the event changed before a StartRequest was accepted{unknown}"
-    if standing.not_before is not None and standing.now >= standing.not_before:
-        return f"NotBefore passed before a StartRequest was accepted{unknown}"
-    if _has_lapsed(grant, standing):
-        return "the approval was not sent within its execution_expires"
-    if not standing.is_satisfied:
-        return f"the approval expired, or the rules changed, before a StartRequest was accepted{unknown}"
     return None
 
 
-def grant_expires_at(grant: Grant, standing: ApprovalStatus) -> datetime | None:
-    """When an approval that is granted and has not been sent expires; None: never."""
-    if (
-        grant.state != "granted"
-        or grant.dry_run
-        or standing.quorum is None
-        or standing.quorum.execution_expires is None
-    ):
+def _expire_holds(status: ApprovalStatus) -> Iterator[ExpireHold]:
+    if not status.occurrence.live:
+        return
+    for decision in status.decisions:
+        if decision.decision == "hold" and status.is_expired(decision):
+            yield ExpireHold(decision)
+
+
+def _fail_grants(status: ApprovalStatus, in_flight: frozenset[int]) -> Iterator[FailGrant]:
+    for grant in status.grants:
+        if grant.state in _OPEN_GRANT_STATES and grant.id not in in_flight:
+            reason = failure_reason(grant, status)
+            if reason is not None:
+                yield FailGrant(grant, reason)
+
+
+def failure_reason(grant: Grant, status: ApprovalStatus) -> str | None:
+    """Return why an open grant cannot be accepted any more, or None if it still can."""
+    problem = _failure(grant, status)
+    if problem is None:
         return None
-    return grant.granted_at + timedelta(seconds=standing.quorum.execution_expires)
+    if grant.state == "sent":
+        return f"{problem}; whether IMDS took the StartRequest is not known"
+    return problem
 
 
-def _has_lapsed(grant: Grant, standing: ApprovalStatus) -> bool:
-    moment = grant_expires_at(grant, standing)
-    return moment is not None and standing.now >= moment
+def _failure(grant: Grant, status: ApprovalStatus) -> str | None:
+    occurrence = status.occurrence
+    if not occurrence.live:
+        return "the event ended before a StartRequest was accepted"
+    if occurrence.event.started:
+        return "the event started before a StartRequest was accepted"
+    if grant.revision != occurrence.revision:
+        return "the event changed before a StartRequest was accepted"
+    if status.is_past_not_before:
+        return "NotBefore passed before a StartRequest was accepted"
+    if _is_grant_expired(grant, status):
+        return "the approval was not sent within its execution_expires"
+    if not status.is_satisfied:
+        return "the approval expired, or the rules changed, before a StartRequest was accepted"
+    return None
 
 
-def _allowance(standing: ApprovalStatus) -> list[Transition]:
-    allowed = (
-        standing.is_open
-        and standing.mode != "off"
-        and standing.rule is not None
-        and standing.is_satisfied
-        and not standing.active_holds
-        and standing.active_grant is None
-        and not any(grant.state == "sent" for grant in standing.grants)
-        and not standing.refused_by_imds
-    )
-    return [CreateGrant(standing.rule)] if allowed and standing.rule is not None else []
+def grant_expires_at(grant: Grant, status: ApprovalStatus) -> datetime | None:
+    """When a grant that waits to be sent expires; None: never."""
+    if grant.state != "granted" or grant.dry_run:
+        return None
+    if status.quorum is None or status.quorum.execution_expires is None:
+        return None
+    return grant.granted_at + timedelta(seconds=status.quorum.execution_expires)
 
 
-def can_claim(grant: Grant, standing: ApprovalStatus) -> bool:
-    """The last check before the POST: switch, hold, revision, expiry and quorum, all again."""
+def _is_grant_expired(grant: Grant, status: ApprovalStatus) -> bool:
+    expiry = grant_expires_at(grant, status)
+    return expiry is not None and status.now >= expiry
+
+
+def _create_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
+    if status.rule is None or not status.is_satisfied:
+        return
+    if status.mode == "off" or not status.is_open or status.active_holds:
+        return
+    is_being_sent = any(grant.state == "sent" for grant in status.grants)
+    if is_being_sent or status.active_grant is not None or status.refused_by_imds:
+        return
+    yield CreateGrant(status.rule)
+
+
+def can_claim(grant: Grant, status: ApprovalStatus) -> bool:
+    """Whether a StartRequest may be sent for this grant now.
+
+    This is the last check before the POST. It repeats every condition of the grant.
+    """
     return (
-        standing.mode == "on"
+        status.mode == "on"
         and not grant.dry_run
-        and standing.is_open
-        and not standing.active_holds
-        and failure_reason(grant, standing) is None
+        and status.is_open
+        and not status.active_holds
+        and failure_reason(grant, status) is None
     )
 
 
-def next_change_at(standing: ApprovalStatus) -> datetime | None:
-    """When time alone will change something about an event; None: never."""
-    moments = [
-        moment for one in standing.decisions if (moment := standing.expires_at(one)) is not None
-    ]
-    if standing.not_before is not None and (
-        standing.decisions or any(grant.state in _OPEN for grant in standing.grants)
-    ):
-        moments.append(standing.not_before)
-    moments.extend(
-        moment
-        for grant in standing.grants
-        if (moment := grant_expires_at(grant, standing)) is not None
+def next_change_at(status: ApprovalStatus) -> datetime | None:
+    """When a transition can become due by time alone; None: never."""
+    moments = [status.expires_at(decision) for decision in status.decisions]
+    moments += [grant_expires_at(grant, status) for grant in status.grants]
+    has_open_grant = any(grant.state in _OPEN_GRANT_STATES for grant in status.grants)
+    if status.decisions or has_open_grant:
+        moments.append(status.not_before)
+    return min(
+        (moment for moment in moments if moment is not None and moment > status.now), default=None
     )
-    return min((moment for moment in moments if moment > standing.now), default=None)

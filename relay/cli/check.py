@@ -13,7 +13,7 @@ from relay.api import Client
 from relay.api.diagnostics import static_findings
 from relay.api.server.tls import ServerTlsContext
 from relay.approvals.rules import Hours, Quorum, Rule
-from relay.approvals.service import stricter
+from relay.approvals.service import effective_mode
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
 from relay.cli._output import (
@@ -95,12 +95,19 @@ def check(*, config: ConfigFile = None, against: Against = None, as_json: AsJson
 
 def decisions(config: Config, document: Document, now: datetime) -> Iterator[dict[str, Any]]:
     """What the rules would decide about each event of a document that nobody has voted on."""
-    mode = stricter(config.approvals, "on", trusted=True)
+    mode = effective_mode(config.approvals, "on", trusted=True)
     for event in document.events:
         occurrence = _seen(event, document.incarnation)
         rule = rule_for(config.approvals.rules, occurrence, config.scope, now)
         standing = ApprovalStatus(
-            occurrence, (), (), rule, config.approvals.groups, mode, now, config.approvals.people
+            occurrence=occurrence,
+            decisions=(),
+            grants=(),
+            rule=rule,
+            groups=config.approvals.groups,
+            mode=mode,
+            now=now,
+            people=config.approvals.people,
         )
         yield {
             **occurrence.data,
@@ -170,7 +177,7 @@ def _show(loaded: Loaded) -> None:
     reached = f"{api.listen} {'with' if api.tls else 'without'} TLS" + (
         f", and {api.socket}" if api.socket else ""
     )
-    mode = stricter(approvals, "on", trusted=True)
+    mode = effective_mode(approvals, "on", trusted=True)
     print_output(
         print_fields(
             (

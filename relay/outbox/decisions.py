@@ -1,8 +1,9 @@
-"""Votes, holds and releases, what was granted, and first answers."""
+"""The tables of approvals: decisions, grants with their StartRequests, and first answers."""
 
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -11,76 +12,87 @@ import orjson
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState
 
-_DECISION = "approval_id, occurrence, decision, principal, channel, revision, reason, at, expires, dry_run, counts, told, message_id"
-_GRANT = "id, occurrence, revision, rule, approval_id, granted_at, state, attempts, status, dry_run, cause"
+_DECISION_FIELDS = tuple(field.name for field in fields(Decision))
+_GRANT_FIELDS = tuple(field.name for field in fields(Grant))
+_DECISION_COLUMNS = ", ".join(_DECISION_FIELDS).replace("recorded_event_id", "told")
+_GRANT_COLUMNS = ", ".join(_GRANT_FIELDS)
 
 
 class Decisions:
-    """The tables of approvals, inside a transaction."""
+    """Reads and writes the tables of approvals, inside a transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
+    # --- votes, holds and releases
+
     def for_occurrence(self, occurrence: int, *, counting: bool = False) -> list[Decision]:
-        """All accepted decisions about an occurrence, or those that still count, oldest first."""
-        only = " AND counts" if counting else ""
-        found = self._connection.execute(
-            f"SELECT {_DECISION} FROM decision WHERE occurrence = ?{only} ORDER BY id",  # noqa: S608  # our own text
-            (occurrence,),
-        )
-        return [_decision(row) for row in found]
+        """Return all decisions about an occurrence, or those that count, oldest first."""
+        condition = " AND counts" if counting else ""
+        return self._select_decisions(f"occurrence = ?{condition}", occurrence)
 
     def holds_before(self, event_key: str, occurrence: int) -> list[Decision]:
-        """Holds that still hold, from when the same EventId was in the document before."""
-        found = self._connection.execute(
-            f"SELECT {_DECISION} FROM decision WHERE counts AND decision = 'hold' "  # noqa: S608  # our own text
-            "AND occurrence IN (SELECT id FROM occurrence WHERE key = ? AND id < ?) ORDER BY id",
-            (event_key, occurrence),
+        """Return the holds that count from earlier occurrences of the same EventId."""
+        return self._select_decisions(
+            "counts AND decision = 'hold' "
+            "AND occurrence IN (SELECT id FROM occurrence WHERE key = ? AND id < ?)",
+            event_key,
+            occurrence,
         )
-        return [_decision(row) for row in found]
 
     def add_decision(self, decision: Decision) -> None:
-        """Record an accepted decision."""
+        """Store an accepted decision."""
+        facts = {field: getattr(decision, field) for field in _DECISION_FIELDS}
+        facts["at"] = format_sortable(decision.at)
+        facts["expires"] = format_sortable(decision.expires) if decision.expires else None
+        placeholders = ", ".join("?" * len(facts))
         self._connection.execute(
-            f"INSERT INTO decision ({_DECISION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608  # our own text
-            (
-                decision.approval_id,
-                decision.occurrence,
-                decision.decision,
-                decision.principal,
-                decision.channel,
-                decision.revision,
-                decision.reason,
-                format_sortable(decision.at),
-                format_sortable(decision.expires) if decision.expires else None,
-                decision.dry_run,
-                decision.counts,
-                decision.recorded_event_id,
-                decision.message_id,
-            ),
+            f"INSERT INTO decision ({_DECISION_COLUMNS}) VALUES ({placeholders})",  # noqa: S608  # our own text
+            tuple(facts.values()),
         )
 
     def stop_counting(self, approval_id: str) -> None:
-        """A vote counts no more, or a hold holds no more."""
+        """A vote no longer counts, or a hold is no longer in force."""
         self._connection.execute(
             "UPDATE decision SET counts = 0 WHERE approval_id = ?", (approval_id,)
         )
 
+    def _select_decisions(self, condition: str, *values: object) -> list[Decision]:
+        rows = self._connection.execute(
+            f"SELECT {_DECISION_COLUMNS} FROM decision WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
+            values,
+        )
+        return [_decision(row) for row in rows]
+
+    # --- grants
+
     def grants(self, occurrence: int) -> list[Grant]:
-        """Everything that was ever granted for an occurrence, oldest first."""
-        return self._grants("WHERE occurrence = ? ORDER BY id", occurrence)
+        """Return every grant of an occurrence, oldest first."""
+        return self._select_grants("occurrence = ?", occurrence)
+
+    def grant(self, grant_id: int) -> Grant:
+        """Return one grant. Raises IndexError if there is none."""
+        return self._select_grants("id = ?", grant_id)[0]
 
     def open_grants(self) -> list[Grant]:
-        """Grants whose StartRequest has no final answer yet, dry runs left out, oldest first."""
-        return self._grants("WHERE state IN ('granted', 'sent') AND NOT dry_run ORDER BY id")
+        """Return the grants whose StartRequest has no final answer, oldest first.
+
+        Grants of dry runs are left out.
+        """
+        return self._select_grants("state IN ('granted', 'sent') AND NOT dry_run")
 
     def unsettled(self) -> list[int]:
-        """Occurrences that a step could still move: live ones, then those with counting decisions or open grants."""
-        found = self._connection.execute(
-            "SELECT id FROM occurrence WHERE live OR id IN (SELECT occurrence FROM decision WHERE counts "
-            "UNION SELECT occurrence FROM start_request WHERE state IN ('granted', 'sent')) ORDER BY live DESC, id"
+        """Return the ids of the occurrences for which a transition can be due.
+
+        Live occurrences come first, then those with counting decisions or open grants.
+        """
+        rows = self._connection.execute(
+            "SELECT id FROM occurrence WHERE live "
+            "OR id IN (SELECT occurrence FROM decision WHERE counts "
+            "UNION SELECT occurrence FROM start_request WHERE state IN ('granted', 'sent')) "
+            "ORDER BY live DESC, id"
         )
-        return [occurrence for (occurrence,) in found]
+        return [occurrence for (occurrence,) in rows]
 
     def add_grant(
         self,
@@ -93,34 +105,48 @@ class Decisions:
         dry_run: bool,
         cause: str,
     ) -> None:
-        """Record that a rule is satisfied."""
+        """Store a grant. ``cause`` is the ``causationid`` of its StartRequest's events."""
         self._connection.execute(
-            "INSERT INTO start_request (occurrence, revision, rule, approval_id, granted_at, state, dry_run, cause) "
+            "INSERT INTO start_request "
+            "(occurrence, revision, rule, approval_id, granted_at, state, dry_run, cause) "
             "VALUES (?, ?, ?, ?, ?, 'granted', ?, ?)",
             (occurrence, revision, rule, approval_id, format_sortable(at), dry_run, cause),
         )
 
-    def claim_grant(self, grant: int) -> None:
-        """The StartRequest is about to be sent, once more."""
+    def claim_grant(self, grant_id: int) -> None:
+        """A StartRequest for the grant is about to be sent."""
         self._connection.execute(
-            "UPDATE start_request SET state = 'sent', attempts = attempts + 1, status = NULL WHERE id = ?",
-            (grant,),
+            "UPDATE start_request SET state = 'sent', attempts = attempts + 1, status = NULL "
+            "WHERE id = ?",
+            (grant_id,),
         )
 
-    def record_answer(self, grant: int, state: GrantState, status: int | None) -> None:
-        """What came of it."""
+    def record_answer(self, grant_id: int, state: GrantState, status: int | None) -> None:
+        """Store the state of a grant. The last HTTP status stays if ``status`` is None."""
         self._connection.execute(
             "UPDATE start_request SET state = ?, status = coalesce(?, status) WHERE id = ?",
-            (state, status, grant),
+            (state, status, grant_id),
         )
 
+    def _select_grants(self, condition: str, *values: object) -> list[Grant]:
+        rows = self._connection.execute(
+            f"SELECT {_GRANT_COLUMNS} FROM start_request WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
+            values,
+        )
+        return [_grant(row) for row in rows]
+
+    # --- first answers
+
     def first_answer(self, principal: str, request_id: str) -> FirstAnswer | None:
-        """What a request with this id was answered the first time."""
-        found = self._connection.execute(
+        """Return the first answer to a request with this id."""
+        row = self._connection.execute(
             "SELECT digest, status, body FROM answer WHERE principal = ? AND request_id = ?",
             (principal, request_id),
         ).fetchone()
-        return FirstAnswer(found[0], found[1], orjson.loads(found[2])) if found else None
+        if row is None:
+            return None
+        digest, status, body = row
+        return FirstAnswer(digest, status, orjson.loads(body))
 
     def remember_answer(
         self,
@@ -131,90 +157,43 @@ class Decisions:
         body: dict[str, Any],
         at: datetime,
     ) -> None:
-        """Keep a first answer."""
+        """Store a first answer."""
+        body_json = orjson.dumps(body).decode()
         self._connection.execute(
             "INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                principal,
-                request_id,
-                digest,
-                status,
-                orjson.dumps(body).decode(),
-                format_sortable(at),
-            ),
+            (principal, request_id, digest, status, body_json, format_sortable(at)),
         )
 
     def prune_answers(self, before: datetime) -> None:
-        """Forget first answers older than that."""
+        """Delete the first answers from before that moment."""
         self._connection.execute("DELETE FROM answer WHERE at < ?", (format_sortable(before),))
-
-    def _grants(self, where: str, *values: object) -> list[Grant]:
-        found = self._connection.execute(f"SELECT {_GRANT} FROM start_request {where}", values)  # noqa: S608  # our own text
-        return [_grant(row) for row in found]
 
 
 def _decision(row: tuple[Any, ...]) -> Decision:
-    (
-        approval_id,
-        occurrence,
-        kind,
-        principal,
-        channel,
-        revision,
-        reason,
-        at,
-        expires,
-        dry_run,
-        counts,
-        told,
-        message_id,
-    ) = row
-    moment = parse_timestamp(at)
-    assert moment is not None  # noqa: S101  # we wrote it
-    until = parse_timestamp(expires)
+    facts = dict(zip(_DECISION_FIELDS, row, strict=True))
     return Decision(
-        approval_id,
-        occurrence,
-        kind,
-        principal,
-        channel,
-        revision,
-        reason,
-        moment,
-        until,
-        bool(dry_run),
-        bool(counts),
-        told,
-        message_id,
+        **facts
+        | {
+            "at": _stored_moment(facts["at"]),
+            "expires": parse_timestamp(facts["expires"]),
+            "dry_run": bool(facts["dry_run"]),
+            "counts": bool(facts["counts"]),
+        }
     )
 
 
 def _grant(row: tuple[Any, ...]) -> Grant:
-    (
-        id_,
-        occurrence,
-        revision,
-        rule,
-        approval_id,
-        granted_at,
-        state,
-        attempts,
-        status,
-        dry_run,
-        cause,
-    ) = row
-    moment = parse_timestamp(granted_at)
-    assert moment is not None  # noqa: S101  # we wrote it
+    facts = dict(zip(_GRANT_FIELDS, row, strict=True))
     return Grant(
-        id_,
-        occurrence,
-        revision,
-        rule,
-        approval_id,
-        moment,
-        state,
-        attempts,
-        status,
-        bool(dry_run),
-        cause,
+        **facts
+        | {
+            "granted_at": _stored_moment(facts["granted_at"]),
+            "dry_run": bool(facts["dry_run"]),
+        }
     )
+
+
+def _stored_moment(text: str) -> datetime:
+    moment = parse_timestamp(text)
+    assert moment is not None  # noqa: S101  # this module wrote it
+    return moment

@@ -250,7 +250,7 @@ async def test_a_hold_stops_an_automatic_rule(tmp_path: Path) -> None:
         await until(lambda: relay.said("approval.granted"), bool)
         assert (await relay.decide("hold", revision=freeze.revision)).json["state"] == "held"
         relay.clock.ahead = 31
-        relay.gate.changed()
+        relay.gate.wake()
         assert (await relay.decide("release", revision=freeze.revision)).json["state"] == "granted"
         assert len(await relay.said("approval.granted")) == 1
         await eventually(lambda: relay.azure.started == [(EVENT_ID,)])

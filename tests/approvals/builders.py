@@ -195,15 +195,15 @@ def standing(
     moment = NOON + timedelta(seconds=now)
     rule = rule_for(settings.rules, found, ORIGIN.scope, moment)
     return ApprovalStatus(
-        found,
-        decisions,
-        tuple(grants),
-        rule,
-        settings.groups,
-        mode,
-        moment,
-        settings.people,
-        SPEAKS,
+        occurrence=found,
+        decisions=decisions,
+        grants=tuple(grants),
+        rule=rule,
+        groups=settings.groups,
+        mode=mode,
+        now=moment,
+        people=settings.people,
+        client_resources=SPEAKS,
     )
 
 
@@ -233,7 +233,9 @@ class Book:
     def _open(self) -> None:
         self._opened = open_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
         self._opened.connection.execute("PRAGMA synchronous = OFF")  # nothing here cuts the power
-        self.ledger = ApprovalService(self.settings, ORIGIN, self.trusted, client_resources=SPEAKS)
+        self.ledger = ApprovalService(
+            self.settings, ORIGIN, trusted=self.trusted, client_resources=SPEAKS
+        )
         self.recorder = Recorder(ORIGIN, self.boot, frozenset({"db-1"}))
 
     def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:

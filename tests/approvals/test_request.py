@@ -32,7 +32,7 @@ WHOLE: dict[str, Any] = {
 
 def test_a_body_becomes_the_request_of_its_caller() -> None:
     raw = orjson.dumps(WHOLE)
-    request = parse_body(raw).approval(caller(), NOON, raw, request_id="i", message_id="m")
+    request = parse_body(raw).to_request(caller(), NOON, raw, request_id="i", message_id="m")
     assert (
         request.event_id,
         request.decision,

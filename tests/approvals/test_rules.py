@@ -183,9 +183,9 @@ def test_every_machine_must_be_spoken_for(
 ) -> None:
     """Of alice the resources are not limited; gone is no client any more, and speaks for nothing."""
     how = each(*voters)
-    assert how.unspoken == unspoken
-    assert how.satisfied == (unspoken == ())
-    assert how.missing == (1 if unspoken else 0)
+    assert how.uncovered_resources == unspoken
+    assert how.is_satisfied == (unspoken == ())
+    assert how.votes_missing == (1 if unspoken else 0)
 
 
 def test_a_user_of_the_local_socket_speaks_for_every_machine() -> None:
@@ -193,7 +193,7 @@ def test_a_user_of_the_local_socket_speaks_for_every_machine() -> None:
 
 
 def test_an_event_that_names_no_machine_is_spoken_for_by_nobody() -> None:
-    assert not each("db", "web", "alice", resources=()).satisfied
+    assert not each("db", "web", "alice", resources=()).is_satisfied
 
 
 def test_who_speaks_for_a_part_may_vote_and_who_speaks_for_none_may_not() -> None:

@@ -15,7 +15,8 @@ from jsonschema import Draft202012Validator
 from relay.approvals import ApprovalsSettings
 from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.request import Caller, DecisionRequest
-from relay.approvals.service import Claim, approval_summary, stricter
+from relay.approvals.explain import approval_summary
+from relay.approvals.service import Claim, effective_mode
 from relay.events.catalog import CATALOG, event_schema
 from relay.outbox import Mode
 from relay.outbox.journal import rows
@@ -49,7 +50,7 @@ def claim(book: Book) -> list[Claim]:
 
 def accept(book: Book, claims: list[Claim]) -> None:
     """IMDS answers 200."""
-    book.do(lambda tx: book.ledger.accepted(tx, claims, book.clock.now()))
+    book.do(lambda tx: book.ledger.record_accepted(tx, claims, book.clock.now()))
 
 
 def data(book: Book, name: str) -> dict[str, Any]:
@@ -622,7 +623,7 @@ def test_an_answer_that_comes_after_started_was_seen_is_the_only_thing_told(book
 
 def test_what_imds_refused_is_told_once_and_never_tried_again(book: Book) -> None:
     book.see(USER)
-    book.do(lambda tx: book.ledger.failed(tx, claim_in(tx), 400, "400: wrong", book.clock.now()))
+    book.do(lambda tx: book.ledger.record_refused(tx, claim_in(tx), 400, "400: wrong", book.clock.now()))
     for _ in range(2):
         book.step()
         book.crash()
@@ -633,17 +634,18 @@ def test_what_imds_refused_is_told_once_and_never_tried_again(book: Book) -> Non
     assert book.submit(by="eve", of=USER).status == 409
 
 
-def claim_in(tx: Any) -> list[Claim]:
+def claim_in(tx: Any) -> Claim:
     """Claim everything that is open, in a transaction that goes on."""
     for grant in tx.decisions.open_grants():
-        tx.decisions.claim(grant.id)
-    return [Claim(grant, "E-1") for grant in tx.decisions.open_grants()]
+        tx.decisions.claim_grant(grant.id)
+    (grant,) = tx.decisions.open_grants()
+    return Claim(grant, "E-1")
 
 
 def test_a_start_request_without_an_answer_keeps_its_claim_and_the_last_status(book: Book) -> None:
     book.see(USER)
     claims = claim(book)
-    book.do(lambda tx: book.ledger.unanswered(tx, claims, 503))
+    book.do(lambda tx: book.ledger.record_unanswered(tx, claims, 503))
     assert (book.grants[0].state, book.grants[0].status) == ("sent", 503)
     book.see()
     assert data(book, "startrequest.failed")["status"] == 503
@@ -653,7 +655,7 @@ def test_a_400_to_a_request_for_several_events_says_nothing_about_one_of_them(bo
     """Given up for another reason meanwhile, each may still be approved: IMDS has refused neither by itself."""
     book.see(USER, event("E-2", event_source="User"))
     both = book.do(lambda tx: book.ledger.claim(tx, tx.decisions.open_grants(), book.clock.now()))
-    book.do(lambda tx: book.ledger.unanswered(tx, both, 400))
+    book.do(lambda tx: book.ledger.record_unanswered(tx, both, 400))
     book.crash(SETTINGS.model_copy(update={"rules": ()}))
     book.step()
     assert [(grant.state, grant.status) for grant in book.grants] == [
@@ -735,7 +737,7 @@ def test_a_clock_that_was_set_back_changes_no_cause(book: Book) -> None:
 def test_of_file_and_switch_the_stricter_holds(
     expected: Mode, file: dict[str, Any], remembered: Mode, trusted: bool
 ) -> None:
-    assert stricter(ApprovalsSettings.model_validate(file), remembered, trusted=trusted) == expected
+    assert effective_mode(ApprovalsSettings.model_validate(file), remembered, trusted=trusted) == expected
 
 
 def test_the_switch_survives_a_restart_and_stops_a_claim(book: Book) -> None:

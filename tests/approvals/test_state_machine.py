@@ -509,14 +509,14 @@ class Approvals(RuleBasedStateMachine):
         for post in self.posts[-len(claims) :]:
             post.answer = answer
         if answer == "200":
-            self.book.do(lambda tx: ledger.accepted(tx, claims, now))
+            self.book.do(lambda tx: ledger.record_accepted(tx, claims, now))
         elif answer == "400" and len(claims) == 1:
-            self.book.do(lambda tx: ledger.failed(tx, claims, 400, "400", now))
+            self.book.do(lambda tx: ledger.record_refused(tx, claims[0], 400, "400", now))
             if claims[0].event_id in self.model:
                 self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
         else:
             self.book.do(
-                lambda tx: ledger.unanswered(tx, claims, {"400": 400, "503": 503}.get(answer))
+                lambda tx: ledger.record_unanswered(tx, claims, {"400": 400, "503": 503}.get(answer))
             )
         if answer == "400" and len(claims) > 1:
             self.alone = {claim.grant.id for claim in claims}

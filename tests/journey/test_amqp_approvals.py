@@ -212,7 +212,7 @@ async def refusal(there: Stage, wish: dict[str, Any], message_id: str, **propert
 async def test_for_a_machine_that_is_not_its_own(there: Stage) -> None:
     """Every resource must be the client's: approving frees all of them."""
     event, wish = await there.wish(resources=("vm-0", "db-7"))
-    assert "resources that you may not speak for" in await refusal(there, wish, "foreign")
+    assert "you may not decide for" in await refusal(there, wish, "foreign")
     assert not there.starts(event)
 
 

@@ -69,7 +69,7 @@ async def submit(call: Call) -> web.StreamResponse:
     relay = call.relay
     body, request_id = call.content
     said: DecisionAnswer = await relay.gate.submit(
-        body.approval(call.caller, relay.clock.now(), call.body, request_id=request_id)
+        body.to_request(call.caller, relay.clock.now(), call.body, request_id=request_id)
     )
     if not said.accepted:
         raise Problem(said.status, **said.body)

@@ -238,12 +238,12 @@ async def _confirm(call: Call) -> web.StreamResponse:
     invitation, event_id = call.found
     said: DecisionAnswer = await relay.gate.submit(
         DecisionRequest(
-            replace(call.caller, channel="page"),
-            event_id,
-            invitation.decision,
-            invitation.revision,
-            relay.clock.now(),
-            given.reason or None,
+            caller=replace(call.caller, channel="page"),
+            event_id=event_id,
+            decision=invitation.decision,
+            revision=invitation.revision,
+            at=relay.clock.now(),
+            reason=given.reason or None,
             # The space keeps it apart from every Idempotency-Key. Whatever else comes with it, the link is used once.
             request_id=f"link {invitation.token}",
             digest=invitation.token,

@@ -14,7 +14,8 @@ from relay.api.schema.paging import CURSOR, PAGE, cursor, page
 from relay.api.schema.problems import Problem
 from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
-from relay.approvals.service import ApprovalService, approval_summary
+from relay.approvals.explain import approval_summary
+from relay.approvals.service import ApprovalService
 from relay.approvals.status import ApprovalState
 from relay.events.catalog import EventData
 from relay.events.timestamps import format_rfc3339

@@ -1,0 +1,214 @@
+"""Sends one StartRequest for the grants that may go, and has its answer recorded.
+
+The steps of each StartRequest
+(docs/guarantees.md#every-startrequest-follows-from-the-journal):
+
+1. Wait until the notices about its events are delivered, or ``tell_first`` has passed.
+2. Read the document afresh.
+3. Check everything again and claim the grants, in one transaction.
+4. Send it, and record the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from relay.approvals import StartRequestPort
+from relay.approvals.service import ApprovalService, Claim
+from relay.approvals.waiting import wait_for_event
+from relay.clock import Clock
+from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
+from relay.outbox import Grant, Occurrence
+from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
+
+_log = logging.getLogger(__name__)
+RETRY_DELAY = 1.0
+"""Seconds before a failed step is tried again. After StartRequests without an answer it doubles."""
+MAX_RETRY_DELAY = 8.0
+NOTICE_CHECK_INTERVAL = 0.05
+"""Seconds between two checks whether the notices about a granted event are delivered."""
+MAX_EVENTS_PER_START_REQUEST = 100
+"""Keeps the body of a StartRequest small, however many events a document holds."""
+
+
+class StartRequestSender:
+    """Sends StartRequests, one at a time."""
+
+    def __init__(
+        self,
+        service: ApprovalService,
+        store: Store,
+        port: StartRequestPort,
+        clock: Clock,
+        names_us: Callable[[Sequence[str]], bool],
+        *,
+        on_answer: Callable[[], None],
+    ) -> None:
+        """``on_answer`` is called when grants are no longer in flight."""
+        self._service = service
+        self._store = store
+        self._port = port
+        self._clock = clock
+        self._names_us = names_us
+        self._on_answer = on_answer
+        self._is_changed = asyncio.Event()
+        self._unshared: set[int] = set()
+        """Grants whose shared StartRequest got a 400; each needs a StartRequest of its own."""
+        self._first_seen: dict[int, float] = {}
+        """When each open grant was first seen, by the monotonic clock."""
+        self._failures = 0
+
+    def wake(self) -> None:
+        """Check for grants now."""
+        self._is_changed.set()
+
+    async def run(self) -> None:
+        """Send grants as soon as they may go, until cancelled."""
+        while True:
+            self._is_changed.clear()
+            try:
+                ready, is_waiting = await self._store.read(
+                    lambda tx: self._find_ready_grants(tx, self._clock.now())
+                )
+            except StoreUnavailable:
+                await self._clock.sleep(RETRY_DELAY)
+                continue
+            if ready:
+                await self._start(ready)
+            else:
+                await self._wait_for_change(NOTICE_CHECK_INTERVAL if is_waiting else None)
+
+    def _find_ready_grants(self, tx: Transaction, now: datetime) -> tuple[list[Grant], bool]:
+        """Return the grants that may go now, and whether others wait for their notices only."""
+        grants = tx.decisions.open_grants()
+        monotonic = self._clock.monotonic()
+        self._first_seen = {grant.id: self._first_seen.get(grant.id, monotonic) for grant in grants}
+        if self._service.mode(tx) != "on":
+            return [], False
+        ready: list[Grant] = []
+        is_waiting = False
+        for grant in grants:
+            occurrence = tx.snapshot.by_id(grant.occurrence)
+            if self._service.status(tx, occurrence, now).active_holds:
+                continue
+            if self._are_notices_out(tx, grant, occurrence):
+                ready.append(grant)
+            else:
+                is_waiting = True
+        for grant in ready:
+            if grant.id in self._unshared:
+                return [grant], is_waiting
+        return ready[:MAX_EVENTS_PER_START_REQUEST], is_waiting
+
+    def _are_notices_out(self, tx: Transaction, grant: Grant, occurrence: Occurrence) -> bool:
+        """Whether the notices about an event are delivered, or have had ``tell_first``.
+
+        Only an event of this VM waits
+        (docs/guarantees.md#notices-come-before-the-startrequest).
+        """
+        if not self._names_us(occurrence.event.resources):
+            return True
+        waited = self._clock.monotonic() - self._first_seen[grant.id]
+        if waited >= self._service.settings.tell_first:
+            return True
+        return not tx.deliveries.has_waiting(occurrence.key)
+
+    async def _start(self, grants: Sequence[Grant]) -> None:
+        """Read the document, then send one StartRequest for the grants that still hold."""
+        try:
+            await self._port.read_fresh()
+        except SourceError:
+            await self._clock.sleep(RETRY_DELAY)  # the port logs the error
+            return
+        try:
+            is_sent = await self._claim_and_send(grants)
+        except SourceError as error:
+            await self._back_off(error)
+        except StoreUnavailable:
+            await self._clock.sleep(RETRY_DELAY)
+        else:
+            if not is_sent:  # a transition will say why
+                await self._wait_for_change(NOTICE_CHECK_INTERVAL)
+
+    async def _claim_and_send(self, grants: Sequence[Grant]) -> bool:
+        """Return whether a grant could be claimed.
+
+        Raises StoreUnavailable with nothing sent, and what `_send` raises.
+        """
+        # From the claim on, only the answer decides about these grants. Set this before the claim
+        # is on disk, because transitions run at any time.
+        self._service.in_flight = frozenset(grant.id for grant in grants)
+        try:
+            claims = await self._store.transact(
+                lambda tx: self._claim(tx, grants, self._clock.now())
+            )
+            if claims:
+                await self._send(claims)
+        finally:
+            self._service.in_flight = frozenset()
+            self._on_answer()
+        return bool(claims)
+
+    def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
+        # The fresh read may have added notices about these events.
+        ready = [
+            grant
+            for grant in grants
+            if self._are_notices_out(tx, grant, tx.snapshot.by_id(grant.occurrence))
+        ]
+        return self._service.claim(tx, ready, now)
+
+    async def _send(self, claims: Sequence[Claim]) -> None:
+        """Send one StartRequest and record its answer.
+
+        Raises SourceError if IMDS neither accepted nor refused it.
+        """
+        event_ids = [claim.event_id for claim in claims]
+        try:
+            await self._port.start(event_ids)
+        except SourceRefused as error:
+            await self._handle_refusal(claims, error)
+        except SourceError as error:
+            await self._record_unanswered(claims, error.status)
+            raise
+        else:
+            _log.info("IMDS accepted the StartRequest for %s", ", ".join(event_ids))
+            self._failures = 0
+            await self._record(lambda tx, now: self._service.record_accepted(tx, claims, now))
+
+    async def _handle_refusal(self, claims: Sequence[Claim], error: SourceRefused) -> None:
+        status, reason = error.status, error.reason
+        if len(claims) > 1:
+            # One wrong event can be the reason for the 400.
+            self._unshared |= {claim.grant.id for claim in claims}
+            await self._record_unanswered(claims, status)
+            return
+        self._failures = 0
+        claim = claims[0]
+        _log.error("IMDS refused the StartRequest for %s: %s", claim.event_id, reason)
+        await self._record(
+            lambda tx, now: self._service.record_refused(tx, claim, status, reason, now)
+        )
+
+    async def _record_unanswered(self, claims: Sequence[Claim], status: int | None) -> None:
+        await self._record(lambda tx, _: self._service.record_unanswered(tx, claims, status))
+
+    async def _record(self, work: Callable[[Transaction, datetime], None]) -> None:
+        # The StartRequest was sent, so its answer counts even if the file cannot be written.
+        now = self._clock.now()
+        await self._store.transact(lambda tx: work(tx, now), fail_open=True)
+
+    async def _back_off(self, error: SourceError) -> None:
+        if self._failures == 0:
+            _log.warning("cannot send a StartRequest, will try again: %s", error.reason)
+        delay = min(RETRY_DELAY * 2.0**self._failures, MAX_RETRY_DELAY)
+        self._failures += 1
+        retry_after = error.retry_after if isinstance(error, SourceUnavailable) else None
+        await self._clock.sleep(max(delay, retry_after or 0.0))
+
+    async def _wait_for_change(self, timeout: float | None) -> None:  # noqa: ASYNC109  # by our clock
+        await wait_for_event(self._is_changed, self._clock, timeout)
