@@ -416,6 +416,37 @@ def test_a_release_long_ago_is_the_cause_of_nothing(book: Book) -> None:
     assert cause(book, "approval.granted") == book.said("event.updated")[0].id
 
 
+def test_an_earlier_release_at_the_same_moment_is_the_cause_of_nothing(book: Book) -> None:
+    """The cause is what led to the grant, not what has the same time."""
+    book.see(FREEZE)
+    book.submit("hold", "eve", FREEZE)
+    book.submit("release", "eve", FREEZE)
+    book.see(USER)
+    assert cause(book, "approval.granted") == book.said("event.updated")[0].id
+
+
+def test_a_grant_that_the_switch_lets_go_is_caused_by_its_newest_vote(book: Book) -> None:
+    """The hold expires while approvals are off, so its release completes nothing."""
+    book.see(REBOOT)
+    book.submit("hold", "eve")
+    book.submit(request_id="m1", message_id="m1")
+    book.submit(by="bob", request_id="m2", message_id="m2")
+    book.switch("off")
+    expire_hold(book, "client:eve")
+    book.switch("on")
+    accept(book, claim(book))
+    assert cause(book, "approval.granted") == "m2"
+    assert cause(book, "startrequest.accepted") == "m2"
+
+
+def expire_hold(book: Book, principal: str) -> None:
+    """Let a hold expire now, before the votes do."""
+    book.connection.execute(
+        "UPDATE decision SET expires = at WHERE decision = 'hold' AND principal = ?", (principal,)
+    )
+    book.step()
+
+
 def test_what_a_release_is_answered(book: Book) -> None:
     book.see(REBOOT)
     book.submit("hold", "eve")

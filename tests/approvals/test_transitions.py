@@ -266,6 +266,38 @@ def test_too_late_says_when_it_was_and_when_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("uncovered", "resources", "pronoun"),
+    [
+        ("db-2", ("web-1", "db-2"), "it"),
+        ("db-2, db-3", ("web-1", "db-2", "db-3"), "them"),
+        (
+            "db-0, db-1, db-2, db-3, db-4, db-5, db-6, db-7, db-8, db-9 and 2 more",
+            tuple(f"db-{number}" for number in range(12)),
+            "them",
+        ),
+    ],
+    ids=["one resource", "two resources", "too many to name"],
+)
+def test_a_refusal_names_the_resources_that_the_caller_may_not_decide_for(
+    uncovered: str, resources: tuple[str, ...], pronoun: str
+) -> None:
+    about = event(resources=resources)
+    request = approval(by=caller(resources=("web-*",)), of=about)
+    assert authorize(request, standing(about)) == Refusal(
+        403,
+        f"you may not decide for {uncovered}: your rights (resources) do not cover {pronoun}",
+    )
+
+
+def test_an_event_without_resources_is_refused_to_a_caller_with_limited_rights() -> None:
+    about = event(resources=())
+    request = approval(by=caller(resources=("*",)), of=about)
+    assert authorize(request, standing(about)) == Refusal(
+        403, "you may not decide for an event that names no resource"
+    )
+
+
 def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
     refusal = authorize(approval(revision="x"), standing())
     assert refusal is not None
