@@ -114,6 +114,12 @@ def approval(
     )
 
 
+USER_REBOOT = event(event_source="User")
+FREEZE = event(event_type="Freeze")
+REDEPLOY = event(event_type="Redeploy")
+STARTED = event(event_status="Started", not_before=None)
+
+
 # --- without a file
 
 
@@ -161,6 +167,10 @@ def decided(
         "message_id": None,
     }
     return Decision(**fields | more)
+
+
+VOTES = decided(), decided(by="bob")
+"""The two votes that the rule of a Reboot needs."""
 
 
 def granted(state: GrantState = "granted", of: Event | None = None, **changes: Any) -> Grant:

@@ -43,7 +43,11 @@ class Rig:
 
         def work(tx: Any) -> list[CloudEvent]:
             verify(tx._connection)  # noqa: SLF001  # the chain is checked on the way
-            return [one for _, one in tx.journal.events_after(0, 10_000) if not names or one.name in names]
+            return [
+                one
+                for _, one in tx.journal.events_after(0, 10_000)
+                if not names or one.name in names
+            ]
 
         return await self.store.read(work)
 

@@ -654,7 +654,9 @@ def test_an_answer_that_comes_after_started_was_seen_is_the_only_thing_told(book
 
 def test_what_imds_refused_is_told_once_and_never_tried_again(book: Book) -> None:
     book.see(USER)
-    book.do(lambda tx: book.ledger.record_refused(tx, claim_in(tx), 400, "400: wrong", book.clock.now()))
+    book.do(
+        lambda tx: book.ledger.record_refused(tx, claim_in(tx), 400, "400: wrong", book.clock.now())
+    )
     for _ in range(2):
         book.step()
         book.crash()
@@ -768,7 +770,10 @@ def test_a_clock_that_was_set_back_changes_no_cause(book: Book) -> None:
 def test_of_file_and_switch_the_stricter_holds(
     expected: Mode, file: dict[str, Any], remembered: Mode, trusted: bool
 ) -> None:
-    assert effective_mode(ApprovalsSettings.model_validate(file), remembered, trusted=trusted) == expected
+    assert (
+        effective_mode(ApprovalsSettings.model_validate(file), remembered, trusted=trusted)
+        == expected
+    )
 
 
 def test_the_switch_survives_a_restart_and_stops_a_claim(book: Book) -> None:

@@ -516,7 +516,9 @@ class Approvals(RuleBasedStateMachine):
                 self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
         else:
             self.book.do(
-                lambda tx: ledger.record_unanswered(tx, claims, {"400": 400, "503": 503}.get(answer))
+                lambda tx: ledger.record_unanswered(
+                    tx, claims, {"400": 400, "503": 503}.get(answer)
+                )
             )
         if answer == "400" and len(claims) > 1:
             self.alone = {claim.grant.id for claim in claims}

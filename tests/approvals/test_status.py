@@ -1,0 +1,165 @@
+"""Which votes count, and the state that follows from votes, holds and grants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relay.approvals.status import ApprovalStatus, approval_state
+from relay.approvals.transitions import FailGrant, can_claim, next_transitions
+from relay.outbox import Decision
+from tests.approvals.builders import (
+    FREEZE,
+    SETTINGS,
+    SPEAKS,
+    STARTED,
+    USER_REBOOT,
+    VOTES,
+    decided,
+    event,
+    granted,
+    standing,
+)
+
+
+@pytest.mark.parametrize(
+    ("vote_count", "decisions"),
+    [
+        pytest.param(0, [], id="no votes"),
+        pytest.param(1, [decided()], id="one vote"),
+        pytest.param(1, [decided(), decided(approval_id="again")], id="two votes of one principal"),
+        pytest.param(2, [decided(), decided(by="bob")], id="votes of two principals"),
+        pytest.param(1, [decided(), decided(by="bob", revision="x")], id="another revision"),
+        pytest.param(1, [decided(), decided(by="bob", expires=5)], id="an expired vote"),
+        pytest.param(2, [decided(), decided(by="bob", expires=5.1)], id="a vote about to expire"),
+        pytest.param(1, [decided(), decided(by="eve")], id="somebody who is no voter"),
+        pytest.param(1, [decided(), decided(by="bob", dry_run=True)], id="a vote of a dry run"),
+        pytest.param(0, [decided("hold"), decided("hold", "bob")], id="holds"),
+    ],
+)
+def test_a_quorum_counts_principals_who_may_vote(
+    vote_count: int, decisions: list[Decision]
+) -> None:
+    """Each has one vote, for the current revision, not expired, and not of a dry run."""
+    status = standing(None, *decisions, now=5)
+    assert (status.vote_count, status.is_satisfied) == (vote_count, vote_count >= 2)
+
+
+def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
+    votes = decided(dry_run=True), decided(by="bob")
+    assert standing(None, *votes, mode="dry-run").vote_count == 2
+    assert standing(None, *votes).vote_count == 1
+    assert standing(None, *votes, mode="off").vote_count == 1
+
+
+def test_an_automatic_rule_needs_no_votes_and_counts_none() -> None:
+    status = standing(USER_REBOOT, decided(of=USER_REBOOT))
+    assert (status.votes_required, status.vote_count, status.is_satisfied) == (0, 0, True)
+
+
+def test_only_the_first_rule_that_matches_decides() -> None:
+    matched_by_two_rules = event(event_source="User", event_type="Reboot")
+    assert standing(matched_by_two_rules).rule is SETTINGS.rules[0]
+    assert standing().rule is SETTINGS.rules[1]
+    assert standing(FREEZE).rule is None
+
+
+@pytest.mark.parametrize(
+    "client_resources",
+    [{"client:alice": None}, {**SPEAKS, "client:bob": ("web-*",)}],
+    ids=["bob was removed, or may not approve", "bob may not decide for this resource"],
+)
+def test_a_vote_counts_only_while_its_voter_may_give_it(
+    client_resources: dict[str, tuple[str, ...] | None],
+) -> None:
+    assert standing(None, *VOTES).is_satisfied
+    status = replace(standing(None, *VOTES, grants=[granted()]), client_resources=client_resources)
+    assert [vote.principal for vote in status.counted_votes] == ["client:alice"]
+    assert not can_claim(granted(), status)
+    assert any(isinstance(transition, FailGrant) for transition in next_transitions(status))
+
+
+def test_votes_of_local_users_need_no_client() -> None:
+    votes = tuple(replace(vote, principal=f"local:{vote.approval_id}") for vote in VOTES)
+    groups = {"oncall": [vote.principal for vote in votes]}
+    settings = SETTINGS.model_copy(update={"groups": groups})
+    assert standing(None, *votes, settings=settings).is_satisfied
+
+
+def test_a_vote_counts_no_longer_than_the_current_rule_allows() -> None:
+    """The rule can change after the vote: hours begin, and files are edited."""
+    vote_until_not_before = decided(expires=None)
+    assert standing(None, vote_until_not_before, now=299).counted_votes
+    assert not standing(None, vote_until_not_before, now=300).counted_votes
+    assert standing(None, decided(expires=60), now=59).counted_votes
+    assert not standing(None, decided(expires=60), now=60).counted_votes
+
+
+_HOLD = decided("hold")
+_REFUSED = granted("refused", status=400)
+_OTHER_REVISION_REFUSED = granted("refused", revision="x", status=400)
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        pytest.param("pending", standing(), id="a quorum is missing"),
+        pytest.param("pending", standing(mode="dry-run"), id="missing in a dry run"),
+        pytest.param("none", standing(mode="off"), id="approvals are off"),
+        pytest.param("none", standing(FREEZE), id="no rule"),
+        pytest.param("none", standing(live=False), id="ended"),
+        pytest.param("none", standing(STARTED), id="started"),
+        pytest.param("none", standing(STARTED, _HOLD), id="started under a hold"),
+        pytest.param("held", standing(None, _HOLD), id="held"),
+        pytest.param("held", standing(None, _HOLD, grants=[granted()]), id="held after the grant"),
+        pytest.param("held", standing(FREEZE, _HOLD), id="held without a rule"),
+        pytest.param(
+            "pending", standing(None, decided("hold", expires=5), now=5), id="the hold expired"
+        ),
+        pytest.param("granted", standing(None, *VOTES, grants=[granted()]), id="granted"),
+        pytest.param(
+            "pending", standing(grants=[granted(revision="x")]), id="granted for another revision"
+        ),
+        pytest.param(
+            "granted",
+            standing(grants=[granted(dry_run=True)], mode="dry-run"),
+            id="granted in a dry run",
+        ),
+        pytest.param(
+            "pending", standing(grants=[granted(dry_run=True)]), id="granted in an earlier dry run"
+        ),
+        pytest.param(
+            "none",
+            standing(grants=[granted("failed", dry_run=True)], live=False),
+            id="failed in a dry run",
+        ),
+        pytest.param("sent", standing(grants=[granted("sent")]), id="sent"),
+        pytest.param(
+            "sent", standing(grants=[granted("sent")], now=901), id="sent before NotBefore"
+        ),
+        pytest.param("accepted", standing(grants=[granted("accepted")]), id="accepted"),
+        pytest.param(
+            "accepted", standing(STARTED, grants=[granted("accepted")]), id="accepted and started"
+        ),
+        pytest.param(
+            "accepted", standing(grants=[granted("accepted")], live=False), id="accepted and ended"
+        ),
+        pytest.param(
+            "accepted",
+            standing(grants=[granted("failed"), granted("accepted", id=2)]),
+            id="accepted after a failure",
+        ),
+        pytest.param("failed", standing(grants=[granted("failed")], live=False), id="ended first"),
+        pytest.param(
+            "failed", standing(grants=[granted("failed")], now=901), id="NotBefore came first"
+        ),
+        pytest.param("failed", standing(grants=[_REFUSED]), id="IMDS refused"),
+        pytest.param("pending", standing(grants=[granted("failed")]), id="failed and open again"),
+        pytest.param(
+            "pending", standing(grants=[_OTHER_REVISION_REFUSED]), id="another revision refused"
+        ),
+    ],
+)
+def test_the_state_of_an_approval(state: str, status: ApprovalStatus) -> None:
+    assert approval_state(status) == state
