@@ -1,4 +1,4 @@
-"""Events, rules and callers as the tests of approvals use them, and a state file to put them in."""
+"""Builds events, rules, requests and statuses for tests of approvals, and a state file for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relay.approvals.request import (
     Right,
     Rights,
 )
-from relay.approvals.service import ApprovalService
+from relay.approvals.service import ApprovalService, Claim
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
@@ -56,18 +56,21 @@ SETTINGS = ApprovalsSettings.model_validate(
         "groups": {"oncall": ["client:alice", "client:bob"]},
     }
 )
-"""What users start is automatic; a Reboot takes two votes within five minutes, a Redeploy one; for a Freeze there is no rule."""
+"""Automatic for users. A Reboot needs two votes within five minutes, a Redeploy one vote.
+
+A Freeze has no rule.
+"""
 
 SPEAKS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(f"client:{name}" for name in ("alice", "bob", "carol", "drain", "eve")),
     "client:db": ("db-*",),
     "client:web": ("web-*",),
 }
-"""The clients that may approve, and the machines that they may speak for."""
+"""The clients that may approve, and the resources that they may decide for."""
 
 
 def event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -> Event:
-    """A Reboot of this VM by the platform, ``due`` so many seconds after noon."""
+    """A Reboot of db-1 by the platform, with NotBefore ``due`` seconds after noon."""
     fields: dict[str, Any] = {
         "event_id": event_id,
         "event_type": "Reboot",
@@ -102,7 +105,7 @@ def approval(
     at: datetime = NOON,
     **changes: Any,
 ) -> DecisionRequest:
-    """A request about an event as it is."""
+    """A request for the current revision of an event."""
     of = of or event()
     fields: dict[str, Any] = {
         "revision": of.revision,
@@ -114,10 +117,12 @@ def approval(
     )
 
 
+REBOOT = event()
 USER_REBOOT = event(event_source="User")
 FREEZE = event(event_type="Freeze")
 REDEPLOY = event(event_type="Redeploy")
 STARTED = event(event_status="Started", not_before=None)
+OPERATOR = caller("op", "operate")
 
 
 # --- without a file
@@ -174,7 +179,7 @@ VOTES = decided(), decided(by="bob")
 
 
 def granted(state: GrantState = "granted", of: Event | None = None, **changes: Any) -> Grant:
-    """A grant for an event as it is."""
+    """A grant for the current revision of an event."""
     fields: dict[str, Any] = {
         "id": 1,
         "occurrence": 1,
@@ -200,12 +205,12 @@ def standing(
     live: bool = True,
     settings: ApprovalsSettings = SETTINGS,
 ) -> ApprovalStatus:
-    """How things stand, ``now`` seconds after noon."""
-    found = occurrence(of, live=live)
+    """The status of an event's approval, ``now`` seconds after noon."""
+    about = occurrence(of, live=live)
     moment = NOON + timedelta(seconds=now)
-    rule = rule_for(settings.rules, found, ORIGIN.scope, moment)
+    rule = rule_for(settings.rules, about, ORIGIN.scope, moment)
     return ApprovalStatus(
-        occurrence=found,
+        occurrence=about,
         decisions=decisions,
         grants=tuple(grants),
         rule=rule,
@@ -221,7 +226,10 @@ def standing(
 
 
 class Book:
-    """A state file with a ledger and a recorder over it, and no thread: each ``do`` is one transaction, in the file when it returns."""
+    """A state file with an ApprovalService and a Recorder, without a gate or threads.
+
+    Each method is one transaction; its changes are in the file when it returns.
+    """
 
     def __init__(
         self,
@@ -242,29 +250,29 @@ class Book:
 
     def _open(self) -> None:
         self._opened = open_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
-        self._opened.connection.execute("PRAGMA synchronous = OFF")  # nothing here cuts the power
+        self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.ledger = ApprovalService(
             self.settings, ORIGIN, trusted=self.trusted, client_resources=SPEAKS
         )
         self.recorder = Recorder(ORIGIN, self.boot, frozenset({"db-1"}))
 
     def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:
-        """Lose everything that is not on disk, and start again, perhaps with other rules or after a boot."""
+        """Lose what is not on disk, and start again, perhaps with other rules or after a boot."""
         self.close()
         self.settings, self.boot = settings or self.settings, boot or self.boot
         self._open()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._opened.close()
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The file."""
+        """The connection to the file."""
         return self._opened.connection
 
     def do(self, work: Callable[[Transaction], T]) -> T:
-        """One transaction."""
+        """Run one transaction; roll it back if it raises."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             result = work(Transaction(self.connection, self._route))
@@ -277,17 +285,14 @@ class Book:
     # what happens
 
     def see(self, *events: Event, gap: bool = False, step: bool = True) -> None:
-        """The document holds these events; what follows from that is done."""
-        self.do(
-            lambda tx: self.recorder.record(
-                tx, PollResult(Document(1, events), self.clock.now(), gap)
-            )
-        )
+        """Record a document with these events; apply the transitions that follow if ``step``."""
+        result = PollResult(Document(1, events), self.clock.now(), gap)
+        self.do(lambda tx: self.recorder.record(tx, result))
         if step:
             self.step()
 
     def step(self) -> datetime | None:
-        """What follows from how things are is done."""
+        """Apply every transition that is due; return when the next is due by time alone."""
         return self.do(lambda tx: self.ledger.apply_transitions(tx, self.clock.now()))
 
     def submit(
@@ -297,52 +302,78 @@ class Book:
         of: Event | None = None,
         **changes: Any,
     ) -> DecisionAnswer:
-        """Somebody asks for something."""
-        return self.do(
-            lambda tx: self.ledger.submit(
-                tx, approval(decision, by, of, at=self.clock.now(), **changes)
-            )
-        )
+        """Submit a request about an event."""
+        request = approval(decision, by, of, at=self.clock.now(), **changes)
+        return self.do(lambda tx: self.ledger.submit(tx, request))
 
     def switch(self, mode: Mode) -> None:
-        """An operator turns the switch."""
+        """Set the mode as an operator does."""
         self.do(lambda tx: tx.set_mode(mode, "local:root", self.clock.now()))
         self.step()
 
-    # what is there
+    def claim(self) -> list[Claim]:
+        """Claim every open grant, as the gate does last before it sends."""
+        return self.do(
+            lambda tx: self.ledger.claim(tx, tx.decisions.open_grants(), self.clock.now())
+        )
+
+    def accept(self, claims: list[Claim]) -> None:
+        """Record that IMDS answered 200."""
+        self.do(lambda tx: self.ledger.record_accepted(tx, claims, self.clock.now()))
+
+    # what is in the file
 
     @property
     def grants(self) -> list[Grant]:
-        """Every grant of every occurrence, oldest first."""
-        ids = self.connection.execute(
-            "SELECT DISTINCT occurrence FROM start_request ORDER BY 1"
-        ).fetchall()
-        return [
-            grant
-            for (one,) in ids
-            for grant in self.do(lambda tx, one=one: tx.decisions.grants(one))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        ]
+        """Every grant of every occurrence, oldest occurrence first."""
+
+        def read_grants(tx: Transaction) -> list[Grant]:
+            rows = self.connection.execute(
+                "SELECT DISTINCT occurrence FROM start_request ORDER BY 1"
+            ).fetchall()
+            return [grant for (number,) in rows for grant in tx.decisions.grants(number)]
+
+        return self.do(read_grants)
 
     def stands(self, event_id: str = "E-1") -> ApprovalStatus:
-        """How an event stands."""
+        """The status of an event's approval."""
 
-        def work(tx: Transaction) -> ApprovalStatus:
-            found = tx.snapshot.find(event_id.lower())
-            assert found is not None
-            return self.ledger.status(tx, found, self.clock.now())
+        def read_status(tx: Transaction) -> ApprovalStatus:
+            newest = tx.snapshot.find(event_id.lower())
+            assert newest is not None
+            return self.ledger.status(tx, newest, self.clock.now())
 
-        return self.do(work)
+        return self.do(read_status)
 
     def said(self, *names: str) -> list[CloudEvent]:
-        """Every CloudEvent in the journal, or those of some names, oldest first; the chain is checked."""
+        """Return the CloudEvents in the journal, oldest first, or those with some names.
+
+        The hash chain of the journal is checked too.
+        """
         verify(self.connection)
-        told = [
+        recorded_events = [
             CloudEvent.parse(row.body)
             for row in rows(self.connection)
             if row.kind not in ("claim", "mode")
         ]
-        return [one for one in told if not names or one.name in names]
+        return [recorded for recorded in recorded_events if not names or recorded.name in names]
 
     def names(self) -> list[str]:
-        """What was said, by name, ``event.*`` left out."""
-        return [one.name for one in self.said() if not one.name.startswith("event.")]
+        """The names of the events in the journal, without those of Azure's changes."""
+        return [recorded.name for recorded in self.said() if not recorded.name.startswith("event.")]
+
+    def data(self, name: str) -> dict[str, Any]:
+        """The data of the only event with this name."""
+        (recorded,) = self.said(name)
+        return dict(recorded.data)
+
+    def cause(self, name: str) -> str | None:
+        """The causationid of the last event with this name."""
+        return self.said(name)[-1].attributes.get("causationid")
+
+
+def decide(approvals: Book, decision: DecisionKind, by: Caller | str, **changes: Any) -> str:
+    """Submit a request that must be accepted; return the state of the answer."""
+    answer = approvals.submit(decision, by, **changes)
+    assert answer.status == 202, answer
+    return str(answer.body["state"])

@@ -1,0 +1,27 @@
+"""The state file that most tests of approvals begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from jsonschema import Draft202012Validator
+
+from relay.events.catalog import CATALOG, event_schema
+from tests.approvals.builders import Book
+
+_SCHEMAS = {
+    event_type.name: Draft202012Validator(event_schema(event_type)) for event_type in CATALOG
+}
+
+
+@pytest.fixture
+def approvals(tmp_path: Path) -> Iterator[Book]:
+    """An empty state file. At the end every event in it is checked against its schema."""
+    approvals_file = Book(tmp_path / "relay.db")
+    yield approvals_file
+    for recorded in approvals_file.said():
+        _SCHEMAS[recorded.name].validate(orjson.loads(recorded.body))
+    approvals_file.close()

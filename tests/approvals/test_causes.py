@@ -1,0 +1,86 @@
+"""The causationid of each event: the message or the event that led to it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.approvals.builders import FREEZE, REBOOT, REDEPLOY, USER_REBOOT, Book, caller, decide
+from tests.approvals.manual_clock import NOON
+
+
+def test_a_message_is_the_cause_of_all_that_it_brings_about(approvals: Book) -> None:
+    approvals.see(REDEPLOY)
+    approvals.submit(
+        by=caller("alice", channel="amqp"), of=REDEPLOY, request_id="m", message_id="m"
+    )
+    approvals.accept(approvals.claim())
+    assert [
+        approvals.cause(name)
+        for name in ("approval.recorded", "approval.granted", "startrequest.accepted")
+    ] == ["m"] * 3
+
+
+def test_a_message_is_not_the_cause_of_what_another_completed(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.submit(request_id="m", message_id="m")
+    approvals.submit(by="bob")
+    approvals.accept(approvals.claim())
+    assert approvals.cause("approval.granted") == approvals.said("approval.recorded")[1].id
+    assert approvals.cause("startrequest.accepted") == approvals.said("approval.granted")[0].id
+
+
+def test_a_clock_that_was_set_back_changes_no_cause(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.submit()
+    approvals.clock.set(NOON - timedelta(hours=1))
+    approvals.submit(by="bob")
+    assert approvals.cause("approval.granted") == approvals.said("approval.recorded")[1].id
+
+
+def test_a_release_is_the_cause_of_the_automatic_grant_that_it_lets_go(approvals: Book) -> None:
+    approvals.see(FREEZE)
+    approvals.submit("hold", "eve", FREEZE)
+    approvals.see(USER_REBOOT)
+    assert approvals.grants == []
+    assert decide(approvals, "release", "eve") == "granted"
+    assert approvals.cause("approval.granted") == approvals.said("approval.recorded")[-1].id
+
+
+def test_a_release_long_ago_is_the_cause_of_nothing(approvals: Book) -> None:
+    approvals.see(FREEZE)
+    approvals.submit("hold", "eve", FREEZE)
+    approvals.submit("release", "eve", FREEZE)
+    approvals.clock.turn(1)
+    approvals.see(USER_REBOOT)
+    assert approvals.cause("approval.granted") == approvals.said("event.updated")[0].id
+
+
+def test_an_earlier_release_at_the_same_moment_is_the_cause_of_nothing(approvals: Book) -> None:
+    """The cause is what led to the grant, not what has the same time."""
+    approvals.see(FREEZE)
+    approvals.submit("hold", "eve", FREEZE)
+    approvals.submit("release", "eve", FREEZE)
+    approvals.see(USER_REBOOT)
+    assert approvals.cause("approval.granted") == approvals.said("event.updated")[0].id
+
+
+def test_a_grant_that_the_switch_lets_go_is_caused_by_its_newest_vote(approvals: Book) -> None:
+    """The hold expires while approvals are off, so its release completes nothing."""
+    approvals.see(REBOOT)
+    approvals.submit("hold", "eve")
+    approvals.submit(request_id="m1", message_id="m1")
+    approvals.submit(by="bob", request_id="m2", message_id="m2")
+    approvals.switch("off")
+    expire_hold(approvals, "client:eve")
+    approvals.switch("on")
+    approvals.accept(approvals.claim())
+    assert approvals.cause("approval.granted") == "m2"
+    assert approvals.cause("startrequest.accepted") == "m2"
+
+
+def expire_hold(approvals: Book, principal: str) -> None:
+    """Let a hold expire now, before the votes do."""
+    approvals.connection.execute(
+        "UPDATE decision SET expires = at WHERE decision = 'hold' AND principal = ?", (principal,)
+    )
+    approvals.step()

@@ -1,0 +1,156 @@
+"""Which requests are repeats, what refusals record, and that a decision is written whole or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from relay.approvals.request import DecisionRequest
+from relay.outbox.journal import rows
+from tests.approvals.builders import REBOOT, REDEPLOY, Book, approval, caller
+
+
+def test_a_repeat_gets_its_first_answer_whatever_happened_since(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    first = approvals.submit(request_id="r")
+    approvals.submit(by="bob")
+    approvals.see()
+    approvals.crash()
+    said = len(approvals.said())
+    assert approvals.submit(request_id="r") == replace(first, repeat=True)
+    assert len(approvals.said()) == said
+
+
+@pytest.mark.parametrize(
+    ("status", "remembered", "changes"),
+    [
+        (403, True, {"by": caller("eve")}),
+        (409, True, {"revision": "x"}),
+        (404, False, {"event_id": "E-9"}),
+        (404, False, {"scope": "other"}),
+    ],
+)
+def test_refusals_are_told_once_and_remembered_where_they_are_final(
+    approvals: Book, status: int, remembered: bool, changes: dict[str, Any]
+) -> None:
+    approvals.see(REBOOT)
+    answers = [approvals.submit(request_id="r", **changes) for _ in range(2)]
+    assert [answer.status for answer in answers] == [status] * 2
+    assert len(approvals.said("approval.refused")) == (1 if remembered else 2)
+
+
+def test_a_message_that_comes_again_gets_no_second_event_whatever_it_was_answered(
+    approvals: Book,
+) -> None:
+    """It does, where the relay was killed before it could acknowledge it."""
+    for _ in range(2):
+        assert approvals.submit(event_id="E-9", request_id="m", message_id="m").status == 404
+    assert len(approvals.said("approval.refused")) == 1
+
+
+def test_503_is_neither_told_nor_remembered(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.switch("off")
+    assert approvals.submit(request_id="r").status == 503
+    approvals.switch("on")
+    assert approvals.submit(request_id="r").status == 202
+    assert not approvals.said("approval.refused")
+
+
+def test_another_body_under_a_known_id_is_409_and_decides_nothing(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    first = approvals.submit(request_id="r")
+    other = approvals.submit("hold", request_id="r", digest="other")
+    assert (other.status, other.body["revision"]) == (409, REBOOT.revision)
+    assert not approvals.stands().active_holds
+    assert approvals.data("approval.refused")["decision"] == "hold"
+    assert approvals.submit(request_id="r") == replace(first, repeat=True)
+
+
+def test_the_same_id_from_another_principal_is_no_repeat(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.submit(request_id="r")
+    assert approvals.submit(by="bob", request_id="r").body["votes"] == 2
+
+
+def test_an_unknown_event_is_told_with_the_id_as_it_was_sent_and_nothing_else(
+    approvals: Book,
+) -> None:
+    answer = approvals.submit(event_id="no-Such", message_id="m")
+    assert answer.status == 404
+    details = approvals.data("approval.refused")
+    assert details["eventId"] == approvals.said()[0].subject == "no-Such"
+    assert {
+        details[key]
+        for key in (
+            "eventType",
+            "eventStatus",
+            "resources",
+            "notBefore",
+            "revision",
+            "documentIncarnation",
+            "rule",
+        )
+    } == {None}
+    assert (details["votes"], details["required"], details["refusal"]) == (
+        0,
+        0,
+        answer.body["detail"],
+    )
+    assert approvals.cause("approval.refused") == "m"
+
+
+def test_another_scope_is_404_and_betrays_nothing_of_the_event(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    assert approvals.submit(scope="prod").status == 202
+    answer = approvals.submit(by="bob", scope="test")
+    assert (answer.status, set(answer.body)) == (404, {"detail"})
+    assert approvals.data("approval.refused")["resources"] is None
+
+
+def test_a_refusal_says_who_wanted_what_and_why_not(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    answer = approvals.submit(by="eve", reason="please")
+    details = approvals.data("approval.refused")
+    assert {
+        key: details[key]
+        for key in (
+            "principal",
+            "decision",
+            "channel",
+            "reason",
+            "votes",
+            "required",
+            "rule",
+            "refusal",
+        )
+    } == {
+        "principal": "client:eve",
+        "decision": "approve",
+        "channel": "http",
+        "reason": "please",
+        "votes": 0,
+        "required": 2,
+        "rule": "databases",
+        "refusal": answer.body["detail"],
+    }
+    assert approvals.cause("approval.refused") == approvals.said("event.scheduled")[0].id
+    assert approvals.stands().decisions == ()
+
+
+def test_a_decision_that_cannot_be_written_whole_is_not_written_at_all(approvals: Book) -> None:
+    approvals.see(REDEPLOY)
+    before = list(rows(approvals.connection))
+
+    def work(tx: Any) -> None:
+        request: DecisionRequest = approval(of=REDEPLOY)
+        approvals.ledger.submit(tx, request)
+        raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError):
+        approvals.do(work)
+    approvals.crash()
+    assert list(rows(approvals.connection)) == before
+    assert approvals.grants == []

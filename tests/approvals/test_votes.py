@@ -1,0 +1,194 @@
+"""How votes are recorded, counted and voided: the rows, the events and the answers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import orjson
+
+from relay.outbox.journal import rows
+from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, Book, event
+from tests.approvals.manual_clock import NOON
+
+
+def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    first = approvals.submit(reason="drained")
+    assert (first.status, first.body) == (
+        202,
+        {
+            "approvalId": first.body["approvalId"],
+            "eventId": "E-1",
+            "decision": "approve",
+            "state": "pending",
+            "votes": 1,
+            "required": 2,
+            "rule": "databases",
+        },
+    )
+    second = approvals.submit(by="bob")
+    assert second.body == {
+        **first.body,
+        "approvalId": second.body["approvalId"],
+        "state": "granted",
+        "votes": 2,
+    }
+    assert approvals.names() == ["approval.recorded", "approval.recorded", "approval.granted"]
+    recorded, completing = approvals.said("approval.recorded")
+    assert recorded.data == {
+        **approvals.stands().occurrence.data,
+        "approvalId": first.body["approvalId"],
+        "decision": "approve",
+        "principal": "client:alice",
+        "channel": "http",
+        "reason": "drained",
+        "votes": 1,
+        "required": 2,
+        "rule": "databases",
+    }
+    assert approvals.data("approval.granted") == {**completing.data, "votes": 2}
+    assert recorded.attributes["causationid"] == approvals.said("event.scheduled")[0].id
+    assert approvals.cause("approval.granted") == completing.id
+    assert [grant.approval_id for grant in approvals.grants] == [second.body["approvalId"]]
+
+
+def test_an_automatic_rule_grants_by_itself_in_its_own_name(approvals: Book) -> None:
+    approvals.see(USER_REBOOT)
+    details = approvals.data("approval.granted")
+    assert {
+        key: details[key]
+        for key in ("decision", "principal", "channel", "votes", "required", "rule")
+    } == {
+        "decision": "approve",
+        "principal": "rule:users",
+        "channel": "rule",
+        "votes": 0,
+        "required": 0,
+        "rule": "users",
+    }
+    assert approvals.cause("approval.granted") == approvals.said("event.scheduled")[0].id
+
+
+def test_every_event_but_event_names_the_journal_s_head_before_it(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.submit()
+    before, row = list(rows(approvals.connection))[-2:]
+    assert orjson.loads(row.body)["journalhead"] == f"{before.position}:{before.hash}"
+    assert "journalhead" not in approvals.said("event.scheduled")[0].attributes
+
+
+def test_the_event_id_is_compared_without_case_and_told_as_azure_wrote_it(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    assert approvals.submit(event_id="e-1").body["eventId"] == "E-1"
+    assert approvals.said("approval.recorded")[0].subject == "E-1"
+
+
+def test_votes_of_one_principal_are_one_vote_and_said_once(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    first = approvals.submit()
+    assert approvals.submit() == first
+    assert approvals.names() == ["approval.recorded"]
+
+
+def test_a_vote_with_an_id_of_its_own_is_told_anew_and_still_one_vote(approvals: Book) -> None:
+    """Over AMQP the event is the answer; and whoever votes again means it from then on."""
+    approvals.see(REBOOT)
+    approvals.submit(request_id="m1", message_id="m1")
+    approvals.clock.turn(200)
+    again = approvals.submit(request_id="m2", message_id="m2")
+    assert (again.body["state"], again.body["votes"]) == ("pending", 1)
+    assert [
+        recorded.attributes["causationid"] for recorded in approvals.said("approval.recorded")
+    ] == ["m1", "m2"]
+    approvals.clock.turn(200)
+    approvals.step()
+    assert approvals.submit(by="bob").body["state"] == "granted"
+    assert not approvals.said("approval.voided")
+
+
+def test_a_vote_counts_until_it_expires_and_is_told_void_once(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.submit()
+    moment = approvals.step()
+    assert moment == NOON + timedelta(minutes=5)
+    approvals.clock.turn(300)
+    for _ in range(3):
+        approvals.step()
+    assert approvals.data("approval.voided")["why"] == "expired"
+    assert approvals.cause("approval.voided") == approvals.said("approval.recorded")[0].id
+    assert approvals.submit(by="bob").body["votes"] == 1
+
+
+def test_a_vote_is_told_void_before_a_new_one_takes_its_place(approvals: Book) -> None:
+    """Also when nobody has looked since it expired."""
+    approvals.see(REBOOT)
+    approvals.submit()
+    approvals.clock.turn(301)
+    assert approvals.submit().body["votes"] == 1
+    assert approvals.names() == ["approval.recorded", "approval.voided", "approval.recorded"]
+
+
+def test_a_changed_event_voids_its_votes_once_also_when_it_changes_back(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.submit()
+    approvals.see(event(resources=("db-1", "db-2")))
+    voided = approvals.said("approval.voided")[0]
+    assert voided.data["why"] == "changed"
+    assert voided.data["resources"] == ["db-1", "db-2"]
+    assert "dryRun" not in voided.data
+    assert voided.attributes["causationid"] == approvals.said("event.updated")[0].id
+    approvals.see(REBOOT)
+    assert approvals.submit(by="bob").body["votes"] == 1
+    assert len(approvals.said("approval.voided")) == 1
+
+
+def test_what_is_no_part_of_the_revision_voids_nothing(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.submit()
+    approvals.see(event(description="other words"))
+    assert len(approvals.said("event.updated")) == 1
+    assert approvals.submit(by="bob").body["state"] == "granted"
+
+
+def test_a_vote_in_flight_is_not_replaced_by_one_for_what_the_event_became(approvals: Book) -> None:
+    """What becomes of it is for the answer to say, and then it is told."""
+    approvals.see(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    approvals.ledger.in_flight = frozenset(claimed.grant.id for claimed in approvals.claim())
+    changed = event(event_type="Redeploy", resources=("db-2",))
+    approvals.see(changed)
+    assert approvals.submit(of=changed).body["votes"] == 1
+    approvals.ledger.in_flight = frozenset()
+    approvals.step()
+    assert approvals.data("approval.voided")["why"] == "changed"
+
+
+def test_an_ended_event_voids_its_votes(approvals: Book) -> None:
+    approvals.see(REBOOT)
+    approvals.submit()
+    approvals.see()
+    assert approvals.data("approval.voided")["why"] == "ended"
+    assert approvals.cause("approval.voided") == approvals.said("event.ended")[0].id
+
+
+def test_the_same_event_id_is_a_new_occurrence_that_inherits_holds_alone(approvals: Book) -> None:
+    """Neither votes nor grants. A hold that survives too much is released; one that is lost is a reboot."""
+    approvals.see(REBOOT)
+    approvals.submit("hold", "eve")
+    approvals.submit()
+    approvals.see(step=False)
+    approvals.see(REBOOT)
+    stands = approvals.stands()
+    assert (
+        stands.occurrence.number,
+        stands.vote_count,
+        len(stands.active_holds),
+        stands.grants,
+    ) == (2, 0, 1, ())
+    assert approvals.submit("release", "eve").body["state"] == "released"
+    assert approvals.submit(by="bob").body["state"] == "pending"
+    assert approvals.submit().body["state"] == "granted"
+    approvals.see(step=False)
+    approvals.see(REBOOT)
+    assert approvals.stands().active_grant is None
+    assert approvals.claim() == []
