@@ -1,4 +1,4 @@
-"""A clock that stands still until a test turns it."""
+"""A clock that stands still until a test advances it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
+_IO_PAUSE = 0.003
+"""Real seconds for calls over loopback and writes to disk between two steps."""
 NOON = datetime(2026, 4, 11, 12, tzinfo=UTC)
 
 
 class HandClock:
-    """Wall clock and monotonic clock go together, unless the wall clock is ``set``."""
+    """A wall clock and a monotonic clock that advance together; only the wall clock can be set."""
 
     def __init__(self, now: datetime = NOON) -> None:
         self._wall = now
@@ -27,7 +29,7 @@ class HandClock:
         return self._monotonic
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until the clock has been turned so far."""
+        """Wait until the clock has advanced so far."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -36,7 +38,7 @@ class HandClock:
         await future
 
     def turn(self, seconds: float) -> None:
-        """Let that much time pass at once; who has slept long enough wakes."""
+        """Advance both clocks at once, and wake the sleepers whose time has come."""
         self._wall += timedelta(seconds=seconds)
         self._monotonic += seconds
         for until, future in self._sleepers:
@@ -45,12 +47,12 @@ class HandClock:
         self._sleepers = [(until, future) for until, future in self._sleepers if not future.done()]
 
     def set(self, now: datetime) -> None:
-        """Set the wall clock, as an operator or NTP would; nobody wakes."""
+        """Set the wall clock, as an operator or NTP does; this wakes nobody."""
         self._wall = now
 
     @property
     def asleep(self) -> list[float]:
-        """How many seconds each sleeper has still to wait, the least first."""
+        """The seconds that each sleeper has left, the fewest first."""
         return sorted(
             until - self._monotonic for until, future in self._sleepers if not future.done()
         )
@@ -58,37 +60,38 @@ class HandClock:
     async def turn_until(
         self, condition: Callable[[], bool], *, step: float = 0.25, within: float = 300.0
     ) -> None:
-        """Turn in steps, ``within`` so much time, until it holds. Fails when it does not although everybody had time to work."""
-        until = self._monotonic + within
+        """Advance in steps until the condition holds, by ``within`` seconds at most.
+
+        Raises TimeoutError if it does not hold after a minute of real time.
+        """
+        deadline = self._monotonic + within
         async with asyncio.timeout(60):
             while not condition():
-                if self._monotonic < until:
+                if self._monotonic < deadline:
                     self.turn(step)
-                await asyncio.sleep(
-                    0.003
-                )  # what goes over loopback, or to the disk, takes its time
+                await asyncio.sleep(_IO_PAUSE)
 
     @asynccontextmanager
     async def going(self, step: float) -> AsyncIterator[None]:
-        """Turn it by ``step`` again and again while the block lasts, each time with a moment for what goes over loopback.
+        """Advance by ``step`` again and again while the context lasts.
 
-        A machine that stands still for a while stops this clock too, so that intervals can be compared exactly.
+        If the machine stands still, so does this clock: tests can compare intervals exactly.
         """
 
-        async def go() -> None:
+        async def advance_forever() -> None:
             while True:
-                await asyncio.sleep(0.003)
+                await asyncio.sleep(_IO_PAUSE)
                 self.turn(step)
 
-        going = asyncio.create_task(go())
+        task = asyncio.create_task(advance_forever())
         try:
             yield
         finally:
-            going.cancel()
+            task.cancel()
 
 
 async def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> None:
-    """Wait, in real time, until it holds. Fails when it takes so long."""
+    """Wait in real time until the condition holds. Raises TimeoutError after ``within`` seconds."""
     async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110  # what is waited for has no event
+        while not condition():  # noqa: ASYNC110  # a condition sets no event
             await asyncio.sleep(0.002)

@@ -8,7 +8,9 @@ from tests.approvals.builders import FREEZE, REBOOT, REDEPLOY, USER_REBOOT, Book
 from tests.approvals.manual_clock import NOON
 
 
-def test_a_message_is_the_cause_of_all_that_it_brings_about(approvals: Book) -> None:
+def test_a_message_is_the_cause_of_its_vote_its_grant_and_its_start_request(
+    approvals: Book,
+) -> None:
     approvals.see(REDEPLOY)
     approvals.submit(
         by=caller("alice", channel="amqp"), of=REDEPLOY, request_id="m", message_id="m"
@@ -20,7 +22,7 @@ def test_a_message_is_the_cause_of_all_that_it_brings_about(approvals: Book) -> 
     ] == ["m"] * 3
 
 
-def test_a_message_is_not_the_cause_of_what_another_completed(approvals: Book) -> None:
+def test_a_message_is_not_the_cause_of_a_grant_that_another_vote_completes(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit(request_id="m", message_id="m")
     approvals.submit(by="bob")
@@ -37,7 +39,7 @@ def test_a_clock_that_was_set_back_changes_no_cause(approvals: Book) -> None:
     assert approvals.cause("approval.granted") == approvals.said("approval.recorded")[1].id
 
 
-def test_a_release_is_the_cause_of_the_automatic_grant_that_it_lets_go(approvals: Book) -> None:
+def test_a_release_is_the_cause_of_the_automatic_grant_that_follows(approvals: Book) -> None:
     approvals.see(FREEZE)
     approvals.submit("hold", "eve", FREEZE)
     approvals.see(USER_REBOOT)
@@ -46,7 +48,7 @@ def test_a_release_is_the_cause_of_the_automatic_grant_that_it_lets_go(approvals
     assert approvals.cause("approval.granted") == approvals.said("approval.recorded")[-1].id
 
 
-def test_a_release_long_ago_is_the_cause_of_nothing(approvals: Book) -> None:
+def test_an_earlier_release_causes_no_later_grant(approvals: Book) -> None:
     approvals.see(FREEZE)
     approvals.submit("hold", "eve", FREEZE)
     approvals.submit("release", "eve", FREEZE)
@@ -55,7 +57,7 @@ def test_a_release_long_ago_is_the_cause_of_nothing(approvals: Book) -> None:
     assert approvals.cause("approval.granted") == approvals.said("event.updated")[0].id
 
 
-def test_an_earlier_release_at_the_same_moment_is_the_cause_of_nothing(approvals: Book) -> None:
+def test_an_earlier_release_at_the_same_moment_causes_no_later_grant(approvals: Book) -> None:
     """The cause is what led to the grant, not what has the same time."""
     approvals.see(FREEZE)
     approvals.submit("hold", "eve", FREEZE)
@@ -64,7 +66,9 @@ def test_an_earlier_release_at_the_same_moment_is_the_cause_of_nothing(approvals
     assert approvals.cause("approval.granted") == approvals.said("event.updated")[0].id
 
 
-def test_a_grant_that_the_switch_lets_go_is_caused_by_its_newest_vote(approvals: Book) -> None:
+def test_the_newest_vote_is_the_cause_of_a_grant_that_waited_for_the_switch(
+    approvals: Book,
+) -> None:
     """The hold expires while approvals are off, so its release completes nothing."""
     approvals.see(REBOOT)
     approvals.submit("hold", "eve")

@@ -8,13 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.approvals.service import Claim
 from relay.outbox.journal import rows
 from tests.approvals.builders import REBOOT, REDEPLOY, SETTINGS, USER_REBOOT, Book, event
 from tests.approvals.manual_clock import NOON
 
 
-def test_a_claim_is_in_the_journal_after_the_grant_and_says_what_will_be_sent(
+def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
     approvals: Book,
 ) -> None:
     approvals.see(USER_REBOOT)
@@ -33,7 +32,7 @@ def test_a_claim_is_in_the_journal_after_the_grant_and_says_what_will_be_sent(
     assert approvals.grants[0].state == "sent"
 
 
-def test_a_claim_without_an_answer_is_repeated_while_the_event_is_as_it_was(
+def test_a_claim_without_an_answer_is_repeated_while_the_event_is_unchanged(
     approvals: Book,
 ) -> None:
     approvals.see(USER_REBOOT)
@@ -47,24 +46,23 @@ def test_a_claim_without_an_answer_is_repeated_while_the_event_is_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("then", "words"),
+    ("document", "words"),
     [
         ((), "ended"),
         ((event(event_source="User", event_status="Started", not_before=None),), "started"),
         ((event(event_source="User", resources=("db-2",)),), "changed"),
         ((event(event_source="User", due=1000),), "changed"),
     ],
+    ids=["ended", "started", "other resources", "another NotBefore"],
 )
 def test_a_claim_without_an_answer_is_never_repeated_otherwise(
-    approvals: Book, then: tuple[Any, ...], words: str
+    approvals: Book, document: tuple[Any, ...], words: str
 ) -> None:
     approvals.see(USER_REBOOT)
     (before,) = approvals.claim()
     approvals.crash()
-    approvals.see(*then, step=False)
-    assert [
-        claimed.grant.id for claimed in approvals.claim() if claimed.grant.id == before.grant.id
-    ] == []
+    approvals.see(*document, step=False)
+    assert before.grant.id not in [claimed.grant.id for claimed in approvals.claim()]
     for _ in range(3):
         approvals.step()
         approvals.crash()
@@ -77,15 +75,11 @@ def test_a_claim_without_an_answer_is_never_repeated_otherwise(
 def test_only_grants_that_were_asked_for_are_claimed(approvals: Book) -> None:
     approvals.see(USER_REBOOT, event("E-2", event_source="User"))
     wanted = approvals.grants[1:]
-    assert [
-        claimed.event_id
-        for claimed in approvals.do(
-            lambda tx: approvals.ledger.claim(tx, wanted, approvals.clock.now())
-        )
-    ] == ["E-2"]
+    claims = approvals.do(lambda tx: approvals.ledger.claim(tx, wanted, approvals.clock.now()))
+    assert [claimed.event_id for claimed in claims] == ["E-2"]
 
 
-def test_not_before_passes_while_granted(approvals: Book) -> None:
+def test_a_grant_fails_when_not_before_passes(approvals: Book) -> None:
     approvals.see(USER_REBOOT)
     assert approvals.step() == NOON + timedelta(seconds=900)
     approvals.clock.turn(900)
@@ -97,7 +91,7 @@ def test_not_before_passes_while_granted(approvals: Book) -> None:
     assert "NotBefore" in details["reason"]
 
 
-def test_a_vote_expires_while_granted(approvals: Book) -> None:
+def test_a_grant_fails_when_one_of_its_votes_expires(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit()
     approvals.clock.turn(100)
@@ -111,7 +105,7 @@ def test_a_vote_expires_while_granted(approvals: Book) -> None:
     assert len(approvals.said("approval.granted")) == 2
 
 
-def test_what_was_accepted_is_told_once_with_its_cause_and_its_votes_have_served(
+def test_an_accepted_start_request_is_recorded_once_and_uses_up_its_votes(
     approvals: Book,
 ) -> None:
     approvals.see(REDEPLOY)
@@ -127,7 +121,7 @@ def test_what_was_accepted_is_told_once_with_its_cause_and_its_votes_have_served
     assert not approvals.said("approval.voided", "startrequest.failed")
 
 
-def test_an_answer_that_comes_after_started_was_seen_is_the_only_thing_told(
+def test_only_the_answer_is_recorded_if_it_comes_after_the_event_started(
     approvals: Book,
 ) -> None:
     approvals.see(REDEPLOY)
@@ -143,11 +137,12 @@ def test_an_answer_that_comes_after_started_was_seen_is_the_only_thing_told(
     assert approvals.said("event.started")[0].data["approvedByRelay"] is False
 
 
-def test_what_imds_refused_is_told_once_and_never_tried_again(approvals: Book) -> None:
+def test_a_refusal_by_imds_is_recorded_once_and_final(approvals: Book) -> None:
     approvals.see(USER_REBOOT)
+    (claimed,) = approvals.claim()
     approvals.do(
         lambda tx: approvals.ledger.record_refused(
-            tx, claim_in(tx), 400, "400: wrong", approvals.clock.now()
+            tx, claimed, 400, "400: wrong", approvals.clock.now()
         )
     )
     for _ in range(2):
@@ -158,14 +153,6 @@ def test_what_imds_refused_is_told_once_and_never_tried_again(approvals: Book) -
     assert approvals.claim() == []
     assert len(approvals.grants) == 1
     assert approvals.submit(by="eve", of=USER_REBOOT).status == 409
-
-
-def claim_in(tx: Any) -> Claim:
-    """Claim everything that is open, in a transaction that goes on."""
-    for grant in tx.decisions.open_grants():
-        tx.decisions.claim_grant(grant.id)
-    (grant,) = tx.decisions.open_grants()
-    return Claim(grant, "E-1")
 
 
 def test_a_start_request_without_an_answer_keeps_its_claim_and_the_last_status(
@@ -179,15 +166,13 @@ def test_a_start_request_without_an_answer_keeps_its_claim_and_the_last_status(
     assert approvals.data("startrequest.failed")["status"] == 503
 
 
-def test_a_400_to_a_request_for_several_events_says_nothing_about_one_of_them(
+def test_a_400_for_several_events_is_final_for_none_of_them(
     approvals: Book,
 ) -> None:
-    """Given up for another reason meanwhile, each may still be approved: IMDS has refused neither by itself."""
+    """After a failure for another reason each can be approved again: IMDS refused neither alone."""
     approvals.see(USER_REBOOT, event("E-2", event_source="User"))
-    both = approvals.do(
-        lambda tx: approvals.ledger.claim(tx, tx.decisions.open_grants(), approvals.clock.now())
-    )
-    approvals.do(lambda tx: approvals.ledger.record_unanswered(tx, both, 400))
+    claims = approvals.claim()
+    approvals.do(lambda tx: approvals.ledger.record_unanswered(tx, claims, 400))
     approvals.crash(SETTINGS.model_copy(update={"rules": ()}))
     approvals.step()
     assert [(grant.state, grant.status) for grant in approvals.grants] == [
@@ -202,7 +187,7 @@ def test_a_400_to_a_request_for_several_events_says_nothing_about_one_of_them(
     ]
 
 
-def test_an_event_that_flips_back_is_granted_anew_and_the_first_grant_is_told_failed(
+def test_an_event_that_changes_back_gets_a_new_grant_after_the_first_failed(
     approvals: Book,
 ) -> None:
     approvals.see(USER_REBOOT)
@@ -215,7 +200,7 @@ def test_an_event_that_flips_back_is_granted_anew_and_the_first_grant_is_told_fa
     assert again.grant.id != first[0].grant.id
 
 
-def test_a_change_after_it_was_accepted_is_granted_for_itself(approvals: Book) -> None:
+def test_a_change_after_an_accepted_start_request_gets_its_own_grant(approvals: Book) -> None:
     approvals.see(USER_REBOOT)
     approvals.accept(approvals.claim())
     approvals.see(event(event_source="User", due=1000))

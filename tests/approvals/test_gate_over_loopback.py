@@ -1,4 +1,7 @@
-"""The gate before the real client and poller, and an Azure that is simulated over loopback; all of them by one turned clock."""
+"""The gate with the real client, poller and store, against the simulator over loopback.
+
+All of them share one manual clock.
+"""
 
 from __future__ import annotations
 
@@ -26,44 +29,46 @@ from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from tests.approvals.builders import ORIGIN, SETTINGS, SPEAKS
 from tests.approvals.manual_clock import HandClock
 
-_TURN = 0.1
+_CLOCK_STEP = 0.1
 USER = Plan(source="User", starts_after=2.0, lasts=5.0)
 
 
 @dataclass
-class Rig:
-    """A relay's heart, beating."""
+class RelayHarness:
+    """A poller and a gate that run, with what a test needs of them."""
 
     sim: Simulator
     clock: HandClock
     store: Store
 
-    async def told(self, *names: str) -> list[CloudEvent]:
-        """What the journal says."""
+    async def events(self, *names: str) -> list[CloudEvent]:
+        """The events in the journal; the hash chain is checked too."""
 
-        def work(tx: Any) -> list[CloudEvent]:
-            verify(tx._connection)  # noqa: SLF001  # the chain is checked on the way
+        def read_events(tx: Any) -> list[CloudEvent]:
+            verify(tx._connection)  # noqa: SLF001  # for the check
             return [
-                one
-                for _, one in tx.journal.events_after(0, 10_000)
-                if not names or one.name in names
+                recorded
+                for _, recorded in tx.journal.events_after(0, 10_000)
+                if not names or recorded.name in names
             ]
 
-        return await self.store.read(work)
+        return await self.store.read(read_events)
 
-    async def until(self, condition: Callable[[], bool], within: float = 60.0) -> None:
-        """Turn the clock until it holds."""
-        await self.clock.turn_until(condition, step=_TURN, within=within)
+    async def advance_until(self, condition: Callable[[], bool], within: float = 60.0) -> None:
+        """Advance the clock until the condition holds."""
+        await self.clock.turn_until(condition, step=_CLOCK_STEP, within=within)
 
-    async def until_told(self, name: str, within: float = 60.0) -> CloudEvent:
-        """Turn the clock until it was said; returns the last of that name."""
-        heard: list[CloudEvent] = []
+    async def wait_for_event(self, name: str, within: float = 60.0) -> CloudEvent:
+        """Advance the clock until the journal has an event with this name; return the last one."""
+        matching: list[CloudEvent] = []
         self.store.listeners.recorded.append(
-            lambda recorded: heard.extend(one.event for one in recorded if one.event.name == name)
+            lambda recorded: matching.extend(
+                item.event for item in recorded if item.event.name == name
+            )
         )
-        heard[:0] = await self.told(name)
-        await self.until(lambda: bool(heard), within)
-        return heard[-1]
+        matching[:0] = await self.events(name)
+        await self.advance_until(lambda: bool(matching), within)
+        return matching[-1]
 
     @property
     def calls(self) -> str:
@@ -72,15 +77,18 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(
+async def running_relay(
     folder: Path,
     sim: Simulator,
     clock: HandClock,
     *,
     boot: str = "boot-1",
     timeout: str = "30s",  # noqa: ASYNC109  # the setting's own name
-) -> AsyncIterator[Rig]:
-    """A relay on the store in a folder; leaving the context is a kill. ``timeout`` is real time, and long unless a call hangs."""
+) -> AsyncIterator[RelayHarness]:
+    """Run a poller and a gate on the store in a folder. Leaving the context kills them.
+
+    ``timeout`` is in real time, and long unless a call hangs.
+    """
     source = SourceSettings.model_validate(
         {"url": sim.url, "timeout": timeout, "first_timeout": timeout}
     )
@@ -113,7 +121,7 @@ async def rig(
         )
         tasks = [asyncio.create_task(poller.run()), asyncio.create_task(gate.run())]
         try:
-            yield Rig(sim, clock, store)
+            yield RelayHarness(sim, clock, store)
             assert not any(task.done() for task in tasks)
         finally:
             for task in tasks:
@@ -123,148 +131,148 @@ async def rig(
 
 @pytest.fixture
 async def azure() -> AsyncIterator[tuple[Simulator, HandClock]]:
-    """A simulated Azure, and the clock by which it lives."""
+    """A simulated Azure, and its clock."""
     clock = HandClock()
     async with Simulator(Setup(vms=(VM("vm-0"), VM("vm-1"))), clock=clock) as sim:
         yield sim, clock
 
 
-def _keeps_the_pace(sim: Simulator) -> None:
-    """Two calls in a second at the most, every other one a read at the least, and each StartRequest right after a read."""
+def _assert_call_rate(sim: Simulator) -> None:
+    """At most two calls a second, and a read right before each StartRequest."""
     calls = list(sim.calls)
     for before, call in zip(calls, calls[2:], strict=False):
         assert (
-            call.at - before.at
-        ).total_seconds() > 1.0 - 2 * _TURN  # the clock may be turned while a call is on its way
+            (call.at - before.at).total_seconds() > 1.0 - 2 * _CLOCK_STEP
+        )  # the clock may be turned while a call is on its way
     for before, call in pairwise(calls):
         assert "GET" in (before.method, call.method)
 
 
-async def test_a_reboot_that_a_user_wants_is_approved_at_once_and_runs_to_its_end(
+async def test_a_reboot_by_a_user_is_approved_at_once_and_ends(
     tmp_path: Path, azure: tuple[Simulator, HandClock]
 ) -> None:
-    async with rig(tmp_path, *azure) as it:
-        event = it.sim.schedule(USER)
-        await it.until_told("event.ended")
-        assert it.sim.event(event).approved_by == ("vm-0",)
-        assert [one.name for one in await it.told()] == [
+    async with running_relay(tmp_path, *azure) as relay:
+        event = relay.sim.schedule(USER)
+        await relay.wait_for_event("event.ended")
+        assert relay.sim.event(event).approved_by == ("vm-0",)
+        assert [recorded.name for recorded in await relay.events()] == [
             "event.scheduled",
             "approval.granted",
             "startrequest.accepted",
             "event.started",
             "event.ended",
         ]
-        started, ended = await it.told("event.started", "event.ended")
+        started, ended = await relay.events("event.started", "event.ended")
         assert started.data["approvedByRelay"] is True
         assert (ended.data["outcome"], ended.data["evidence"], ended.data["approvedByRelay"]) == (
             "completed",
             "observed",
             True,
         )
-        assert it.calls.count("P") == 1
-        _keeps_the_pace(it.sim)
+        assert relay.calls.count("P") == 1
+        _assert_call_rate(relay.sim)
 
 
-async def test_503_is_tried_again_with_a_fresh_read_before_each(
+async def test_a_503_is_tried_again_after_a_fresh_read(
     tmp_path: Path, azure: tuple[Simulator, HandClock]
 ) -> None:
-    async with rig(tmp_path, *azure) as it:
-        it.sim.fault(Fault(status=503, on="approval", calls=3))
-        it.sim.schedule(USER)
-        accepted = await it.until_told("startrequest.accepted")
+    async with running_relay(tmp_path, *azure) as relay:
+        relay.sim.fault(Fault(status=503, on="approval", calls=3))
+        relay.sim.schedule(USER)
+        accepted = await relay.wait_for_event("startrequest.accepted")
         assert accepted.data["attempts"] == 4
-        assert it.calls.count("P") == 4
-        _keeps_the_pace(it.sim)
+        assert relay.calls.count("P") == 4
+        _assert_call_rate(relay.sim)
 
 
 async def test_two_events_in_one_start_request_are_split_by_a_400(
     tmp_path: Path, azure: tuple[Simulator, HandClock]
 ) -> None:
-    async with rig(tmp_path, *azure) as it:
-        it.sim.fault(Fault(status=400, on="approval", calls=2))
-        first, second = it.sim.schedule(USER), it.sim.schedule(USER)
-        failed = await it.until_told("startrequest.failed")
-        accepted = await it.until_told("startrequest.accepted")
-        sent = [call.event_ids for call in it.sim.start_requests]
+    async with running_relay(tmp_path, *azure) as relay:
+        relay.sim.fault(Fault(status=400, on="approval", calls=2))
+        first, second = relay.sim.schedule(USER), relay.sim.schedule(USER)
+        failed = await relay.wait_for_event("startrequest.failed")
+        accepted = await relay.wait_for_event("startrequest.accepted")
+        sent = [call.event_ids for call in relay.sim.start_requests]
         assert sorted(sent[0]) == sorted((first.event_id, second.event_id))
         assert [len(ids) for ids in sent] == [2, 1, 1]
         assert {failed.subject, accepted.subject} == {first.event_id, second.event_id}
         assert failed.data["status"] == 400
-        _keeps_the_pace(it.sim)
+        _assert_call_rate(relay.sim)
 
 
 @pytest.mark.parametrize("kind", ["hang", "reset"])
-async def test_an_answer_that_is_lost_is_not_known_and_not_sent_again_once_started(
+async def test_a_start_request_with_a_lost_answer_is_not_repeated_once_started(
     tmp_path: Path, azure: tuple[Simulator, HandClock], kind: Any
 ) -> None:
-    """A StartRequest that Azure took: after a fresh read the event is Started."""
-    async with rig(tmp_path, *azure, timeout="2s" if kind == "hang" else "30s") as it:
-        it.sim.fault(Fault(kind=kind, on="approval", processed=True))
-        event = it.sim.schedule(Plan(source="User", starts_after=0.0, lasts=None))
-        failed = await it.until_told("startrequest.failed")
+    """Azure took the StartRequest: the fresh read finds the event Started."""
+    async with running_relay(tmp_path, *azure, timeout="2s" if kind == "hang" else "30s") as relay:
+        relay.sim.fault(Fault(kind=kind, on="approval", processed=True))
+        event = relay.sim.schedule(Plan(source="User", starts_after=0.0, lasts=None))
+        failed = await relay.wait_for_event("startrequest.failed")
         assert (failed.subject, failed.data["status"], failed.data["attempts"]) == (
             event.event_id,
             None,
             1,
         )
         assert "not known" in failed.data["reason"]
-        assert it.calls.count("P") == 1
-        assert (await it.told("event.started"))[0].data["approvedByRelay"] is False
+        assert relay.calls.count("P") == 1
+        assert (await relay.events("event.started"))[0].data["approvedByRelay"] is False
 
 
-async def test_an_answer_that_is_lost_is_sent_again_while_scheduled(
+async def test_a_start_request_with_a_lost_answer_is_repeated_while_scheduled(
     tmp_path: Path, azure: tuple[Simulator, HandClock]
 ) -> None:
-    async with rig(tmp_path, *azure) as it:
-        it.sim.fault(Fault(kind="reset", on="approval", processed=True))
-        it.sim.schedule(Plan(source="User", starts_after=30.0, lasts=None))
-        accepted = await it.until_told("startrequest.accepted")
+    async with running_relay(tmp_path, *azure) as relay:
+        relay.sim.fault(Fault(kind="reset", on="approval", processed=True))
+        relay.sim.schedule(Plan(source="User", starts_after=30.0, lasts=None))
+        accepted = await relay.wait_for_event("startrequest.accepted")
         assert accepted.data["attempts"] == 2
-        assert it.calls.count("P") == 2
+        assert relay.calls.count("P") == 2
 
 
-async def test_what_another_vm_approved_is_not_ours(
+async def test_an_approval_by_another_vm_is_not_ours(
     tmp_path: Path, azure: tuple[Simulator, HandClock]
 ) -> None:
-    async with rig(tmp_path, *azure) as it:
-        event = it.sim.schedule(Plan(lasts=2.0))
-        await it.until_told("event.scheduled")
-        it.sim.approve(event, "vm-1")
-        ended = await it.until_told("event.ended")
+    async with running_relay(tmp_path, *azure) as relay:
+        event = relay.sim.schedule(Plan(lasts=2.0))
+        await relay.wait_for_event("event.scheduled")
+        relay.sim.approve(event, "vm-1")
+        ended = await relay.wait_for_event("event.ended")
         assert (ended.data["outcome"], ended.data["approvedByRelay"]) == ("completed", False)
-        assert it.calls.count("P") == 0
+        assert relay.calls.count("P") == 0
 
 
 async def _killed_in_flight(folder: Path, sim: Simulator, clock: HandClock) -> Event:
-    async with rig(folder, sim, clock) as it:
+    async with running_relay(folder, sim, clock) as relay:
         sim.fault(Fault(kind="hang", on="approval", processed=True))
         event = sim.schedule(Plan(source="User", starts_after=30.0, lasts=10.0))
-        await it.until(lambda: bool(sim.start_requests))
+        await relay.advance_until(lambda: bool(sim.start_requests))
         return event
 
 
-async def test_a_kill_in_flight_is_repeated_while_scheduled(
+async def test_a_start_request_is_repeated_after_a_kill_while_scheduled(
     tmp_path: Path, azure: tuple[Simulator, HandClock]
 ) -> None:
     event = await _killed_in_flight(tmp_path, *azure)
-    async with rig(tmp_path, *azure) as it:
-        accepted = await it.until_told("startrequest.accepted")
+    async with running_relay(tmp_path, *azure) as relay:
+        accepted = await relay.wait_for_event("startrequest.accepted")
         assert (accepted.subject, accepted.data["attempts"]) == (event.event_id, 2)
-        assert len(await it.told("approval.granted")) == 1
+        assert len(await relay.events("approval.granted")) == 1
 
 
-async def test_a_kill_by_the_very_reboot_is_told_after_the_boot(
+async def test_a_kill_by_the_approved_reboot_is_reported_after_the_boot(
     tmp_path: Path, azure: tuple[Simulator, HandClock]
 ) -> None:
-    """The StartRequest was taken, the VM went down before the answer was written, and comes back to an empty document."""
+    """The VM goes down before the answer is written, and comes back to an empty document."""
     sim, clock = azure
     event = await _killed_in_flight(tmp_path, sim, clock)
     clock.turn(60)
     sim.tick()
     assert not sim.event(event).live
-    async with rig(tmp_path, sim, clock, boot="boot-2") as it:
-        ended = await it.until_told("event.ended")
-        failed = await it.until_told("startrequest.failed")
+    async with running_relay(tmp_path, sim, clock, boot="boot-2") as relay:
+        ended = await relay.wait_for_event("event.ended")
+        failed = await relay.wait_for_event("startrequest.failed")
         assert (ended.data["outcome"], ended.data["evidence"], ended.data["approvedByRelay"]) == (
             "completed",
             "rebooted",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from relay.approvals.authorize import HOLD_NOTICE
 from tests.approvals.builders import OPERATOR, REBOOT, SETTINGS, USER_REBOOT, Book, decide, event
 from tests.approvals.manual_clock import NOON
 
 
-def test_votes_under_a_hold_are_recorded_and_weighed_again_at_its_release(approvals: Book) -> None:
+def test_votes_under_a_hold_are_recorded_and_grant_at_its_release(approvals: Book) -> None:
     approvals.see(REBOOT)
     assert decide(approvals, "hold", "eve") == "held"
     assert decide(approvals, "approve", "alice") == "held"
@@ -30,7 +32,7 @@ def test_votes_under_a_hold_are_recorded_and_weighed_again_at_its_release(approv
     ]
 
 
-def test_what_a_release_is_answered(approvals: Book) -> None:
+def test_the_state_in_the_answer_to_a_release(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit("hold", "eve")
     assert decide(approvals, "release", "eve") == "released"
@@ -44,7 +46,7 @@ def test_what_a_release_is_answered(approvals: Book) -> None:
     assert decide(approvals, "release", "mallory") == "granted"
 
 
-def test_an_operator_releases_all(approvals: Book) -> None:
+def test_an_operator_releases_every_hold(approvals: Book) -> None:
     approvals.see(USER_REBOOT, event("E-2", event_source="User"))
     approvals.submit("hold", "eve", USER_REBOOT)
     approvals.submit("hold", "mallory", USER_REBOOT)
@@ -53,7 +55,7 @@ def test_an_operator_releases_all(approvals: Book) -> None:
     assert decide(approvals, "release", OPERATOR, of=USER_REBOOT) == "granted"
 
 
-def test_each_holder_has_one_hold_whatever_revision_it_was_for(approvals: Book) -> None:
+def test_each_holder_has_one_hold_for_all_revisions(approvals: Book) -> None:
     approvals.see(REBOOT)
     first = approvals.submit("hold", "eve")
     assert approvals.submit("hold", "eve") == first
@@ -64,7 +66,7 @@ def test_each_holder_has_one_hold_whatever_revision_it_was_for(approvals: Book) 
     assert decide(approvals, "release", "eve", revision="whatever") == "released"
 
 
-def test_a_hold_stops_what_is_granted_until_the_claim(approvals: Book) -> None:
+def test_a_hold_stops_a_grant_until_the_claim(approvals: Book) -> None:
     approvals.see(USER_REBOOT)
     assert decide(approvals, "hold", "eve", of=USER_REBOOT) == "held"
     assert approvals.claim() == []
@@ -75,7 +77,7 @@ def test_a_hold_stops_what_is_granted_until_the_claim(approvals: Book) -> None:
     assert approvals.submit("hold", "eve", USER_REBOOT).status == 409
 
 
-def test_an_expired_hold_is_told_as_a_release_and_rules_are_weighed_again(approvals: Book) -> None:
+def test_an_expired_hold_is_recorded_as_a_release_and_lets_the_votes_grant(approvals: Book) -> None:
     approvals.close()
     approvals.crash(SETTINGS.model_copy(update={"hold_expires": 60.0}))
     approvals.see(REBOOT)
@@ -103,7 +105,7 @@ def test_an_expired_hold_is_told_as_a_release_and_rules_are_weighed_again(approv
     ]
 
 
-def test_an_expired_hold_is_told_before_its_holder_holds_again(approvals: Book) -> None:
+def test_the_expiry_of_a_hold_is_recorded_before_a_new_hold(approvals: Book) -> None:
     approvals.close()
     approvals.crash(SETTINGS.model_copy(update={"hold_expires": 60.0}))
     approvals.see(REBOOT)
@@ -115,3 +117,33 @@ def test_an_expired_hold_is_told_before_its_holder_holds_again(approvals: Book) 
         "relay",
         "client:eve",
     ]
+
+
+def test_a_hold_stays_in_force_when_its_event_id_comes_back(approvals: Book) -> None:
+    """A document that is empty once must not let an automatic rule start what somebody holds."""
+    approvals.see(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    approvals.see()
+    approvals.crash()
+    approvals.see(USER_REBOOT)
+    assert approvals.claim() == []
+    assert len(approvals.stands().active_holds) == 1
+    assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "granted"
+    assert approvals.claim() != []
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_the_expiry_of_a_hold_is_recorded_only_if_its_event_is_back(
+    approvals: Book, is_back: bool
+) -> None:
+    about = event(event_source="User", due=1e6)
+    approvals.see(about)
+    approvals.submit("hold", "eve", about)
+    approvals.see()
+    if is_back:
+        approvals.see(about)
+    recorded_before = len(approvals.said("approval.recorded"))
+    approvals.clock.turn(86401)
+    approvals.step()
+    assert len(approvals.said("approval.recorded")) - recorded_before == int(is_back)
+    assert not approvals.connection.execute("SELECT 1 FROM decision WHERE counts").fetchall()

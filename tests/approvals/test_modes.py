@@ -24,8 +24,18 @@ from tests.approvals.builders import REBOOT, USER_REBOOT, Book, caller, event
         ("off", {}, "off", True),
         ("off", {}, "on", False),
     ],
+    ids=[
+        "on",
+        "configured as a dry run",
+        "switched to a dry run",
+        "disabled",
+        "disabled and a dry run",
+        "dry run and off",
+        "switched off",
+        "an untrusted store",
+    ],
 )
-def test_of_file_and_switch_the_stricter_holds(
+def test_the_stricter_of_configuration_and_switch_is_in_force(
     expected: Mode, configured: dict[str, Any], switch: Mode, trusted: bool
 ) -> None:
     assert (
@@ -44,7 +54,7 @@ def test_the_switch_survives_a_restart_and_stops_a_claim(approvals: Book) -> Non
     assert len(approvals.claim()) == 1
 
 
-def test_a_store_that_cannot_be_compared_with_this_vm_starts_nothing(approvals: Book) -> None:
+def test_a_store_that_may_belong_to_another_vm_grants_nothing(approvals: Book) -> None:
     approvals.trusted = False
     approvals.crash()
     approvals.see(USER_REBOOT)
@@ -52,7 +62,7 @@ def test_a_store_that_cannot_be_compared_with_this_vm_starts_nothing(approvals: 
     assert approvals.submit(by="eve", of=USER_REBOOT).status == 503
 
 
-def test_a_dry_run_says_everything_and_sends_nothing(approvals: Book) -> None:
+def test_a_dry_run_records_every_event_and_claims_nothing(approvals: Book) -> None:
     approvals.switch("dry-run")
     approvals.see(REBOOT)
     approvals.submit(by="mallory")
@@ -74,7 +84,7 @@ def test_a_dry_run_says_everything_and_sends_nothing(approvals: Book) -> None:
     )
 
 
-def test_what_was_said_in_a_dry_run_never_becomes_real(approvals: Book) -> None:
+def test_votes_of_a_dry_run_never_become_real(approvals: Book) -> None:
     approvals.switch("dry-run")
     approvals.see(REBOOT, event("E-2", event_source="User"))
     approvals.submit()
@@ -87,7 +97,7 @@ def test_what_was_said_in_a_dry_run_never_becomes_real(approvals: Book) -> None:
     assert not approvals.said("startrequest.failed")
 
 
-def test_what_was_meant_survives_a_dry_run(approvals: Book) -> None:
+def test_a_real_vote_survives_a_dry_run(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit()
     approvals.switch("dry-run")
@@ -97,7 +107,7 @@ def test_what_was_meant_survives_a_dry_run(approvals: Book) -> None:
     assert approvals.submit(by="bob").body["state"] == "granted"
 
 
-def test_votes_of_a_dry_run_are_voided_as_such_also_later(approvals: Book) -> None:
+def test_votes_of_a_dry_run_are_voided_as_such_after_it(approvals: Book) -> None:
     approvals.switch("dry-run")
     approvals.see(REBOOT)
     approvals.submit()
@@ -106,14 +116,14 @@ def test_votes_of_a_dry_run_are_voided_as_such_also_later(approvals: Book) -> No
     assert approvals.data("approval.voided")["dryRun"] is True
 
 
-def test_a_grant_that_was_meant_is_told_failed_also_in_a_dry_run(approvals: Book) -> None:
+def test_the_failure_of_a_real_grant_is_recorded_in_a_dry_run_too(approvals: Book) -> None:
     approvals.see(USER_REBOOT)
     approvals.switch("dry-run")
     approvals.see()
     assert len(approvals.said("startrequest.failed")) == 1
 
 
-def test_a_hold_given_in_a_dry_run_holds(approvals: Book) -> None:
+def test_a_hold_of_a_dry_run_stays_in_force_after_it(approvals: Book) -> None:
     approvals.switch("dry-run")
     approvals.see(USER_REBOOT)
     approvals.submit("hold", "eve", USER_REBOOT)
@@ -121,39 +131,8 @@ def test_a_hold_given_in_a_dry_run_holds(approvals: Book) -> None:
     assert approvals.claim() == []
 
 
-def test_a_hold_belongs_to_the_event_id_also_when_it_was_gone_for_a_while(approvals: Book) -> None:
-    """A document that is empty once must not let an automatic rule start what somebody holds."""
-    approvals.see(USER_REBOOT)
-    approvals.submit("hold", "eve", USER_REBOOT)
-    approvals.see()
-    approvals.crash()
-    approvals.see(USER_REBOOT)
-    assert approvals.claim() == []
-    assert len(approvals.stands().active_holds) == 1
-    assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "granted"
-    assert approvals.claim() != []
-
-
-def test_a_hold_that_expires_is_told_of_the_event_that_is_back_and_of_none_that_is_gone(
-    approvals: Book,
-) -> None:
-    for back in (True, False):
-        of = event("E-2" if back else "E-3", event_source="User", due=1e6)
-        approvals.see(of)
-        approvals.submit("hold", "eve", of, event_id=of.event_id)
-        approvals.see()
-        if back:
-            approvals.see(of)
-        said = len(approvals.said("approval.recorded"))
-        approvals.clock.turn(86401)
-        approvals.step()
-        assert len(approvals.said("approval.recorded")) - said == back
-        assert not approvals.connection.execute("SELECT 1 FROM decision WHERE counts").fetchall()
-        approvals.see()
-
-
-def test_a_hold_that_was_meant_is_not_released_in_a_dry_run(approvals: Book) -> None:
-    """Whoever released it was details that nothing would happen."""
+def test_a_dry_run_does_not_release_a_real_hold(approvals: Book) -> None:
+    """The answer to that release said that nothing would happen."""
     approvals.see(USER_REBOOT)
     approvals.submit("hold", "eve", USER_REBOOT)
     approvals.switch("dry-run")
@@ -168,7 +147,7 @@ def test_a_hold_that_was_meant_is_not_released_in_a_dry_run(approvals: Book) -> 
     assert approvals.claim() != []
 
 
-def test_a_hold_of_a_dry_run_is_released_in_it(approvals: Book) -> None:
+def test_a_dry_run_releases_its_own_hold(approvals: Book) -> None:
     approvals.switch("dry-run")
     approvals.see(USER_REBOOT)
     approvals.submit("hold", "eve", USER_REBOOT)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from relay.approvals.request import DecisionRequest
 from relay.outbox.journal import rows
 from tests.approvals.builders import REBOOT, REDEPLOY, Book, approval, caller
 
@@ -18,39 +17,40 @@ def test_a_repeat_gets_its_first_answer_whatever_happened_since(approvals: Book)
     approvals.submit(by="bob")
     approvals.see()
     approvals.crash()
-    said = len(approvals.said())
+    events_before = approvals.said()
     assert approvals.submit(request_id="r") == replace(first, repeat=True)
-    assert len(approvals.said()) == said
+    assert approvals.said() == events_before
 
 
 @pytest.mark.parametrize(
-    ("status", "remembered", "changes"),
+    ("status", "is_final", "changes"),
     [
         (403, True, {"by": caller("eve")}),
         (409, True, {"revision": "x"}),
         (404, False, {"event_id": "E-9"}),
         (404, False, {"scope": "other"}),
     ],
+    ids=["not a voter", "another revision", "an unknown event", "another scope"],
 )
-def test_refusals_are_told_once_and_remembered_where_they_are_final(
-    approvals: Book, status: int, remembered: bool, changes: dict[str, Any]
+def test_only_final_refusals_are_first_answers(
+    approvals: Book, status: int, is_final: bool, changes: dict[str, Any]
 ) -> None:
     approvals.see(REBOOT)
     answers = [approvals.submit(request_id="r", **changes) for _ in range(2)]
     assert [answer.status for answer in answers] == [status] * 2
-    assert len(approvals.said("approval.refused")) == (1 if remembered else 2)
+    assert len(approvals.said("approval.refused")) == (1 if is_final else 2)
 
 
-def test_a_message_that_comes_again_gets_no_second_event_whatever_it_was_answered(
+def test_a_message_that_comes_again_gets_no_second_event(
     approvals: Book,
 ) -> None:
-    """It does, where the relay was killed before it could acknowledge it."""
+    """A message comes again if the relay was killed before it could acknowledge it."""
     for _ in range(2):
         assert approvals.submit(event_id="E-9", request_id="m", message_id="m").status == 404
     assert len(approvals.said("approval.refused")) == 1
 
 
-def test_503_is_neither_told_nor_remembered(approvals: Book) -> None:
+def test_a_503_is_neither_recorded_nor_a_first_answer(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.switch("off")
     assert approvals.submit(request_id="r").status == 503
@@ -75,7 +75,7 @@ def test_the_same_id_from_another_principal_is_no_repeat(approvals: Book) -> Non
     assert approvals.submit(by="bob", request_id="r").body["votes"] == 2
 
 
-def test_an_unknown_event_is_told_with_the_id_as_it_was_sent_and_nothing_else(
+def test_the_refusal_of_an_unknown_event_holds_only_the_id_that_was_sent(
     approvals: Book,
 ) -> None:
     answer = approvals.submit(event_id="no-Such", message_id="m")
@@ -102,7 +102,7 @@ def test_an_unknown_event_is_told_with_the_id_as_it_was_sent_and_nothing_else(
     assert approvals.cause("approval.refused") == "m"
 
 
-def test_another_scope_is_404_and_betrays_nothing_of_the_event(approvals: Book) -> None:
+def test_another_scope_is_404_and_reveals_nothing_about_the_event(approvals: Book) -> None:
     approvals.see(REBOOT)
     assert approvals.submit(scope="prod").status == 202
     answer = approvals.submit(by="bob", scope="test")
@@ -110,7 +110,7 @@ def test_another_scope_is_404_and_betrays_nothing_of_the_event(approvals: Book) 
     assert approvals.data("approval.refused")["resources"] is None
 
 
-def test_a_refusal_says_who_wanted_what_and_why_not(approvals: Book) -> None:
+def test_a_refusal_records_the_caller_the_decision_and_the_reason(approvals: Book) -> None:
     approvals.see(REBOOT)
     answer = approvals.submit(by="eve", reason="please")
     details = approvals.data("approval.refused")
@@ -140,17 +140,16 @@ def test_a_refusal_says_who_wanted_what_and_why_not(approvals: Book) -> None:
     assert approvals.stands().decisions == ()
 
 
-def test_a_decision_that_cannot_be_written_whole_is_not_written_at_all(approvals: Book) -> None:
+def test_a_decision_is_written_as_a_whole_or_not_at_all(approvals: Book) -> None:
     approvals.see(REDEPLOY)
-    before = list(rows(approvals.connection))
+    rows_before = list(rows(approvals.connection))
 
-    def work(tx: Any) -> None:
-        request: DecisionRequest = approval(of=REDEPLOY)
-        approvals.ledger.submit(tx, request)
+    def submit_and_fail(tx: Any) -> None:
+        approvals.ledger.submit(tx, approval(of=REDEPLOY))
         raise RuntimeError("the disk is full")
 
     with pytest.raises(RuntimeError):
-        approvals.do(work)
+        approvals.do(submit_and_fail)
     approvals.crash()
-    assert list(rows(approvals.connection)) == before
+    assert list(rows(approvals.connection)) == rows_before
     assert approvals.grants == []

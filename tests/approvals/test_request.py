@@ -58,7 +58,7 @@ def test_reason_and_scope_may_be_left_out() -> None:
     "raw",
     [b"", b"{", b"[]", b'"x"', b"null", b"1", b"\xff{}", b'{"eventId": "\\ud800"}', b"[" * 100_000],
 )
-def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
+def test_anything_but_a_json_object_is_malformed(raw: bytes) -> None:
     with pytest.raises(MalformedBody, match="expected a JSON object"):
         parse_body(raw)
 
@@ -72,12 +72,12 @@ def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
         b'[{"a": 1, "a": 1}]',
     ],
 )
-def test_what_can_be_read_in_two_ways_is_malformed(raw: bytes) -> None:
+def test_an_object_with_a_repeated_key_is_malformed(raw: bytes) -> None:
     with pytest.raises(MalformedBody, match="every key once"):
         read_json(raw)
 
 
-def test_json_is_read_as_it_is_written() -> None:
+def test_unambiguous_json_is_read() -> None:
     assert read_json(b'{"a": [{"b": 1}, {"b": 2}], "c": {"a": null}}') == {
         "a": [{"b": 1}, {"b": 2}],
         "c": {"a": None},
@@ -126,7 +126,7 @@ def test_a_wrong_field_is_named(field: str, changes: dict[str, Any]) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_anything_else_is_refused_by_name(anything: Any) -> None:
+def test_any_other_json_raises_one_of_the_two_errors(anything: Any) -> None:
     with pytest.raises((MalformedBody, InvalidField)):
         validate_body(anything)
 

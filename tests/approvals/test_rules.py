@@ -1,8 +1,9 @@
-"""Hours, machines that must be spoken for, people with several principals, and approvals that waited too long."""
+"""Hours, each_resource, people with several principals, and execution_expires."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.authorize import authorize
+from relay.approvals.authorize import Refusal, authorize
 from relay.approvals.rules import Hours
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions
 from tests.approvals.builders import Book, approval, caller, decided, event, granted, standing
@@ -55,16 +56,16 @@ NIGHT = {"days": ["fri"], "from": "22:00", "to": "06:00", "zone": "Europe/Oslo"}
         (False, WORK, "2026-03-27T18:00:00"),
         (False, WORK, "2026-03-28T12:00:00"),  # a Saturday
         (True, NIGHT, "2026-03-27T22:00:00"),
-        (True, NIGHT, "2026-03-28T05:59:59"),  # the night that began on Friday
+        (True, NIGHT, "2026-03-28T05:59:59"),  # the night of Friday
         (False, NIGHT, "2026-03-28T06:00:00"),
-        (False, NIGHT, "2026-03-27T05:59:59"),  # and that one began on Thursday
+        (False, NIGHT, "2026-03-27T05:59:59"),  # the night of Thursday
         (False, NIGHT, "2026-03-28T22:00:00"),
         (True, {"days": ["sat"]}, "2026-03-28T01:00:00"),
         (False, {"days": ["sat"]}, "2026-03-29T01:00:00"),
         (True, {"from": "22:00"}, "2026-03-29T23:30:00"),
     ],
 )
-def test_hours_are_those_of_their_zone(expected: bool, fields: dict[str, Any], local: str) -> None:
+def test_hours_apply_in_their_time_zone(expected: bool, fields: dict[str, Any], local: str) -> None:
     zone = ZoneInfo(fields.get("zone", "UTC"))
     assert (
         hours(**fields).are_active(
@@ -74,30 +75,32 @@ def test_hours_are_those_of_their_zone(expected: bool, fields: dict[str, Any], l
     )
 
 
-def test_summer_time_moves_the_hours_with_the_clocks_on_the_wall() -> None:
+def test_hours_follow_summer_time() -> None:
     work = hours(**WORK)
-    assert work.are_active(
-        datetime(2026, 3, 27, 7, 0, tzinfo=UTC)
-    )  # the last Friday of winter: one hour ahead
-    assert not work.are_active(datetime(2026, 3, 30, 5, 59, tzinfo=UTC))
-    assert work.are_active(
-        datetime(2026, 3, 30, 6, 0, tzinfo=UTC)
-    )  # the first Monday of summer: two
+    last_friday_of_winter = datetime(2026, 3, 27, 7, 0, tzinfo=UTC)  # UTC+1
+    first_monday_of_summer = datetime(2026, 3, 30, 6, 0, tzinfo=UTC)  # UTC+2
+    assert work.are_active(last_friday_of_winter)
+    assert work.are_active(first_monday_of_summer)
+    assert not work.are_active(first_monday_of_summer - timedelta(minutes=1))
 
 
 @given(
-    st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31)),
+    st.datetimes(
+        datetime(2026, 1, 1),  # noqa: DTZ001  # hypothesis wants naive bounds
+        datetime(2026, 12, 31),  # noqa: DTZ001  # the same
+    ),
     st.sampled_from([WORK, NIGHT, {}, {"days": ["sun"]}]),
-)  # noqa: DTZ001  # hypothesis wants naive bounds
-def test_nothing_turns_before_the_moment_that_is_named(
+)
+def test_hours_do_not_change_before_their_next_change(
     naive: datetime, fields: dict[str, Any]
 ) -> None:
-    now, found = naive.replace(tzinfo=UTC), hours(**fields)
-    turns = found.next_change(now)
-    assert (turns is None) == (not fields)
-    if turns is not None:
-        assert found.are_active(turns) != found.are_active(now)
-        assert found.are_active(turns - timedelta(seconds=1)) == found.are_active(now)
+    now = naive.replace(tzinfo=UTC)
+    rule_hours = hours(**fields)
+    change = rule_hours.next_change(now)
+    assert (change is None) == (not fields)
+    if change is not None:
+        assert rule_hours.are_active(change) != rule_hours.are_active(now)
+        assert rule_hours.are_active(change - timedelta(seconds=1)) == rule_hours.are_active(now)
 
 
 @pytest.mark.parametrize(
@@ -114,23 +117,23 @@ def test_nothing_turns_before_the_moment_that_is_named(
         ("at least 1", {"days": []}),
     ],
 )
-def test_hours_that_cannot_be_are_an_error(words: str, fields: dict[str, Any]) -> None:
+def test_impossible_hours_are_an_error(words: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=words):
         hours(**fields)
 
 
 @pytest.fixture
 def timed(tmp_path: Path) -> Iterator[Book]:
-    """Automatic between 12:01 and 12:03 UTC; it is noon."""
-    book = Book(
+    """A state file at noon, with a rule that is automatic from 12:01 to 12:03 UTC."""
+    approvals_file = Book(
         tmp_path / "relay.db",
         of("automatic", rule={"match": {"time": {"from": "12:01", "to": "12:03"}}}),
     )
-    yield book
-    book.close()
+    yield approvals_file
+    approvals_file.close()
 
 
-def test_a_rule_decides_when_its_hours_begin_without_anything_else_happening(timed: Book) -> None:
+def test_a_rule_grants_when_its_hours_begin(timed: Book) -> None:
     timed.see(event())
     assert timed.names() == []
     moment = timed.step()
@@ -140,7 +143,7 @@ def test_a_rule_decides_when_its_hours_begin_without_anything_else_happening(tim
     assert timed.names() == ["approval.granted"]
 
 
-def test_what_was_granted_is_not_sent_after_the_hours(timed: Book) -> None:
+def test_a_grant_is_not_claimed_after_the_hours(timed: Book) -> None:
     timed.clock.turn(60)
     timed.see(event())
     timed.clock.turn(120)
@@ -152,7 +155,7 @@ def test_what_was_granted_is_not_sent_after_the_hours(timed: Book) -> None:
     assert timed.names() == ["approval.granted", "startrequest.failed"]
 
 
-# --- every machine is spoken for
+# --- each_resource
 
 EACH = of(
     {
@@ -164,11 +167,11 @@ EACH = of(
 
 def each(*voters: str, resources: tuple[str, ...] = ("db-1", "web-1")) -> Any:
     about = event(resources=resources)
-    return standing(about, *(decided(by=one, of=about) for one in voters), settings=EACH)
+    return standing(about, *(decided(by=voter, of=about) for voter in voters), settings=EACH)
 
 
 @pytest.mark.parametrize(
-    ("voters", "unspoken"),
+    ("voters", "uncovered"),
     [
         ((), ("db-1", "web-1")),
         (("db",), ("web-1",)),
@@ -178,25 +181,25 @@ def each(*voters: str, resources: tuple[str, ...] = ("db-1", "web-1")) -> Any:
         (("gone",), ("db-1", "web-1")),
     ],
 )
-def test_every_machine_must_be_spoken_for(
-    voters: tuple[str, ...], unspoken: tuple[str, ...]
+def test_every_resource_needs_a_vote_that_covers_it(
+    voters: tuple[str, ...], uncovered: tuple[str, ...]
 ) -> None:
-    """Of alice the resources are not limited; gone is no client any more, and speaks for nothing."""
-    how = each(*voters)
-    assert how.uncovered_resources == unspoken
-    assert how.is_satisfied == (unspoken == ())
-    assert how.votes_missing == (1 if unspoken else 0)
+    """The rights of alice have no limit. The client gone was removed, and covers nothing."""
+    status = each(*voters)
+    assert status.uncovered_resources == uncovered
+    assert status.is_satisfied == (uncovered == ())
+    assert status.votes_missing == (1 if uncovered else 0)
 
 
-def test_a_user_of_the_local_socket_speaks_for_every_machine() -> None:
+def test_a_local_user_covers_every_resource() -> None:
     assert standing(BOTH, decided(of=BOTH, principal="local:root"), settings=EACH).is_satisfied
 
 
-def test_an_event_that_names_no_machine_is_spoken_for_by_nobody() -> None:
+def test_nobody_covers_an_event_without_resources() -> None:
     assert not each("db", "web", "alice", resources=()).is_satisfied
 
 
-def test_who_speaks_for_a_part_may_vote_and_who_speaks_for_none_may_not() -> None:
+def test_a_voter_must_cover_at_least_one_resource() -> None:
     def status(resources: tuple[str, ...], settings: ApprovalsSettings) -> int:
         refusal = authorize(
             approval(by=caller("db", resources=resources), of=BOTH),
@@ -209,17 +212,25 @@ def test_who_speaks_for_a_part_may_vote_and_who_speaks_for_none_may_not() -> Non
     assert status(("db-*",), of({"votes": 1, "from": ["client:db"]})) == 403
 
 
-def test_both_may_be_asked_for(tmp_path: Path) -> None:
-    book = Book(
+def test_nobody_may_vote_with_each_resource_for_an_event_without_resources() -> None:
+    about = event(resources=())
+    refusal = authorize(approval(of=about), standing(about, settings=EACH))
+    assert refusal == Refusal(403, "you may not decide for an event that names no resource")
+
+
+def test_a_rule_can_need_votes_and_coverage(tmp_path: Path) -> None:
+    approvals = Book(
         tmp_path / "relay.db",
         of(
             {"each_resource": True, "votes": 2, "from": ["client:db", "client:web", "client:alice"]}
         ),
     )
-    book.see(BOTH)
-    assert book.submit(by="alice", of=BOTH).body["state"] == "pending"
-    assert book.submit(by=caller("db", resources=("db-*",)), of=BOTH).body["state"] == "granted"
-    book.close()
+    approvals.see(BOTH)
+    assert approvals.submit(by="alice", of=BOTH).body["state"] == "pending"
+    assert (
+        approvals.submit(by=caller("db", resources=("db-*",)), of=BOTH).body["state"] == "granted"
+    )
+    approvals.close()
 
 
 # --- people
@@ -230,8 +241,8 @@ TWO = of({"votes": 2, "from": ["person:ann", "client:bob"]}, **PEOPLE)
 
 def test_a_person_with_several_principals_is_one_vote() -> None:
     of_ann = [
-        decided(by=one, principal=one, approval_id=one)
-        for one in ("client:alice", "mtls:alice", "slack:T1/U1")
+        decided(by=principal, principal=principal, approval_id=principal)
+        for principal in ("client:alice", "mtls:alice", "slack:T1/U1")
     ]
     assert standing(event(), *of_ann, settings=TWO).vote_count == 1
     assert not standing(event(), *of_ann, settings=TWO).is_satisfied
@@ -247,22 +258,14 @@ def test_a_group_may_name_people() -> None:
     ).is_satisfied
 
 
-def test_a_person_releases_the_hold_that_another_principal_of_theirs_took(tmp_path: Path) -> None:
-    book = Book(tmp_path / "relay.db", of("automatic", **PEOPLE))
-    book.switch("off")
-    book.see(event())
-    book.switch("on")
-    book.close()
-    book = Book(tmp_path / "relay2.db", TWO)
-    book.see(event())
-    assert book.submit("hold", by="alice").status == 202
-    assert book.submit("release", by="bob").status == 403
-    other = caller("x")
-    assert (
-        book.submit("release", by=type(other)("mtls:alice", "http", other.rights)).body["state"]
-        == "released"
-    )
-    book.close()
+def test_a_person_releases_a_hold_of_their_other_principal(tmp_path: Path) -> None:
+    approvals = Book(tmp_path / "relay.db", TWO)
+    approvals.see(event())
+    assert approvals.submit("hold", by="alice").status == 202
+    assert approvals.submit("release", by="bob").status == 403
+    other_principal = replace(caller(), principal="mtls:alice")
+    assert approvals.submit("release", by=other_principal).body["state"] == "released"
+    approvals.close()
 
 
 @pytest.mark.parametrize(
@@ -302,50 +305,52 @@ def test_a_person_releases_the_hold_that_another_principal_of_theirs_took(tmp_pa
         ),
     ],
 )
-def test_what_could_never_be_met_is_an_error(words: str, section: dict[str, Any]) -> None:
+def test_rules_that_can_never_be_met_are_an_error(words: str, section: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=words):
         ApprovalsSettings.model_validate(section)
 
 
-# --- an approval that waited too long to be sent
+# --- execution_expires
 
 SOON = of({"votes": 1, "from": ["client:alice"], "execution_expires": "60s"})
 
 
-def test_what_waited_too_long_is_not_claimed_and_its_votes_are_void(tmp_path: Path) -> None:
-    book = Book(tmp_path / "relay.db", SOON)
-    book.see(event())
-    assert book.submit(by="alice").body["state"] == "granted"
-    book.clock.turn(59)
-    assert book.step() == NOON + timedelta(seconds=60)
-    assert can_claim(book.grants[0], book.stands())
-    book.clock.turn(1)
-    assert not can_claim(book.grants[0], book.stands())
-    book.step()
-    assert book.names() == [
+def test_a_grant_past_execution_expires_is_not_claimed_and_its_votes_are_void(
+    tmp_path: Path,
+) -> None:
+    approvals = Book(tmp_path / "relay.db", SOON)
+    approvals.see(event())
+    assert approvals.submit(by="alice").body["state"] == "granted"
+    approvals.clock.turn(59)
+    assert approvals.step() == NOON + timedelta(seconds=60)
+    assert can_claim(approvals.grants[0], approvals.stands())
+    approvals.clock.turn(1)
+    assert not can_claim(approvals.grants[0], approvals.stands())
+    approvals.step()
+    assert approvals.names() == [
         "approval.recorded",
         "approval.granted",
         "approval.voided",
         "startrequest.failed",
     ]
-    assert [one.data["why"] for one in book.said("approval.voided")] == ["expired"]
-    assert book.submit(by="alice").body["state"] == "granted"
-    book.close()
+    assert [voided.data["why"] for voided in approvals.said("approval.voided")] == ["expired"]
+    assert approvals.submit(by="alice").body["state"] == "granted"
+    approvals.close()
 
 
-def test_a_claimed_one_has_been_sent_in_time() -> None:
-    how = standing(
+def test_execution_expires_does_not_apply_after_the_claim() -> None:
+    status = standing(
         event(), decided(), grants=[granted("sent", rule="all")], settings=SOON, now=61.0
     )
-    assert next_transitions(how) == []
-    assert can_claim(how.grants[0], how)
+    assert next_transitions(status) == []
+    assert can_claim(status.grants[0], status)
 
 
-def test_that_moment_is_looked_at() -> None:
-    how = standing(
+def test_execution_expires_is_a_next_change() -> None:
+    status = standing(
         event(due=None),
         decided(),
         grants=[granted("granted", of=event(due=None), rule="all")],
         settings=SOON,
     )
-    assert next_change_at(how) == NOON + timedelta(seconds=60)
+    assert next_change_at(status) == NOON + timedelta(seconds=60)

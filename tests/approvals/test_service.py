@@ -17,8 +17,8 @@ _ALL_VOTE = ApprovalsSettings.model_validate(
 )
 
 
-@pytest.mark.parametrize("settings", [_NO_RULES, _ALL_VOTE])
-def test_a_grant_whose_rule_is_gone_or_wants_votes_now_is_given_up(
+@pytest.mark.parametrize("settings", [_NO_RULES, _ALL_VOTE], ids=["no rules", "votes"])
+def test_a_grant_fails_if_its_rule_is_gone_or_needs_votes_now(
     approvals: Book, settings: ApprovalsSettings
 ) -> None:
     approvals.see(USER_REBOOT)
@@ -28,7 +28,7 @@ def test_a_grant_whose_rule_is_gone_or_wants_votes_now_is_given_up(
     assert "rules changed" in approvals.data("startrequest.failed")["reason"]
 
 
-def test_votes_are_weighed_by_the_rule_as_it_is(approvals: Book) -> None:
+def test_votes_count_by_the_current_rule(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit(by="drain")
     approvals.crash(_ALL_VOTE)
@@ -38,7 +38,7 @@ def test_votes_are_weighed_by_the_rule_as_it_is(approvals: Book) -> None:
     assert approvals.submit().body["state"] == "granted"
 
 
-def test_a_grant_by_votes_holds_where_the_rule_is_automatic_now(approvals: Book) -> None:
+def test_a_grant_by_votes_stays_if_the_rule_is_automatic_now(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit()
     approvals.submit(by="bob")
@@ -48,7 +48,7 @@ def test_a_grant_by_votes_holds_where_the_rule_is_automatic_now(approvals: Book)
     assert len(approvals.grants) == 1
 
 
-def test_an_approval_is_shown_with_what_is_missing_and_until_when(approvals: Book) -> None:
+def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Book) -> None:
     approvals.see(REBOOT, event("E-2", event_type="Freeze", due=None))
     approvals.submit()
     assert approval_summary(approvals.stands()) == {

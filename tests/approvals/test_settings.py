@@ -14,9 +14,7 @@ def _rule(**approve: Any) -> dict[str, Any]:
     return {"name": "r", "approve": {"votes": 1, "from": ["client:a"], **approve}}
 
 
-def test_without_rules_nothing_is_approved_and_the_defaults_are_those_of_the_documentation() -> (
-    None
-):
+def test_the_defaults_approve_nothing() -> None:
     section = ApprovalsSettings()
     assert (section.enabled, section.dry_run, section.tell_first, section.hold_expires) == (
         True,
@@ -27,7 +25,7 @@ def test_without_rules_nothing_is_approved_and_the_defaults_are_those_of_the_doc
     assert (section.amqp, section.rules, dict(section.groups)) == (None, (), {})
 
 
-def test_voters_are_those_named_and_those_of_the_groups_each_once() -> None:
+def test_voters_are_the_named_principals_and_the_members_of_groups() -> None:
     approve = Quorum.model_validate({"votes": 2, "from": ["group:g", "client:a", "slack:T/U"]})
     assert eligible_voters(approve, {"g": ("client:a", "client:b")}) == {
         "client:a",
@@ -65,9 +63,7 @@ def test_voters_are_those_named_and_those_of_the_groups_each_once() -> None:
         ("Extra inputs", {"quorum": 2}),
     ],
 )
-def test_what_can_never_work_is_an_error_before_the_start(
-    words: str, section: dict[str, Any]
-) -> None:
+def test_a_section_that_can_never_work_is_an_error(words: str, section: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as raised:
         ApprovalsSettings.model_validate(section)
     assert words in str(raised.value)

@@ -1,7 +1,7 @@
-"""The whole of approvals against a model of a few lines: documents, clock, votes, holds, the switch, crashes, answers of IMDS.
+"""Random sequences of documents, votes, holds, crashes and answers, compared with a small model.
 
-The ledger, the recorder and the file are the real ones; the machine does what the gate does between them. What has to hold
-is checked from the outside: from the journal, and from what a StartRequest would be sent for.
+The service, the recorder and the file are real; the state machine does what the gate does between
+them. It checks the journal, and every StartRequest that would be sent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 from hypothesis import settings
@@ -77,38 +77,48 @@ _KINDS: dict[str, dict[str, Any]] = {
     "started": {"event_status": "Started", "not_before": None},
     "odd": {"event_source": "User", "event_status": "Paused"},
 }
-_MEMORY = Path("/dev/shm")  # noqa: S108  # a directory of its own is made there; what no disk has to keep is read again sooner
+_MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
 _PEOPLE = st.sampled_from(["alice", "bob", "carol", "eve"])
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the rules ask of a Reboot at a moment: so many people, votes good for so long, and sent within so long."""
+class Requirement:
+    """What the rules require for a Reboot at a moment."""
 
     people: int
-    votes_last: timedelta | None = timedelta(minutes=2)
+    vote_lifetime: timedelta | None = timedelta(minutes=2)
     sent_within: timedelta | None = None
 
 
-def asked(rules: str, now: datetime) -> Asked:
-    """In the window of `timed` one person is enough, if it is done at once; before and after it, two."""
+def requirement(rules: str, now: datetime) -> Requirement:
+    """The window of `timed` needs one person and a prompt StartRequest; otherwise it needs two."""
     if rules == "timed" and _OPENS <= now < _CLOSES:
-        return Asked(1, None, timedelta(seconds=45))
-    return Asked(1 if rules == "lenient" else 2)
+        return Requirement(1, None, timedelta(seconds=45))
+    return Requirement(1 if rules == "lenient" else 2)
+
+
+class Vote(NamedTuple):
+    """A vote for one revision."""
+
+    revision: str
+    given_at: datetime
+    expires_at: datetime
 
 
 @dataclass
 class Model:
-    """What is true, in a few lines: who voted for which state when and until when, who holds until when, and what IMDS refused."""
+    """The true state of one event."""
 
     seen: Event
-    votes: dict[str, tuple[str, datetime, datetime]] = field(default_factory=dict)
+    votes: dict[str, Vote] = field(default_factory=dict)
+    """The newest vote of each voter."""
     holds: dict[tuple[str, bool], datetime] = field(default_factory=dict)
-    """By holder, and whether it was said in a dry run alone."""
+    """When each hold expires, by holder and by whether it was taken in a dry run."""
     refused: set[str] = field(default_factory=set)
+    """The revisions that IMDS refused."""
 
     def may_start(self, rules: str, now: datetime) -> bool:
-        """A quorum or an automatic rule, in time, under no hold, for what is Scheduled."""
+        """Whether a rule or quorum allows the Scheduled event, in time and without a hold."""
         if self.seen.event_status != "Scheduled" or (
             self.seen.not_before_time is not None and now >= self.seen.not_before_time
         ):
@@ -118,40 +128,33 @@ class Model:
         if self.seen.event_source == "User":
             return True
         voters = {
-            who
-            for who, vote in self.votes.items()
-            if vote[0] == self.seen.revision and self.counts_until(vote, rules, now) > now
+            voter
+            for voter, vote in self.votes.items()
+            if vote.revision == self.seen.revision and self.counts_until(vote, rules, now) > now
         }
         voters -= {"eve"}
-        return self.seen.event_type == "Reboot" and len(people(voters)) >= asked(rules, now).people
+        required = requirement(rules, now).people
+        return self.seen.event_type == "Reboot" and len(people(voters)) >= required
 
-    def counts_until(
-        self, vote: tuple[str, datetime, datetime], rules: str, now: datetime
-    ) -> datetime:
-        """Of the rule under which a vote was given and that of now the shorter."""
-        _, given, until = vote
-        last = (
-            asked(rules, now).votes_last
-            if self.seen.event_source != "User" and rules != "none"
-            else None
-        )
-        return (
-            min(until, given + last)
-            if last is not None and self.seen.event_type == "Reboot"
-            else until
-        )
+    def counts_until(self, vote: Vote, rules: str, now: datetime) -> datetime:
+        """The shorter of the lifetime at the vote and the current one."""
+        is_voted = self.seen.event_source != "User" and self.seen.event_type == "Reboot"
+        lifetime = requirement(rules, now).vote_lifetime
+        if rules == "none" or not is_voted or lifetime is None:
+            return vote.expires_at
+        return min(vote.expires_at, vote.given_at + lifetime)
 
 
 def people(names: set[str]) -> set[str]:
-    """Who they are: alice and carol are one person."""
+    """The people behind these names: alice and carol are one person."""
     return {name.replace("carol", "alice") for name in names}
 
 
 @dataclass
 class Post:
-    """A StartRequest that left this machine, in one of its lives; ``answer`` None: none came."""
+    """A StartRequest that was sent, between two crashes; ``answer`` is None if none came."""
 
-    life: int
+    restarts: int
     occurrence: int
     revision: str
     answer: str | None = None
@@ -166,18 +169,18 @@ class Approvals(RuleBasedStateMachine):
         opening=st.sampled_from([None, ("bob", 20.0), ("carol", 20.0), ("carol", 50.0)]),
     )
     def begin(self, rules: str, now: datetime, opening: tuple[str, float] | None) -> None:
-        """A document of two events, and a file that holds nothing; what is rarely come upon by chance comes first at times."""
+        """Begin with two events and an empty file, sometimes with a rare sequence."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.ruleset, self.mode = rules, "on"
         self.clock = HandClock(now)
-        self.book = Book(Path(self.folder.name) / "relay.db", _RULES[rules], clock=self.clock)
+        self.approvals = Book(Path(self.folder.name) / "relay.db", _RULES[rules], clock=self.clock)
         self.azure: dict[str, Event] = {}
         self.model: dict[str, Model] = {}
-        self.left: dict[str, dict[tuple[str, bool], datetime]] = {}
-        """Holds of what has left the document: they are there again when it is."""
-        self.flight: list[Claim] = []
-        self.alone: set[int] = set()
-        self.life, self.posts = 0, list[Post]()
+        self.holds_of_ended: dict[str, dict[tuple[str, bool], datetime]] = {}
+        """The holds of events that left the document; they return with the event."""
+        self.claims_in_flight: list[Claim] = []
+        self.unshared: set[int] = set()
+        self.restarts, self.posts = 0, list[Post]()
         self.azure_says("A", "voted", 400.0)
         self.azure_says("B", "user", 400.0)
         self.poll(crash=False)
@@ -186,9 +189,9 @@ class Approvals(RuleBasedStateMachine):
 
     @override
     def teardown(self) -> None:
-        """Let go of the file."""
-        if hasattr(self, "book"):
-            self.book.close()
+        """Close the file."""
+        if hasattr(self, "approvals"):
+            self.approvals.close()
             self.folder.cleanup()
 
     # --- Azure
@@ -199,7 +202,7 @@ class Approvals(RuleBasedStateMachine):
         due=st.sampled_from([None, 45.0, 400.0]),
     )
     def azure_says(self, of: str, kind: str, due: float | None) -> None:
-        """Azure's document changes; nobody has read it yet."""
+        """Azure's document changes; the relay has not read it yet."""
         not_before = (
             format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
         )
@@ -207,132 +210,139 @@ class Approvals(RuleBasedStateMachine):
 
     @rule(of=_IDS)
     def azure_forgets(self, of: str) -> None:
-        """It ended, or was cancelled."""
+        """The event ended, or was canceled."""
         self.azure.pop(of, None)
 
     @rule(crash=st.sampled_from([False, False, True]))
     def poll(self, crash: bool) -> None:
-        """Read the document; perhaps crash before anything follows from it."""
+        """Read the document; perhaps crash before any transition."""
         self._read()
         if crash:
             self.crash()
         self._step()
 
     def _read(self) -> None:
-        self.book.see(*self.azure.values(), step=False)
-        for of in {*self.model, *self.azure}:
-            now = self.azure.get(of)
-            if now is None:
-                self.left[of] = self.model.pop(of).holds
-            elif of in self.model:
-                self.model[of].seen = now
+        self.approvals.see(*self.azure.values(), step=False)
+        for event_id in {*self.model, *self.azure}:
+            newest = self.azure.get(event_id)
+            if newest is None:
+                self.holds_of_ended[event_id] = self.model.pop(event_id).holds
+            elif event_id in self.model:
+                self.model[event_id].seen = newest
             else:
-                self.model[of] = Model(now, holds=self.left.pop(of, {}))
+                holds = self.holds_of_ended.pop(event_id, {})
+                self.model[event_id] = Model(newest, holds=holds)
         self._void()
 
     def _void(self) -> None:
-        flying = {(claim.event_id, claim.grant.revision) for claim in self.flight}
+        in_flight = {(claim.event_id, claim.grant.revision) for claim in self.claims_in_flight}
         for of, model in self.model.items():
             kept = {
                 model.seen.revision,
-                *(revision for event_id, revision in flying if event_id == of),
+                *(revision for event_id, revision in in_flight if event_id == of),
             }
-            model.votes = {who: vote for who, vote in model.votes.items() if vote[0] in kept}
+            model.votes = {
+                voter: vote for voter, vote in model.votes.items() if vote.revision in kept
+            }
 
     def _settle(self, of: str) -> None:
-        """What is over when somebody looks is over, wherever the clock is set to afterwards."""
+        """Forget what has expired now, so that a clock set back does not revive it."""
         model, now = self.model[of], self.clock.now()
-        flying = {claim.grant.revision for claim in self.flight if claim.event_id == of}
-        model.holds = {who: until for who, until in model.holds.items() if until > now}
+        in_flight = {
+            claim.grant.revision for claim in self.claims_in_flight if claim.event_id == of
+        }
+        model.holds = {holder: until for holder, until in model.holds.items() if until > now}
         over = model.seen.not_before_time is not None and now >= model.seen.not_before_time
         within = (
-            asked(self.ruleset, now).sent_within
+            requirement(self.ruleset, now).sent_within
             if self.ruleset != "none" and model.seen.event_type == "Reboot"
             else None
         )
         waiting = [
             grant
-            for grant in self.book.stands(of).grants
+            for grant in self.approvals.stands(of).grants
             if grant.state == "granted" and not grant.dry_run
         ]
         automatic = model.seen.event_source == "User"
-        lapsed = {
+        expired_revisions = {
             grant.revision
             for grant in waiting
             if within is not None and not automatic and now >= grant.granted_at + within
         }
         model.votes = {
-            who: vote
-            for who, vote in model.votes.items()
-            if vote[0] in flying
+            voter: vote
+            for voter, vote in model.votes.items()
+            if vote.revision in in_flight
             or (
                 model.counts_until(vote, self.ruleset, now) > now
                 and not over
-                and vote[0] not in lapsed
+                and vote.revision not in expired_revisions
             )
         }
 
     def _settle_all(self) -> None:
         for of in self.model:
             self._settle(of)
-        for of, holds in self.left.items():
-            self.left[of] = {who: until for who, until in holds.items() if until > self.clock.now()}
+        for of, holds in self.holds_of_ended.items():
+            self.holds_of_ended[of] = {
+                holder: until for holder, until in holds.items() if until > self.clock.now()
+            }
 
     def _step(self) -> None:
         self._settle_all()
-        self.book.step()
+        self.approvals.step()
         for of, model in self.model.items():
-            grants = self.book.stands(of).grants
+            grants = self.approvals.stands(of).grants
             if (
                 self.mode == "on"
                 and model.may_start(self.ruleset, self.clock.now())
                 and model.seen.revision not in model.refused
             ):
-                of_now = [
+                current = [
                     grant
                     for grant in grants
                     if grant.revision == model.seen.revision and not grant.dry_run
                 ]
-                under_way = [grant for grant in grants if grant.state == "sent"]
-                assert under_way or any(
-                    grant.state not in ("failed", "refused") for grant in of_now
+                being_sent = [grant for grant in grants if grant.state == "sent"]
+                assert being_sent or any(
+                    grant.state not in ("failed", "refused") for grant in current
                 ), "a satisfied rule was forgotten"
 
     # --- time, operators, crashes
 
     @rule(seconds=st.sampled_from([1.0, 1.0, 20.0, 61.0, 130.0]), step=st.booleans())
     def time_passes(self, seconds: float, step: bool) -> None:
-        """The timer of the step may be late."""
+        """Time passes; the timer of the transitions may be late."""
         self.clock.turn(seconds)
         if step:
             self._step()
 
     @rule(back=st.sampled_from([30.0, 130.0, 3600.0]))
     def the_clock_is_set_back(self, back: float) -> None:
-        """As NTP does; the monotonic clock goes on."""
+        """Set the wall clock back as NTP does."""
         self.clock.set(self.clock.now() - timedelta(seconds=back))
 
     @rule(mode=st.sampled_from(["on", "on", "on", "dry-run", "off"]))
     def switch(self, mode: Mode) -> None:
-        """Somebody turns the switch."""
+        """An operator sets the mode."""
         self._settle_all()
         self.mode = mode
-        self.book.switch(mode)
+        self.approvals.switch(mode)
 
     @rule()
     def crash(self) -> None:
-        """Everything that is not on disk is lost; so is the answer to what is in flight."""
-        self.book.crash()
-        self.life += 1
-        self.flight = []
-        self.alone = set()
+        """Lose everything that is not on disk, and the answer to what is in flight."""
+        self.approvals.crash()
+        self.restarts += 1
+        self.claims_in_flight = []
+        self.unshared = set()
         self._void()
 
     @rule(rules=st.sampled_from(["usual", "usual", "timed", "timed", "lenient", "none"]))
     def restart_with_other_rules(self, rules: str) -> None:
-        """The file of the rules was changed."""
+        """Restart after the configuration changed."""
         self.ruleset = rules
-        self.book.settings = _RULES[rules]
+        self.approvals.settings = _RULES[rules]
         self.crash()
         self._step()
 
@@ -356,12 +366,12 @@ class Approvals(RuleBasedStateMachine):
         request=st.sampled_from([None, None, "r1", "r2"]),
     )
     def vote(self, who: str, of: str, known: bool, request: str | None) -> None:
-        """Somebody votes for what the relay has seen, or for what Azure already says."""
+        """Vote for the state that the relay has read, or for the one that Azure has."""
         revision, now = self._revision(of, known), self.clock.now()
-        before = self._said("approval.recorded")
+        before = self._count_events("approval.recorded")
         if of in self.model:
             self._settle(of)
-        answer = self.book.submit(
+        answer = self.approvals.submit(
             "approve",
             who,
             event_id=of,
@@ -369,50 +379,56 @@ class Approvals(RuleBasedStateMachine):
             request_id=request,
             digest=f"{of}{revision}",
         )
-        if answer.status == 202 and self.mode == "on" and self._said("approval.recorded") > before:
+        if (
+            answer.status == 202
+            and self.mode == "on"
+            and self._count_events("approval.recorded") > before
+        ):
             model = self.model[of]
             assert model.seen.revision == revision
             expires = (
-                asked(self.ruleset, now).votes_last if model.seen.event_source != "User" else None
+                requirement(self.ruleset, now).vote_lifetime
+                if model.seen.event_source != "User"
+                else None
             )
-            model.votes[who] = revision, now, now + (expires or timedelta(days=1))
+            model.votes[who] = Vote(revision, now, now + (expires or timedelta(days=1)))
 
     @precondition(lambda self: self.model)
     @rule(of=_IDS, other=st.sampled_from(["bob", "carol"]))
     def two_vote(self, of: str, other: str) -> None:
-        """What makes a quorum, at once; and what would if one person were two."""
+        """Two votes at once: of two people, or of one person with two principals."""
         self.vote("alice", of, known=True, request=None)
         self.vote(other, of, known=True, request=None)
 
-    @precondition(lambda self: "A" in self.model and not self.flight)
+    @precondition(lambda self: "A" in self.model and not self.claims_in_flight)
     @rule(
         other=st.sampled_from(["bob", "carol"]),
         seconds=st.sampled_from([20.0, 50.0, 115.0]),
         late=st.booleans(),
     )
     def vote_wait_and_claim(self, other: str, seconds: float, late: bool) -> None:
-        """What was voted lies about for a while, and is then to be sent; the timer of the step may be late."""
+        """Claim a while after the votes; the timer of the transitions may be late."""
         self.two_vote("A", other)
         self.time_passes(seconds, step=not late)
         self.claim(lost=False)
-        if not self.flight:
+        if not self.claims_in_flight:
             self.claim(lost=False)
 
     @precondition(lambda self: self.model)
     @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS)
     def hold(self, who: str, of: str) -> None:
-        """Somebody holds."""
+        """Take a hold."""
         revision, now = self._revision(of, known=True), self.clock.now()
-        before = self._said("approval.recorded")
+        before = self._count_events("approval.recorded")
         if of in self.model:
             self._settle(of)
-        answer = self.book.submit("hold", who, event_id=of, revision=revision)
+        answer = self.approvals.submit("hold", who, event_id=of, revision=revision)
         if answer.status == 202:
-            occurrence = self.book.stands(of).occurrence.id
-            assert not any(claim.grant.occurrence == occurrence for claim in self.flight), (
-                "a hold was taken after the claim"
-            )
-            if self._said("approval.recorded") > before:
+            occurrence = self.approvals.stands(of).occurrence.id
+            assert not any(
+                claim.grant.occurrence == occurrence for claim in self.claims_in_flight
+            ), "a hold was taken after the claim"
+            if self._count_events("approval.recorded") > before:
                 if self.mode == "on":
                     self.model[of].holds.pop((who, True), None)
                 self.model[of].holds[who, self.mode == "dry-run"] = now + timedelta(seconds=90)
@@ -420,11 +436,11 @@ class Approvals(RuleBasedStateMachine):
     @precondition(lambda self: any(model.holds for model in self.model.values()))
     @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS, operator=st.booleans())
     def release(self, who: str, of: str, operator: bool) -> None:
-        """Somebody releases: their own, or all."""
+        """Release one's own hold, or all holds."""
         by = caller(who, "operate") if operator else who
         if of in self.model:
             self._settle(of)
-        answer = self.book.submit(
+        answer = self.approvals.submit(
             "release", by, event_id=of, revision=self._revision(of, known=True)
         )
         if answer.status == 202:
@@ -437,29 +453,31 @@ class Approvals(RuleBasedStateMachine):
 
     # --- the gate
 
-    @precondition(lambda self: not self.flight)
+    @precondition(lambda self: not self.claims_in_flight)
     @rule(lost=st.sampled_from([False, False, False, True]))
     def claim(self, lost: bool) -> None:
-        """The fresh read, and the claim; perhaps a crash before the StartRequest is sent."""
-        grants = self.book.do(lambda tx: tx.decisions.open_grants())
-        grants = [grant for grant in grants if grant.id in self.alone][:1] or grants
+        """Read afresh and claim; perhaps crash before the StartRequest is sent."""
+        grants = self.approvals.do(lambda tx: tx.decisions.open_grants())
+        grants = [grant for grant in grants if grant.id in self.unshared][:1] or grants
         self._read()
-        self.book.ledger.in_flight = frozenset(grant.id for grant in grants)
-        self.flight = self.book.do(lambda tx: self.book.ledger.claim(tx, grants, self.clock.now()))
-        assert len({claim.event_id for claim in self.flight}) == len(self.flight), (
-            "one event twice in one StartRequest"
+        self.approvals.ledger.in_flight = frozenset(grant.id for grant in grants)
+        self.claims_in_flight = self.approvals.do(
+            lambda tx: self.approvals.ledger.claim(tx, grants, self.clock.now())
         )
-        for claim in self.flight:
+        assert len({claim.event_id for claim in self.claims_in_flight}) == len(
+            self.claims_in_flight
+        ), "one event twice in one StartRequest"
+        for claim in self.claims_in_flight:
             self._check(claim)
-            self.posts.append(Post(self.life, claim.grant.occurrence, claim.grant.revision))
+            self.posts.append(Post(self.restarts, claim.grant.occurrence, claim.grant.revision))
         if lost:
             self.crash()
-        elif not self.flight:
-            self.book.ledger.in_flight = frozenset()
+        elif not self.claims_in_flight:
+            self.approvals.ledger.in_flight = frozenset()
         self._step()
 
     def _check(self, claim: Claim) -> None:
-        """What a StartRequest may be sent for, by the model and by the journal."""
+        """Check by the model and by the journal that the StartRequest is allowed."""
         model, now = self.model[claim.event_id], self.clock.now()
         assert self.mode == "on"
         assert model.seen == self.azure[claim.event_id]
@@ -468,128 +486,138 @@ class Approvals(RuleBasedStateMachine):
         assert model.seen.revision not in model.refused
         for post in self.posts:
             if post.occurrence == claim.grant.occurrence:
-                assert post.answer is not None or post.life < self.life, (
+                assert post.answer is not None or post.restarts < self.restarts, (
                     "two in flight for one event"
                 )
                 assert post.answer != "200" or post.revision != claim.grant.revision, (
                     "started twice"
                 )
-        before = [
-            row for row in rows(self.book.connection) if row.event_key == claim.event_id.lower()
+        journal = [
+            (row.kind, orjson.loads(row.body).get("data", {}))
+            for row in rows(self.approvals.connection)
+            if row.event_key == claim.event_id.lower()
         ]
-        told = [(row.kind, orjson.loads(row.body).get("data", {})) for row in before]
-        of_it = [
+        about_revision = [
             (kind, data)
-            for kind, data in told
+            for kind, data in journal
             if data.get("revision") == claim.grant.revision and "dryRun" not in data
         ]
-        assert any(
-            kind == "approval.granted" and data["approvalId"] == claim.grant.approval_id
-            for kind, data in of_it
-        )
+        granted_ids = {
+            data["approvalId"] for kind, data in about_revision if kind == "approval.granted"
+        }
+        assert claim.grant.approval_id in granted_ids
         if model.seen.event_source != "User":
-            ask = asked(self.ruleset, now)
-            assert (
-                ask.sent_within is None
-                or claim.grant.attempts
-                or now < claim.grant.granted_at + ask.sent_within
-            )
-            who = {
-                data["principal"]
-                for kind, data in of_it
-                if kind == "approval.recorded" and data["decision"] == "approve"
-            }
-            assert len(people(who)) >= ask.people
+            self._check_quorum(claim, about_revision, now)
 
-    @precondition(lambda self: self.flight)
+    def _check_quorum(
+        self, claim: Claim, journal: list[tuple[str, dict[str, Any]]], now: datetime
+    ) -> None:
+        required = requirement(self.ruleset, now)
+        if required.sent_within is not None and not claim.grant.attempts:
+            assert now < claim.grant.granted_at + required.sent_within
+        voters = {
+            data["principal"]
+            for kind, data in journal
+            if kind == "approval.recorded" and data["decision"] == "approve"
+        }
+        assert len(people(voters)) >= required.people
+
+    @precondition(lambda self: self.claims_in_flight)
     @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
     def imds_answers(self, answer: Literal["200", "400", "503", "timeout, but processed"]) -> None:
-        """What was in flight is answered, or is not."""
-        claims, now, ledger = self.flight, self.clock.now(), self.book.ledger
+        """IMDS answers the StartRequest in flight, or does not."""
+        claims, now, service = self.claims_in_flight, self.clock.now(), self.approvals.ledger
         for post in self.posts[-len(claims) :]:
             post.answer = answer
         if answer == "200":
-            self.book.do(lambda tx: ledger.record_accepted(tx, claims, now))
+            self.approvals.do(lambda tx: service.record_accepted(tx, claims, now))
         elif answer == "400" and len(claims) == 1:
-            self.book.do(lambda tx: ledger.record_refused(tx, claims[0], 400, "400", now))
+            self.approvals.do(lambda tx: service.record_refused(tx, claims[0], 400, "400", now))
             if claims[0].event_id in self.model:
                 self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
         else:
-            self.book.do(
-                lambda tx: ledger.record_unanswered(
+            self.approvals.do(
+                lambda tx: service.record_unanswered(
                     tx, claims, {"400": 400, "503": 503}.get(answer)
                 )
             )
         if answer == "400" and len(claims) > 1:
-            self.alone = {claim.grant.id for claim in claims}
+            self.unshared = {claim.grant.id for claim in claims}
         if answer == "timeout, but processed":
             for claim in claims:
                 if claim.event_id in self.azure:
                     self.azure_says(claim.event_id, "started", None)
-        ledger.in_flight = frozenset()
-        self.flight = []
+        service.in_flight = frozenset()
+        self.claims_in_flight = []
         self._void()
         self._step()
 
-    # --- what always holds
+    # --- invariants
 
-    def _said(self, name: str) -> int:
-        return sum(row.kind == name for row in rows(self.book.connection))
+    def _count_events(self, name: str) -> int:
+        return sum(row.kind == name for row in rows(self.approvals.connection))
 
     @invariant()
-    def every_grant_is_open_or_has_its_one_answer(self) -> None:
-        """The chain is checked by reading it."""
-        if not hasattr(self, "book"):
+    def every_grant_is_open_or_has_one_answer(self) -> None:
+        """Each grant is open, or has exactly one answer."""
+        if not hasattr(self, "approvals"):
             return
-        said = self.book.said("approval.granted", "startrequest.accepted", "startrequest.failed")
-        grants = self.book.grants
-        assert len(grants) == sum(one.name == "approval.granted" for one in said)
+        events = self.approvals.said(
+            "approval.granted", "startrequest.accepted", "startrequest.failed"
+        )
+        grants = self.approvals.grants
+        assert len(grants) == sum(recorded.name == "approval.granted" for recorded in events)
         for grant in grants:
-            answers = [one.name for one in said if one.attributes.get("causationid") == grant.cause]
+            answers = [
+                recorded.name
+                for recorded in events
+                if recorded.attributes.get("causationid") == grant.cause
+            ]
             state = "failed" if grant.state == "refused" else grant.state
-            assert answers == (
-                [f"startrequest.{state}"]
-                if state in ("accepted", "failed") and not grant.dry_run
-                else []
-            )
+            has_answer = state in ("accepted", "failed") and not grant.dry_run
+            assert answers == ([f"startrequest.{state}"] if has_answer else [])
         sent = [grant.occurrence for grant in grants if grant.state == "sent"]
         assert len(sent) == len(set(sent)), "two in flight for one event"
-        open_ones = {claim.grant.id for claim in self.flight}
-        assert open_ones <= {grant.id for grant in grants if grant.state == "sent"}
+        in_flight_ids = {claim.grant.id for claim in self.claims_in_flight}
+        assert in_flight_ids <= {grant.id for grant in grants if grant.state == "sent"}
 
     @invariant()
-    def no_vote_vanishes_without_a_word(self) -> None:
-        """A vote counts, was told void, was given anew, or has served."""
-        if not hasattr(self, "book"):
+    def no_vote_vanishes_without_an_event(self) -> None:
+        """Each vote counts, was voided or replaced, or was used by an accepted StartRequest."""
+        if not hasattr(self, "approvals"):
             return
-        told = self.book.said("approval.recorded", "approval.voided", "startrequest.accepted")
-        counting = {
-            one
-            for (one,) in self.book.connection.execute(
+        events = self.approvals.said(
+            "approval.recorded", "approval.voided", "startrequest.accepted"
+        )
+        counting_ids = {
+            approval_id
+            for (approval_id,) in self.approvals.connection.execute(
                 "SELECT approval_id FROM decision WHERE counts"
             )
         }
         votes = [
-            (at, one)
-            for at, one in enumerate(told)
-            if one.name == "approval.recorded" and one.data["decision"] == "approve"
+            (index, recorded)
+            for index, recorded in enumerate(events)
+            if recorded.name == "approval.recorded" and recorded.data["decision"] == "approve"
         ]
-        assert sum(one.name == "approval.voided" for one in told) <= len(votes)
-        for at, vote in votes:
-            later = [one for one in told[at + 1 :] if one.subject == vote.subject]
-            assert (
-                vote.data["approvalId"] in counting
-                or any(one.name == "approval.voided" for one in later)
-                or any(
-                    one.name == "startrequest.accepted" and one.subject == vote.subject
-                    for one in told
-                )
-                or any(
-                    one.name == "approval.recorded"
-                    and one.data["principal"] == vote.data["principal"]
-                    for one in later
-                )
+        voided_count = sum(recorded.name == "approval.voided" for recorded in events)
+        assert voided_count <= len(votes)
+        accepted_subjects = {
+            recorded.subject for recorded in events if recorded.name == "startrequest.accepted"
+        }
+        for index, vote in votes:
+            if vote.data["approvalId"] in counting_ids or vote.subject in accepted_subjects:
+                continue
+            later = [
+                recorded for recorded in events[index + 1 :] if recorded.subject == vote.subject
+            ]
+            is_voided = any(recorded.name == "approval.voided" for recorded in later)
+            is_replaced = any(
+                recorded.name == "approval.recorded"
+                and recorded.data["principal"] == vote.data["principal"]
+                for recorded in later
             )
+            assert is_voided or is_replaced
 
 
 TestApprovals = Approvals.TestCase

@@ -34,12 +34,12 @@ def configured(votes: int, *voters: str, people: dict[str, list[str]] | None = N
         ("one client with two votes", (2, "client:drain", "mtls:drain.internal", "client:alice")),
     ],
 )
-def test_voters_who_cannot_come_are_an_error(words: str, arguments: tuple[Any, ...]) -> None:
+def test_too_few_configured_voters_are_an_error(words: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValidationError, match=words):
         configured(*arguments)
 
 
-def test_voters_who_can_come_are_none() -> None:
+def test_enough_configured_voters_are_accepted() -> None:
     """Of people in chat and on the local socket the configuration does not know."""
     configured(2, "client:alice", "mtls:drain.internal")
     configured(2, "slack:T/U", "local:root")

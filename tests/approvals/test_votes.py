@@ -52,7 +52,7 @@ def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: Book) -> 
     assert [grant.approval_id for grant in approvals.grants] == [second.body["approvalId"]]
 
 
-def test_an_automatic_rule_grants_by_itself_in_its_own_name(approvals: Book) -> None:
+def test_an_automatic_rule_grants_in_its_own_name(approvals: Book) -> None:
     approvals.see(USER_REBOOT)
     details = approvals.data("approval.granted")
     assert {
@@ -69,7 +69,7 @@ def test_an_automatic_rule_grants_by_itself_in_its_own_name(approvals: Book) -> 
     assert approvals.cause("approval.granted") == approvals.said("event.scheduled")[0].id
 
 
-def test_every_event_but_event_names_the_journal_s_head_before_it(approvals: Book) -> None:
+def test_approval_events_carry_the_head_of_the_journal_before_them(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit()
     before, row = list(rows(approvals.connection))[-2:]
@@ -77,21 +77,25 @@ def test_every_event_but_event_names_the_journal_s_head_before_it(approvals: Boo
     assert "journalhead" not in approvals.said("event.scheduled")[0].attributes
 
 
-def test_the_event_id_is_compared_without_case_and_told_as_azure_wrote_it(approvals: Book) -> None:
+def test_the_event_id_is_compared_without_case_and_reported_as_azure_wrote_it(
+    approvals: Book,
+) -> None:
     approvals.see(REBOOT)
     assert approvals.submit(event_id="e-1").body["eventId"] == "E-1"
     assert approvals.said("approval.recorded")[0].subject == "E-1"
 
 
-def test_votes_of_one_principal_are_one_vote_and_said_once(approvals: Book) -> None:
+def test_repeated_votes_of_one_principal_are_one_vote_and_one_event(approvals: Book) -> None:
     approvals.see(REBOOT)
     first = approvals.submit()
     assert approvals.submit() == first
     assert approvals.names() == ["approval.recorded"]
 
 
-def test_a_vote_with_an_id_of_its_own_is_told_anew_and_still_one_vote(approvals: Book) -> None:
-    """Over AMQP the event is the answer; and whoever votes again means it from then on."""
+def test_a_vote_with_its_own_request_id_gets_its_own_event_and_replaces_the_last(
+    approvals: Book,
+) -> None:
+    """Over AMQP the event is the answer. The new vote counts from its own time on."""
     approvals.see(REBOOT)
     approvals.submit(request_id="m1", message_id="m1")
     approvals.clock.turn(200)
@@ -106,7 +110,7 @@ def test_a_vote_with_an_id_of_its_own_is_told_anew_and_still_one_vote(approvals:
     assert not approvals.said("approval.voided")
 
 
-def test_a_vote_counts_until_it_expires_and_is_told_void_once(approvals: Book) -> None:
+def test_a_vote_counts_until_it_expires_and_is_voided_once(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit()
     moment = approvals.step()
@@ -119,8 +123,8 @@ def test_a_vote_counts_until_it_expires_and_is_told_void_once(approvals: Book) -
     assert approvals.submit(by="bob").body["votes"] == 1
 
 
-def test_a_vote_is_told_void_before_a_new_one_takes_its_place(approvals: Book) -> None:
-    """Also when nobody has looked since it expired."""
+def test_an_expired_vote_is_voided_before_a_new_one_is_recorded(approvals: Book) -> None:
+    """Also if no transition was applied since it expired."""
     approvals.see(REBOOT)
     approvals.submit()
     approvals.clock.turn(301)
@@ -128,7 +132,7 @@ def test_a_vote_is_told_void_before_a_new_one_takes_its_place(approvals: Book) -
     assert approvals.names() == ["approval.recorded", "approval.voided", "approval.recorded"]
 
 
-def test_a_changed_event_voids_its_votes_once_also_when_it_changes_back(approvals: Book) -> None:
+def test_a_changed_event_voids_its_votes_once_even_if_it_changes_back(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit()
     approvals.see(event(resources=("db-1", "db-2")))
@@ -142,7 +146,7 @@ def test_a_changed_event_voids_its_votes_once_also_when_it_changes_back(approval
     assert len(approvals.said("approval.voided")) == 1
 
 
-def test_what_is_no_part_of_the_revision_voids_nothing(approvals: Book) -> None:
+def test_a_change_outside_the_revision_voids_nothing(approvals: Book) -> None:
     approvals.see(REBOOT)
     approvals.submit()
     approvals.see(event(description="other words"))
@@ -150,8 +154,8 @@ def test_what_is_no_part_of_the_revision_voids_nothing(approvals: Book) -> None:
     assert approvals.submit(by="bob").body["state"] == "granted"
 
 
-def test_a_vote_in_flight_is_not_replaced_by_one_for_what_the_event_became(approvals: Book) -> None:
-    """What becomes of it is for the answer to say, and then it is told."""
+def test_a_vote_in_flight_is_voided_only_after_the_answer(approvals: Book) -> None:
+    """Only the answer says whether the StartRequest used the vote."""
     approvals.see(REDEPLOY)
     approvals.submit(of=REDEPLOY)
     approvals.ledger.in_flight = frozenset(claimed.grant.id for claimed in approvals.claim())
@@ -171,20 +175,16 @@ def test_an_ended_event_voids_its_votes(approvals: Book) -> None:
     assert approvals.cause("approval.voided") == approvals.said("event.ended")[0].id
 
 
-def test_the_same_event_id_is_a_new_occurrence_that_inherits_holds_alone(approvals: Book) -> None:
-    """Neither votes nor grants. A hold that survives too much is released; one that is lost is a reboot."""
+def test_an_event_id_that_comes_back_inherits_holds_but_no_votes_or_grants(approvals: Book) -> None:
+    """An unneeded hold can be released, but a lost hold can cost a reboot."""
     approvals.see(REBOOT)
     approvals.submit("hold", "eve")
     approvals.submit()
     approvals.see(step=False)
     approvals.see(REBOOT)
-    stands = approvals.stands()
-    assert (
-        stands.occurrence.number,
-        stands.vote_count,
-        len(stands.active_holds),
-        stands.grants,
-    ) == (2, 0, 1, ())
+    status = approvals.stands()
+    assert (status.occurrence.number, status.vote_count, status.grants) == (2, 0, ())
+    assert len(status.active_holds) == 1
     assert approvals.submit("release", "eve").body["state"] == "released"
     assert approvals.submit(by="bob").body["state"] == "pending"
     assert approvals.submit().body["state"] == "granted"
