@@ -28,11 +28,11 @@ from relay.outbox import Decision, Grant, GrantState, Identity, Mode, Occurrence
 from relay.outbox.file import Opened, open_file
 from relay.outbox.journal import rows, verify
 from relay.outbox.transaction import Route, Transaction
-from tests.approvals.manual_clock import NOON, HandClock
+from tests.approvals.manual_clock import NOON, ManualClock
 
 T = TypeVar("T")
 ORIGIN = Origin("prod", "vm-0")
-BOOT = "boot-1"
+BOOT_ID = "boot-1"
 SETTINGS = ApprovalsSettings.model_validate(
     {
         "rules": [
@@ -61,7 +61,7 @@ SETTINGS = ApprovalsSettings.model_validate(
 A Freeze has no rule.
 """
 
-SPEAKS: dict[str, tuple[str, ...] | None] = {
+CLIENT_RESOURCES: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(f"client:{name}" for name in ("alice", "bob", "carol", "drain", "eve")),
     "client:db": ("db-*",),
     "client:web": ("web-*",),
@@ -69,7 +69,7 @@ SPEAKS: dict[str, tuple[str, ...] | None] = {
 """The clients that may approve, and the resources that they may decide for."""
 
 
-def event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -> Event:
+def build_event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -> Event:
     """A Reboot of db-1 by the platform, with NotBefore ``due`` seconds after noon."""
     fields: dict[str, Any] = {
         "event_id": event_id,
@@ -85,7 +85,7 @@ def event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -
     return Event(**fields | changes)
 
 
-def caller(
+def build_caller(
     name: str = "alice",
     *can: Right,
     resources: tuple[str, ...] | None = None,
@@ -97,7 +97,7 @@ def caller(
     )
 
 
-def approval(
+def build_request(
     decision: DecisionKind = "approve",
     by: Caller | str = "alice",
     of: Event | None = None,
@@ -106,31 +106,31 @@ def approval(
     **changes: Any,
 ) -> DecisionRequest:
     """A request for the current revision of an event."""
-    of = of or event()
+    of = of or build_event()
     fields: dict[str, Any] = {
         "revision": of.revision,
         "digest": "d",
         "event_id": of.event_id,
     } | changes
     return DecisionRequest(
-        caller=caller(by) if isinstance(by, str) else by, decision=decision, at=at, **fields
+        caller=build_caller(by) if isinstance(by, str) else by, decision=decision, at=at, **fields
     )
 
 
-REBOOT = event()
-USER_REBOOT = event(event_source="User")
-FREEZE = event(event_type="Freeze")
-REDEPLOY = event(event_type="Redeploy")
-STARTED = event(event_status="Started", not_before=None)
-OPERATOR = caller("op", "operate")
+REBOOT = build_event()
+USER_REBOOT = build_event(event_source="User")
+FREEZE = build_event(event_type="Freeze")
+REDEPLOY = build_event(event_type="Redeploy")
+STARTED = build_event(event_status="Started", not_before=None)
+OPERATOR = build_caller("op", "operate")
 
 
 # --- without a file
 
 
-def occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
+def build_occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
     """An event that is in the document."""
-    of = of or event()
+    of = of or build_event()
     fields: dict[str, Any] = {
         "id": 1,
         "key": of.key,
@@ -138,7 +138,7 @@ def occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
         "data": event_data(of, 1),
         "revision": of.revision,
         "live": True,
-        "boot_id": BOOT,
+        "boot_id": BOOT_ID,
         "first_seen": format_rfc3339(NOON),
         "last_changed": format_rfc3339(NOON),
         "outcome": None,
@@ -147,7 +147,7 @@ def occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
     return Occurrence(**fields | changes)
 
 
-def decided(
+def build_decision(
     decision: Literal["approve", "hold"] = "approve",
     by: str = "alice",
     of: Event | None = None,
@@ -162,7 +162,7 @@ def decided(
         "decision": decision,
         "principal": f"client:{by}",
         "channel": "http",
-        "revision": (of or event()).revision,
+        "revision": (of or build_event()).revision,
         "reason": None,
         "at": NOON,
         "expires": NOON + timedelta(seconds=expires) if expires is not None else None,
@@ -174,16 +174,16 @@ def decided(
     return Decision(**fields | more)
 
 
-VOTES = decided(), decided(by="bob")
+VOTES = build_decision(), build_decision(by="bob")
 """The two votes that the rule of a Reboot needs."""
 
 
-def granted(state: GrantState = "granted", of: Event | None = None, **changes: Any) -> Grant:
+def build_grant(state: GrantState = "granted", of: Event | None = None, **changes: Any) -> Grant:
     """A grant for the current revision of an event."""
     fields: dict[str, Any] = {
         "id": 1,
         "occurrence": 1,
-        "revision": (of or event()).revision,
+        "revision": (of or build_event()).revision,
         "rule": "databases",
         "approval_id": "approve-alice",
         "granted_at": NOON,
@@ -196,7 +196,7 @@ def granted(state: GrantState = "granted", of: Event | None = None, **changes: A
     return Grant(**fields | changes)
 
 
-def standing(
+def build_status(
     of: Event | None = None,
     *decisions: Decision,
     grants: Iterable[Grant] = (),
@@ -206,7 +206,7 @@ def standing(
     settings: ApprovalsSettings = SETTINGS,
 ) -> ApprovalStatus:
     """The status of an event's approval, ``now`` seconds after noon."""
-    about = occurrence(of, live=live)
+    about = build_occurrence(of, live=live)
     moment = NOON + timedelta(seconds=now)
     rule = rule_for(settings.rules, about, ORIGIN.scope, moment)
     return ApprovalStatus(
@@ -218,14 +218,14 @@ def standing(
         mode=mode,
         now=moment,
         people=settings.people,
-        client_resources=SPEAKS,
+        client_resources=CLIENT_RESOURCES,
     )
 
 
 # --- on a file
 
 
-class Book:
+class ApprovalFile:
     """A state file with an ApprovalService and a Recorder, without a gate or threads.
 
     Each method is one transaction; its changes are in the file when it returns.
@@ -236,13 +236,13 @@ class Book:
         path: Path,
         settings: ApprovalsSettings = SETTINGS,
         *,
-        clock: HandClock | None = None,
+        clock: ManualClock | None = None,
         route: Route | None = None,
     ) -> None:
         self.path = path
-        self.clock = clock or HandClock()
+        self.clock = clock or ManualClock()
         self.settings = settings
-        self.boot = BOOT
+        self.boot_id = BOOT_ID
         self.trusted = True
         self._route: Route = route or (lambda _: ())
         self._opened: Opened
@@ -251,15 +251,15 @@ class Book:
     def _open(self) -> None:
         self._opened = open_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
-        self.ledger = ApprovalService(
-            self.settings, ORIGIN, trusted=self.trusted, client_resources=SPEAKS
+        self.service = ApprovalService(
+            self.settings, ORIGIN, trusted=self.trusted, client_resources=CLIENT_RESOURCES
         )
-        self.recorder = Recorder(ORIGIN, self.boot, frozenset({"db-1"}))
+        self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
 
     def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:
         """Lose what is not on disk, and start again, perhaps with other rules or after a boot."""
         self.close()
-        self.settings, self.boot = settings or self.settings, boot or self.boot
+        self.settings, self.boot_id = settings or self.settings, boot or self.boot_id
         self._open()
 
     def close(self) -> None:
@@ -271,7 +271,7 @@ class Book:
         """The connection to the file."""
         return self._opened.connection
 
-    def do(self, work: Callable[[Transaction], T]) -> T:
+    def transact(self, work: Callable[[Transaction], T]) -> T:
         """Run one transaction; roll it back if it raises."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
@@ -284,16 +284,16 @@ class Book:
 
     # what happens
 
-    def see(self, *events: Event, gap: bool = False, step: bool = True) -> None:
+    def record_document(self, *events: Event, gap: bool = False, step: bool = True) -> None:
         """Record a document with these events; apply the transitions that follow if ``step``."""
         result = PollResult(Document(1, events), self.clock.now(), gap)
-        self.do(lambda tx: self.recorder.record(tx, result))
+        self.transact(lambda tx: self.recorder.record(tx, result))
         if step:
-            self.step()
+            self.apply_transitions()
 
-    def step(self) -> datetime | None:
+    def apply_transitions(self) -> datetime | None:
         """Apply every transition that is due; return when the next is due by time alone."""
-        return self.do(lambda tx: self.ledger.apply_transitions(tx, self.clock.now()))
+        return self.transact(lambda tx: self.service.apply_transitions(tx, self.clock.now()))
 
     def submit(
         self,
@@ -303,23 +303,23 @@ class Book:
         **changes: Any,
     ) -> DecisionAnswer:
         """Submit a request about an event."""
-        request = approval(decision, by, of, at=self.clock.now(), **changes)
-        return self.do(lambda tx: self.ledger.submit(tx, request))
+        request = build_request(decision, by, of, at=self.clock.now(), **changes)
+        return self.transact(lambda tx: self.service.submit(tx, request))
 
-    def switch(self, mode: Mode) -> None:
+    def set_mode(self, mode: Mode) -> None:
         """Set the mode as an operator does."""
-        self.do(lambda tx: tx.set_mode(mode, "local:root", self.clock.now()))
-        self.step()
+        self.transact(lambda tx: tx.set_mode(mode, "local:root", self.clock.now()))
+        self.apply_transitions()
 
     def claim(self) -> list[Claim]:
         """Claim every open grant, as the gate does last before it sends."""
-        return self.do(
-            lambda tx: self.ledger.claim(tx, tx.decisions.open_grants(), self.clock.now())
+        return self.transact(
+            lambda tx: self.service.claim(tx, tx.decisions.open_grants(), self.clock.now())
         )
 
     def accept(self, claims: list[Claim]) -> None:
         """Record that IMDS answered 200."""
-        self.do(lambda tx: self.ledger.record_accepted(tx, claims, self.clock.now()))
+        self.transact(lambda tx: self.service.record_accepted(tx, claims, self.clock.now()))
 
     # what is in the file
 
@@ -333,19 +333,19 @@ class Book:
             ).fetchall()
             return [grant for (number,) in rows for grant in tx.decisions.grants(number)]
 
-        return self.do(read_grants)
+        return self.transact(read_grants)
 
-    def stands(self, event_id: str = "E-1") -> ApprovalStatus:
+    def status(self, event_id: str = "E-1") -> ApprovalStatus:
         """The status of an event's approval."""
 
         def read_status(tx: Transaction) -> ApprovalStatus:
             newest = tx.snapshot.find(event_id.lower())
             assert newest is not None
-            return self.ledger.status(tx, newest, self.clock.now())
+            return self.service.status(tx, newest, self.clock.now())
 
-        return self.do(read_status)
+        return self.transact(read_status)
 
-    def said(self, *names: str) -> list[CloudEvent]:
+    def events(self, *names: str) -> list[CloudEvent]:
         """Return the CloudEvents in the journal, oldest first, or those with some names.
 
         The hash chain of the journal is checked too.
@@ -358,21 +358,25 @@ class Book:
         ]
         return [recorded for recorded in recorded_events if not names or recorded.name in names]
 
-    def names(self) -> list[str]:
+    def event_names(self) -> list[str]:
         """The names of the events in the journal, without those of Azure's changes."""
-        return [recorded.name for recorded in self.said() if not recorded.name.startswith("event.")]
+        return [
+            recorded.name for recorded in self.events() if not recorded.name.startswith("event.")
+        ]
 
     def data(self, name: str) -> dict[str, Any]:
         """The data of the only event with this name."""
-        (recorded,) = self.said(name)
+        (recorded,) = self.events(name)
         return dict(recorded.data)
 
     def cause(self, name: str) -> str | None:
         """The causationid of the last event with this name."""
-        return self.said(name)[-1].attributes.get("causationid")
+        return self.events(name)[-1].attributes.get("causationid")
 
 
-def decide(approvals: Book, decision: DecisionKind, by: Caller | str, **changes: Any) -> str:
+def decide(
+    approvals: ApprovalFile, decision: DecisionKind, by: Caller | str, **changes: Any
+) -> str:
     """Submit a request that must be accepted; return the state of the answer."""
     answer = approvals.submit(decision, by, **changes)
     assert answer.status == 202, answer

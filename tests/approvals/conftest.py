@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from relay.events.catalog import CATALOG, event_schema
-from tests.approvals.builders import Book
+from tests.approvals.builders import ApprovalFile
 
 _SCHEMAS = {
     event_type.name: Draft202012Validator(event_schema(event_type)) for event_type in CATALOG
@@ -18,10 +18,10 @@ _SCHEMAS = {
 
 
 @pytest.fixture
-def approvals(tmp_path: Path) -> Iterator[Book]:
+def approvals(tmp_path: Path) -> Iterator[ApprovalFile]:
     """An empty state file. At the end every event in it is checked against its schema."""
-    approvals_file = Book(tmp_path / "relay.db")
+    approvals_file = ApprovalFile(tmp_path / "relay.db")
     yield approvals_file
-    for recorded in approvals_file.said():
+    for recorded in approvals_file.events():
         _SCHEMAS[recorded.name].validate(orjson.loads(recorded.body))
     approvals_file.close()

@@ -12,7 +12,7 @@ _IO_PAUSE = 0.003
 NOON = datetime(2026, 4, 11, 12, tzinfo=UTC)
 
 
-class HandClock:
+class ManualClock:
     """A wall clock and a monotonic clock that advance together; only the wall clock can be set."""
 
     def __init__(self, now: datetime = NOON) -> None:
@@ -37,7 +37,7 @@ class HandClock:
         self._sleepers.append((self._monotonic + seconds, future))
         await future
 
-    def turn(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Advance both clocks at once, and wake the sleepers whose time has come."""
         self._wall += timedelta(seconds=seconds)
         self._monotonic += seconds
@@ -46,18 +46,18 @@ class HandClock:
                 future.set_result(None)
         self._sleepers = [(until, future) for until, future in self._sleepers if not future.done()]
 
-    def set(self, now: datetime) -> None:
+    def set_wall_clock(self, now: datetime) -> None:
         """Set the wall clock, as an operator or NTP does; this wakes nobody."""
         self._wall = now
 
     @property
-    def asleep(self) -> list[float]:
+    def remaining_sleeps(self) -> list[float]:
         """The seconds that each sleeper has left, the fewest first."""
         return sorted(
             until - self._monotonic for until, future in self._sleepers if not future.done()
         )
 
-    async def turn_until(
+    async def advance_until(
         self, condition: Callable[[], bool], *, step: float = 0.25, within: float = 300.0
     ) -> None:
         """Advance in steps until the condition holds, by ``within`` seconds at most.
@@ -68,11 +68,11 @@ class HandClock:
         async with asyncio.timeout(60):
             while not condition():
                 if self._monotonic < deadline:
-                    self.turn(step)
+                    self.advance(step)
                 await asyncio.sleep(_IO_PAUSE)
 
     @asynccontextmanager
-    async def going(self, step: float) -> AsyncIterator[None]:
+    async def ticking(self, step: float) -> AsyncIterator[None]:
         """Advance by ``step`` again and again while the context lasts.
 
         If the machine stands still, so does this clock: tests can compare intervals exactly.
@@ -81,7 +81,7 @@ class HandClock:
         async def advance_forever() -> None:
             while True:
                 await asyncio.sleep(_IO_PAUSE)
-                self.turn(step)
+                self.advance(step)
 
         task = asyncio.create_task(advance_forever())
         try:
@@ -90,7 +90,7 @@ class HandClock:
             task.cancel()
 
 
-async def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> None:
+async def wait_until(condition: Callable[[], bool], *, within: float = 60.0) -> None:
     """Wait in real time until the condition holds. Raises TimeoutError after ``within`` seconds."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110  # a condition sets no event

@@ -12,12 +12,12 @@ from tests.approvals.builders import (
     REDEPLOY,
     STARTED,
     USER_REBOOT,
-    approval,
-    caller,
-    decided,
-    event,
-    granted,
-    standing,
+    build_caller,
+    build_decision,
+    build_event,
+    build_grant,
+    build_request,
+    build_status,
 )
 
 
@@ -28,207 +28,224 @@ def http_status(request: DecisionRequest, status: ApprovalStatus | None) -> int:
 
 
 def test_an_unknown_event_is_404() -> None:
-    assert http_status(approval(), None) == 404
+    assert http_status(build_request(), None) == 404
 
 
 REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
-    ("a vote", 202, approval(), standing()),
-    ("a vote of a voter who is in no group", 202, approval(by="drain"), standing()),
-    ("a hold", 202, approval("hold"), standing()),
-    ("a vote when it has ended", 409, approval(), standing(live=False)),
-    ("a hold when it has ended", 409, approval("hold"), standing(live=False)),
+    ("a vote", 202, build_request(), build_status()),
+    ("a vote of a voter who is in no group", 202, build_request(by="drain"), build_status()),
+    ("a hold", 202, build_request("hold"), build_status()),
+    ("a vote when it has ended", 409, build_request(), build_status(live=False)),
+    ("a hold when it has ended", 409, build_request("hold"), build_status(live=False)),
     (
         "a release when it has ended",
         409,
-        approval("release"),
-        standing(None, decided("hold"), live=False),
+        build_request("release"),
+        build_status(None, build_decision("hold"), live=False),
     ),
-    ("a vote when it has started", 409, approval(of=STARTED), standing(STARTED)),
-    ("a hold when it has started", 409, approval("hold"), standing(STARTED)),
-    ("a release when it has started", 409, approval("release"), standing(STARTED, decided("hold"))),
+    ("a vote when it has started", 409, build_request(of=STARTED), build_status(STARTED)),
+    ("a hold when it has started", 409, build_request("hold"), build_status(STARTED)),
+    (
+        "a release when it has started",
+        409,
+        build_request("release"),
+        build_status(STARTED, build_decision("hold")),
+    ),
     (
         "a vote when the status is unknown",
         409,
-        approval(of=event(event_status="Paused")),
-        standing(event(event_status="Paused")),
+        build_request(of=build_event(event_status="Paused")),
+        build_status(build_event(event_status="Paused")),
     ),
     (
         "a vote without a status",
         409,
-        approval(of=event(event_status=None)),
-        standing(event(event_status=None)),
+        build_request(of=build_event(event_status=None)),
+        build_status(build_event(event_status=None)),
     ),
     (
         "a vote when the status is in upper case",
         202,
-        approval(of=event(event_status="SCHEDULED")),
-        standing(event(event_status="SCHEDULED")),
+        build_request(of=build_event(event_status="SCHEDULED")),
+        build_status(build_event(event_status="SCHEDULED")),
     ),
     (
         "a hold when the status is unknown",
         202,
-        approval("hold"),
-        standing(event(event_status="Paused")),
+        build_request("hold"),
+        build_status(build_event(event_status="Paused")),
     ),
-    ("a vote just before voting closes", 202, approval(), standing(now=839.9)),
-    ("a vote when voting closes", 409, approval(), standing(now=840)),
+    ("a vote just before voting closes", 202, build_request(), build_status(now=839.9)),
+    ("a vote when voting closes", 409, build_request(), build_status(now=840)),
     (
         "a vote just before NotBefore without close_before",
         202,
-        approval(of=REDEPLOY),
-        standing(REDEPLOY, now=899.9),
+        build_request(of=REDEPLOY),
+        build_status(REDEPLOY, now=899.9),
     ),
-    ("a vote at NotBefore", 409, approval(of=REDEPLOY), standing(REDEPLOY, now=900)),
+    ("a vote at NotBefore", 409, build_request(of=REDEPLOY), build_status(REDEPLOY, now=900)),
     (
         "a vote at any time without NotBefore",
         202,
-        approval(of=event(due=None)),
-        standing(event(due=None), now=1e6),
+        build_request(of=build_event(due=None)),
+        build_status(build_event(due=None), now=1e6),
     ),
-    ("a hold after voting closed", 202, approval("hold"), standing(now=840)),
-    ("a hold at NotBefore", 409, approval("hold"), standing(now=900)),
+    ("a hold after voting closed", 202, build_request("hold"), build_status(now=840)),
+    ("a hold at NotBefore", 409, build_request("hold"), build_status(now=900)),
     (
         "a release after voting closed",
         202,
-        approval("release"),
-        standing(None, decided("hold"), now=840),
+        build_request("release"),
+        build_status(None, build_decision("hold"), now=840),
     ),
-    ("a vote for another revision", 409, approval(revision="x"), standing()),
-    ("a hold for another revision", 202, approval("hold", revision="x"), standing()),
+    ("a vote for another revision", 409, build_request(revision="x"), build_status()),
+    ("a hold for another revision", 202, build_request("hold", revision="x"), build_status()),
     (
         "a release for another revision",
         202,
-        approval("release", revision="x"),
-        standing(None, decided("hold")),
+        build_request("release", revision="x"),
+        build_status(None, build_decision("hold")),
     ),
-    ("a release without a hold", 409, approval("release"), standing()),
+    ("a release without a hold", 409, build_request("release"), build_status()),
     (
         "a release of an expired hold",
         409,
-        approval("release"),
-        standing(None, decided("hold", expires=10), now=10),
+        build_request("release"),
+        build_status(None, build_decision("hold", expires=10), now=10),
     ),
     (
         "a release just before the hold expires",
         202,
-        approval("release"),
-        standing(None, decided("hold", expires=10), now=9.9),
+        build_request("release"),
+        build_status(None, build_decision("hold", expires=10), now=9.9),
     ),
     (
         "a release of a hold of somebody else",
         403,
-        approval("release"),
-        standing(None, decided("hold", "bob")),
+        build_request("release"),
+        build_status(None, build_decision("hold", "bob")),
     ),
     (
         "a release of a hold of somebody else by an operator",
         202,
-        approval("release", caller("op", "operate")),
-        standing(None, decided("hold", "bob")),
+        build_request("release", build_caller("op", "operate")),
+        build_status(None, build_decision("hold", "bob")),
     ),
     (
         "a release by its holder without the right",
         403,
-        approval("release", caller("alice", "read")),
-        standing(None, decided("hold")),
+        build_request("release", build_caller("alice", "read")),
+        build_status(None, build_decision("hold")),
     ),
-    ("a hold before the claim", 202, approval("hold"), standing(grants=[granted()])),
-    ("a hold after the claim", 409, approval("hold"), standing(grants=[granted("sent")])),
+    ("a hold before the claim", 202, build_request("hold"), build_status(grants=[build_grant()])),
+    (
+        "a hold after the claim",
+        409,
+        build_request("hold"),
+        build_status(grants=[build_grant("sent")]),
+    ),
     (
         "a hold after the StartRequest was accepted",
         409,
-        approval("hold"),
-        standing(grants=[granted("accepted")]),
+        build_request("hold"),
+        build_status(grants=[build_grant("accepted")]),
     ),
     (
         "a hold after the grant failed",
         202,
-        approval("hold"),
-        standing(grants=[granted("refused", status=400)]),
+        build_request("hold"),
+        build_status(grants=[build_grant("refused", status=400)]),
     ),
     (
         "a vote after IMDS refused the StartRequest",
         409,
-        approval(),
-        standing(grants=[granted("refused", status=400)]),
+        build_request(),
+        build_status(grants=[build_grant("refused", status=400)]),
     ),
     (
         "a vote after IMDS refused a StartRequest for another revision",
         202,
-        approval(),
-        standing(grants=[granted("refused", revision="x", status=400)]),
+        build_request(),
+        build_status(grants=[build_grant("refused", revision="x", status=400)]),
     ),
     (
         "a vote after an earlier grant failed",
         202,
-        approval(),
-        standing(grants=[granted("failed")]),
+        build_request(),
+        build_status(grants=[build_grant("failed")]),
     ),
-    ("a vote without the right", 403, approval(by=caller("alice", "read", "hold")), standing()),
+    (
+        "a vote without the right",
+        403,
+        build_request(by=build_caller("alice", "read", "hold")),
+        build_status(),
+    ),
     (
         "a hold without the right",
         403,
-        approval("hold", caller("alice", "read", "approve")),
-        standing(),
+        build_request("hold", build_caller("alice", "read", "approve")),
+        build_status(),
     ),
     (
         "a vote for a resource that the rights do not cover",
         403,
-        approval(by=caller(resources=("web-*",))),
-        standing(),
+        build_request(by=build_caller(resources=("web-*",))),
+        build_status(),
     ),
     (
         "a vote for a resource that the rights cover",
         202,
-        approval(by=caller(resources=("DB-*",))),
-        standing(),
+        build_request(by=build_caller(resources=("DB-*",))),
+        build_status(),
     ),
     (
         "a vote where the rights cover one of two resources",
         403,
-        approval(by=caller(resources=("db-*",)), of=event(resources=("db-1", "web-1"))),
-        standing(event(resources=("db-1", "web-1"))),
+        build_request(
+            by=build_caller(resources=("db-*",)), of=build_event(resources=("db-1", "web-1"))
+        ),
+        build_status(build_event(resources=("db-1", "web-1"))),
     ),
     (
         "a vote with limited rights for an event without resources",
         403,
-        approval(by=caller(resources=("*",)), of=event(resources=())),
-        standing(event(resources=())),
+        build_request(by=build_caller(resources=("*",)), of=build_event(resources=())),
+        build_status(build_event(resources=())),
     ),
     (
         "a vote with unlimited rights for an event without resources",
         202,
-        approval(of=event(resources=())),
-        standing(event(resources=())),
+        build_request(of=build_event(resources=())),
+        build_status(build_event(resources=())),
     ),
     (
         "a hold on a resource that the rights do not cover",
         403,
-        approval("hold", caller(resources=("web-*",))),
-        standing(),
+        build_request("hold", build_caller(resources=("web-*",))),
+        build_status(),
     ),
-    ("a vote without a rule", 403, approval(of=FREEZE), standing(FREEZE)),
-    ("a hold without a rule", 202, approval("hold", of=FREEZE), standing(FREEZE)),
-    ("a vote of somebody who is no voter", 403, approval(by="eve"), standing()),
+    ("a vote without a rule", 403, build_request(of=FREEZE), build_status(FREEZE)),
+    ("a hold without a rule", 202, build_request("hold", of=FREEZE), build_status(FREEZE)),
+    ("a vote of somebody who is no voter", 403, build_request(by="eve"), build_status()),
     (
         "a vote of a voter of another rule",
         403,
-        approval(by="drain", of=REDEPLOY),
-        standing(REDEPLOY),
+        build_request(by="drain", of=REDEPLOY),
+        build_status(REDEPLOY),
     ),
-    ("a hold of somebody who is no voter", 202, approval("hold", "eve"), standing()),
+    ("a hold of somebody who is no voter", 202, build_request("hold", "eve"), build_status()),
     (
         "a vote of anybody if the rule is automatic",
         202,
-        approval(by="eve", of=USER_REBOOT),
-        standing(USER_REBOOT),
+        build_request(by="eve", of=USER_REBOOT),
+        build_status(USER_REBOOT),
     ),
-    ("a vote while off", 503, approval(), standing(mode="off")),
-    ("a hold while off", 503, approval("hold"), standing(mode="off")),
-    ("a vote in a dry run", 202, approval(), standing(mode="dry-run")),
-    ("409 comes before 403", 409, approval(by="eve", revision="x"), standing()),
-    ("403 comes before 503", 403, approval(by="eve"), standing(mode="off")),
-    ("409 comes before 503", 409, approval(revision="x"), standing(mode="off")),
+    ("a vote while off", 503, build_request(), build_status(mode="off")),
+    ("a hold while off", 503, build_request("hold"), build_status(mode="off")),
+    ("a vote in a dry run", 202, build_request(), build_status(mode="dry-run")),
+    ("409 comes before 403", 409, build_request(by="eve", revision="x"), build_status()),
+    ("403 comes before 503", 403, build_request(by="eve"), build_status(mode="off")),
+    ("409 comes before 503", 409, build_request(revision="x"), build_status(mode="off")),
 ]
 
 
@@ -244,7 +261,7 @@ def test_a_request_is_accepted_or_refused(
 
 
 def test_too_late_says_when_it_was_and_when_it_is() -> None:
-    refusal = authorize(approval(), standing(now=841))
+    refusal = authorize(build_request(), build_status(now=841))
     assert refusal == Refusal(
         409, "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z"
     )
@@ -266,34 +283,34 @@ def test_too_late_says_when_it_was_and_when_it_is() -> None:
 def test_a_refusal_names_the_resources_that_the_caller_may_not_decide_for(
     uncovered: str, resources: tuple[str, ...], pronoun: str
 ) -> None:
-    about = event(resources=resources)
-    request = approval(by=caller(resources=("web-*",)), of=about)
-    assert authorize(request, standing(about)) == Refusal(
+    about = build_event(resources=resources)
+    request = build_request(by=build_caller(resources=("web-*",)), of=about)
+    assert authorize(request, build_status(about)) == Refusal(
         403,
         f"you may not decide for {uncovered}: your rights (resources) do not cover {pronoun}",
     )
 
 
 def test_an_event_without_resources_is_refused_to_a_caller_with_limited_rights() -> None:
-    about = event(resources=())
-    request = approval(by=caller(resources=("*",)), of=about)
-    assert authorize(request, standing(about)) == Refusal(
+    about = build_event(resources=())
+    request = build_request(by=build_caller(resources=("*",)), of=about)
+    assert authorize(request, build_status(about)) == Refusal(
         403, "you may not decide for an event that names no resource"
     )
 
 
 def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
-    refusal = authorize(approval(revision="x"), standing())
+    refusal = authorize(build_request(revision="x"), build_status())
     assert refusal is not None
-    assert event().revision in refusal.reason
+    assert build_event().revision in refusal.reason
 
 
 @pytest.mark.parametrize(
     ("decision_request", "status"),
     [
-        (approval("release"), standing()),
-        (approval("release"), standing(None, decided("hold", "bob"))),
-        (approval("hold"), standing(grants=[granted("sent")])),
+        (build_request("release"), build_status()),
+        (build_request("release"), build_status(None, build_decision("hold", "bob"))),
+        (build_request("hold"), build_status(grants=[build_grant("sent")])),
     ],
     ids=["there is no hold", "somebody else took the hold", "the grant is claimed"],
 )
@@ -310,6 +327,6 @@ def test_every_text_about_a_hold_says_what_it_does_not_stop(
 
 def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
     """.NET writes "none" as the year 1; nothing can be subtracted from it."""
-    old = event(not_before="0001-01-01T00:00:00Z")
-    assert standing(old).voting_closes_at == old.not_before_time
-    assert http_status(approval(of=old), standing(old)) == 409
+    old = build_event(not_before="0001-01-01T00:00:00Z")
+    assert build_status(old).voting_closes_at == old.not_before_time
+    assert http_status(build_request(of=old), build_status(old)) == 409

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.approvals.builders import FREEZE, REBOOT, REDEPLOY, USER_REBOOT, Book, caller, decide
+from tests.approvals.builders import (
+    FREEZE,
+    REBOOT,
+    REDEPLOY,
+    USER_REBOOT,
+    ApprovalFile,
+    build_caller,
+    decide,
+)
 from tests.approvals.manual_clock import NOON
 
 
 def test_a_message_is_the_cause_of_its_vote_its_grant_and_its_start_request(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
-    approvals.see(REDEPLOY)
+    approvals.record_document(REDEPLOY)
     approvals.submit(
-        by=caller("alice", channel="amqp"), of=REDEPLOY, request_id="m", message_id="m"
+        by=build_caller("alice", channel="amqp"), of=REDEPLOY, request_id="m", message_id="m"
     )
     approvals.accept(approvals.claim())
     assert [
@@ -22,69 +30,75 @@ def test_a_message_is_the_cause_of_its_vote_its_grant_and_its_start_request(
     ] == ["m"] * 3
 
 
-def test_a_message_is_not_the_cause_of_a_grant_that_another_vote_completes(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_message_is_not_the_cause_of_a_grant_that_another_vote_completes(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit(request_id="m", message_id="m")
     approvals.submit(by="bob")
     approvals.accept(approvals.claim())
-    assert approvals.cause("approval.granted") == approvals.said("approval.recorded")[1].id
-    assert approvals.cause("startrequest.accepted") == approvals.said("approval.granted")[0].id
+    assert approvals.cause("approval.granted") == approvals.events("approval.recorded")[1].id
+    assert approvals.cause("startrequest.accepted") == approvals.events("approval.granted")[0].id
 
 
-def test_a_clock_that_was_set_back_changes_no_cause(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_clock_that_was_set_back_changes_no_cause(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
-    approvals.clock.set(NOON - timedelta(hours=1))
+    approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
     approvals.submit(by="bob")
-    assert approvals.cause("approval.granted") == approvals.said("approval.recorded")[1].id
+    assert approvals.cause("approval.granted") == approvals.events("approval.recorded")[1].id
 
 
-def test_a_release_is_the_cause_of_the_automatic_grant_that_follows(approvals: Book) -> None:
-    approvals.see(FREEZE)
+def test_a_release_is_the_cause_of_the_automatic_grant_that_follows(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(FREEZE)
     approvals.submit("hold", "eve", FREEZE)
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     assert approvals.grants == []
     assert decide(approvals, "release", "eve") == "granted"
-    assert approvals.cause("approval.granted") == approvals.said("approval.recorded")[-1].id
+    assert approvals.cause("approval.granted") == approvals.events("approval.recorded")[-1].id
 
 
-def test_an_earlier_release_causes_no_later_grant(approvals: Book) -> None:
-    approvals.see(FREEZE)
+def test_an_earlier_release_causes_no_later_grant(approvals: ApprovalFile) -> None:
+    approvals.record_document(FREEZE)
     approvals.submit("hold", "eve", FREEZE)
     approvals.submit("release", "eve", FREEZE)
-    approvals.clock.turn(1)
-    approvals.see(USER_REBOOT)
-    assert approvals.cause("approval.granted") == approvals.said("event.updated")[0].id
+    approvals.clock.advance(1)
+    approvals.record_document(USER_REBOOT)
+    assert approvals.cause("approval.granted") == approvals.events("event.updated")[0].id
 
 
-def test_an_earlier_release_at_the_same_moment_causes_no_later_grant(approvals: Book) -> None:
+def test_an_earlier_release_at_the_same_moment_causes_no_later_grant(
+    approvals: ApprovalFile,
+) -> None:
     """The cause is what led to the grant, not what has the same time."""
-    approvals.see(FREEZE)
+    approvals.record_document(FREEZE)
     approvals.submit("hold", "eve", FREEZE)
     approvals.submit("release", "eve", FREEZE)
-    approvals.see(USER_REBOOT)
-    assert approvals.cause("approval.granted") == approvals.said("event.updated")[0].id
+    approvals.record_document(USER_REBOOT)
+    assert approvals.cause("approval.granted") == approvals.events("event.updated")[0].id
 
 
 def test_the_newest_vote_is_the_cause_of_a_grant_that_waited_for_the_switch(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
     """The hold expires while approvals are off, so its release completes nothing."""
-    approvals.see(REBOOT)
+    approvals.record_document(REBOOT)
     approvals.submit("hold", "eve")
     approvals.submit(request_id="m1", message_id="m1")
     approvals.submit(by="bob", request_id="m2", message_id="m2")
-    approvals.switch("off")
+    approvals.set_mode("off")
     expire_hold(approvals, "client:eve")
-    approvals.switch("on")
+    approvals.set_mode("on")
     approvals.accept(approvals.claim())
     assert approvals.cause("approval.granted") == "m2"
     assert approvals.cause("startrequest.accepted") == "m2"
 
 
-def expire_hold(approvals: Book, principal: str) -> None:
+def expire_hold(approvals: ApprovalFile, principal: str) -> None:
     """Let a hold expire now, before the votes do."""
     approvals.connection.execute(
         "UPDATE decision SET expires = at WHERE decision = 'hold' AND principal = ?", (principal,)
     )
-    approvals.step()
+    approvals.apply_transitions()

@@ -9,14 +9,21 @@ import orjson
 import pytest
 
 from relay.outbox.journal import rows
-from tests.approvals.builders import REBOOT, REDEPLOY, SETTINGS, USER_REBOOT, Book, event
+from tests.approvals.builders import (
+    REBOOT,
+    REDEPLOY,
+    SETTINGS,
+    USER_REBOOT,
+    ApprovalFile,
+    build_event,
+)
 from tests.approvals.manual_clock import NOON
 
 
 def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     (claimed,) = approvals.claim()
     kinds = [row.kind for row in rows(approvals.connection)]
     assert kinds == ["event.scheduled", "approval.granted", "claim"]
@@ -33,9 +40,9 @@ def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
 
 
 def test_a_claim_without_an_answer_is_repeated_while_the_event_is_unchanged(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     approvals.claim()
     approvals.crash()
     (again,) = approvals.claim()
@@ -49,22 +56,22 @@ def test_a_claim_without_an_answer_is_repeated_while_the_event_is_unchanged(
     ("document", "words"),
     [
         ((), "ended"),
-        ((event(event_source="User", event_status="Started", not_before=None),), "started"),
-        ((event(event_source="User", resources=("db-2",)),), "changed"),
-        ((event(event_source="User", due=1000),), "changed"),
+        ((build_event(event_source="User", event_status="Started", not_before=None),), "started"),
+        ((build_event(event_source="User", resources=("db-2",)),), "changed"),
+        ((build_event(event_source="User", due=1000),), "changed"),
     ],
     ids=["ended", "started", "other resources", "another NotBefore"],
 )
 def test_a_claim_without_an_answer_is_never_repeated_otherwise(
-    approvals: Book, document: tuple[Any, ...], words: str
+    approvals: ApprovalFile, document: tuple[Any, ...], words: str
 ) -> None:
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     (before,) = approvals.claim()
     approvals.crash()
-    approvals.see(*document, step=False)
+    approvals.record_document(*document, step=False)
     assert before.grant.id not in [claimed.grant.id for claimed in approvals.claim()]
     for _ in range(3):
-        approvals.step()
+        approvals.apply_transitions()
         approvals.crash()
     details = approvals.data("startrequest.failed")
     assert (details["status"], details["attempts"]) == (None, 1)
@@ -72,81 +79,87 @@ def test_a_claim_without_an_answer_is_never_repeated_otherwise(
     assert "not known" in details["reason"]
 
 
-def test_only_grants_that_were_asked_for_are_claimed(approvals: Book) -> None:
-    approvals.see(USER_REBOOT, event("E-2", event_source="User"))
+def test_only_grants_that_were_asked_for_are_claimed(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
     wanted = approvals.grants[1:]
-    claims = approvals.do(lambda tx: approvals.ledger.claim(tx, wanted, approvals.clock.now()))
+    claims = approvals.transact(
+        lambda tx: approvals.service.claim(tx, wanted, approvals.clock.now())
+    )
     assert [claimed.event_id for claimed in claims] == ["E-2"]
 
 
-def test_a_grant_fails_when_not_before_passes(approvals: Book) -> None:
-    approvals.see(USER_REBOOT)
-    assert approvals.step() == NOON + timedelta(seconds=900)
-    approvals.clock.turn(900)
+def test_a_grant_fails_when_not_before_passes(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    assert approvals.apply_transitions() == NOON + timedelta(seconds=900)
+    approvals.clock.advance(900)
     assert approvals.claim() == []
     for _ in range(2):
-        approvals.step()
+        approvals.apply_transitions()
     details = approvals.data("startrequest.failed")
     assert (details["status"], details["attempts"]) == (None, 0)
     assert "NotBefore" in details["reason"]
 
 
-def test_a_grant_fails_when_one_of_its_votes_expires(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_grant_fails_when_one_of_its_votes_expires(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
-    approvals.clock.turn(100)
+    approvals.clock.advance(100)
     approvals.submit(by="bob")
-    approvals.clock.turn(200)
+    approvals.clock.advance(200)
     assert approvals.claim() == []
-    approvals.step()
+    approvals.apply_transitions()
     assert "expired" in approvals.data("startrequest.failed")["reason"]
     assert approvals.data("approval.voided")["why"] == "expired"
     assert approvals.submit().body["state"] == "granted"
-    assert len(approvals.said("approval.granted")) == 2
+    assert len(approvals.events("approval.granted")) == 2
 
 
 def test_an_accepted_start_request_is_recorded_once_and_uses_up_its_votes(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
-    approvals.see(REDEPLOY)
+    approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
     approvals.accept(approvals.claim())
     details = approvals.data("startrequest.accepted")
     assert (details["status"], details["attempts"], details["reason"]) == (200, 1, None)
-    assert approvals.cause("startrequest.accepted") == approvals.said("approval.granted")[0].id
-    approvals.see(event(event_type="Redeploy", event_status="Started", not_before=None))
-    approvals.see()
-    assert approvals.said("event.started")[0].data["approvedByRelay"] is True
-    assert approvals.said("event.ended")[0].data["approvedByRelay"] is True
-    assert not approvals.said("approval.voided", "startrequest.failed")
+    assert approvals.cause("startrequest.accepted") == approvals.events("approval.granted")[0].id
+    approvals.record_document(
+        build_event(event_type="Redeploy", event_status="Started", not_before=None)
+    )
+    approvals.record_document()
+    assert approvals.events("event.started")[0].data["approvedByRelay"] is True
+    assert approvals.events("event.ended")[0].data["approvedByRelay"] is True
+    assert not approvals.events("approval.voided", "startrequest.failed")
 
 
 def test_only_the_answer_is_recorded_if_it_comes_after_the_event_started(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
-    approvals.see(REDEPLOY)
+    approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
     claims = approvals.claim()
-    approvals.ledger.in_flight = frozenset({claims[0].grant.id})
-    approvals.see(event(event_type="Redeploy", event_status="Started", not_before=None))
-    assert not approvals.said("startrequest.failed", "approval.voided")
+    approvals.service.in_flight = frozenset({claims[0].grant.id})
+    approvals.record_document(
+        build_event(event_type="Redeploy", event_status="Started", not_before=None)
+    )
+    assert not approvals.events("startrequest.failed", "approval.voided")
     approvals.accept(claims)
-    approvals.ledger.in_flight = frozenset()
-    approvals.step()
-    assert approvals.names()[-1] == "startrequest.accepted"
-    assert approvals.said("event.started")[0].data["approvedByRelay"] is False
+    approvals.service.in_flight = frozenset()
+    approvals.apply_transitions()
+    assert approvals.event_names()[-1] == "startrequest.accepted"
+    assert approvals.events("event.started")[0].data["approvedByRelay"] is False
 
 
-def test_a_refusal_by_imds_is_recorded_once_and_final(approvals: Book) -> None:
-    approvals.see(USER_REBOOT)
+def test_a_refusal_by_imds_is_recorded_once_and_final(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
     (claimed,) = approvals.claim()
-    approvals.do(
-        lambda tx: approvals.ledger.record_refused(
+    approvals.transact(
+        lambda tx: approvals.service.record_refused(
             tx, claimed, 400, "400: wrong", approvals.clock.now()
         )
     )
     for _ in range(2):
-        approvals.step()
+        approvals.apply_transitions()
         approvals.crash()
     details = approvals.data("startrequest.failed")
     assert (details["status"], details["attempts"], details["reason"]) == (400, 1, "400: wrong")
@@ -156,31 +169,31 @@ def test_a_refusal_by_imds_is_recorded_once_and_final(approvals: Book) -> None:
 
 
 def test_a_start_request_without_an_answer_keeps_its_claim_and_the_last_status(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     claims = approvals.claim()
-    approvals.do(lambda tx: approvals.ledger.record_unanswered(tx, claims, 503))
+    approvals.transact(lambda tx: approvals.service.record_unanswered(tx, claims, 503))
     assert (approvals.grants[0].state, approvals.grants[0].status) == ("sent", 503)
-    approvals.see()
+    approvals.record_document()
     assert approvals.data("startrequest.failed")["status"] == 503
 
 
 def test_a_400_for_several_events_is_final_for_none_of_them(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
     """After a failure for another reason each can be approved again: IMDS refused neither alone."""
-    approvals.see(USER_REBOOT, event("E-2", event_source="User"))
+    approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
     claims = approvals.claim()
-    approvals.do(lambda tx: approvals.ledger.record_unanswered(tx, claims, 400))
+    approvals.transact(lambda tx: approvals.service.record_unanswered(tx, claims, 400))
     approvals.crash(SETTINGS.model_copy(update={"rules": ()}))
-    approvals.step()
+    approvals.apply_transitions()
     assert [(grant.state, grant.status) for grant in approvals.grants] == [
         ("failed", 400),
         ("failed", 400),
     ]
     approvals.crash(SETTINGS)
-    approvals.step()
+    approvals.apply_transitions()
     assert [grant.state for grant in approvals.grants if grant.status is None] == [
         "granted",
         "granted",
@@ -188,21 +201,23 @@ def test_a_400_for_several_events_is_final_for_none_of_them(
 
 
 def test_an_event_that_changes_back_gets_a_new_grant_after_the_first_failed(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     first = approvals.claim()
-    approvals.see(event(event_source="User", resources=("db-2",)))
-    approvals.see(USER_REBOOT)
+    approvals.record_document(build_event(event_source="User", resources=("db-2",)))
+    approvals.record_document(USER_REBOOT)
     assert [grant.state for grant in approvals.grants] == ["failed", "failed", "granted"]
-    assert len(approvals.said("startrequest.failed")) == 2
+    assert len(approvals.events("startrequest.failed")) == 2
     (again,) = approvals.claim()
     assert again.grant.id != first[0].grant.id
 
 
-def test_a_change_after_an_accepted_start_request_gets_its_own_grant(approvals: Book) -> None:
-    approvals.see(USER_REBOOT)
+def test_a_change_after_an_accepted_start_request_gets_its_own_grant(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(USER_REBOOT)
     approvals.accept(approvals.claim())
-    approvals.see(event(event_source="User", due=1000))
+    approvals.record_document(build_event(event_source="User", due=1000))
     assert [grant.state for grant in approvals.grants] == ["accepted", "granted"]
-    assert not approvals.said("startrequest.failed")
+    assert not approvals.events("startrequest.failed")

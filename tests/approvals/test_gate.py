@@ -27,19 +27,19 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import rows, verify
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import (
-    BOOT,
+    BOOT_ID,
+    CLIENT_RESOURCES,
     ORIGIN,
     REDEPLOY,
     SETTINGS,
-    SPEAKS,
     USER_REBOOT,
-    approval,
-    event,
+    build_event,
+    build_request,
 )
-from tests.approvals.manual_clock import NOON, HandClock, eventually
+from tests.approvals.manual_clock import NOON, ManualClock, wait_until
 
-OTHER_REBOOT = event("E-2", event_source="User")
-STARTED = event(event_source="User", event_status="Started", not_before=None)
+OTHER_REBOOT = build_event("E-2", event_source="User")
+STARTED = build_event(event_source="User", event_status="Started", not_before=None)
 REFUSED = SourceRefused("expected 200, got 400", status=400)
 UNAVAILABLE = SourceUnavailable("expected 200, got 503", status=503)
 TIMEOUT = SourceUnavailable("expected an answer within 10s, none came whole")
@@ -48,7 +48,7 @@ TIMEOUT = SourceUnavailable("expected an answer within 10s, none came whole")
 class Azure:
     """IMDS as the gate sees it: a document to read, and answers to StartRequests."""
 
-    def __init__(self, clock: HandClock, *events: Event) -> None:
+    def __init__(self, clock: ManualClock, *events: Event) -> None:
         self.document: tuple[Event, ...] = events
         self.answers: deque[SourceError | None] = deque()
         """The next answers to StartRequests; None, or nothing left: 200."""
@@ -62,7 +62,7 @@ class Azure:
         self.may_answer.set()
         self.store: Store
         self._clock = clock
-        self._recorder = Recorder(ORIGIN, BOOT, frozenset({"db-1"}))
+        self._recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
 
     async def read_fresh(self) -> None:
         """Read and record the document, once the test allows it."""
@@ -96,7 +96,7 @@ class GateHarness:
     """A running gate with its clock, its store and its Azure."""
 
     def __init__(
-        self, path: Path, clock: HandClock, azure: Azure, store: Store, gate: Gate
+        self, path: Path, clock: ManualClock, azure: Azure, store: Store, gate: Gate
     ) -> None:
         self.path, self.clock, self.azure, self.store, self.gate = path, clock, azure, store, gate
 
@@ -107,7 +107,7 @@ class GateHarness:
 
     async def submit(self, *given: Any, **changes: Any) -> DecisionAnswer:
         """Submit a request about an event."""
-        return await self.gate.submit(approval(*given, at=self.clock.now(), **changes))
+        return await self.gate.submit(build_request(*given, at=self.clock.now(), **changes))
 
     def events(self, *names: str) -> list[CloudEvent]:
         """The events in the file, read by a second connection; the hash chain is checked too."""
@@ -127,7 +127,7 @@ class GateHarness:
 
     async def wait_for_events(self, name: str, count: int = 1) -> list[CloudEvent]:
         """Wait until the journal has ``count`` events with this name; return them."""
-        await eventually(lambda: len(self.events(name)) >= count)
+        await wait_until(lambda: len(self.events(name)) >= count)
         # Otherwise the test could advance the clock before the gate sleeps.
         await self.settle()
         return self.events(name)
@@ -154,13 +154,13 @@ async def running_gate(
     folder: Path,
     *events: Event,
     settings: ApprovalsSettings = SETTINGS,
-    clock: HandClock | None = None,
+    clock: ManualClock | None = None,
     sinks: Sequence[str] = (),
     names_us: bool = True,
     azure: Azure | None = None,
 ) -> AsyncIterator[GateHarness]:
     """Run a gate on the store in a folder. Leaving the context kills it."""
-    clock = clock or HandClock()
+    clock = clock or ManualClock()
     path = folder / "relay.db"
     azure = azure or Azure(clock, *events)
     async with open_store(
@@ -169,7 +169,7 @@ async def running_gate(
         azure.store = store
         await azure.poll()
         gate = Gate(
-            ApprovalService(settings, ORIGIN, client_resources=SPEAKS),
+            ApprovalService(settings, ORIGIN, client_resources=CLIENT_RESOURCES),
             store,
             azure,
             clock,
@@ -204,15 +204,17 @@ async def test_a_grant_is_read_afresh_claimed_sent_and_reported(tmp_path: Path) 
 async def test_the_claim_is_on_disk_before_the_start_request_goes_out(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
+        await wait_until(lambda: bool(harness.azure.sent))
         assert harness.kinds()[-1] == "claim"
 
 
 async def test_nothing_is_sent_without_a_rule(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, event(event_type="Freeze"), event("E-2")) as harness:
-        await harness.submit(of=event("E-2"))
+    async with running_gate(
+        tmp_path, build_event(event_type="Freeze"), build_event("E-2")
+    ) as harness:
+        await harness.submit(of=build_event("E-2"))
         await harness.settle()
-        harness.clock.turn(60)
+        harness.clock.advance(60)
         await harness.settle()
         assert (harness.azure.sent, harness.azure.reads) == ([], 0)
 
@@ -226,7 +228,7 @@ async def test_several_grants_share_a_fresh_read_and_a_start_request(tmp_path: P
 
 async def test_a_start_request_never_holds_more_than_a_hundred(tmp_path: Path) -> None:
     async with running_gate(
-        tmp_path, *(event(f"E-{number}", event_source="User") for number in range(130))
+        tmp_path, *(build_event(f"E-{number}", event_source="User") for number in range(130))
     ) as harness:
         await harness.wait_for_events("startrequest.accepted", 130)
         assert [len(sent) for sent in harness.azure.sent] == [100, 30]
@@ -260,21 +262,21 @@ async def test_notices_have_tell_first_to_get_out(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus", "hook")) as harness:
         await harness.wait_for_events("approval.granted")
         for _ in range(4):
-            harness.clock.turn(1.24)
+            harness.clock.advance(1.24)
             await harness.settle()
         assert (harness.azure.reads, harness.azure.sent) == (0, [])
-        harness.clock.turn(0.05)
+        harness.clock.advance(0.05)
         await harness.wait_for_events("startrequest.accepted")
 
 
 async def test_tell_first_ends_when_every_notice_is_delivered(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus", "hook")) as harness:
         await harness.wait_for_events("approval.granted")
-        harness.clock.turn(0.05)
+        harness.clock.advance(0.05)
         await harness.settle()
         assert harness.azure.sent == []
         await harness.deliver_everything()
-        harness.clock.turn(0.05)
+        harness.clock.advance(0.05)
         await harness.wait_for_events("startrequest.accepted")
 
 
@@ -285,11 +287,11 @@ async def test_tell_first_is_measured_by_the_monotonic_clock(
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
         await harness.wait_for_events("approval.granted")
         await harness.settle()
-        harness.clock.set(NOON + timedelta(seconds=seconds))
-        harness.clock.turn(4.9)
+        harness.clock.set_wall_clock(NOON + timedelta(seconds=seconds))
+        harness.clock.advance(4.9)
         await harness.settle()
         assert harness.azure.sent == []
-        harness.clock.turn(0.1)
+        harness.clock.advance(0.1)
         await harness.wait_for_events("startrequest.accepted")
 
 
@@ -299,7 +301,7 @@ async def test_tell_first_passes_while_approvals_are_off_or_held(tmp_path: Path)
         await harness.submit("hold", "eve", OTHER_REBOOT)
         await harness.gate.set_mode("off", "local:root")
         await harness.settle()
-        harness.clock.turn(5)
+        harness.clock.advance(5)
         await harness.gate.set_mode("on", "local:root")
         await harness.wait_for_events("startrequest.accepted")
         await harness.submit("release", "eve", OTHER_REBOOT)
@@ -316,10 +318,10 @@ async def test_a_grant_that_waits_delays_no_other(tmp_path: Path) -> None:
     async with running_gate(tmp_path, sinks=("bus",)) as harness:
         await harness.record_document(USER_REBOOT)
         await harness.wait_for_events("approval.granted")
-        harness.clock.turn(4.9)
+        harness.clock.advance(4.9)
         await harness.record_document(USER_REBOOT, OTHER_REBOOT)
         await harness.wait_for_events("approval.granted", 2)
-        harness.clock.turn(0.1)
+        harness.clock.advance(0.1)
         await harness.wait_for_events("startrequest.accepted")
         assert harness.azure.sent == [("E-1",)]
 
@@ -327,14 +329,14 @@ async def test_a_grant_that_waits_delays_no_other(tmp_path: Path) -> None:
 async def test_notices_from_the_fresh_read_come_first_too(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
         await harness.wait_for_events("approval.granted")
-        harness.azure.document = (event(event_source="User", description="other words"),)
+        harness.azure.document = (build_event(event_source="User", description="other words"),)
         await harness.deliver_everything()
-        harness.clock.turn(0.05)
+        harness.clock.advance(0.05)
         await harness.wait_for_events("event.updated")
         await harness.settle()
         assert harness.azure.sent == []
         await harness.deliver_everything()
-        harness.clock.turn(0.05)
+        harness.clock.advance(0.05)
         await harness.wait_for_events("startrequest.accepted")
 
 
@@ -342,7 +344,7 @@ async def test_a_hold_during_tell_first_stops_the_grant_until_its_release(tmp_pa
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
         await harness.wait_for_events("approval.granted")
         assert (await harness.submit("hold", "eve", USER_REBOOT)).body["state"] == "held"
-        harness.clock.turn(6)
+        harness.clock.advance(6)
         await harness.settle()
         assert (harness.azure.reads, harness.azure.sent) == (0, [])
         assert (await harness.submit("release", "eve", USER_REBOOT)).body["state"] == "granted"
@@ -355,7 +357,7 @@ async def test_the_switch_during_tell_first_stops_the_grant(tmp_path: Path, mode
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
         await harness.wait_for_events("approval.granted")
         assert await harness.gate.set_mode(mode, "local:root") == await harness.gate.mode() == mode
-        harness.clock.turn(6)
+        harness.clock.advance(6)
         await harness.settle()
         assert (harness.azure.reads, harness.azure.sent) == (0, [])
         await harness.gate.set_mode("on", "local:root")
@@ -370,8 +372,8 @@ async def test_the_switch_during_tell_first_stops_the_grant(tmp_path: Path, mode
     [
         ((), "ended"),
         ((STARTED,), "started"),
-        ((event(event_source="User", resources=("db-1", "db-2")),), "changed"),
-        ((event(event_source="User", due=30),), "changed"),
+        ((build_event(event_source="User", resources=("db-1", "db-2")),), "changed"),
+        ((build_event(event_source="User", due=30),), "changed"),
     ],
     ids=["ended", "started", "other resources", "another NotBefore"],
 )
@@ -383,8 +385,8 @@ async def test_an_event_that_the_fresh_read_shows_changed_is_not_sent(
         await harness.settle()
         harness.azure.document = document
         harness.azure.may_read.clear()
-        harness.clock.turn(5)
-        await eventually(lambda: harness.azure.reads == 1)
+        harness.clock.advance(5)
+        await wait_until(lambda: harness.azure.reads == 1)
         harness.azure.may_read.set()
         (failed_event,) = await harness.wait_for_events("startrequest.failed")
         assert words in failed_event.data["reason"]
@@ -395,7 +397,7 @@ async def test_a_hold_during_the_fresh_read_is_in_time(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
-        await eventually(lambda: harness.azure.reads == 1)
+        await wait_until(lambda: harness.azure.reads == 1)
         assert (await harness.submit("hold", "eve", REDEPLOY)).status == 202
         harness.azure.may_read.set()
         await harness.settle()
@@ -406,7 +408,7 @@ async def test_the_switch_during_the_fresh_read_is_in_time(tmp_path: Path) -> No
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
-        await eventually(lambda: harness.azure.reads == 1)
+        await wait_until(lambda: harness.azure.reads == 1)
         await harness.gate.set_mode("off", "local:root")
         harness.azure.may_read.set()
         await harness.settle()
@@ -417,8 +419,8 @@ async def test_a_grant_fails_if_not_before_passes_during_the_fresh_read(tmp_path
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
-        await eventually(lambda: harness.azure.reads == 1)
-        harness.clock.turn(900)
+        await wait_until(lambda: harness.azure.reads == 1)
+        harness.clock.advance(900)
         harness.azure.may_read.set()
         (failed_event,) = await harness.wait_for_events("startrequest.failed")
         assert (failed_event.data["attempts"], harness.azure.sent) == (0, [])
@@ -432,24 +434,24 @@ async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_
         disk = threading.Event()
         harness.azure.after_read = lambda: harness.store.submit(lambda _: disk.wait(10))
         await harness.submit(of=REDEPLOY)
-        await eventually(lambda: harness.gate.service.in_flight != frozenset())
-        harness.clock.turn(900)
+        await wait_until(lambda: harness.gate.service.in_flight != frozenset())
+        harness.clock.advance(900)
         disk.set()
         await harness.wait_for_events("startrequest.failed")
         assert harness.azure.sent == []
 
 
 async def test_nothing_is_sent_while_the_document_cannot_be_read(tmp_path: Path) -> None:
-    azure = Azure(HandClock(), REDEPLOY)
+    azure = Azure(ManualClock(), REDEPLOY)
     async with running_gate(tmp_path, azure=azure) as harness:
         azure.read_errors.extend([UNAVAILABLE, REFUSED])
         await harness.submit(of=REDEPLOY)
-        await eventually(lambda: azure.reads == 1)
+        await wait_until(lambda: azure.reads == 1)
         for reads in (2, 3):
             assert azure.sent == []
-            await eventually(lambda: bool(harness.clock.asleep))
-            harness.clock.turn(1)
-            await eventually(lambda reads=reads: azure.reads == reads)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await wait_until(lambda: bool(harness.clock.remaining_sleeps))
+            harness.clock.advance(1)
+            await wait_until(lambda reads=reads: azure.reads == reads)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         await harness.wait_for_events("startrequest.accepted")
 
 
@@ -459,7 +461,7 @@ async def test_nothing_is_sent_while_the_document_cannot_be_read(tmp_path: Path)
 async def test_a_hold_after_the_claim_is_too_late(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
+        await wait_until(lambda: bool(harness.azure.sent))
         assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 409
         harness.azure.may_answer.set()
         await harness.wait_for_events("startrequest.accepted")
@@ -471,7 +473,7 @@ async def test_an_event_that_starts_before_the_answer_comes_has_not_failed(
 ) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
+        await wait_until(lambda: bool(harness.azure.sent))
         await harness.record_document(STARTED)
         await harness.settle()
         harness.azure.may_answer.set()
@@ -482,17 +484,19 @@ async def test_an_event_that_starts_before_the_answer_comes_has_not_failed(
 async def test_wait_until_idle_waits_for_the_answer_or_its_timeout(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
+        await wait_until(lambda: bool(harness.azure.sent))
         short_wait = asyncio.create_task(harness.gate.wait_until_idle(2))
         long_wait = asyncio.create_task(harness.gate.wait_until_idle(1000))
-        await eventually(lambda: sum(seconds <= 0.05 for seconds in harness.clock.asleep) == 2)
-        harness.clock.turn(2)
+        await wait_until(
+            lambda: sum(seconds <= 0.05 for seconds in harness.clock.remaining_sleeps) == 2
+        )
+        harness.clock.advance(2)
         await short_wait
         assert not long_wait.done()
         harness.azure.may_answer.set()
         await harness.wait_for_events("startrequest.accepted")
         await harness.settle()
-        harness.clock.turn(0.05)
+        harness.clock.advance(0.05)
         await long_wait
 
 
@@ -500,7 +504,7 @@ async def test_wait_until_idle_waits_for_the_answer_or_its_timeout(tmp_path: Pat
 
 
 async def test_after_a_shared_400_each_event_is_sent_alone(tmp_path: Path) -> None:
-    azure = Azure(HandClock(), USER_REBOOT, OTHER_REBOOT)
+    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT)
     azure.answers.extend([REFUSED, REFUSED, None])
     async with running_gate(tmp_path, azure=azure) as harness:
         await harness.wait_for_events("startrequest.accepted")
@@ -516,19 +520,19 @@ async def test_after_a_shared_400_each_event_is_sent_alone(tmp_path: Path) -> No
             200,
             2,
         )
-        harness.clock.turn(30)
+        harness.clock.advance(30)
         await harness.settle()
         assert len(azure.sent) == 3
 
 
 async def test_a_400_is_final(tmp_path: Path) -> None:
-    azure = Azure(HandClock(), USER_REBOOT)
+    azure = Azure(ManualClock(), USER_REBOOT)
     azure.answers.append(REFUSED)
     async with running_gate(tmp_path, azure=azure) as harness:
         (failed,) = await harness.wait_for_events("startrequest.failed")
         assert (failed.data["status"], failed.data["attempts"]) == (400, 1)
         assert "400" in failed.data["reason"]
-        harness.clock.turn(60)
+        harness.clock.advance(60)
         await harness.settle()
         assert azure.sent == [("E-1",)]
 
@@ -536,59 +540,59 @@ async def test_a_400_is_final(tmp_path: Path) -> None:
 async def test_without_an_answer_the_gate_tries_again_with_longer_pauses(
     tmp_path: Path,
 ) -> None:
-    azure = Azure(HandClock(), USER_REBOOT)
+    azure = Azure(ManualClock(), USER_REBOOT)
     pauses = (1, 2, 4, 8, 8)
     azure.answers.extend([UNAVAILABLE, TIMEOUT, *[UNAVAILABLE] * 3])
     async with running_gate(tmp_path, azure=azure) as harness:
         for sent, pause in enumerate(pauses, 1):
-            await eventually(lambda sent=sent: len(azure.sent) == sent)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await wait_until(lambda sent=sent: len(azure.sent) == sent)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await harness.settle()
-            harness.clock.turn(pause - 0.1)
+            harness.clock.advance(pause - 0.1)
             await harness.settle()
             assert (len(azure.sent), azure.reads) == (sent, sent)
-            harness.clock.turn(0.2)
+            harness.clock.advance(0.2)
         (accepted,) = await harness.wait_for_events("startrequest.accepted")
         assert accepted.data["attempts"] == len(pauses) + 1
         assert harness.kinds().count("claim") == len(pauses) + 1
 
 
 async def test_after_a_success_the_first_pause_is_short_again(tmp_path: Path) -> None:
-    azure = Azure(HandClock(), USER_REBOOT)
+    azure = Azure(ManualClock(), USER_REBOOT)
     azure.answers.extend([UNAVAILABLE, UNAVAILABLE, None, UNAVAILABLE])
     async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.clock.turn_until(lambda: len(azure.sent) == 3)
+        await harness.clock.advance_until(lambda: len(azure.sent) == 3)
         await harness.wait_for_events("startrequest.accepted")
         await harness.record_document(USER_REBOOT, OTHER_REBOOT)
-        await eventually(lambda: len(azure.sent) == 4)
+        await wait_until(lambda: len(azure.sent) == 4)
         await harness.settle()
-        harness.clock.turn(1)
+        harness.clock.advance(1)
         await harness.wait_for_events("startrequest.accepted", 2)
 
 
 async def test_the_pause_follows_retry_after(tmp_path: Path) -> None:
-    azure = Azure(HandClock(), USER_REBOOT)
+    azure = Azure(ManualClock(), USER_REBOOT)
     azure.answers.append(SourceUnavailable("expected 200, got 429", status=429, retry_after=20))
     async with running_gate(tmp_path, azure=azure) as harness:
-        await eventually(lambda: len(azure.sent) == 1)
+        await wait_until(lambda: len(azure.sent) == 1)
         await harness.settle()
-        harness.clock.turn(19.9)
+        harness.clock.advance(19.9)
         await harness.settle()
         assert len(azure.sent) == 1
-        harness.clock.turn(0.1)
+        harness.clock.advance(0.1)
         await harness.wait_for_events("startrequest.accepted")
 
 
 async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path: Path) -> None:
-    azure = Azure(HandClock(), USER_REBOOT)
+    azure = Azure(ManualClock(), USER_REBOOT)
     azure.answers.append(SourceUnavailable("expected 200, got 429", status=429, retry_after=60))
     async with running_gate(tmp_path, azure=azure) as harness:
-        await eventually(lambda: len(azure.sent) == 1)
+        await wait_until(lambda: len(azure.sent) == 1)
         await harness.settle()
         await harness.record_document(STARTED)
         (failed,) = await harness.wait_for_events("startrequest.failed")
         assert (failed.data["status"], failed.data["attempts"]) == (429, 1)
         assert "not known" in failed.data["reason"]
-        harness.clock.turn(60)
+        harness.clock.advance(60)
         await harness.settle()
         assert azure.sent == [("E-1",)]
 
@@ -596,13 +600,13 @@ async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path
 async def test_a_start_request_that_azure_took_without_an_answer_is_not_sent_again(
     tmp_path: Path,
 ) -> None:
-    azure = Azure(HandClock(), USER_REBOOT)
+    azure = Azure(ManualClock(), USER_REBOOT)
     azure.answers.append(TIMEOUT)
     async with running_gate(tmp_path, azure=azure) as harness:
-        await eventually(lambda: len(azure.sent) == 1)
+        await wait_until(lambda: len(azure.sent) == 1)
         await harness.settle()
         azure.document = (STARTED,)
-        harness.clock.turn(1)
+        harness.clock.advance(1)
         (failed,) = await harness.wait_for_events("startrequest.failed")
         assert (failed.data["status"], failed.data["attempts"]) == (None, 1)
         assert (azure.reads, azure.sent) == (2, [("E-1",)])
@@ -618,10 +622,10 @@ async def test_a_grant_goes_when_its_last_hold_expires(tmp_path: Path) -> None:
         await harness.submit("hold", "eve", REDEPLOY)
         await harness.submit(of=REDEPLOY)
         await harness.settle()
-        harness.clock.turn(49.9)
+        harness.clock.advance(49.9)
         await harness.settle()
         assert harness.azure.sent == []
-        harness.clock.turn(0.1)
+        harness.clock.advance(0.1)
         await harness.wait_for_events("startrequest.accepted")
         assert [recorded.data["decision"] for recorded in harness.events("approval.recorded")] == [
             "hold",
@@ -631,11 +635,11 @@ async def test_a_grant_goes_when_its_last_hold_expires(tmp_path: Path) -> None:
 
 
 async def test_a_change_of_the_wall_clock_is_noticed_within_a_minute(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, event()) as harness:
+    async with running_gate(tmp_path, build_event()) as harness:
         await harness.submit()
         await harness.settle()
-        harness.clock.set(NOON + timedelta(minutes=6))
-        harness.clock.turn(60)
+        harness.clock.set_wall_clock(NOON + timedelta(minutes=6))
+        harness.clock.advance(60)
         (voided,) = await harness.wait_for_events("approval.voided")
         assert voided.data["why"] == "expired"
 
@@ -648,7 +652,7 @@ async def test_a_grant_survives_a_kill_before_the_claim(tmp_path: Path) -> None:
         await harness.submit(of=REDEPLOY)
     async with running_gate(tmp_path, REDEPLOY) as harness:
         await harness.deliver_everything()
-        harness.clock.turn(1)
+        harness.clock.advance(1)
         await harness.wait_for_events("startrequest.accepted")
         assert harness.azure.sent == [("E-1",)]
 
@@ -657,7 +661,7 @@ async def _killed_in_flight(folder: Path) -> None:
     async with running_gate(folder, REDEPLOY) as harness:
         await harness.submit(of=REDEPLOY)
         harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
+        await wait_until(lambda: bool(harness.azure.sent))
         assert harness.kinds()[-1] == "claim"
 
 
@@ -675,10 +679,10 @@ async def test_a_claim_is_repeated_after_a_kill_while_nothing_has_changed(
     "document",
     [
         (),
-        (event(event_type="Redeploy", event_status="Started", not_before=None),),
-        (event(event_type="Redeploy", due=1000),),
-        (event(event_type="Redeploy", resources=("db-1", "db-2")),),
-        (event(event_type="Redeploy", event_status="Paused"),),
+        (build_event(event_type="Redeploy", event_status="Started", not_before=None),),
+        (build_event(event_type="Redeploy", due=1000),),
+        (build_event(event_type="Redeploy", resources=("db-1", "db-2")),),
+        (build_event(event_type="Redeploy", event_status="Paused"),),
     ],
     ids=["ended", "started", "another NotBefore", "other resources", "an unknown status"],
 )
@@ -686,7 +690,7 @@ async def test_a_claim_is_not_repeated_after_a_kill_if_the_event_changed(
     tmp_path: Path, document: tuple[Event, ...]
 ) -> None:
     await _killed_in_flight(tmp_path)
-    azure = Azure(HandClock(), REDEPLOY)
+    azure = Azure(ManualClock(), REDEPLOY)
     async with running_gate(tmp_path, azure=azure) as harness:
         azure.document = document
         (failed,) = await harness.wait_for_events("startrequest.failed")
@@ -700,7 +704,7 @@ async def test_a_claim_is_not_repeated_after_a_kill_past_not_before(
     tmp_path: Path, seconds: float
 ) -> None:
     await _killed_in_flight(tmp_path)
-    clock = HandClock(NOON + timedelta(seconds=seconds))
+    clock = ManualClock(NOON + timedelta(seconds=seconds))
     async with running_gate(tmp_path, azure=Azure(clock, REDEPLOY), clock=clock) as harness:
         await harness.wait_for_events("startrequest.failed")
         await harness.settle()
@@ -722,7 +726,7 @@ async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: 
         with pytest.raises(StoreUnavailable):
             await harness.gate.set_mode("off", "local:root")
         _set_writable(harness.store, True)
-        await eventually(lambda: harness.store.failing is None)
+        await wait_until(lambda: harness.store.failing is None)
         assert await harness.gate.mode() == "on"
         assert not harness.events("approval.recorded")
         assert (await harness.submit(of=REDEPLOY, request_id="r")).status == 202
@@ -732,14 +736,14 @@ async def test_nothing_is_sent_while_the_claim_cannot_be_written(tmp_path: Path)
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
-        await eventually(lambda: harness.azure.reads == 1)
+        await wait_until(lambda: harness.azure.reads == 1)
         _set_writable(harness.store, False)
         harness.azure.may_read.set()
         for reads in (2, 3):
-            await harness.clock.turn_until(lambda reads=reads: harness.azure.reads >= reads)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await harness.clock.advance_until(lambda reads=reads: harness.azure.reads >= reads)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         assert harness.azure.sent == []
         _set_writable(harness.store, True)
-        await harness.clock.turn_until(lambda: bool(harness.azure.sent))
+        await harness.clock.advance_until(lambda: bool(harness.azure.sent))
         await harness.wait_for_events("startrequest.accepted")
 
 
@@ -752,13 +756,13 @@ async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_fina
             lambda recorded: event_names.extend(item.event.name for item in recorded)
         )
         harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
+        await wait_until(lambda: bool(harness.azure.sent))
         _set_writable(harness.store, False)
         harness.azure.may_answer.set()
-        await eventually(lambda: "startrequest.accepted" in event_names)
+        await wait_until(lambda: "startrequest.accepted" in event_names)
         _set_writable(harness.store, True)
-        await eventually(lambda: harness.store.failing is None)
-        harness.clock.turn(10)
+        await wait_until(lambda: harness.store.failing is None)
+        harness.clock.advance(10)
         await harness.settle()
         assert len(harness.events("startrequest.accepted")) == 1
         assert harness.azure.sent == [("E-1",)]

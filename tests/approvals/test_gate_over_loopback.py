@@ -26,8 +26,8 @@ from relay.outbox import Identity, StoreSettings
 from relay.outbox.journal import verify
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
-from tests.approvals.builders import ORIGIN, SETTINGS, SPEAKS
-from tests.approvals.manual_clock import HandClock
+from tests.approvals.builders import CLIENT_RESOURCES, ORIGIN, SETTINGS
+from tests.approvals.manual_clock import ManualClock
 
 _CLOCK_STEP = 0.1
 USER = Plan(source="User", starts_after=2.0, lasts=5.0)
@@ -38,7 +38,7 @@ class RelayHarness:
     """A poller and a gate that run, with what a test needs of them."""
 
     sim: Simulator
-    clock: HandClock
+    clock: ManualClock
     store: Store
 
     async def events(self, *names: str) -> list[CloudEvent]:
@@ -56,7 +56,7 @@ class RelayHarness:
 
     async def advance_until(self, condition: Callable[[], bool], within: float = 60.0) -> None:
         """Advance the clock until the condition holds."""
-        await self.clock.turn_until(condition, step=_CLOCK_STEP, within=within)
+        await self.clock.advance_until(condition, step=_CLOCK_STEP, within=within)
 
     async def wait_for_event(self, name: str, within: float = 60.0) -> CloudEvent:
         """Advance the clock until the journal has an event with this name; return the last one."""
@@ -80,7 +80,7 @@ class RelayHarness:
 async def running_relay(
     folder: Path,
     sim: Simulator,
-    clock: HandClock,
+    clock: ManualClock,
     *,
     boot: str = "boot-1",
     timeout: str = "30s",  # noqa: ASYNC109  # the setting's own name
@@ -113,7 +113,7 @@ async def running_relay(
             chance=lambda: 0.0,
         )
         gate = Gate(
-            ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS),
+            ApprovalService(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES),
             store,
             poller,
             clock,
@@ -130,9 +130,9 @@ async def running_relay(
 
 
 @pytest.fixture
-async def azure() -> AsyncIterator[tuple[Simulator, HandClock]]:
+async def azure() -> AsyncIterator[tuple[Simulator, ManualClock]]:
     """A simulated Azure, and its clock."""
-    clock = HandClock()
+    clock = ManualClock()
     async with Simulator(Setup(vms=(VM("vm-0"), VM("vm-1"))), clock=clock) as sim:
         yield sim, clock
 
@@ -149,7 +149,7 @@ def _assert_call_rate(sim: Simulator) -> None:
 
 
 async def test_a_reboot_by_a_user_is_approved_at_once_and_ends(
-    tmp_path: Path, azure: tuple[Simulator, HandClock]
+    tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     async with running_relay(tmp_path, *azure) as relay:
         event = relay.sim.schedule(USER)
@@ -174,7 +174,7 @@ async def test_a_reboot_by_a_user_is_approved_at_once_and_ends(
 
 
 async def test_a_503_is_tried_again_after_a_fresh_read(
-    tmp_path: Path, azure: tuple[Simulator, HandClock]
+    tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     async with running_relay(tmp_path, *azure) as relay:
         relay.sim.fault(Fault(status=503, on="approval", calls=3))
@@ -186,7 +186,7 @@ async def test_a_503_is_tried_again_after_a_fresh_read(
 
 
 async def test_two_events_in_one_start_request_are_split_by_a_400(
-    tmp_path: Path, azure: tuple[Simulator, HandClock]
+    tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     async with running_relay(tmp_path, *azure) as relay:
         relay.sim.fault(Fault(status=400, on="approval", calls=2))
@@ -203,7 +203,7 @@ async def test_two_events_in_one_start_request_are_split_by_a_400(
 
 @pytest.mark.parametrize("kind", ["hang", "reset"])
 async def test_a_start_request_with_a_lost_answer_is_not_repeated_once_started(
-    tmp_path: Path, azure: tuple[Simulator, HandClock], kind: Any
+    tmp_path: Path, azure: tuple[Simulator, ManualClock], kind: Any
 ) -> None:
     """Azure took the StartRequest: the fresh read finds the event Started."""
     async with running_relay(tmp_path, *azure, timeout="2s" if kind == "hang" else "30s") as relay:
@@ -221,7 +221,7 @@ async def test_a_start_request_with_a_lost_answer_is_not_repeated_once_started(
 
 
 async def test_a_start_request_with_a_lost_answer_is_repeated_while_scheduled(
-    tmp_path: Path, azure: tuple[Simulator, HandClock]
+    tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     async with running_relay(tmp_path, *azure) as relay:
         relay.sim.fault(Fault(kind="reset", on="approval", processed=True))
@@ -232,7 +232,7 @@ async def test_a_start_request_with_a_lost_answer_is_repeated_while_scheduled(
 
 
 async def test_an_approval_by_another_vm_is_not_ours(
-    tmp_path: Path, azure: tuple[Simulator, HandClock]
+    tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     async with running_relay(tmp_path, *azure) as relay:
         event = relay.sim.schedule(Plan(lasts=2.0))
@@ -243,7 +243,7 @@ async def test_an_approval_by_another_vm_is_not_ours(
         assert relay.calls.count("P") == 0
 
 
-async def _killed_in_flight(folder: Path, sim: Simulator, clock: HandClock) -> Event:
+async def _killed_in_flight(folder: Path, sim: Simulator, clock: ManualClock) -> Event:
     async with running_relay(folder, sim, clock) as relay:
         sim.fault(Fault(kind="hang", on="approval", processed=True))
         event = sim.schedule(Plan(source="User", starts_after=30.0, lasts=10.0))
@@ -252,7 +252,7 @@ async def _killed_in_flight(folder: Path, sim: Simulator, clock: HandClock) -> E
 
 
 async def test_a_start_request_is_repeated_after_a_kill_while_scheduled(
-    tmp_path: Path, azure: tuple[Simulator, HandClock]
+    tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     event = await _killed_in_flight(tmp_path, *azure)
     async with running_relay(tmp_path, *azure) as relay:
@@ -262,12 +262,12 @@ async def test_a_start_request_is_repeated_after_a_kill_while_scheduled(
 
 
 async def test_a_kill_by_the_approved_reboot_is_reported_after_the_boot(
-    tmp_path: Path, azure: tuple[Simulator, HandClock]
+    tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     """The VM goes down before the answer is written, and comes back to an empty document."""
     sim, clock = azure
     event = await _killed_in_flight(tmp_path, sim, clock)
-    clock.turn(60)
+    clock.advance(60)
     sim.tick()
     assert not sim.event(event).live
     async with running_relay(tmp_path, sim, clock, boot="boot-2") as relay:

@@ -9,7 +9,7 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.service import effective_mode
 from relay.outbox import Mode
-from tests.approvals.builders import REBOOT, USER_REBOOT, Book, caller, event
+from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_caller, build_event
 
 
 @pytest.mark.parametrize(
@@ -44,33 +44,33 @@ def test_the_stricter_of_configuration_and_switch_is_in_force(
     )
 
 
-def test_the_switch_survives_a_restart_and_stops_a_claim(approvals: Book) -> None:
-    approvals.see(USER_REBOOT)
-    approvals.switch("off")
+def test_the_switch_survives_a_restart_and_stops_a_claim(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.set_mode("off")
     approvals.crash()
     assert approvals.claim() == []
     assert approvals.submit(by="eve", of=USER_REBOOT).status == 503
-    approvals.switch("on")
+    approvals.set_mode("on")
     assert len(approvals.claim()) == 1
 
 
-def test_a_store_that_may_belong_to_another_vm_grants_nothing(approvals: Book) -> None:
+def test_a_store_that_may_belong_to_another_vm_grants_nothing(approvals: ApprovalFile) -> None:
     approvals.trusted = False
     approvals.crash()
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     assert approvals.grants == []
     assert approvals.submit(by="eve", of=USER_REBOOT).status == 503
 
 
-def test_a_dry_run_records_every_event_and_claims_nothing(approvals: Book) -> None:
-    approvals.switch("dry-run")
-    approvals.see(REBOOT)
+def test_a_dry_run_records_every_event_and_claims_nothing(approvals: ApprovalFile) -> None:
+    approvals.set_mode("dry-run")
+    approvals.record_document(REBOOT)
     approvals.submit(by="mallory")
     approvals.submit()
     assert approvals.submit(by="bob").body["state"] == "granted"
     assert approvals.claim() == []
-    approvals.see(event(event_status="Started", not_before=None))
-    assert approvals.names() == [
+    approvals.record_document(build_event(event_status="Started", not_before=None))
+    assert approvals.event_names() == [
         "approval.refused",
         "approval.recorded",
         "approval.recorded",
@@ -79,77 +79,78 @@ def test_a_dry_run_records_every_event_and_claims_nothing(approvals: Book) -> No
     ]
     assert all(
         recorded.data["dryRun"] is True
-        for recorded in approvals.said()
+        for recorded in approvals.events()
         if recorded.name.startswith("approval.")
     )
 
 
-def test_votes_of_a_dry_run_never_become_real(approvals: Book) -> None:
-    approvals.switch("dry-run")
-    approvals.see(REBOOT, event("E-2", event_source="User"))
+def test_votes_of_a_dry_run_never_become_real(approvals: ApprovalFile) -> None:
+    approvals.set_mode("dry-run")
+    approvals.record_document(REBOOT, build_event("E-2", event_source="User"))
     approvals.submit()
     approvals.submit(by="bob")
-    approvals.switch("on")
+    approvals.set_mode("on")
     assert [claimed.event_id for claimed in approvals.claim()] == ["E-2"]
     assert approvals.submit().body["votes"] == 1
     assert approvals.submit(by="bob").body["state"] == "granted"
-    assert "dryRun" not in approvals.said("approval.recorded")[-1].data
-    assert not approvals.said("startrequest.failed")
+    assert "dryRun" not in approvals.events("approval.recorded")[-1].data
+    assert not approvals.events("startrequest.failed")
 
 
-def test_a_real_vote_survives_a_dry_run(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_real_vote_survives_a_dry_run(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
-    approvals.switch("dry-run")
+    approvals.set_mode("dry-run")
     assert approvals.submit().body["votes"] == 1
     assert approvals.submit(request_id="again").body["votes"] == 1
-    approvals.switch("on")
+    approvals.set_mode("on")
     assert approvals.submit(by="bob").body["state"] == "granted"
 
 
-def test_votes_of_a_dry_run_are_voided_as_such_after_it(approvals: Book) -> None:
-    approvals.switch("dry-run")
-    approvals.see(REBOOT)
+def test_votes_of_a_dry_run_are_voided_as_such_after_it(approvals: ApprovalFile) -> None:
+    approvals.set_mode("dry-run")
+    approvals.record_document(REBOOT)
     approvals.submit()
-    approvals.switch("on")
-    approvals.see()
+    approvals.set_mode("on")
+    approvals.record_document()
     assert approvals.data("approval.voided")["dryRun"] is True
 
 
-def test_the_failure_of_a_real_grant_is_recorded_in_a_dry_run_too(approvals: Book) -> None:
-    approvals.see(USER_REBOOT)
-    approvals.switch("dry-run")
-    approvals.see()
-    assert len(approvals.said("startrequest.failed")) == 1
+def test_the_failure_of_a_real_grant_is_recorded_in_a_dry_run_too(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.set_mode("dry-run")
+    approvals.record_document()
+    assert len(approvals.events("startrequest.failed")) == 1
 
 
-def test_a_hold_of_a_dry_run_stays_in_force_after_it(approvals: Book) -> None:
-    approvals.switch("dry-run")
-    approvals.see(USER_REBOOT)
+def test_a_hold_of_a_dry_run_stays_in_force_after_it(approvals: ApprovalFile) -> None:
+    approvals.set_mode("dry-run")
+    approvals.record_document(USER_REBOOT)
     approvals.submit("hold", "eve", USER_REBOOT)
-    approvals.switch("on")
+    approvals.set_mode("on")
     assert approvals.claim() == []
 
 
-def test_a_dry_run_does_not_release_a_real_hold(approvals: Book) -> None:
+def test_a_dry_run_does_not_release_a_real_hold(approvals: ApprovalFile) -> None:
     """The answer to that release said that nothing would happen."""
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     approvals.submit("hold", "eve", USER_REBOOT)
-    approvals.switch("dry-run")
+    approvals.set_mode("dry-run")
     answer = approvals.submit("release", "eve", USER_REBOOT)
     assert (answer.status, answer.body["state"]) == (202, "held")
     assert (
-        approvals.submit("release", caller("root", "operate"), USER_REBOOT).body["state"] == "held"
+        approvals.submit("release", build_caller("root", "operate"), USER_REBOOT).body["state"]
+        == "held"
     )
-    approvals.switch("on")
+    approvals.set_mode("on")
     assert approvals.claim() == []
     assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "granted"
     assert approvals.claim() != []
 
 
-def test_a_dry_run_releases_its_own_hold(approvals: Book) -> None:
-    approvals.switch("dry-run")
-    approvals.see(USER_REBOOT)
+def test_a_dry_run_releases_its_own_hold(approvals: ApprovalFile) -> None:
+    approvals.set_mode("dry-run")
+    approvals.record_document(USER_REBOOT)
     approvals.submit("hold", "eve", USER_REBOOT)
     assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "granted"
-    assert not approvals.stands().active_holds
+    assert not approvals.status().active_holds

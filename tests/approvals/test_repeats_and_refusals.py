@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from relay.outbox.journal import rows
-from tests.approvals.builders import REBOOT, REDEPLOY, Book, approval, caller
+from tests.approvals.builders import REBOOT, REDEPLOY, ApprovalFile, build_caller, build_request
 
 
-def test_a_repeat_gets_its_first_answer_whatever_happened_since(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_repeat_gets_its_first_answer_whatever_happened_since(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     first = approvals.submit(request_id="r")
     approvals.submit(by="bob")
-    approvals.see()
+    approvals.record_document()
     approvals.crash()
-    events_before = approvals.said()
+    events_before = approvals.events()
     assert approvals.submit(request_id="r") == replace(first, repeat=True)
-    assert approvals.said() == events_before
+    assert approvals.events() == events_before
 
 
 @pytest.mark.parametrize(
     ("status", "is_final", "changes"),
     [
-        (403, True, {"by": caller("eve")}),
+        (403, True, {"by": build_caller("eve")}),
         (409, True, {"revision": "x"}),
         (404, False, {"event_id": "E-9"}),
         (404, False, {"scope": "other"}),
@@ -33,55 +33,55 @@ def test_a_repeat_gets_its_first_answer_whatever_happened_since(approvals: Book)
     ids=["not a voter", "another revision", "an unknown event", "another scope"],
 )
 def test_only_final_refusals_are_first_answers(
-    approvals: Book, status: int, is_final: bool, changes: dict[str, Any]
+    approvals: ApprovalFile, status: int, is_final: bool, changes: dict[str, Any]
 ) -> None:
-    approvals.see(REBOOT)
+    approvals.record_document(REBOOT)
     answers = [approvals.submit(request_id="r", **changes) for _ in range(2)]
     assert [answer.status for answer in answers] == [status] * 2
-    assert len(approvals.said("approval.refused")) == (1 if is_final else 2)
+    assert len(approvals.events("approval.refused")) == (1 if is_final else 2)
 
 
 def test_a_message_that_comes_again_gets_no_second_event(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
     """A message comes again if the relay was killed before it could acknowledge it."""
     for _ in range(2):
         assert approvals.submit(event_id="E-9", request_id="m", message_id="m").status == 404
-    assert len(approvals.said("approval.refused")) == 1
+    assert len(approvals.events("approval.refused")) == 1
 
 
-def test_a_503_is_neither_recorded_nor_a_first_answer(approvals: Book) -> None:
-    approvals.see(REBOOT)
-    approvals.switch("off")
+def test_a_503_is_neither_recorded_nor_a_first_answer(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
+    approvals.set_mode("off")
     assert approvals.submit(request_id="r").status == 503
-    approvals.switch("on")
+    approvals.set_mode("on")
     assert approvals.submit(request_id="r").status == 202
-    assert not approvals.said("approval.refused")
+    assert not approvals.events("approval.refused")
 
 
-def test_another_body_under_a_known_id_is_409_and_decides_nothing(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_another_body_under_a_known_id_is_409_and_decides_nothing(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     first = approvals.submit(request_id="r")
     other = approvals.submit("hold", request_id="r", digest="other")
     assert (other.status, other.body["revision"]) == (409, REBOOT.revision)
-    assert not approvals.stands().active_holds
+    assert not approvals.status().active_holds
     assert approvals.data("approval.refused")["decision"] == "hold"
     assert approvals.submit(request_id="r") == replace(first, repeat=True)
 
 
-def test_the_same_id_from_another_principal_is_no_repeat(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_the_same_id_from_another_principal_is_no_repeat(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit(request_id="r")
     assert approvals.submit(by="bob", request_id="r").body["votes"] == 2
 
 
 def test_the_refusal_of_an_unknown_event_holds_only_the_id_that_was_sent(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
     answer = approvals.submit(event_id="no-Such", message_id="m")
     assert answer.status == 404
     details = approvals.data("approval.refused")
-    assert details["eventId"] == approvals.said()[0].subject == "no-Such"
+    assert details["eventId"] == approvals.events()[0].subject == "no-Such"
     assert {
         details[key]
         for key in (
@@ -102,16 +102,16 @@ def test_the_refusal_of_an_unknown_event_holds_only_the_id_that_was_sent(
     assert approvals.cause("approval.refused") == "m"
 
 
-def test_another_scope_is_404_and_reveals_nothing_about_the_event(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_another_scope_is_404_and_reveals_nothing_about_the_event(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     assert approvals.submit(scope="prod").status == 202
     answer = approvals.submit(by="bob", scope="test")
     assert (answer.status, set(answer.body)) == (404, {"detail"})
     assert approvals.data("approval.refused")["resources"] is None
 
 
-def test_a_refusal_records_the_caller_the_decision_and_the_reason(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_refusal_records_the_caller_the_decision_and_the_reason(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     answer = approvals.submit(by="eve", reason="please")
     details = approvals.data("approval.refused")
     assert {
@@ -136,20 +136,20 @@ def test_a_refusal_records_the_caller_the_decision_and_the_reason(approvals: Boo
         "rule": "databases",
         "refusal": answer.body["detail"],
     }
-    assert approvals.cause("approval.refused") == approvals.said("event.scheduled")[0].id
-    assert approvals.stands().decisions == ()
+    assert approvals.cause("approval.refused") == approvals.events("event.scheduled")[0].id
+    assert approvals.status().decisions == ()
 
 
-def test_a_decision_is_written_as_a_whole_or_not_at_all(approvals: Book) -> None:
-    approvals.see(REDEPLOY)
+def test_a_decision_is_written_as_a_whole_or_not_at_all(approvals: ApprovalFile) -> None:
+    approvals.record_document(REDEPLOY)
     rows_before = list(rows(approvals.connection))
 
     def submit_and_fail(tx: Any) -> None:
-        approvals.ledger.submit(tx, approval(of=REDEPLOY))
+        approvals.service.submit(tx, build_request(of=REDEPLOY))
         raise RuntimeError("the disk is full")
 
     with pytest.raises(RuntimeError):
-        approvals.do(submit_and_fail)
+        approvals.transact(submit_and_fail)
     approvals.crash()
     assert list(rows(approvals.connection)) == rows_before
     assert approvals.grants == []

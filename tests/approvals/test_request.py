@@ -18,7 +18,7 @@ from relay.approvals.request import (
     read_json,
     validate_body,
 )
-from tests.approvals.builders import caller
+from tests.approvals.builders import build_caller
 from tests.approvals.manual_clock import NOON
 
 WHOLE: dict[str, Any] = {
@@ -32,7 +32,7 @@ WHOLE: dict[str, Any] = {
 
 def test_a_body_becomes_the_request_of_its_caller() -> None:
     raw = orjson.dumps(WHOLE)
-    request = parse_body(raw).to_request(caller(), NOON, raw, request_id="i", message_id="m")
+    request = parse_body(raw).to_request(build_caller(), NOON, raw, request_id="i", message_id="m")
     assert (
         request.event_id,
         request.decision,
@@ -41,7 +41,7 @@ def test_a_body_becomes_the_request_of_its_caller() -> None:
         request.scope,
     ) == tuple(WHOLE.values())
     assert (request.caller, request.at, request.request_id, request.message_id) == (
-        caller(),
+        build_caller(),
         NOON,
         "i",
         "m",

@@ -18,10 +18,18 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.authorize import Refusal, authorize
 from relay.approvals.rules import Hours
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions
-from tests.approvals.builders import Book, approval, caller, decided, event, granted, standing
+from tests.approvals.builders import (
+    ApprovalFile,
+    build_caller,
+    build_decision,
+    build_event,
+    build_grant,
+    build_request,
+    build_status,
+)
 from tests.approvals.manual_clock import NOON
 
-BOTH = event(resources=("db-1", "web-1"))
+BOTH = build_event(resources=("db-1", "web-1"))
 
 
 def of(approve: Any, **more: Any) -> ApprovalsSettings:
@@ -123,9 +131,9 @@ def test_impossible_hours_are_an_error(words: str, fields: dict[str, Any]) -> No
 
 
 @pytest.fixture
-def timed(tmp_path: Path) -> Iterator[Book]:
+def timed(tmp_path: Path) -> Iterator[ApprovalFile]:
     """A state file at noon, with a rule that is automatic from 12:01 to 12:03 UTC."""
-    approvals_file = Book(
+    approvals_file = ApprovalFile(
         tmp_path / "relay.db",
         of("automatic", rule={"match": {"time": {"from": "12:01", "to": "12:03"}}}),
     )
@@ -133,26 +141,28 @@ def timed(tmp_path: Path) -> Iterator[Book]:
     approvals_file.close()
 
 
-def test_a_rule_grants_when_its_hours_begin(timed: Book) -> None:
-    timed.see(event())
-    assert timed.names() == []
-    moment = timed.step()
+def test_a_rule_grants_when_its_hours_begin(timed: ApprovalFile) -> None:
+    timed.record_document(build_event())
+    assert timed.event_names() == []
+    moment = timed.apply_transitions()
     assert moment == NOON + timedelta(minutes=1)
-    timed.clock.turn(60)
-    timed.step()
-    assert timed.names() == ["approval.granted"]
+    timed.clock.advance(60)
+    timed.apply_transitions()
+    assert timed.event_names() == ["approval.granted"]
 
 
-def test_a_grant_is_not_claimed_after_the_hours(timed: Book) -> None:
-    timed.clock.turn(60)
-    timed.see(event())
-    timed.clock.turn(120)
+def test_a_grant_is_not_claimed_after_the_hours(timed: ApprovalFile) -> None:
+    timed.clock.advance(60)
+    timed.record_document(build_event())
+    timed.clock.advance(120)
     assert (
-        timed.do(lambda tx: timed.ledger.claim(tx, tx.decisions.open_grants(), timed.clock.now()))
+        timed.transact(
+            lambda tx: timed.service.claim(tx, tx.decisions.open_grants(), timed.clock.now())
+        )
         == []
     )
-    timed.step()
-    assert timed.names() == ["approval.granted", "startrequest.failed"]
+    timed.apply_transitions()
+    assert timed.event_names() == ["approval.granted", "startrequest.failed"]
 
 
 # --- each_resource
@@ -166,8 +176,10 @@ EACH = of(
 
 
 def each(*voters: str, resources: tuple[str, ...] = ("db-1", "web-1")) -> Any:
-    about = event(resources=resources)
-    return standing(about, *(decided(by=voter, of=about) for voter in voters), settings=EACH)
+    about = build_event(resources=resources)
+    return build_status(
+        about, *(build_decision(by=voter, of=about) for voter in voters), settings=EACH
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +204,9 @@ def test_every_resource_needs_a_vote_that_covers_it(
 
 
 def test_a_local_user_covers_every_resource() -> None:
-    assert standing(BOTH, decided(of=BOTH, principal="local:root"), settings=EACH).is_satisfied
+    assert build_status(
+        BOTH, build_decision(of=BOTH, principal="local:root"), settings=EACH
+    ).is_satisfied
 
 
 def test_nobody_covers_an_event_without_resources() -> None:
@@ -202,8 +216,8 @@ def test_nobody_covers_an_event_without_resources() -> None:
 def test_a_voter_must_cover_at_least_one_resource() -> None:
     def status(resources: tuple[str, ...], settings: ApprovalsSettings) -> int:
         refusal = authorize(
-            approval(by=caller("db", resources=resources), of=BOTH),
-            standing(BOTH, settings=settings),
+            build_request(by=build_caller("db", resources=resources), of=BOTH),
+            build_status(BOTH, settings=settings),
         )
         return refusal.status if refusal is not None else 202
 
@@ -213,22 +227,23 @@ def test_a_voter_must_cover_at_least_one_resource() -> None:
 
 
 def test_nobody_may_vote_with_each_resource_for_an_event_without_resources() -> None:
-    about = event(resources=())
-    refusal = authorize(approval(of=about), standing(about, settings=EACH))
+    about = build_event(resources=())
+    refusal = authorize(build_request(of=about), build_status(about, settings=EACH))
     assert refusal == Refusal(403, "you may not decide for an event that names no resource")
 
 
 def test_a_rule_can_need_votes_and_coverage(tmp_path: Path) -> None:
-    approvals = Book(
+    approvals = ApprovalFile(
         tmp_path / "relay.db",
         of(
             {"each_resource": True, "votes": 2, "from": ["client:db", "client:web", "client:alice"]}
         ),
     )
-    approvals.see(BOTH)
+    approvals.record_document(BOTH)
     assert approvals.submit(by="alice", of=BOTH).body["state"] == "pending"
     assert (
-        approvals.submit(by=caller("db", resources=("db-*",)), of=BOTH).body["state"] == "granted"
+        approvals.submit(by=build_caller("db", resources=("db-*",)), of=BOTH).body["state"]
+        == "granted"
     )
     approvals.close()
 
@@ -241,29 +256,32 @@ TWO = of({"votes": 2, "from": ["person:ann", "client:bob"]}, **PEOPLE)
 
 def test_a_person_with_several_principals_is_one_vote() -> None:
     of_ann = [
-        decided(by=principal, principal=principal, approval_id=principal)
+        build_decision(by=principal, principal=principal, approval_id=principal)
         for principal in ("client:alice", "mtls:alice", "slack:T1/U1")
     ]
-    assert standing(event(), *of_ann, settings=TWO).vote_count == 1
-    assert not standing(event(), *of_ann, settings=TWO).is_satisfied
-    assert standing(event(), *of_ann, decided(by="bob"), settings=TWO).is_satisfied
+    assert build_status(build_event(), *of_ann, settings=TWO).vote_count == 1
+    assert not build_status(build_event(), *of_ann, settings=TWO).is_satisfied
+    assert build_status(build_event(), *of_ann, build_decision(by="bob"), settings=TWO).is_satisfied
 
 
 def test_a_group_may_name_people() -> None:
     settings = of(
         {"votes": 2, "from": ["group:all"]}, groups={"all": ["person:ann", "client:bob"]}, **PEOPLE
     )
-    assert standing(
-        event(), decided(principal="slack:T1/U1"), decided(by="bob"), settings=settings
+    assert build_status(
+        build_event(),
+        build_decision(principal="slack:T1/U1"),
+        build_decision(by="bob"),
+        settings=settings,
     ).is_satisfied
 
 
 def test_a_person_releases_a_hold_of_their_other_principal(tmp_path: Path) -> None:
-    approvals = Book(tmp_path / "relay.db", TWO)
-    approvals.see(event())
+    approvals = ApprovalFile(tmp_path / "relay.db", TWO)
+    approvals.record_document(build_event())
     assert approvals.submit("hold", by="alice").status == 202
     assert approvals.submit("release", by="bob").status == 403
-    other_principal = replace(caller(), principal="mtls:alice")
+    other_principal = replace(build_caller(), principal="mtls:alice")
     assert approvals.submit("release", by=other_principal).body["state"] == "released"
     approvals.close()
 
@@ -318,39 +336,43 @@ SOON = of({"votes": 1, "from": ["client:alice"], "execution_expires": "60s"})
 def test_a_grant_past_execution_expires_is_not_claimed_and_its_votes_are_void(
     tmp_path: Path,
 ) -> None:
-    approvals = Book(tmp_path / "relay.db", SOON)
-    approvals.see(event())
+    approvals = ApprovalFile(tmp_path / "relay.db", SOON)
+    approvals.record_document(build_event())
     assert approvals.submit(by="alice").body["state"] == "granted"
-    approvals.clock.turn(59)
-    assert approvals.step() == NOON + timedelta(seconds=60)
-    assert can_claim(approvals.grants[0], approvals.stands())
-    approvals.clock.turn(1)
-    assert not can_claim(approvals.grants[0], approvals.stands())
-    approvals.step()
-    assert approvals.names() == [
+    approvals.clock.advance(59)
+    assert approvals.apply_transitions() == NOON + timedelta(seconds=60)
+    assert can_claim(approvals.grants[0], approvals.status())
+    approvals.clock.advance(1)
+    assert not can_claim(approvals.grants[0], approvals.status())
+    approvals.apply_transitions()
+    assert approvals.event_names() == [
         "approval.recorded",
         "approval.granted",
         "approval.voided",
         "startrequest.failed",
     ]
-    assert [voided.data["why"] for voided in approvals.said("approval.voided")] == ["expired"]
+    assert [voided.data["why"] for voided in approvals.events("approval.voided")] == ["expired"]
     assert approvals.submit(by="alice").body["state"] == "granted"
     approvals.close()
 
 
 def test_execution_expires_does_not_apply_after_the_claim() -> None:
-    status = standing(
-        event(), decided(), grants=[granted("sent", rule="all")], settings=SOON, now=61.0
+    status = build_status(
+        build_event(),
+        build_decision(),
+        grants=[build_grant("sent", rule="all")],
+        settings=SOON,
+        now=61.0,
     )
     assert next_transitions(status) == []
     assert can_claim(status.grants[0], status)
 
 
 def test_execution_expires_is_a_next_change() -> None:
-    status = standing(
-        event(due=None),
-        decided(),
-        grants=[granted("granted", of=event(due=None), rule="all")],
+    status = build_status(
+        build_event(due=None),
+        build_decision(),
+        grants=[build_grant("granted", of=build_event(due=None), rule="all")],
         settings=SOON,
     )
     assert next_change_at(status) == NOON + timedelta(seconds=60)

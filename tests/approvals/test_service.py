@@ -6,7 +6,7 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.explain import approval_summary
-from tests.approvals.builders import REBOOT, USER_REBOOT, Book, event
+from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_event
 
 _NO_RULES = ApprovalsSettings()
 _ALL_AUTOMATIC = ApprovalsSettings.model_validate(
@@ -19,39 +19,39 @@ _ALL_VOTE = ApprovalsSettings.model_validate(
 
 @pytest.mark.parametrize("settings", [_NO_RULES, _ALL_VOTE], ids=["no rules", "votes"])
 def test_a_grant_fails_if_its_rule_is_gone_or_needs_votes_now(
-    approvals: Book, settings: ApprovalsSettings
+    approvals: ApprovalFile, settings: ApprovalsSettings
 ) -> None:
-    approvals.see(USER_REBOOT)
+    approvals.record_document(USER_REBOOT)
     approvals.crash(settings)
     assert approvals.claim() == []
-    approvals.step()
+    approvals.apply_transitions()
     assert "rules changed" in approvals.data("startrequest.failed")["reason"]
 
 
-def test_votes_count_by_the_current_rule(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_votes_count_by_the_current_rule(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit(by="drain")
     approvals.crash(_ALL_VOTE)
-    assert approvals.stands().vote_count == 0
-    approvals.step()
+    assert approvals.status().vote_count == 0
+    approvals.apply_transitions()
     assert approvals.grants == []
     assert approvals.submit().body["state"] == "granted"
 
 
-def test_a_grant_by_votes_stays_if_the_rule_is_automatic_now(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_grant_by_votes_stays_if_the_rule_is_automatic_now(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
     approvals.submit(by="bob")
     approvals.crash(_ALL_AUTOMATIC)
-    approvals.step()
+    approvals.apply_transitions()
     assert len(approvals.claim()) == 1
     assert len(approvals.grants) == 1
 
 
-def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Book) -> None:
-    approvals.see(REBOOT, event("E-2", event_type="Freeze", due=None))
+def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT, build_event("E-2", event_type="Freeze", due=None))
     approvals.submit()
-    assert approval_summary(approvals.stands()) == {
+    assert approval_summary(approvals.status()) == {
         "state": "pending",
         "rule": "databases",
         "votes": 1,
@@ -59,7 +59,7 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Book
         "missing": 1,
         "closes": "2026-04-11T12:14:00Z",
     }
-    assert approval_summary(approvals.stands("E-2")) == {
+    assert approval_summary(approvals.status("E-2")) == {
         "state": "none",
         "rule": None,
         "votes": 0,
@@ -67,5 +67,5 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Book
         "missing": 0,
         "closes": None,
     }
-    approvals.see()
-    assert approval_summary(approvals.stands())["missing"] == 0
+    approvals.record_document()
+    assert approval_summary(approvals.status())["missing"] == 0

@@ -24,8 +24,8 @@ from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
 from relay.outbox.journal import rows
-from tests.approvals.builders import Book, caller, event
-from tests.approvals.manual_clock import NOON, HandClock
+from tests.approvals.builders import ApprovalFile, build_caller, build_event
+from tests.approvals.manual_clock import NOON, ManualClock
 
 _VOTERS = ["client:alice", "client:bob", "client:carol"]
 _USUAL = [
@@ -172,8 +172,10 @@ class Approvals(RuleBasedStateMachine):
         """Begin with two events and an empty file, sometimes with a rare sequence."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.ruleset, self.mode = rules, "on"
-        self.clock = HandClock(now)
-        self.approvals = Book(Path(self.folder.name) / "relay.db", _RULES[rules], clock=self.clock)
+        self.clock = ManualClock(now)
+        self.approvals = ApprovalFile(
+            Path(self.folder.name) / "relay.db", _RULES[rules], clock=self.clock
+        )
         self.azure: dict[str, Event] = {}
         self.model: dict[str, Model] = {}
         self.holds_of_ended: dict[str, dict[tuple[str, bool], datetime]] = {}
@@ -206,7 +208,7 @@ class Approvals(RuleBasedStateMachine):
         not_before = (
             format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
         )
-        self.azure[of] = event(of, **{"not_before": not_before} | _KINDS[kind])
+        self.azure[of] = build_event(of, **{"not_before": not_before} | _KINDS[kind])
 
     @rule(of=_IDS)
     def azure_forgets(self, of: str) -> None:
@@ -222,7 +224,7 @@ class Approvals(RuleBasedStateMachine):
         self._step()
 
     def _read(self) -> None:
-        self.approvals.see(*self.azure.values(), step=False)
+        self.approvals.record_document(*self.azure.values(), step=False)
         for event_id in {*self.model, *self.azure}:
             newest = self.azure.get(event_id)
             if newest is None:
@@ -260,7 +262,7 @@ class Approvals(RuleBasedStateMachine):
         )
         waiting = [
             grant
-            for grant in self.approvals.stands(of).grants
+            for grant in self.approvals.status(of).grants
             if grant.state == "granted" and not grant.dry_run
         ]
         automatic = model.seen.event_source == "User"
@@ -290,9 +292,9 @@ class Approvals(RuleBasedStateMachine):
 
     def _step(self) -> None:
         self._settle_all()
-        self.approvals.step()
+        self.approvals.apply_transitions()
         for of, model in self.model.items():
-            grants = self.approvals.stands(of).grants
+            grants = self.approvals.status(of).grants
             if (
                 self.mode == "on"
                 and model.may_start(self.ruleset, self.clock.now())
@@ -313,21 +315,21 @@ class Approvals(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 1.0, 20.0, 61.0, 130.0]), step=st.booleans())
     def time_passes(self, seconds: float, step: bool) -> None:
         """Time passes; the timer of the transitions may be late."""
-        self.clock.turn(seconds)
+        self.clock.advance(seconds)
         if step:
             self._step()
 
     @rule(back=st.sampled_from([30.0, 130.0, 3600.0]))
     def the_clock_is_set_back(self, back: float) -> None:
         """Set the wall clock back as NTP does."""
-        self.clock.set(self.clock.now() - timedelta(seconds=back))
+        self.clock.set_wall_clock(self.clock.now() - timedelta(seconds=back))
 
     @rule(mode=st.sampled_from(["on", "on", "on", "dry-run", "off"]))
     def switch(self, mode: Mode) -> None:
         """An operator sets the mode."""
         self._settle_all()
         self.mode = mode
-        self.approvals.switch(mode)
+        self.approvals.set_mode(mode)
 
     @rule()
     def crash(self) -> None:
@@ -424,7 +426,7 @@ class Approvals(RuleBasedStateMachine):
             self._settle(of)
         answer = self.approvals.submit("hold", who, event_id=of, revision=revision)
         if answer.status == 202:
-            occurrence = self.approvals.stands(of).occurrence.id
+            occurrence = self.approvals.status(of).occurrence.id
             assert not any(
                 claim.grant.occurrence == occurrence for claim in self.claims_in_flight
             ), "a hold was taken after the claim"
@@ -437,7 +439,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS, operator=st.booleans())
     def release(self, who: str, of: str, operator: bool) -> None:
         """Release one's own hold, or all holds."""
-        by = caller(who, "operate") if operator else who
+        by = build_caller(who, "operate") if operator else who
         if of in self.model:
             self._settle(of)
         answer = self.approvals.submit(
@@ -457,12 +459,12 @@ class Approvals(RuleBasedStateMachine):
     @rule(lost=st.sampled_from([False, False, False, True]))
     def claim(self, lost: bool) -> None:
         """Read afresh and claim; perhaps crash before the StartRequest is sent."""
-        grants = self.approvals.do(lambda tx: tx.decisions.open_grants())
+        grants = self.approvals.transact(lambda tx: tx.decisions.open_grants())
         grants = [grant for grant in grants if grant.id in self.unshared][:1] or grants
         self._read()
-        self.approvals.ledger.in_flight = frozenset(grant.id for grant in grants)
-        self.claims_in_flight = self.approvals.do(
-            lambda tx: self.approvals.ledger.claim(tx, grants, self.clock.now())
+        self.approvals.service.in_flight = frozenset(grant.id for grant in grants)
+        self.claims_in_flight = self.approvals.transact(
+            lambda tx: self.approvals.service.claim(tx, grants, self.clock.now())
         )
         assert len({claim.event_id for claim in self.claims_in_flight}) == len(
             self.claims_in_flight
@@ -473,7 +475,7 @@ class Approvals(RuleBasedStateMachine):
         if lost:
             self.crash()
         elif not self.claims_in_flight:
-            self.approvals.ledger.in_flight = frozenset()
+            self.approvals.service.in_flight = frozenset()
         self._step()
 
     def _check(self, claim: Claim) -> None:
@@ -526,17 +528,19 @@ class Approvals(RuleBasedStateMachine):
     @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
     def imds_answers(self, answer: Literal["200", "400", "503", "timeout, but processed"]) -> None:
         """IMDS answers the StartRequest in flight, or does not."""
-        claims, now, service = self.claims_in_flight, self.clock.now(), self.approvals.ledger
+        claims, now, service = self.claims_in_flight, self.clock.now(), self.approvals.service
         for post in self.posts[-len(claims) :]:
             post.answer = answer
         if answer == "200":
-            self.approvals.do(lambda tx: service.record_accepted(tx, claims, now))
+            self.approvals.transact(lambda tx: service.record_accepted(tx, claims, now))
         elif answer == "400" and len(claims) == 1:
-            self.approvals.do(lambda tx: service.record_refused(tx, claims[0], 400, "400", now))
+            self.approvals.transact(
+                lambda tx: service.record_refused(tx, claims[0], 400, "400", now)
+            )
             if claims[0].event_id in self.model:
                 self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
         else:
-            self.approvals.do(
+            self.approvals.transact(
                 lambda tx: service.record_unanswered(
                     tx, claims, {"400": 400, "503": 503}.get(answer)
                 )
@@ -562,7 +566,7 @@ class Approvals(RuleBasedStateMachine):
         """Each grant is open, or has exactly one answer."""
         if not hasattr(self, "approvals"):
             return
-        events = self.approvals.said(
+        events = self.approvals.events(
             "approval.granted", "startrequest.accepted", "startrequest.failed"
         )
         grants = self.approvals.grants
@@ -586,7 +590,7 @@ class Approvals(RuleBasedStateMachine):
         """Each vote counts, was voided or replaced, or was used by an accepted StartRequest."""
         if not hasattr(self, "approvals"):
             return
-        events = self.approvals.said(
+        events = self.approvals.events(
             "approval.recorded", "approval.voided", "startrequest.accepted"
         )
         counting_ids = {

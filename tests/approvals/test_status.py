@@ -10,16 +10,16 @@ from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import FailGrant, can_claim, next_transitions
 from relay.outbox import Decision
 from tests.approvals.builders import (
+    CLIENT_RESOURCES,
     FREEZE,
     SETTINGS,
-    SPEAKS,
     STARTED,
     USER_REBOOT,
     VOTES,
-    decided,
-    event,
-    granted,
-    standing,
+    build_decision,
+    build_event,
+    build_grant,
+    build_status,
 )
 
 
@@ -27,56 +27,74 @@ from tests.approvals.builders import (
     ("vote_count", "decisions"),
     [
         pytest.param(0, [], id="no votes"),
-        pytest.param(1, [decided()], id="one vote"),
-        pytest.param(1, [decided(), decided(approval_id="again")], id="two votes of one principal"),
-        pytest.param(2, [decided(), decided(by="bob")], id="votes of two principals"),
-        pytest.param(1, [decided(), decided(by="bob", revision="x")], id="another revision"),
-        pytest.param(1, [decided(), decided(by="bob", expires=5)], id="an expired vote"),
-        pytest.param(2, [decided(), decided(by="bob", expires=5.1)], id="a vote about to expire"),
-        pytest.param(1, [decided(), decided(by="eve")], id="somebody who is no voter"),
-        pytest.param(1, [decided(), decided(by="bob", dry_run=True)], id="a vote of a dry run"),
-        pytest.param(0, [decided("hold"), decided("hold", "bob")], id="holds"),
+        pytest.param(1, [build_decision()], id="one vote"),
+        pytest.param(
+            1,
+            [build_decision(), build_decision(approval_id="again")],
+            id="two votes of one principal",
+        ),
+        pytest.param(2, [build_decision(), build_decision(by="bob")], id="votes of two principals"),
+        pytest.param(
+            1, [build_decision(), build_decision(by="bob", revision="x")], id="another revision"
+        ),
+        pytest.param(
+            1, [build_decision(), build_decision(by="bob", expires=5)], id="an expired vote"
+        ),
+        pytest.param(
+            2,
+            [build_decision(), build_decision(by="bob", expires=5.1)],
+            id="a vote about to expire",
+        ),
+        pytest.param(
+            1, [build_decision(), build_decision(by="eve")], id="somebody who is no voter"
+        ),
+        pytest.param(
+            1, [build_decision(), build_decision(by="bob", dry_run=True)], id="a vote of a dry run"
+        ),
+        pytest.param(0, [build_decision("hold"), build_decision("hold", "bob")], id="holds"),
     ],
 )
 def test_a_quorum_counts_principals_who_may_vote(
     vote_count: int, decisions: list[Decision]
 ) -> None:
     """Each has one vote, for the current revision, not expired, and not of a dry run."""
-    status = standing(None, *decisions, now=5)
+    status = build_status(None, *decisions, now=5)
     assert (status.vote_count, status.is_satisfied) == (vote_count, vote_count >= 2)
 
 
 def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
-    votes = decided(dry_run=True), decided(by="bob")
-    assert standing(None, *votes, mode="dry-run").vote_count == 2
-    assert standing(None, *votes).vote_count == 1
-    assert standing(None, *votes, mode="off").vote_count == 1
+    votes = build_decision(dry_run=True), build_decision(by="bob")
+    assert build_status(None, *votes, mode="dry-run").vote_count == 2
+    assert build_status(None, *votes).vote_count == 1
+    assert build_status(None, *votes, mode="off").vote_count == 1
 
 
 def test_an_automatic_rule_needs_no_votes_and_counts_none() -> None:
-    status = standing(USER_REBOOT, decided(of=USER_REBOOT))
+    status = build_status(USER_REBOOT, build_decision(of=USER_REBOOT))
     assert (status.votes_required, status.vote_count, status.is_satisfied) == (0, 0, True)
 
 
 def test_only_the_first_rule_that_matches_decides() -> None:
-    matched_by_two_rules = event(event_source="User", event_type="Reboot")
-    assert standing(matched_by_two_rules).rule is SETTINGS.rules[0]
-    assert standing().rule is SETTINGS.rules[1]
-    assert standing(FREEZE).rule is None
+    matched_by_two_rules = build_event(event_source="User", event_type="Reboot")
+    assert build_status(matched_by_two_rules).rule is SETTINGS.rules[0]
+    assert build_status().rule is SETTINGS.rules[1]
+    assert build_status(FREEZE).rule is None
 
 
 @pytest.mark.parametrize(
     "client_resources",
-    [{"client:alice": None}, {**SPEAKS, "client:bob": ("web-*",)}],
+    [{"client:alice": None}, {**CLIENT_RESOURCES, "client:bob": ("web-*",)}],
     ids=["bob was removed, or may not approve", "bob may not decide for this resource"],
 )
 def test_a_vote_counts_only_while_its_voter_may_give_it(
     client_resources: dict[str, tuple[str, ...] | None],
 ) -> None:
-    assert standing(None, *VOTES).is_satisfied
-    status = replace(standing(None, *VOTES, grants=[granted()]), client_resources=client_resources)
+    assert build_status(None, *VOTES).is_satisfied
+    status = replace(
+        build_status(None, *VOTES, grants=[build_grant()]), client_resources=client_resources
+    )
     assert [vote.principal for vote in status.counted_votes] == ["client:alice"]
-    assert not can_claim(granted(), status)
+    assert not can_claim(build_grant(), status)
     assert any(isinstance(transition, FailGrant) for transition in next_transitions(status))
 
 
@@ -84,80 +102,98 @@ def test_votes_of_local_users_need_no_client() -> None:
     votes = tuple(replace(vote, principal=f"local:{vote.approval_id}") for vote in VOTES)
     groups = {"oncall": [vote.principal for vote in votes]}
     settings = SETTINGS.model_copy(update={"groups": groups})
-    assert standing(None, *votes, settings=settings).is_satisfied
+    assert build_status(None, *votes, settings=settings).is_satisfied
 
 
 def test_a_vote_counts_no_longer_than_the_current_rule_allows() -> None:
     """The rule can change after the vote: hours begin, and files are edited."""
-    vote_until_not_before = decided(expires=None)
-    assert standing(None, vote_until_not_before, now=299).counted_votes
-    assert not standing(None, vote_until_not_before, now=300).counted_votes
-    assert standing(None, decided(expires=60), now=59).counted_votes
-    assert not standing(None, decided(expires=60), now=60).counted_votes
+    vote_until_not_before = build_decision(expires=None)
+    assert build_status(None, vote_until_not_before, now=299).counted_votes
+    assert not build_status(None, vote_until_not_before, now=300).counted_votes
+    assert build_status(None, build_decision(expires=60), now=59).counted_votes
+    assert not build_status(None, build_decision(expires=60), now=60).counted_votes
 
 
-_HOLD = decided("hold")
-_REFUSED = granted("refused", status=400)
-_OTHER_REVISION_REFUSED = granted("refused", revision="x", status=400)
+_HOLD = build_decision("hold")
+_REFUSED = build_grant("refused", status=400)
+_OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
 
 
 @pytest.mark.parametrize(
     ("state", "status"),
     [
-        pytest.param("pending", standing(), id="a quorum is missing"),
-        pytest.param("pending", standing(mode="dry-run"), id="missing in a dry run"),
-        pytest.param("none", standing(mode="off"), id="approvals are off"),
-        pytest.param("none", standing(FREEZE), id="no rule"),
-        pytest.param("none", standing(live=False), id="ended"),
-        pytest.param("none", standing(STARTED), id="started"),
-        pytest.param("none", standing(STARTED, _HOLD), id="started under a hold"),
-        pytest.param("held", standing(None, _HOLD), id="held"),
-        pytest.param("held", standing(None, _HOLD, grants=[granted()]), id="held after the grant"),
-        pytest.param("held", standing(FREEZE, _HOLD), id="held without a rule"),
+        pytest.param("pending", build_status(), id="a quorum is missing"),
+        pytest.param("pending", build_status(mode="dry-run"), id="missing in a dry run"),
+        pytest.param("none", build_status(mode="off"), id="approvals are off"),
+        pytest.param("none", build_status(FREEZE), id="no rule"),
+        pytest.param("none", build_status(live=False), id="ended"),
+        pytest.param("none", build_status(STARTED), id="started"),
+        pytest.param("none", build_status(STARTED, _HOLD), id="started under a hold"),
+        pytest.param("held", build_status(None, _HOLD), id="held"),
         pytest.param(
-            "pending", standing(None, decided("hold", expires=5), now=5), id="the hold expired"
+            "held", build_status(None, _HOLD, grants=[build_grant()]), id="held after the grant"
         ),
-        pytest.param("granted", standing(None, *VOTES, grants=[granted()]), id="granted"),
+        pytest.param("held", build_status(FREEZE, _HOLD), id="held without a rule"),
         pytest.param(
-            "pending", standing(grants=[granted(revision="x")]), id="granted for another revision"
+            "pending",
+            build_status(None, build_decision("hold", expires=5), now=5),
+            id="the hold expired",
+        ),
+        pytest.param("granted", build_status(None, *VOTES, grants=[build_grant()]), id="granted"),
+        pytest.param(
+            "pending",
+            build_status(grants=[build_grant(revision="x")]),
+            id="granted for another revision",
         ),
         pytest.param(
             "granted",
-            standing(grants=[granted(dry_run=True)], mode="dry-run"),
+            build_status(grants=[build_grant(dry_run=True)], mode="dry-run"),
             id="granted in a dry run",
         ),
         pytest.param(
-            "pending", standing(grants=[granted(dry_run=True)]), id="granted in an earlier dry run"
+            "pending",
+            build_status(grants=[build_grant(dry_run=True)]),
+            id="granted in an earlier dry run",
         ),
         pytest.param(
             "none",
-            standing(grants=[granted("failed", dry_run=True)], live=False),
+            build_status(grants=[build_grant("failed", dry_run=True)], live=False),
             id="failed in a dry run",
         ),
-        pytest.param("sent", standing(grants=[granted("sent")]), id="sent"),
+        pytest.param("sent", build_status(grants=[build_grant("sent")]), id="sent"),
         pytest.param(
-            "sent", standing(grants=[granted("sent")], now=901), id="sent before NotBefore"
+            "sent", build_status(grants=[build_grant("sent")], now=901), id="sent before NotBefore"
         ),
-        pytest.param("accepted", standing(grants=[granted("accepted")]), id="accepted"),
+        pytest.param("accepted", build_status(grants=[build_grant("accepted")]), id="accepted"),
         pytest.param(
-            "accepted", standing(STARTED, grants=[granted("accepted")]), id="accepted and started"
-        ),
-        pytest.param(
-            "accepted", standing(grants=[granted("accepted")], live=False), id="accepted and ended"
+            "accepted",
+            build_status(STARTED, grants=[build_grant("accepted")]),
+            id="accepted and started",
         ),
         pytest.param(
             "accepted",
-            standing(grants=[granted("failed"), granted("accepted", id=2)]),
+            build_status(grants=[build_grant("accepted")], live=False),
+            id="accepted and ended",
+        ),
+        pytest.param(
+            "accepted",
+            build_status(grants=[build_grant("failed"), build_grant("accepted", id=2)]),
             id="accepted after a failure",
         ),
-        pytest.param("failed", standing(grants=[granted("failed")], live=False), id="ended first"),
         pytest.param(
-            "failed", standing(grants=[granted("failed")], now=901), id="NotBefore came first"
+            "failed", build_status(grants=[build_grant("failed")], live=False), id="ended first"
         ),
-        pytest.param("failed", standing(grants=[_REFUSED]), id="IMDS refused"),
-        pytest.param("pending", standing(grants=[granted("failed")]), id="failed and open again"),
         pytest.param(
-            "pending", standing(grants=[_OTHER_REVISION_REFUSED]), id="another revision refused"
+            "failed",
+            build_status(grants=[build_grant("failed")], now=901),
+            id="NotBefore came first",
+        ),
+        pytest.param("failed", build_status(grants=[_REFUSED]), id="IMDS refused"),
+        pytest.param(
+            "pending", build_status(grants=[build_grant("failed")]), id="failed and open again"
+        ),
+        pytest.param(
+            "pending", build_status(grants=[_OTHER_REVISION_REFUSED]), id="another revision refused"
         ),
     ],
 )

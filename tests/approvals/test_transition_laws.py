@@ -27,10 +27,10 @@ from tests.approvals.builders import (
     REDEPLOY,
     STARTED,
     USER_REBOOT,
-    decided,
-    event,
-    granted,
-    standing,
+    build_decision,
+    build_event,
+    build_grant,
+    build_status,
 )
 from tests.approvals.manual_clock import NOON
 
@@ -39,20 +39,20 @@ _VOTES_REQUIRED = {"databases": 2, "one": 1}
 _PASSES_TO_REST = 2
 """A first pass can fail what was sent; only then can a second one grant."""
 
-_REVISIONS = st.sampled_from([event().revision, USER_REBOOT.revision, "x"])
+_REVISIONS = st.sampled_from([build_event().revision, USER_REBOOT.revision, "x"])
 _EVENTS = st.sampled_from(
     [
-        event(),
+        build_event(),
         USER_REBOOT,
         FREEZE,
         REDEPLOY,
         STARTED,
-        event(due=None),
-        event(event_status="Paused"),
+        build_event(due=None),
+        build_event(event_status="Paused"),
     ]
 )
 _DECISIONS = st.builds(
-    lambda kind, by, expires, dry_run, revision, number: decided(
+    lambda kind, by, expires, dry_run, revision, number: build_decision(
         kind, by, expires=expires, dry_run=dry_run, revision=revision, approval_id=str(number)
     ),
     st.sampled_from(["approve", "approve", "hold"]),
@@ -65,7 +65,7 @@ _DECISIONS = st.builds(
 _GRANTS = st.lists(
     st.builds(
         # A grant of a dry run is never sent.
-        lambda state, revision, dry_run, is_refused: granted(
+        lambda state, revision, dry_run, is_refused: build_grant(
             state,
             revision=revision,
             dry_run=dry_run and state not in ("sent", "accepted"),
@@ -90,7 +90,7 @@ def statuses(draw: st.DrawFn) -> ApprovalStatus:
     mode: Mode = draw(st.sampled_from(["on", "on", "dry-run", "off"]))
     now = draw(st.sampled_from([0.0, 4.9, 5.0, 99.0, 100.0, 899.0, 900.0, 1000.0]))
     live = draw(st.sampled_from([True, True, True, False]))
-    return standing(about, *decisions, grants=draw(_GRANTS), mode=mode, now=now, live=live)
+    return build_status(about, *decisions, grants=draw(_GRANTS), mode=mode, now=now, live=live)
 
 
 def has_quorum(status: ApprovalStatus) -> bool:
@@ -144,7 +144,7 @@ def apply(status: ApprovalStatus, transitions: list[Transition]) -> ApprovalStat
                 )
                 status = replace(status, grants=grants)
             case CreateGrant(rule):
-                created = granted(
+                created = build_grant(
                     id=len(status.grants) + 1,
                     revision=status.occurrence.revision,
                     rule=rule.name,

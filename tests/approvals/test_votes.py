@@ -7,12 +7,12 @@ from datetime import timedelta
 import orjson
 
 from relay.outbox.journal import rows
-from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, Book, event
+from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
 
 
-def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     first = approvals.submit(reason="drained")
     assert (first.status, first.body) == (
         202,
@@ -33,10 +33,10 @@ def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: Book) -> 
         "state": "granted",
         "votes": 2,
     }
-    assert approvals.names() == ["approval.recorded", "approval.recorded", "approval.granted"]
-    recorded, completing = approvals.said("approval.recorded")
+    assert approvals.event_names() == ["approval.recorded", "approval.recorded", "approval.granted"]
+    recorded, completing = approvals.events("approval.recorded")
     assert recorded.data == {
-        **approvals.stands().occurrence.data,
+        **approvals.status().occurrence.data,
         "approvalId": first.body["approvalId"],
         "decision": "approve",
         "principal": "client:alice",
@@ -47,13 +47,13 @@ def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: Book) -> 
         "rule": "databases",
     }
     assert approvals.data("approval.granted") == {**completing.data, "votes": 2}
-    assert recorded.attributes["causationid"] == approvals.said("event.scheduled")[0].id
+    assert recorded.attributes["causationid"] == approvals.events("event.scheduled")[0].id
     assert approvals.cause("approval.granted") == completing.id
     assert [grant.approval_id for grant in approvals.grants] == [second.body["approvalId"]]
 
 
-def test_an_automatic_rule_grants_in_its_own_name(approvals: Book) -> None:
-    approvals.see(USER_REBOOT)
+def test_an_automatic_rule_grants_in_its_own_name(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
     details = approvals.data("approval.granted")
     assert {
         key: details[key]
@@ -66,129 +66,135 @@ def test_an_automatic_rule_grants_in_its_own_name(approvals: Book) -> None:
         "required": 0,
         "rule": "users",
     }
-    assert approvals.cause("approval.granted") == approvals.said("event.scheduled")[0].id
+    assert approvals.cause("approval.granted") == approvals.events("event.scheduled")[0].id
 
 
-def test_approval_events_carry_the_head_of_the_journal_before_them(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_approval_events_carry_the_head_of_the_journal_before_them(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
     before, row = list(rows(approvals.connection))[-2:]
     assert orjson.loads(row.body)["journalhead"] == f"{before.position}:{before.hash}"
-    assert "journalhead" not in approvals.said("event.scheduled")[0].attributes
+    assert "journalhead" not in approvals.events("event.scheduled")[0].attributes
 
 
 def test_the_event_id_is_compared_without_case_and_reported_as_azure_wrote_it(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
-    approvals.see(REBOOT)
+    approvals.record_document(REBOOT)
     assert approvals.submit(event_id="e-1").body["eventId"] == "E-1"
-    assert approvals.said("approval.recorded")[0].subject == "E-1"
+    assert approvals.events("approval.recorded")[0].subject == "E-1"
 
 
-def test_repeated_votes_of_one_principal_are_one_vote_and_one_event(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_repeated_votes_of_one_principal_are_one_vote_and_one_event(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
     first = approvals.submit()
     assert approvals.submit() == first
-    assert approvals.names() == ["approval.recorded"]
+    assert approvals.event_names() == ["approval.recorded"]
 
 
 def test_a_vote_with_its_own_request_id_gets_its_own_event_and_replaces_the_last(
-    approvals: Book,
+    approvals: ApprovalFile,
 ) -> None:
     """Over AMQP the event is the answer. The new vote counts from its own time on."""
-    approvals.see(REBOOT)
+    approvals.record_document(REBOOT)
     approvals.submit(request_id="m1", message_id="m1")
-    approvals.clock.turn(200)
+    approvals.clock.advance(200)
     again = approvals.submit(request_id="m2", message_id="m2")
     assert (again.body["state"], again.body["votes"]) == ("pending", 1)
     assert [
-        recorded.attributes["causationid"] for recorded in approvals.said("approval.recorded")
+        recorded.attributes["causationid"] for recorded in approvals.events("approval.recorded")
     ] == ["m1", "m2"]
-    approvals.clock.turn(200)
-    approvals.step()
+    approvals.clock.advance(200)
+    approvals.apply_transitions()
     assert approvals.submit(by="bob").body["state"] == "granted"
-    assert not approvals.said("approval.voided")
+    assert not approvals.events("approval.voided")
 
 
-def test_a_vote_counts_until_it_expires_and_is_voided_once(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_vote_counts_until_it_expires_and_is_voided_once(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
-    moment = approvals.step()
+    moment = approvals.apply_transitions()
     assert moment == NOON + timedelta(minutes=5)
-    approvals.clock.turn(300)
+    approvals.clock.advance(300)
     for _ in range(3):
-        approvals.step()
+        approvals.apply_transitions()
     assert approvals.data("approval.voided")["why"] == "expired"
-    assert approvals.cause("approval.voided") == approvals.said("approval.recorded")[0].id
+    assert approvals.cause("approval.voided") == approvals.events("approval.recorded")[0].id
     assert approvals.submit(by="bob").body["votes"] == 1
 
 
-def test_an_expired_vote_is_voided_before_a_new_one_is_recorded(approvals: Book) -> None:
+def test_an_expired_vote_is_voided_before_a_new_one_is_recorded(approvals: ApprovalFile) -> None:
     """Also if no transition was applied since it expired."""
-    approvals.see(REBOOT)
+    approvals.record_document(REBOOT)
     approvals.submit()
-    approvals.clock.turn(301)
+    approvals.clock.advance(301)
     assert approvals.submit().body["votes"] == 1
-    assert approvals.names() == ["approval.recorded", "approval.voided", "approval.recorded"]
+    assert approvals.event_names() == ["approval.recorded", "approval.voided", "approval.recorded"]
 
 
-def test_a_changed_event_voids_its_votes_once_even_if_it_changes_back(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_changed_event_voids_its_votes_once_even_if_it_changes_back(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
-    approvals.see(event(resources=("db-1", "db-2")))
-    voided = approvals.said("approval.voided")[0]
+    approvals.record_document(build_event(resources=("db-1", "db-2")))
+    voided = approvals.events("approval.voided")[0]
     assert voided.data["why"] == "changed"
     assert voided.data["resources"] == ["db-1", "db-2"]
     assert "dryRun" not in voided.data
-    assert voided.attributes["causationid"] == approvals.said("event.updated")[0].id
-    approvals.see(REBOOT)
+    assert voided.attributes["causationid"] == approvals.events("event.updated")[0].id
+    approvals.record_document(REBOOT)
     assert approvals.submit(by="bob").body["votes"] == 1
-    assert len(approvals.said("approval.voided")) == 1
+    assert len(approvals.events("approval.voided")) == 1
 
 
-def test_a_change_outside_the_revision_voids_nothing(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_a_change_outside_the_revision_voids_nothing(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
-    approvals.see(event(description="other words"))
-    assert len(approvals.said("event.updated")) == 1
+    approvals.record_document(build_event(description="other words"))
+    assert len(approvals.events("event.updated")) == 1
     assert approvals.submit(by="bob").body["state"] == "granted"
 
 
-def test_a_vote_in_flight_is_voided_only_after_the_answer(approvals: Book) -> None:
+def test_a_vote_in_flight_is_voided_only_after_the_answer(approvals: ApprovalFile) -> None:
     """Only the answer says whether the StartRequest used the vote."""
-    approvals.see(REDEPLOY)
+    approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
-    approvals.ledger.in_flight = frozenset(claimed.grant.id for claimed in approvals.claim())
-    changed = event(event_type="Redeploy", resources=("db-2",))
-    approvals.see(changed)
+    approvals.service.in_flight = frozenset(claimed.grant.id for claimed in approvals.claim())
+    changed = build_event(event_type="Redeploy", resources=("db-2",))
+    approvals.record_document(changed)
     assert approvals.submit(of=changed).body["votes"] == 1
-    approvals.ledger.in_flight = frozenset()
-    approvals.step()
+    approvals.service.in_flight = frozenset()
+    approvals.apply_transitions()
     assert approvals.data("approval.voided")["why"] == "changed"
 
 
-def test_an_ended_event_voids_its_votes(approvals: Book) -> None:
-    approvals.see(REBOOT)
+def test_an_ended_event_voids_its_votes(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
     approvals.submit()
-    approvals.see()
+    approvals.record_document()
     assert approvals.data("approval.voided")["why"] == "ended"
-    assert approvals.cause("approval.voided") == approvals.said("event.ended")[0].id
+    assert approvals.cause("approval.voided") == approvals.events("event.ended")[0].id
 
 
-def test_an_event_id_that_comes_back_inherits_holds_but_no_votes_or_grants(approvals: Book) -> None:
+def test_an_event_id_that_comes_back_inherits_holds_but_no_votes_or_grants(
+    approvals: ApprovalFile,
+) -> None:
     """An unneeded hold can be released, but a lost hold can cost a reboot."""
-    approvals.see(REBOOT)
+    approvals.record_document(REBOOT)
     approvals.submit("hold", "eve")
     approvals.submit()
-    approvals.see(step=False)
-    approvals.see(REBOOT)
-    status = approvals.stands()
+    approvals.record_document(step=False)
+    approvals.record_document(REBOOT)
+    status = approvals.status()
     assert (status.occurrence.number, status.vote_count, status.grants) == (2, 0, ())
     assert len(status.active_holds) == 1
     assert approvals.submit("release", "eve").body["state"] == "released"
     assert approvals.submit(by="bob").body["state"] == "pending"
     assert approvals.submit().body["state"] == "granted"
-    approvals.see(step=False)
-    approvals.see(REBOOT)
-    assert approvals.stands().active_grant is None
+    approvals.record_document(step=False)
+    approvals.record_document(REBOOT)
+    assert approvals.status().active_grant is None
     assert approvals.claim() == []

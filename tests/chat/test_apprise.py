@@ -32,7 +32,7 @@ from relay.chat.platforms.apprise.text import card_text
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.egress import REFUSED, AddressRefused
-from tests.approvals.builders import decided, event, standing
+from tests.approvals.builders import build_decision, build_event, build_status
 from tests.approvals.manual_clock import NOON
 from tests.chat.apprise_server import PASSWORD, PATH, TOKEN, Service, service, url_of
 from tests.chat.conformance import HOSTILE, logged
@@ -51,7 +51,7 @@ def settings(*urls: str, **more: Any) -> Settings:
 
 def card(**changes: Any) -> Card:
     """The card of an event that waits for votes."""
-    return event_card(standing(event(**changes)), "prod", link=lambda *_: None, code=None)
+    return event_card(build_status(build_event(**changes)), "prod", link=lambda *_: None, code=None)
 
 
 async def refusal(posts: ServiceFanout) -> Deferred:
@@ -65,7 +65,7 @@ async def refusal(posts: ServiceFanout) -> Deferred:
 
 
 def test_it_says_everything_as_plain_text_with_the_command_that_answers() -> None:
-    made = event_card(standing(event(), decided(by="bob")), "prod", link=lambda *_: None, code=None)
+    made = event_card(build_status(build_event(), build_decision(by="bob")), "prod", link=lambda *_: None, code=None)
     assert card_text(made) == (
         f"Azure begins at {DUE:%Y-%m-%d %H:%M} UTC or soon after, whether or not anybody answers; earlier only when it is approved.\n\n"
         "Machines: db-1\n"
@@ -80,7 +80,7 @@ def test_it_says_everything_as_plain_text_with_the_command_that_answers() -> Non
 
 
 def test_a_burst_has_a_line_for_each() -> None:
-    standings = [standing(event(f"E-{number}")) for number in range(12)]
+    standings = [build_status(build_event(f"E-{number}")) for number in range(12)]
     text = card_text(grouped_card(standings, "prod", link=lambda *_: None, code=None))
     assert text.count("\n- Reboot of db-1") + text.count("\n\n- Reboot of db-1") >= 10
     assert "imds-relay approve | hold EVENT" in text

@@ -24,14 +24,14 @@ from relay.chat.cards.wording import MAX_NAMES, impact_text, join_names
 from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
 from tests.approvals.builders import (
-    Book,
-    approval,
-    caller,
-    decided,
-    event,
-    granted,
-    occurrence,
-    standing,
+    ApprovalFile,
+    build_caller,
+    build_decision,
+    build_event,
+    build_grant,
+    build_occurrence,
+    build_request,
+    build_status,
 )
 from tests.approvals.manual_clock import NOON
 from tests.chat.wall_platform import plain_text
@@ -70,9 +70,10 @@ def card_of(
 
 
 def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> None:
-    text = all_text(
-        card_of(
-            standing(event(resources=("db-1", "db-2"), duration=30, description="Host maintenance"))
+    """Issue 6, item 2: the same words everywhere."""
+    text = said(
+        card(
+            build_status(build_event(resources=("db-1", "db-2"), duration=30, description="Host maintenance"))
         )
     )
     assert text.splitlines() == [
@@ -94,20 +95,21 @@ def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> Non
 def test_a_vote_is_shown_with_who_gave_it_and_who_is_missing() -> None:
     assert (
         "Votes: 1 of 2: client:alice; 1 missing, from client:bob, client:drain, until 12:14"
-        in all_text(card_of(standing(None, decided())))
+        in said(card(build_status(None, build_decision())))
     )
 
 
 def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
-    card = card_of(standing(None, decided("hold", expires=3600)))
-    assert labels(card) == ["Approve", "Release the hold"]
-    assert card.tone == "held"
-    assert HOLD_NOTICE.lower() in all_text(card).lower()
-    assert "Held by: client:alice until 13:00" in all_text(card)
+    """Contract, section 8: every text about a hold says that Azure proceeds."""
+    found = card(build_status(None, build_decision("hold", expires=3600)))
+    assert labels(found) == ["Approve", "Release the hold"]
+    assert found.tone == "held"
+    assert HOLD_NOTICE.lower() in said(found).lower()
+    assert "Held by: client:alice until 13:00" in said(found)
     assert all(
-        HOLD_NOTICE in plain_text(button.question)
-        for button in card_of(standing()).buttons
-        if button.decision == "hold"
+        HOLD_NOTICE in flat(one.question)
+        for one in card(build_status()).buttons
+        if one.decision == "hold"
     )
 
 
@@ -121,37 +123,26 @@ STARTED = standing(event(event_status="Started", due=None))
 @pytest.mark.parametrize(
     ("status", "tone", "words"),
     [
-        pytest.param(
-            standing(grants=[granted()]),
-            "approved",
-            "the StartRequest is about to be sent",
-            id="granted",
+        (build_status(grants=[build_grant()]), "approved", "the StartRequest is about to be sent"),
+        (build_status(grants=[build_grant("sent")]), "approved", "the StartRequest was sent"),
+        (build_status(grants=[build_grant("accepted")]), "approved", "Azure has accepted the StartRequest"),
+        (build_status(build_event(event_status="Started", due=None)), "running", "Azure has begun."),
+        (build_status(live=False), "over", "whether it happened is not known"),
+        (
+            replace(build_status(), occurrence=build_occurrence(live=False, outcome="completed")),
+            "over",
+            "Azure has completed it",
         ),
-        pytest.param(
-            standing(grants=[granted("sent")]), "approved", "the StartRequest was sent", id="sent"
+        (
+            replace(build_status(), occurrence=build_occurrence(live=False, outcome="canceled")),
+            "over",
+            "it does not happen",
         ),
-        pytest.param(
-            standing(grants=[granted("accepted")]),
-            "approved",
-            "Azure has accepted the StartRequest",
-            id="accepted",
-        ),
-        pytest.param(STARTED, "running", "Azure has begun.", id="started"),
-        pytest.param(
-            ENDED["unknown"], "over", "whether it happened is not known", id="ended, unknown"
-        ),
-        pytest.param(ENDED["completed"], "over", "Azure has completed it", id="completed"),
-        pytest.param(ENDED["canceled"], "over", "it does not happen", id="canceled"),
-        pytest.param(standing(mode="off"), "waiting", "Approvals are off", id="approvals off"),
-        pytest.param(standing(mode="dry-run"), "waiting", "no StartRequest is sent", id="dry run"),
-        pytest.param(
-            standing(now=901),
-            "waiting",
-            "NotBefore was 12:15: Azure can begin at any moment.",
-            id="after NotBefore",
-        ),
-        pytest.param(
-            standing(event(event_type="Freeze")),
+        (build_status(mode="off"), "waiting", "Approvals are off"),
+        (build_status(mode="dry-run"), "waiting", "no StartRequest is sent"),
+        (build_status(now=901), "waiting", "NotBefore was 12:15: Azure can begin at any moment."),
+        (
+            build_status(build_event(event_type="Freeze")),
             "waiting",
             "no rule allows this relay to approve it",
             id="no rule",
@@ -162,6 +153,7 @@ STARTED = standing(event(event_status="Started", due=None))
             "users: approved automatically",
             id="automatic rule",
         ),
+        (build_status(build_event(event_source="User")), "waiting", "users: approved automatically"),
     ],
 )
 def test_each_state_is_said_in_words(status: ApprovalStatus, tone: str, words: str) -> None:
@@ -173,12 +165,12 @@ def test_each_state_is_said_in_words(status: ApprovalStatus, tone: str, words: s
 @pytest.mark.parametrize(
     "status",
     [
-        pytest.param(standing(live=False), id="ended"),
-        pytest.param(STARTED, id="started"),
-        pytest.param(standing(grants=[granted("sent")]), id="sent"),
-        pytest.param(standing(grants=[granted("accepted")]), id="accepted"),
-        pytest.param(standing(mode="off"), id="approvals off"),
-        pytest.param(standing(now=901), id="after NotBefore"),
+        build_status(live=False),
+        build_status(build_event(event_status="Started", due=None)),
+        build_status(grants=[build_grant("sent")]),
+        build_status(grants=[build_grant("accepted")]),
+        build_status(mode="off"),
+        build_status(now=901),
     ],
 )
 def test_buttons_vanish_when_nothing_can_be_decided(status: ApprovalStatus) -> None:
@@ -241,25 +233,25 @@ def test_machines_without_a_vote_are_named_also_after_voting_closed() -> None:
 
 
 def test_voting_that_has_closed_leaves_the_hold() -> None:
-    assert labels(card_of(standing(now=841))) == ["Hold"]
+    assert labels(card(build_status(now=841))) == ["Hold"]
 
 
 def test_a_message_that_leads_nowhere_says_where_to_decide() -> None:
-    card = event_card(standing(), "prod", link=None, code="123456")
-    assert card.buttons == ()
-    assert card.code is None
-    assert "imds-relay approve|hold E-1" in all_text(card)
+    found = event_card(build_status(), "prod", link=None, code="123456")
+    assert found.buttons == ()
+    assert found.code is None
+    assert "imds-relay approve|hold E-1" in said(found)
 
 
 def test_buttons_that_are_answered_in_the_chat_show_no_code() -> None:
-    assert card_of(standing(), url=None).code is None
-    assert card_of(standing()).code == "123456"
+    assert card(build_status(), link=None).code is None
+    assert card(build_status()).code == "123456"
 
 
 def test_many_machines_are_counted() -> None:
     names = [f"vm-{number}" for number in range(100)]
     assert join_names(names) == f"{', '.join(names[:MAX_NAMES])} and 90 more"
-    assert len(all_text(card_of(standing(event(resources=tuple(names)))))) < 1500
+    assert len(said(card(build_status(build_event(resources=tuple(names)))))) < 1500
 
 
 @pytest.mark.parametrize(
@@ -303,18 +295,30 @@ def test_what_happens_is_said_for_every_type(
     assert impact_text(event_type, seconds) == text
 
 
-STATUSES = st.builds(
-    lambda scheduled, decisions, grants, mode, now, live: standing(
-        scheduled, *decisions, grants=grants, mode=mode, now=now, live=live
+DECISIONS = st.lists(
+    st.sampled_from(
+        [
+            build_decision(),
+            build_decision(by="bob"),
+            build_decision("hold"),
+            build_decision("hold", "bob", expires=60),
+            build_decision(expires=30),
+        ]
+    ),
+    max_size=4,
+)
+STANDINGS = st.builds(
+    lambda of, decisions, grants, mode, now, live: build_status(
+        of, *decisions, grants=grants, mode=mode, now=now, live=live
     ),
     st.sampled_from(
         [
-            event(),
-            event(event_type="Freeze"),
-            event(event_source="User"),
-            event(event_status="Started", due=None),
-            event(event_status="Paused"),
-            event(due=None),
+            build_event(),
+            build_event(event_type="Freeze"),
+            build_event(event_source="User"),
+            build_event(event_status="Started", due=None),
+            build_event(event_status="Paused"),
+            build_event(due=None),
         ]
     ),
     st.lists(
@@ -332,11 +336,11 @@ STATUSES = st.builds(
     st.lists(
         st.sampled_from(
             [
-                granted(),
-                granted("sent"),
-                granted("accepted"),
-                granted("failed", status=400),
-                granted("failed"),
+                build_grant(),
+                build_grant("sent"),
+                build_grant("accepted"),
+                build_grant("failed", status=400),
+                build_grant("failed"),
             ]
         ),
         max_size=2,
@@ -352,18 +356,11 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
     status: ApprovalStatus,
 ) -> None:
     """And one that the gate would take is shown, unless it would change nothing."""
-    operator = caller("alice", "approve", "hold", "operate")
-    is_approved = status.active_grant is not None or status.is_claimed
-    changes_nothing = {
-        "approve": status.quorum is None or is_approved,
-        "hold": bool(status.active_holds) or not status.is_open,
-        "release": not status.is_open,
-    }
-    for decision in DECISIONS:
-        request = approval(decision, operator, status.occurrence.event, at=status.now)
-        refusal = authorize(request, status)
-        if decision in available_decisions(status):
-            assert refusal is None, (decision, refusal)
+    who = build_caller("alice", "approve", "hold", "operate")
+    for choice in CHOICES:
+        refusal = authorize(build_request(choice, who, one.occurrence.event, at=one.now), one)
+        if choice in available_decisions(one):
+            assert refusal is None, (choice, refusal)
         elif refusal is None:
             assert changes_nothing[decision], decision
 
@@ -401,10 +398,10 @@ def test_many_events_of_one_document_are_one_message_of_a_few_lines(
         assert f"And {len(live) - MAX_LISTED_EVENTS} more" in all_text(card)
 
 
-def test_a_grouped_message_lists_first_what_waits_for_somebody() -> None:
-    waiting = standing(event("E-9", resources=("db-9",)))
+def test_a_burst_lists_first_what_waits_for_somebody() -> None:
+    waiting = build_status(build_event("E-9", resources=("db-9",)))
     others = [
-        standing(event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",)))
+        build_status(build_event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",)))
         for number in range(20)
     ]
     card = grouped_card(
@@ -423,25 +420,22 @@ def test_a_grouped_message_does_not_wait_for_votes_after_voting_closed() -> None
     assert "waiting for votes" not in all_text(card)
 
 
-# --- the lines of a thread
+def lines(book: ApprovalFile) -> list[str]:
+    """The history of everything that a relay said."""
+    return [flat(timeline_line(one)) for one in book.events()]
 
 
-def thread_lines(book: Book) -> list[str]:
-    """Return a line for every CloudEvent in a journal."""
-    return [plain_text(timeline_line(event)) for event in book.said()]
-
-
-def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
-    book = Book(tmp_path / "relay.db")
-    book.see(event())
+def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
+    book = ApprovalFile(tmp_path / "relay.db")
+    book.record_document(build_event())
     book.submit("hold", "bob", reason="backup runs")
     book.submit("release", "bob")
     book.submit("approve", "alice")
-    book.submit("approve", caller("eve"))
+    book.submit("approve", build_caller("eve"))
     book.submit("approve", "bob")
-    book.see(event(event_status="Started", due=None))
-    book.see()
-    assert thread_lines(book) == [
+    book.record_document(build_event(event_status="Started", due=None))
+    book.record_document()
+    assert lines(book) == [
         "12:00: Azure announced a Reboot of db-1.",
         "12:00: client:bob put it on hold (“backup runs”).",
         "12:00: client:bob released the hold.",

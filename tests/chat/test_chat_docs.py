@@ -12,7 +12,7 @@ from relay.chat.cards.rendering import event_card
 from relay.chat.platforms.apprise.fanout import ServiceFanout
 from relay.chat.platforms.apprise.settings import Settings
 from relay.config import Config
-from tests.approvals.builders import event, standing
+from tests.approvals.builders import build_event, build_status
 from tests.chat.apprise_server import service, url_of
 from tests.chat.teams_server import PATH, QUERY
 
@@ -36,12 +36,12 @@ def test_the_section_that_a_page_shows_works(page: str, text: str, tmp_path: Pat
 
 async def test_the_text_that_the_page_shows_is_what_a_service_gets() -> None:
 
-    reboot = event(
+    reboot = build_event(
         "6F83E8DA-3EB4-4B0A-BFCA-0932494392AD",
         resources=("db-1", "db-2"),
         description="Host server is undergoing maintenance.",
     )
-    card = event_card(standing(reboot), "prod", link=lambda *_: None, code=None)
+    card = event_card(build_status(reboot), "prod", link=lambda *_: None, code=None)
     async with service() as there:
         given = Settings.model_validate(
             {"kind": "apprise", "name": "p", "urls": [url_of(there.port)], "allow_http": True}

@@ -21,7 +21,7 @@ from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
-from tests.approvals.manual_clock import HandClock
+from tests.approvals.manual_clock import ManualClock
 from tests.chat.mattermost_server import TOKEN, Mattermost, mattermost, new_id, said
 from tests.journey.relay_process import eventually
 
@@ -246,14 +246,14 @@ async def test_names_that_cannot_be_looked_up_keep_no_post_back(
 async def test_what_the_server_said_of_a_person_holds_for_half_a_minute(
     server: Mattermost, api: Api
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     people, ann = MemberDirectory(api, server.channel, clock), server.person("ann")
     assert await people.principal(ann) == f"mattermost:{server.team}/{ann}"
     asked = len(server.calls)
-    clock.turn(29)
+    clock.advance(29)
     assert await people.principal(ann)
     assert len(server.calls) == asked
-    clock.turn(2)
+    clock.advance(2)
     server.users[ann]["delete_at"] = 1
     with pytest.raises(Exception, match="not an active one"):
         await people.principal(ann)

@@ -21,7 +21,7 @@ from relay.chat.platforms.teams.card import (
     moment,
     render_markdown,
 )
-from tests.approvals.builders import decided, event, occurrence, standing
+from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status
 from tests.approvals.manual_clock import NOON
 from tests.chat.teams_server import Workflow, actions_of, lines_of, mistakes, read
 
@@ -35,7 +35,7 @@ def link(*_: Any) -> str:
 
 def one(**changes: Any) -> Card:
     """The card of an event that waits for votes."""
-    return event_card(standing(event(**changes)), "prod", link=link, code="123456")
+    return event_card(build_status(build_event(**changes)), "prod", link=link, code="123456")
 
 
 def shown(card: Card) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def ran(message: dict[str, Any]) -> Workflow:
 
 def test_it_says_everything_that_the_card_says() -> None:
     card = event_card(
-        standing(event(description="Host maintenance"), decided(by="bob")),
+        build_status(build_event(description="Host maintenance"), build_decision(by="bob")),
         "prod",
         link=link,
         code="123456",
@@ -99,7 +99,7 @@ def test_buttons_open_the_page_and_look_like_what_they_do() -> None:
 
 
 def test_without_a_page_there_is_neither_a_button_nor_a_code() -> None:
-    card = shown(event_card(standing(event()), "prod", link=None, code="123456"))
+    card = shown(event_card(build_status(build_event()), "prod", link=None, code="123456"))
     assert actions_of(card) == []
     assert "code" not in "\n".join(lines_of(card))
 
@@ -126,7 +126,7 @@ def test_a_moment_is_in_the_one_form_that_every_client_turns_into_the_readers_ti
 def test_moments_are_in_textblocks_alone() -> None:
     """Of no other element is it said that it shows the reader's time."""
     card = shown(
-        event_card(standing(event(), decided("hold", expires=600)), "prod", link=link, code=None)
+        event_card(build_status(build_event(), build_decision("hold", expires=600)), "prod", link=link, code=None)
     )
     facts = [
         fact["value"]
@@ -204,8 +204,8 @@ def test_text_of_a_thousand_characters_is_shown_whole_where_there_is_room() -> N
 @pytest.mark.parametrize("letter", ["x", "\N{PILE OF POO}"], ids=ascii)
 def test_a_burst_fits_with_all_its_buttons(letter: str) -> None:
     standings = [
-        standing(
-            event(
+        build_status(
+            build_event(
                 f"E-{number}",
                 resources=tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100)),
             )
@@ -259,7 +259,7 @@ def test_a_follow_up_says_first_what_it_is_about() -> None:
 
 def test_every_tone_has_its_colour_and_what_is_over_has_none() -> None:
     over = event_card(
-        replace(standing(event()), occurrence=occurrence(live=False, outcome="completed")),
+        replace(build_status(build_event()), occurrence=build_occurrence(live=False, outcome="completed")),
         "prod",
         link=link,
         code=None,

@@ -26,9 +26,8 @@ from relay.events.model import Document, Event
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
-from tests.approvals.builders import BOOT, ORIGIN, SETTINGS, SPEAKS, approval
-from tests.approvals.manual_clock import HandClock
-from tests.journey.relay_process import eventually
+from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
+from tests.approvals.manual_clock import ManualClock
 
 
 class WallSettings(ChatSettings):
@@ -110,8 +109,15 @@ class WallRelay:
     dispatcher: Dispatcher
 
     async def see(self, *events: Event) -> None:
-        """Record a document with these events, and what follows from it."""
-        recorder = Recorder(ORIGIN, BOOT, frozenset({"db-1"}))
+        """The document holds these events; what follows from that is done."""
+        recorder, now = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"})), self.clock.now()
+        await self.store.transact(
+            lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False))
+        )
+        await self.step()
+
+    async def step(self) -> None:
+        """What follows from how things are is done, and told."""
         now = self.clock.now()
         poll = PollResult(Document(1, events), now, gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, poll))
@@ -120,9 +126,11 @@ class WallRelay:
     async def submit(
         self, decision: DecisionKind = "approve", client: str = "alice"
     ) -> DecisionAnswer:
-        """Submit a client's decision about the event E-1."""
-        request = approval(decision, client, at=self.clock.now())
-        return await self.store.transact(lambda tx: self.approvals.submit(tx, request))
+        """A client asks for something."""
+        now = self.clock.now()
+        return await self.store.transact(
+            lambda tx: self.ledger.submit(tx, build_request(decision, by, of, at=now, **changes))
+        )
 
     async def settle(self) -> None:
         """Return when everything recorded is delivered."""
@@ -152,24 +160,21 @@ async def relay_with_wall(
     clock: HandClock | None = None,
     public_url: str | None = "https://relay.example.com",
     in_chat: bool = False,
-    **fields: Any,
-) -> AsyncIterator[WallRelay]:
-    """Run a relay. Over the same directory it is the same relay, started again.
-
-    ``fields`` are further fields of the sink's section.
-    """
-    clock = clock or HandClock()
-    settings = WallSettings.model_validate({"name": "wall", **fields})
+    **settings: Any,
+) -> AsyncIterator[Room]:
+    """A relay that runs; over the same directory it is the same one, started again. ``settings``: more of the sink's."""
+    clock = clock or ManualClock()
+    given = WallSettings.model_validate({"name": "wall", **settings})
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
         Identity(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        approvals = ApprovalService(SETTINGS, ORIGIN, client_resources=SPEAKS)
-        context = make_chat_context(store, approvals, clock, public_url)
-        sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
-        dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_: None)
+        ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES)
+        board = ChatBoard(store, ledger, clock, public_url)
+        current = LiveMessageSink(given, board, wall, clock, in_chat=in_chat)
+        dispatcher = Dispatcher({"wall": (given, current)}, store, clock, lambda *_: None)
         await dispatcher.start()
         async with sink.refreshing(), delivering(dispatcher):
             yield WallRelay(wall, store, approvals, clock, dispatcher)

@@ -20,7 +20,7 @@ from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavai
 from relay.events.model import MAX_DOCUMENT_BYTES
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, parse_retry_after
-from tests.approvals.manual_clock import HandClock
+from tests.approvals.manual_clock import ManualClock
 from tests.imds.scripted_server import (
     EMPTY,
     Answer,
@@ -423,11 +423,11 @@ async def by_hand(
     answer: Answer | Script | None = None,
 ) -> AsyncIterator[tuple[FarSide, ImdsClient]]:
     """A client and a far side that live by one clock."""
-    clock = HandClock()
+    clock = ManualClock()
     async with (
         far_side(answer, clock) as side,
         ImdsClient(SourceSettings(url=side.url), clock) as client,
-        clock.going(0.01),
+        clock.ticking(0.01),
     ):
         yield side, client
 
@@ -502,7 +502,7 @@ async def test_calls_that_never_got_through_take_nothing_from_the_budget() -> No
         unused.bind(("127.0.0.1", 0))
         settings = SourceSettings(url=f"http://127.0.0.1:{unused.getsockname()[1]}")
         async with (
-            ImdsClient(settings, HandClock()) as client,
+            ImdsClient(settings, ManualClock()) as client,
             asyncio.timeout(30),
         ):  # by a clock that stands still
             for _ in range(6):

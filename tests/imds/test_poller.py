@@ -25,8 +25,8 @@ from relay.ingest.recorder import Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
-from tests.approvals.builders import BOOT, ORIGIN
-from tests.approvals.manual_clock import NOON, HandClock, eventually
+from tests.approvals.builders import BOOT_ID, ORIGIN
+from tests.approvals.manual_clock import NOON, ManualClock, wait_until
 from tests.imds.scripted_server import Answer, far_side
 
 _SECOND = 1.06
@@ -37,7 +37,7 @@ _SECOND = 1.06
 class Rig:
     """A poller that runs, and what it said of itself."""
 
-    clock: HandClock
+    clock: ManualClock
     store: Store
     poller: Poller
     said: list[tuple[str, str | None, str, int]] = field(default_factory=list)
@@ -59,26 +59,26 @@ class Rig:
         for _ in range(times):
             before = self.poller.polls
             await self.resting()
-            self.clock.turn(_SECOND)
-            await eventually(lambda before=before: self.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            self.clock.advance(_SECOND)
+            await wait_until(lambda before=before: self.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await self.resting()
 
     async def resting(self) -> None:
         """Wait until the poller sleeps: the watch does so at all times, and the pause makes two."""
-        await eventually(lambda: self.poller.polls > 0 and len(self.clock.asleep) >= 2)
+        await wait_until(lambda: self.poller.polls > 0 and len(self.clock.remaining_sleeps) >= 2)
 
     async def until(
         self, condition: Callable[[], bool], step: float = 0.25, within: float = 300.0
     ) -> None:
         """Turn the clock until it holds."""
-        await self.clock.turn_until(condition, step=step, within=within)
+        await self.clock.advance_until(condition, step=step, within=within)
 
 
 @asynccontextmanager
 async def rig(
     folder: Path,
     url: str,
-    clock: HandClock,
+    clock: ManualClock,
     *,
     interval: str = "1s",
     timeout: str = "30s",  # noqa: ASYNC109  # the setting's own name
@@ -99,7 +99,7 @@ async def rig(
         ImdsClient(source, clock) as client,
     ):
         said: list[tuple[str, str | None, str, int]] = []
-        recorder = Recorder(ORIGIN, BOOT, frozenset({"vm-0"}))
+        recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"vm-0"}))
         poller = Poller(
             source,
             client,
@@ -126,7 +126,7 @@ async def rig(
 @asynccontextmanager
 async def simulated(folder: Path, **given: Any) -> AsyncIterator[tuple[Rig, Simulator]]:
     """A poller before a simulated Azure."""
-    clock = HandClock()
+    clock = ManualClock()
     async with (
         Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim,
         rig(folder, sim.url, clock, **given) as it,
@@ -153,8 +153,8 @@ async def test_it_polls_once_an_interval_also_in_between(tmp_path: Path) -> None
     async with simulated(tmp_path, interval="10s") as (it, sim):
         assert len(sim.calls) == 1
         for _ in range(9):
-            it.clock.turn(1)
-        assert it.clock.asleep[0] == pytest.approx(1)
+            it.clock.advance(1)
+        assert it.clock.remaining_sleeps[0] == pytest.approx(1)
         await it.polled()
         assert len(sim.calls) == 2
 
@@ -184,18 +184,18 @@ async def test_an_idle_poll_does_not_ask_the_store(tmp_path: Path) -> None:
 
 
 async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
 
     def script(_: object) -> Answer:
         if len(side.asked) == 2:
-            clock.turn(0.4)  # while the call is on its way
+            clock.advance(0.4)  # while the call is on its way
         return Answer()
 
     async with far_side(script) as side, rig(tmp_path, side.url, clock, interval="3s") as it:
         await it.resting()
-        clock.turn(3)
-        await eventually(lambda: len(side.asked) == 2 and len(clock.asleep) == 2)
-        assert clock.asleep[0] == pytest.approx(2.6)
+        clock.advance(3)
+        await wait_until(lambda: len(side.asked) == 2 and len(clock.remaining_sleeps) == 2)
+        assert clock.remaining_sleeps[0] == pytest.approx(2.6)
 
 
 async def test_an_incarnation_alone_is_no_change(tmp_path: Path) -> None:
@@ -282,13 +282,13 @@ async def test_the_rest_after_failures_doubles_and_jitter_only_adds(
         sim.fault(Fault(status=500, calls=len(pauses)))
         await it.polled()
         for pause in pauses:
-            assert it.clock.asleep[0] == pytest.approx(pause)
+            assert it.clock.remaining_sleeps[0] == pytest.approx(pause)
             before = it.poller.polls
-            it.clock.turn(pause)
-            await eventually(lambda before=before: it.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            it.clock.advance(pause)
+            await wait_until(lambda before=before: it.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await it.resting()
         assert it.poller.failures == 0
-        assert it.clock.asleep[0] == pytest.approx(1)
+        assert it.clock.remaining_sleeps[0] == pytest.approx(1)
 
 
 async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
@@ -300,10 +300,10 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
         calls = len(sim.calls)
         question = asyncio.create_task(it.poller.read_fresh())
         for _ in range(19):
-            it.clock.turn(1)
+            it.clock.advance(1)
             await asyncio.sleep(0)
         assert (len(sim.calls), question.done()) == (calls, False)
-        it.clock.turn(1)
+        it.clock.advance(1)
         await question
         assert len(sim.calls) == calls + 1
 
@@ -315,24 +315,24 @@ async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_pol
     tmp_path: Path,
 ) -> None:
     async with simulated(tmp_path, interval="10s") as (it, sim):
-        it.clock.turn(4)
+        it.clock.advance(4)
         sim.schedule(Plan())
         await it.poller.read_fresh()
         assert await it.names() == ["event.scheduled"]
         await it.resting()
         assert len(sim.calls) == 2
-        assert it.clock.asleep[0] == pytest.approx(10)
+        assert it.clock.remaining_sleeps[0] == pytest.approx(10)
 
 
 async def test_many_who_ask_share_one_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (it, sim):
-        it.clock.turn(4)
+        it.clock.advance(4)
         await asyncio.gather(*(it.poller.read_fresh() for _ in range(50)))
         assert len(sim.calls) == 2
 
 
 async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     first, gate = Answer(NOTHING, pause=0.1), asyncio.Event()
 
     def script(_: object) -> Answer:
@@ -349,7 +349,7 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
 async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (it, sim):
         sim.fault(Fault(status=503))
-        it.clock.turn(4)
+        it.clock.advance(4)
         questions = [asyncio.create_task(it.poller.read_fresh()) for _ in range(2)]
         for question in questions:
             with pytest.raises(SourceError, match="503"):
@@ -359,7 +359,7 @@ async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> 
 async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (it, sim):
         sim.fault(Fault(status=503))
-        it.clock.turn(4)
+        it.clock.advance(4)
         gone, stays = (
             asyncio.create_task(it.poller.read_fresh()),
             asyncio.create_task(it.poller.read_fresh()),
@@ -391,7 +391,7 @@ async def test_questions_without_end_make_no_more_than_two_calls_a_second(tmp_pa
 async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_read(
     tmp_path: Path,
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
         sim.fault(Fault(status=503, lasts=1000.0))
         async with rig(tmp_path, sim.url, clock) as it:
@@ -421,7 +421,7 @@ async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_
             )
             assert not it.poller.lost
             await it.until(lambda: it.poller.lost, step=0.1, within=3)
-            it.clock.turn(300)
+            it.clock.advance(300)
             await it.until(lambda: it.poller.failures > 20)
             assert [one[0] for one in it.said] == [
                 "relay.source-lost",
@@ -433,7 +433,7 @@ async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_
 
 
 async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     async with far_side(lambda _: Answer(pause=60)) as side:
         source = SourceSettings.model_validate({"url": side.url})
         async with (
@@ -443,7 +443,7 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
             ImdsClient(source, clock) as client,
         ):
             said: list[str] = []
-            recorder = Recorder(ORIGIN, BOOT, None)
+            recorder = Recorder(ORIGIN, BOOT_ID, None)
             poller = Poller(
                 source,
                 client,
@@ -454,9 +454,9 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
                 last_read=None,
             )
             task = asyncio.create_task(poller.run())
-            await eventually(lambda: len(side.asked) == 1)
-            clock.turn(LOST_BEFORE_FIRST)
-            await eventually(lambda: poller.lost)
+            await wait_until(lambda: len(side.asked) == 1)
+            clock.advance(LOST_BEFORE_FIRST)
+            await wait_until(lambda: poller.lost)
             assert said == ["relay.source-lost"]
             task.cancel()
             await asyncio.wait({task})
@@ -484,21 +484,21 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
     tmp_path: Path, expected: tuple[str, str], interval: str, seconds: float
 ) -> None:
     """Longer than three intervals, or five seconds, the longer of the two. Here one call took so long."""
-    clock, pause = HandClock(), float(interval.removesuffix("s"))
+    clock, pause = ManualClock(), float(interval.removesuffix("s"))
 
     def script(_: object) -> Answer:
         if len(side.asked) < 3:
             return Answer(SCHEDULED)
         if len(side.asked) == 3:
-            clock.turn(seconds - pause)  # while the call is on its way
+            clock.advance(seconds - pause)  # while the call is on its way
         return Answer(NOTHING)
 
     async with far_side(script) as side, rig(tmp_path, side.url, clock, interval=interval) as it:
         for polls in (2, 3):
             await it.resting()
-            clock.turn(pause)
-            await eventually(lambda polls=polls: len(side.asked) == polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        await eventually(lambda: "event.ended" in it.heard)
+            clock.advance(pause)
+            await wait_until(lambda polls=polls: len(side.asked) == polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        await wait_until(lambda: "event.ended" in it.heard)
         assert await outcome(it) == expected
 
 
@@ -515,14 +515,14 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
 async def test_a_gap_is_measured_by_both_clocks(
     tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     async with far_side(Answer(SCHEDULED)) as side, rig(tmp_path, side.url, clock) as it:
         await it.polled()
         side.answer = Answer(NOTHING)
         now = clock.now()
-        clock.turn(monotonic)
-        clock.set(now + timedelta(seconds=wall))
-        await eventually(lambda: "event.ended" in it.heard)
+        clock.advance(monotonic)
+        clock.set_wall_clock(now + timedelta(seconds=wall))
+        await wait_until(lambda: "event.ended" in it.heard)
         assert await outcome(it) == expected
 
 
@@ -539,14 +539,14 @@ async def test_a_gap_is_measured_by_both_clocks(
 async def test_after_a_restart_the_stop_counts_as_the_gap(
     tmp_path: Path, expected: tuple[str, str], last_read: datetime | None
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
         event = sim.schedule(Plan(notice=3600.0))
         async with rig(tmp_path, sim.url, clock) as it:
             await it.resting()
         sim.cancel(event)
-        clock.turn(_SECOND)
-        clock.set(NOON)
+        clock.advance(_SECOND)
+        clock.set_wall_clock(NOON)
         async with rig(tmp_path, sim.url, clock, last_read=last_read) as it:
             assert it.poller.last_read == last_read
             await it.resting()
@@ -579,7 +579,7 @@ async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorde
         await it.polled(2)
         assert it.heard == ["event.scheduled", "event.ended"]
         connection.execute("PRAGMA query_only = OFF")
-        await eventually(lambda: it.store.failing is None)
+        await wait_until(lambda: it.store.failing is None)
         assert it.heard == await it.names() == ["event.scheduled", "event.ended"]
 
 

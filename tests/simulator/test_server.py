@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.event import API_VERSIONS, NEWEST
-from tests.approvals.manual_clock import HandClock
+from tests.approvals.manual_clock import ManualClock
 
 EVENTS = "/metadata/scheduledevents"
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
@@ -204,7 +204,7 @@ async def test_instance_metadata_can_be_missing(client: aiohttp.ClientSession) -
 
 async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSession) -> None:
     """Five a second for each VM, instance metadata and events together; the other VM is not held to it."""
-    clock = HandClock()
+    clock = ManualClock()
     async with Simulator(Setup(vms=PAIR.vms), clock=clock) as sim:
         paths = [
             EVENTS,
@@ -221,17 +221,17 @@ async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSess
                 answers.append((response.status, response.headers.get("Retry-After")))
         assert answers == [(200, None)] * 5 + [(429, "1")]
         assert (await get(client, sim.urls["vm-1"]))[0] == 200
-        clock.turn(1)
+        clock.advance(1)
         assert (await get(client, sim.url))[0] == 200
 
 
 async def test_the_first_call_is_slow_and_calls_during_it_wait_no_longer(
     client: aiohttp.ClientSession,
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     async with (
         Simulator(Setup(first_call=120.0, rate_limit=None), clock=clock) as sim,
-        clock.going(0.5),
+        clock.ticking(0.5),
     ):
         began = sim.clock.monotonic()
         assert [
