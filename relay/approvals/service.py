@@ -37,7 +37,7 @@ from relay.outbox.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 _REUSED_ID = Refusal(
-    409, "this id was used before with another body; give each request an id of its own"
+    409, "this id came before with another body; give each request an id of its own"
 )
 
 
@@ -105,7 +105,7 @@ class ApprovalService:
         status = self._current_status(tx, request)
         if first_answer is not None:
             return self._refuse(tx, request, status, _REUSED_ID)
-        refusal = self._refusal(tx, request, status)
+        refusal = self._find_refusal(tx, request, status)
         if refusal is not None:
             answer = self._refuse(tx, request, status, refusal)
         else:
@@ -115,7 +115,7 @@ class ApprovalService:
             self._remember_answer(tx, request, answer)
         return answer
 
-    def _refusal(
+    def _find_refusal(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus | None
     ) -> Refusal | None:
         refusal = authorize(request, status)
