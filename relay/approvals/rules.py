@@ -17,11 +17,6 @@ from relay.approvals.principals import is_principal, principal_forms
 from relay.events.match import Match, matches
 from relay.settings import Duration, Section
 
-_PRINCIPAL = re.compile(r"(client|local|slack|mattermost|entra|mtls):\S+")
-_PRINCIPAL_FORMS = (
-    "client:<name>, local:<user>, slack:<team>/<user>, mattermost:<team>/<user>, "
-    "entra:<tenant>/<object> or mtls:<name>"
-)
 MAX_DURATION = 3650 * 86400.0
 """Seconds. A longer time from now could pass the year 9999, where datetime ends."""
 _MAX_MINUTES_TO_CHANGE = 8 * 24 * 60
@@ -29,20 +24,20 @@ _MAX_MINUTES_TO_CHANGE = 8 * 24 * 60
 
 
 def _check_principal(text: str) -> str:
-    if _PRINCIPAL.fullmatch(text) is None:
-        raise ValueError(f"expected {_PRINCIPAL_FORMS}")
+    if not is_principal(text):
+        raise ValueError(f"expected {principal_forms()}")
     return text
 
 
 def _check_member(text: str) -> str:
-    if not text.startswith("person:") and _PRINCIPAL.fullmatch(text) is None:
-        raise ValueError(f"expected {_PRINCIPAL_FORMS}, or person:<name>")
+    if not text.startswith("person:") and not is_principal(text):
+        raise ValueError(f"expected {principal_forms()}, or person:<name>")
     return text
 
 
 def _check_voter(text: str) -> str:
-    if not text.startswith(("group:", "person:")) and _PRINCIPAL.fullmatch(text) is None:
-        raise ValueError(f"expected group:<name>, person:<name>, {_PRINCIPAL_FORMS}")
+    if not text.startswith(("group:", "person:")) and not is_principal(text):
+        raise ValueError(f"expected group:<name>, person:<name>, {principal_forms()}")
     return text
 
 

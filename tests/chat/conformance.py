@@ -38,7 +38,9 @@ from relay.outbox.deliveries import Delivery, LoggedAttempt
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt
-from tests.approvals.builders import BOOT_ID, ORIGIN, SETTINGS, build_event, build_request
+from tests.approvals.builders import BOOT_ID, ORIGIN, SETTINGS, build_request
+from tests.approvals.builders import build_event as make_event
+from tests.chat.wall_platform import delivering
 from tests.journey.relay_process import eventually
 
 TIMEOUT = 60.0
@@ -124,19 +126,19 @@ class ChatRelay:
     clock: SystemClock
 
     async def see(self, *events: Event) -> None:
-        """The document holds these events; what follows from that is done."""
-        recorder, now = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"})), self.clock.now()
-        await self.store.transact(
-            lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False))
-        )
-        await self.store.transact(lambda tx: self.ledger.apply_transitions(tx, now))
-
-    async def submit(self, decision: DecisionKind, by: str, of: Event) -> DecisionAnswer:
-        """A client asks for something."""
+        """Record a document with these events, and what follows from it."""
+        recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
         now = self.clock.now()
-        return await self.store.transact(
-            lambda tx: self.ledger.submit(tx, build_request(decision, by, of, at=now))
-        )
+        poll = PollResult(Document(1, events), now, gap=False)
+        await self.store.transact(lambda tx: recorder.record(tx, poll))
+        await self.store.transact(lambda tx: self.approvals.apply_transitions(tx, now))
+
+    async def submit(
+        self, decision: DecisionKind, client: str, event: Event, *, reason: str | None = None
+    ) -> DecisionAnswer:
+        """Submit a client's decision."""
+        request = build_request(decision, client, event, at=self.clock.now(), reason=reason)
+        return await self.store.transact(lambda tx: self.approvals.submit(tx, request))
 
     async def deliveries(self) -> list[Delivery]:
         """Return every entry of the outbox."""
@@ -161,16 +163,14 @@ class ChatRelay:
 
         await eventually(is_idle, within=TIMEOUT)
 
-    def reboot(
-        self,
-        event_id: str = "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-        *,
-        due: float = 900.0,
-        **changes: Any,
-    ) -> Event:
-        """A reboot that Azure begins so many seconds from now."""
-        moment = format_rfc3339((self.clock.now() + timedelta(seconds=due)).replace(microsecond=0))
-        return replace(build_event(event_id, **changes), not_before=moment)
+    def reboot(self, event_id: str = EVENT_ID, *, due: float = 900.0, **fields: Any) -> Event:
+        """Make a reboot whose NotBefore is ``due`` seconds from now."""
+        not_before = (self.clock.now() + timedelta(seconds=due)).replace(microsecond=0)
+        return replace(make_event(event_id, **fields), not_before=format_rfc3339(not_before))
+
+
+def _attempts_of(entry: int, tx: Transaction) -> list[LoggedAttempt]:
+    return list(tx.deliveries.attempts(entry))
 
 
 @asynccontextmanager
@@ -323,14 +323,12 @@ async def asks_for_help_where_somebody_must_mend_something(
 async def shows_hostile_texts_as_text(
     far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """Texts of others are shown as texts: no mention, no link; and they are readable."""
-    async with room(folder, far) as here:
-        reboot = here.reboot(description=HOSTILE, resources=("db-1", "@here"))
-        await here.see(reboot)
-        now = here.clock.now()
-        vote = build_request("approve", "alice", reboot, at=now, reason=HOSTILE)
-        await here.store.transact(lambda tx: here.ledger.submit(tx, vote))
-        await here.settled()
+    """Descriptions, names and reasons are shown as text: no mention, no link, and readable."""
+    async with relay_with_chat(directory, far) as relay:
+        reboot = relay.reboot(description=HOSTILE, resources=("db-1", "@here"))
+        await relay.see(reboot)
+        await relay.submit("approve", "alice", reboot, reason=HOSTILE)
+        await relay.settle()
         assert "click" in "\n".join(far.messages())
         assert far.slipped_in() == []
 

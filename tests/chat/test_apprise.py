@@ -65,7 +65,12 @@ async def refusal(posts: ServiceFanout) -> Deferred:
 
 
 def test_it_says_everything_as_plain_text_with_the_command_that_answers() -> None:
-    made = event_card(build_status(build_event(), build_decision(by="bob")), "prod", link=lambda *_: None, code=None)
+    made = event_card(
+        build_status(build_event(), build_decision(by="bob")),
+        "prod",
+        link=lambda *_: None,
+        code=None,
+    )
     assert card_text(made) == (
         f"Azure begins at {DUE:%Y-%m-%d %H:%M} UTC or soon after, whether or not anybody answers; earlier only when it is approved.\n\n"
         "Machines: db-1\n"

@@ -70,10 +70,11 @@ def card_of(
 
 
 def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> None:
-    """Issue 6, item 2: the same words everywhere."""
-    text = said(
-        card(
-            build_status(build_event(resources=("db-1", "db-2"), duration=30, description="Host maintenance"))
+    text = all_text(
+        card_of(
+            build_status(
+                build_event(resources=("db-1", "db-2"), duration=30, description="Host maintenance")
+            )
         )
     )
     assert text.splitlines() == [
@@ -95,65 +96,79 @@ def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> Non
 def test_a_vote_is_shown_with_who_gave_it_and_who_is_missing() -> None:
     assert (
         "Votes: 1 of 2: client:alice; 1 missing, from client:bob, client:drain, until 12:14"
-        in said(card(build_status(None, build_decision())))
+        in all_text(card_of(build_status(None, build_decision())))
     )
 
 
 def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
-    """Contract, section 8: every text about a hold says that Azure proceeds."""
-    found = card(build_status(None, build_decision("hold", expires=3600)))
-    assert labels(found) == ["Approve", "Release the hold"]
-    assert found.tone == "held"
-    assert HOLD_NOTICE.lower() in said(found).lower()
-    assert "Held by: client:alice until 13:00" in said(found)
+    card = card_of(build_status(None, build_decision("hold", expires=3600)))
+    assert labels(card) == ["Approve", "Release the hold"]
+    assert card.tone == "held"
+    assert HOLD_NOTICE.lower() in all_text(card).lower()
+    assert "Held by: client:alice until 13:00" in all_text(card)
     assert all(
-        HOLD_NOTICE in flat(one.question)
-        for one in card(build_status()).buttons
-        if one.decision == "hold"
+        HOLD_NOTICE in plain_text(button.question)
+        for button in card_of(build_status()).buttons
+        if button.decision == "hold"
     )
 
 
 ENDED = {
-    outcome: replace(standing(), occurrence=occurrence(live=False, outcome=outcome))
+    outcome: replace(build_status(), occurrence=build_occurrence(live=False, outcome=outcome))
     for outcome in ("completed", "canceled", "unknown")
 }
-STARTED = standing(event(event_status="Started", due=None))
+STARTED = build_status(build_event(event_status="Started", due=None))
 
 
 @pytest.mark.parametrize(
     ("status", "tone", "words"),
     [
-        (build_status(grants=[build_grant()]), "approved", "the StartRequest is about to be sent"),
-        (build_status(grants=[build_grant("sent")]), "approved", "the StartRequest was sent"),
-        (build_status(grants=[build_grant("accepted")]), "approved", "Azure has accepted the StartRequest"),
-        (build_status(build_event(event_status="Started", due=None)), "running", "Azure has begun."),
-        (build_status(live=False), "over", "whether it happened is not known"),
-        (
-            replace(build_status(), occurrence=build_occurrence(live=False, outcome="completed")),
-            "over",
-            "Azure has completed it",
+        pytest.param(
+            build_status(grants=[build_grant()]),
+            "approved",
+            "the StartRequest is about to be sent",
+            id="granted",
         ),
-        (
-            replace(build_status(), occurrence=build_occurrence(live=False, outcome="canceled")),
-            "over",
-            "it does not happen",
+        pytest.param(
+            build_status(grants=[build_grant("sent")]),
+            "approved",
+            "the StartRequest was sent",
+            id="sent",
         ),
-        (build_status(mode="off"), "waiting", "Approvals are off"),
-        (build_status(mode="dry-run"), "waiting", "no StartRequest is sent"),
-        (build_status(now=901), "waiting", "NotBefore was 12:15: Azure can begin at any moment."),
-        (
+        pytest.param(
+            build_status(grants=[build_grant("accepted")]),
+            "approved",
+            "Azure has accepted the StartRequest",
+            id="accepted",
+        ),
+        pytest.param(STARTED, "running", "Azure has begun.", id="started"),
+        pytest.param(
+            ENDED["unknown"], "over", "whether it happened is not known", id="ended, unknown"
+        ),
+        pytest.param(ENDED["completed"], "over", "Azure has completed it", id="completed"),
+        pytest.param(ENDED["canceled"], "over", "it does not happen", id="canceled"),
+        pytest.param(build_status(mode="off"), "waiting", "Approvals are off", id="approvals off"),
+        pytest.param(
+            build_status(mode="dry-run"), "waiting", "no StartRequest is sent", id="dry run"
+        ),
+        pytest.param(
+            build_status(now=901),
+            "waiting",
+            "NotBefore was 12:15: Azure can begin at any moment.",
+            id="after NotBefore",
+        ),
+        pytest.param(
             build_status(build_event(event_type="Freeze")),
             "waiting",
             "no rule allows this relay to approve it",
             id="no rule",
         ),
         pytest.param(
-            standing(event(event_source="User")),
+            build_status(build_event(event_source="User")),
             "waiting",
             "users: approved automatically",
             id="automatic rule",
         ),
-        (build_status(build_event(event_source="User")), "waiting", "users: approved automatically"),
     ],
 )
 def test_each_state_is_said_in_words(status: ApprovalStatus, tone: str, words: str) -> None:
@@ -165,12 +180,12 @@ def test_each_state_is_said_in_words(status: ApprovalStatus, tone: str, words: s
 @pytest.mark.parametrize(
     "status",
     [
-        build_status(live=False),
-        build_status(build_event(event_status="Started", due=None)),
-        build_status(grants=[build_grant("sent")]),
-        build_status(grants=[build_grant("accepted")]),
-        build_status(mode="off"),
-        build_status(now=901),
+        pytest.param(build_status(live=False), id="ended"),
+        pytest.param(STARTED, id="started"),
+        pytest.param(build_status(grants=[build_grant("sent")]), id="sent"),
+        pytest.param(build_status(grants=[build_grant("accepted")]), id="accepted"),
+        pytest.param(build_status(mode="off"), id="approvals off"),
+        pytest.param(build_status(now=901), id="after NotBefore"),
     ],
 )
 def test_buttons_vanish_when_nothing_can_be_decided(status: ApprovalStatus) -> None:
@@ -181,8 +196,10 @@ def test_buttons_vanish_when_nothing_can_be_decided(status: ApprovalStatus) -> N
 
 def test_votes_are_not_counted_once_the_event_has_started() -> None:
     """The start is a new revision: the votes that approved the event count no more."""
-    approved = standing(
-        event(event_status="Started", due=None), decided(), grants=[granted("accepted")]
+    approved = build_status(
+        build_event(event_status="Started", due=None),
+        build_decision(),
+        grants=[build_grant("accepted")],
     )
     assert "It is approved: Azure has accepted the StartRequest." in all_text(card_of(approved))
     assert "Votes" not in all_text(card_of(approved))
@@ -191,19 +208,26 @@ def test_votes_are_not_counted_once_the_event_has_started() -> None:
 
 
 def test_votes_behind_a_startrequest_are_not_counted_after_a_change_of_the_event() -> None:
-    moved = standing(event(due=1800), decided(), decided(by="bob"), grants=[granted("accepted")])
+    moved = build_status(
+        build_event(due=1800),
+        build_decision(),
+        build_decision(by="bob"),
+        grants=[build_grant("accepted")],
+    )
     assert "It is approved" in all_text(card_of(moved))
     assert "Votes" not in all_text(card_of(moved))
 
 
 def test_the_votes_behind_a_startrequest_are_shown_while_they_count() -> None:
-    sent = standing(None, decided(), decided(by="bob"), grants=[granted("sent")])
+    sent = build_status(
+        None, build_decision(), build_decision(by="bob"), grants=[build_grant("sent")]
+    )
     assert "Votes: 2 of 2: client:alice, client:bob\n" in all_text(card_of(sent))
 
 
 def test_a_message_does_not_ask_for_votes_after_voting_closed() -> None:
-    vote = decided(at=NOON + timedelta(seconds=800))
-    text = all_text(card_of(standing(None, vote, now=841)))
+    vote = build_decision(at=NOON + timedelta(seconds=800))
+    text = all_text(card_of(build_status(None, vote, now=841)))
     assert "Votes: 1 of 2: client:alice; voting closed at 12:14\n" in text
     assert "missing" not in text
     assert "until" not in text
@@ -224,34 +248,34 @@ def test_machines_without_a_vote_are_named_also_after_voting_closed() -> None:
             ]
         }
     )
-    reboot = event(resources=("db-1", "web-1"))
-    vote = decided(by="db", of=reboot)
-    before = all_text(card_of(standing(reboot, vote, settings=settings)))
-    after = all_text(card_of(standing(reboot, vote, settings=settings, now=841)))
+    reboot = build_event(resources=("db-1", "web-1"))
+    vote = build_decision(by="db", of=reboot)
+    before = all_text(card_of(build_status(reboot, vote, settings=settings)))
+    after = all_text(card_of(build_status(reboot, vote, settings=settings, now=841)))
     assert "1 missing, from client:web, until 12:14; nobody has spoken for web-1 yet\n" in before
     assert "voting closed at 12:14; nobody has spoken for web-1\n" in after
 
 
 def test_voting_that_has_closed_leaves_the_hold() -> None:
-    assert labels(card(build_status(now=841))) == ["Hold"]
+    assert labels(card_of(build_status(now=841))) == ["Hold"]
 
 
 def test_a_message_that_leads_nowhere_says_where_to_decide() -> None:
-    found = event_card(build_status(), "prod", link=None, code="123456")
-    assert found.buttons == ()
-    assert found.code is None
-    assert "imds-relay approve|hold E-1" in said(found)
+    card = event_card(build_status(), "prod", link=None, code="123456")
+    assert card.buttons == ()
+    assert card.code is None
+    assert "imds-relay approve|hold E-1" in all_text(card)
 
 
 def test_buttons_that_are_answered_in_the_chat_show_no_code() -> None:
-    assert card(build_status(), link=None).code is None
-    assert card(build_status()).code == "123456"
+    assert card_of(build_status(), url=None).code is None
+    assert card_of(build_status()).code == "123456"
 
 
 def test_many_machines_are_counted() -> None:
     names = [f"vm-{number}" for number in range(100)]
     assert join_names(names) == f"{', '.join(names[:MAX_NAMES])} and 90 more"
-    assert len(said(card(build_status(build_event(resources=tuple(names)))))) < 1500
+    assert len(all_text(card_of(build_status(build_event(resources=tuple(names)))))) < 1500
 
 
 @pytest.mark.parametrize(
@@ -295,21 +319,9 @@ def test_what_happens_is_said_for_every_type(
     assert impact_text(event_type, seconds) == text
 
 
-DECISIONS = st.lists(
-    st.sampled_from(
-        [
-            build_decision(),
-            build_decision(by="bob"),
-            build_decision("hold"),
-            build_decision("hold", "bob", expires=60),
-            build_decision(expires=30),
-        ]
-    ),
-    max_size=4,
-)
-STANDINGS = st.builds(
-    lambda of, decisions, grants, mode, now, live: build_status(
-        of, *decisions, grants=grants, mode=mode, now=now, live=live
+STATUSES = st.builds(
+    lambda scheduled, decisions, grants, mode, now, live: build_status(
+        scheduled, *decisions, grants=grants, mode=mode, now=now, live=live
     ),
     st.sampled_from(
         [
@@ -324,11 +336,11 @@ STANDINGS = st.builds(
     st.lists(
         st.sampled_from(
             [
-                decided(),
-                decided(by="bob"),
-                decided("hold"),
-                decided("hold", "bob", expires=60),
-                decided(expires=30),
+                build_decision(),
+                build_decision(by="bob"),
+                build_decision("hold"),
+                build_decision("hold", "bob", expires=60),
+                build_decision(expires=30),
             ]
         ),
         max_size=4,
@@ -356,11 +368,18 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
     status: ApprovalStatus,
 ) -> None:
     """And one that the gate would take is shown, unless it would change nothing."""
-    who = build_caller("alice", "approve", "hold", "operate")
-    for choice in CHOICES:
-        refusal = authorize(build_request(choice, who, one.occurrence.event, at=one.now), one)
-        if choice in available_decisions(one):
-            assert refusal is None, (choice, refusal)
+    operator = build_caller("alice", "approve", "hold", "operate")
+    is_approved = status.active_grant is not None or status.is_claimed
+    changes_nothing = {
+        "approve": status.quorum is None or is_approved,
+        "hold": bool(status.active_holds) or not status.is_open,
+        "release": not status.is_open,
+    }
+    for decision in DECISIONS:
+        request = build_request(decision, operator, status.occurrence.event, at=status.now)
+        refusal = authorize(request, status)
+        if decision in available_decisions(status):
+            assert refusal is None, (decision, refusal)
         elif refusal is None:
             assert changes_nothing[decision], decision
 
@@ -398,7 +417,7 @@ def test_many_events_of_one_document_are_one_message_of_a_few_lines(
         assert f"And {len(live) - MAX_LISTED_EVENTS} more" in all_text(card)
 
 
-def test_a_burst_lists_first_what_waits_for_somebody() -> None:
+def test_a_grouped_message_lists_first_what_waits_for_somebody() -> None:
     waiting = build_status(build_event("E-9", resources=("db-9",)))
     others = [
         build_status(build_event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",)))
@@ -414,18 +433,21 @@ def test_a_burst_lists_first_what_waits_for_somebody() -> None:
 
 
 def test_a_grouped_message_does_not_wait_for_votes_after_voting_closed() -> None:
-    statuses = [standing(event(f"E-{number}"), now=841) for number in range(6)]
+    statuses = [build_status(build_event(f"E-{number}"), now=841) for number in range(6)]
     card = grouped_card(statuses, "prod", link=None, code=None)
     assert "6 × Reboot. The first begins at 12:15" in all_text(card)
     assert "waiting for votes" not in all_text(card)
 
 
-def lines(book: ApprovalFile) -> list[str]:
-    """The history of everything that a relay said."""
-    return [flat(timeline_line(one)) for one in book.events()]
+# --- the lines of a thread
 
 
-def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
+def thread_lines(book: ApprovalFile) -> list[str]:
+    """Return a line for every CloudEvent in a journal."""
+    return [plain_text(timeline_line(event)) for event in book.events()]
+
+
+def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
     book = ApprovalFile(tmp_path / "relay.db")
     book.record_document(build_event())
     book.submit("hold", "bob", reason="backup runs")
@@ -435,7 +457,7 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Any) -> None:
     book.submit("approve", "bob")
     book.record_document(build_event(event_status="Started", due=None))
     book.record_document()
-    assert lines(book) == [
+    assert thread_lines(book) == [
         "12:00: Azure announced a Reboot of db-1.",
         "12:00: client:bob put it on hold (“backup runs”).",
         "12:00: client:bob released the hold.",
@@ -455,13 +477,13 @@ def test_the_thread_says_that_votes_do_not_count_only_if_the_revision_changed(
     tmp_path: Path,
 ) -> None:
     """The description is not part of the revision, so votes on the old text still count."""
-    book = Book(tmp_path / "relay.db")
-    book.see(event(description="Host maintenance"))
+    book = ApprovalFile(tmp_path / "relay.db")
+    book.record_document(build_event(description="Host maintenance"))
     book.submit("approve", "alice")
-    book.see(event(description="Urgent host maintenance"))
-    assert book.stands().vote_count == 1
-    book.see(event(description="Urgent host maintenance", due=1800))
-    assert book.stands().vote_count == 0
+    book.record_document(build_event(description="Urgent host maintenance"))
+    assert book.status().vote_count == 1
+    book.record_document(build_event(description="Urgent host maintenance", due=1800))
+    assert book.status().vote_count == 0
     assert thread_lines(book)[2:] == [
         "12:00: Azure changed description.",
         "12:00: Azure changed notBefore; votes on the former state do not count.",

@@ -16,40 +16,29 @@ from relay.outbox.chat_messages import ConfirmationLink, token_digest
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ORIGIN, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
-from tests.chat.wall_platform import Room, Wall, flat, room
+from tests.chat.wall_platform import Wall, plain_text, relay_with_wall
 from tests.journey.relay_process import eventually
 
 STARTED = build_event(event_status="Started", due=None)
 
 
-async def settled(here: Room) -> None:
-    """Everything that was said has been delivered."""
-    await eventually(here.idle)
-
-
-async def passed(clock: ManualClock, seconds: float) -> None:
-    """So much time passes for whoever waits for it."""
-    await eventually(lambda: bool(clock.remaining_sleeps))
-    clock.advance(seconds)
-
-
 async def test_an_event_is_one_message_from_its_first_notice_to_its_end(tmp_path: Path) -> None:
-    async with room(tmp_path, Wall()) as here:
-        await here.see(build_event())
-        await settled(here)
-        assert here.wall.did == ["post"]
-        await here.submit("approve", "alice")
-        await here.submit("hold", "bob")
-        await here.submit("release", "bob")
-        await settled(here)
-        await here.see(STARTED)
-        await here.see()
-        await settled(here)
-        assert list(here.wall.cards) == ["m1"]
-        assert here.wall.cards["m1"].tone == "over"
-        assert here.wall.cards["m1"].buttons == ()
-        assert here.wall.did.count("post") == 1
-        assert [line.partition(": ")[2] for line in here.wall.threads["m1"]] == [
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        assert relay.wall.calls == ["post"]
+        await relay.submit("approve", "alice")
+        await relay.submit("hold", "bob")
+        await relay.submit("release", "bob")
+        await relay.settle()
+        await relay.see(STARTED)
+        await relay.see()
+        await relay.settle()
+        assert list(relay.wall.cards) == ["m1"]
+        assert relay.wall.cards["m1"].tone == "over"
+        assert relay.wall.cards["m1"].buttons == ()
+        assert relay.wall.calls.count("post") == 1
+        assert [line.partition(": ")[2] for line in relay.wall.threads["m1"]] == [
             "client:alice voted to approve, 1 of 2.",
             "client:bob put it on hold.",
             "client:bob released the hold.",
@@ -61,36 +50,37 @@ async def test_an_event_is_one_message_from_its_first_notice_to_its_end(tmp_path
 
 async def test_the_same_eventid_that_comes_again_is_a_message_of_its_own(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with room(tmp_path, Wall(), clock=clock) as here:
+    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
         for _ in range(2):
             clock.advance(1)
-            await here.see(build_event())
+            await relay.see(build_event())
             clock.advance(1)
-            await here.see()
-        await settled(here)
-        assert [card.tone for card in here.wall.cards.values()] == ["over", "over"]
+            await relay.see()
+        await relay.settle()
+        assert [card.tone for card in relay.wall.cards.values()] == ["over", "over"]
 
 
-async def test_a_burst_is_one_message_and_its_edits_come_together(tmp_path: Path) -> None:
-    """Fifty events of one document are one grouped message, not fifty."""
+async def test_many_events_of_one_document_are_one_message_and_its_edits_come_together(
+    tmp_path: Path,
+) -> None:
     events = [build_event(f"E-{number}", resources=(f"db-{number}",)) for number in range(50)]
-    async with room(tmp_path, Wall()) as here:
-        await here.see(*events)
-        await settled(here)
-        assert here.wall.did == ["post"]
-        assert here.wall.cards["m1"].title == "50 maintenance events at once"
-        await here.see()
-        await settled(here)
-        assert here.wall.cards["m1"].tone == "over"
-        assert here.wall.did.count("edit") <= 2
-        assert here.wall.threads["m1"][0].startswith("… 30 more happened before")
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await relay.see(*events)
+        await relay.settle()
+        assert relay.wall.calls == ["post"]
+        assert relay.wall.cards["m1"].title == "50 maintenance events at once"
+        await relay.see()
+        await relay.settle()
+        assert relay.wall.cards["m1"].tone == "over"
+        assert relay.wall.calls.count("edit") <= 2
+        assert relay.wall.threads["m1"][0].startswith("… 30 more happened before")
 
 
 async def test_a_few_events_of_one_document_get_a_message_each(tmp_path: Path) -> None:
-    async with room(tmp_path, Wall()) as here:
-        await here.see(build_event("E-1"), build_event("E-2"), build_event("E-3"))
-        await settled(here)
-        assert [card.footer for card in here.wall.cards.values()] == [
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await relay.see(build_event("E-1"), build_event("E-2"), build_event("E-3"))
+        await relay.settle()
+        assert [card.footer for card in relay.wall.cards.values()] == [
             "E-1 · prod",
             "E-2 · prod",
             "E-3 · prod",
@@ -113,20 +103,20 @@ async def test_a_grouped_message_holds_only_what_the_sink_wants(tmp_path: Path) 
 
 
 async def test_a_platform_that_was_down_gets_the_latest_state_and_no_flood(tmp_path: Path) -> None:
-    """Nothing is lost: what happened meanwhile is told in one reply."""
+    """Nothing is lost: one reply has the history of the outage."""
     clock = ManualClock()
-    async with room(tmp_path, Wall(trouble=Deferred("down")), clock=clock) as here:
-        await here.see(build_event())
+    async with relay_with_wall(tmp_path, Wall(error=Deferred("down")), clock=clock) as relay:
+        await relay.see(build_event())
         for _ in range(3):
-            await here.submit("hold", "bob")
-            await here.submit("release", "bob")
-        await here.submit("approve", "alice")
-        await eventually(lambda: here.dispatcher.status()[0].tries[("deferred", None)] > 0)
-        here.wall.trouble = None
-        await clock.advance_until(lambda: "tell" in here.wall.did)
-        await settled(here)
-        assert here.wall.did == ["post", "tell"]
-        assert len(here.wall.threads["m1"]) == 7
+            await relay.submit("hold", "bob")
+            await relay.submit("release", "bob")
+        await relay.submit("approve", "alice")
+        await eventually(lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > 0)
+        relay.wall.error = None
+        await clock.advance_until(lambda: "reply" in relay.wall.calls)
+        await relay.settle()
+        assert relay.wall.calls == ["post", "reply"]
+        assert len(relay.wall.threads["m1"]) == 7
         assert ("Votes", "1 of 2: client:alice") in [
             (label, plain_text(text).partition(";")[0])
             for label, text in relay.wall.cards["m1"].facts
@@ -135,34 +125,34 @@ async def test_a_platform_that_was_down_gets_the_latest_state_and_no_flood(tmp_p
 
 async def test_a_restart_edits_the_message_that_was_posted_before(tmp_path: Path) -> None:
     wall = Wall()
-    async with room(tmp_path, wall) as here:
-        await here.see(build_event())
-        await settled(here)
-    async with room(tmp_path, wall) as here:
-        await here.submit("approve", "alice")
-        await settled(here)
+    async with relay_with_wall(tmp_path, wall) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+    async with relay_with_wall(tmp_path, wall) as relay:
+        await relay.submit("approve", "alice")
+        await relay.settle()
     assert list(wall.cards) == ["m1"]
     assert wall.calls == ["post", "edit", "reply"]
 
 
 async def test_a_message_that_somebody_deleted_is_posted_anew(tmp_path: Path) -> None:
-    async with room(tmp_path, Wall()) as here:
-        await here.see(build_event())
-        await settled(here)
-        here.wall.cards["gone"] = here.wall.cards.pop("m1")
-        await here.submit("approve", "alice")
-        await settled(here)
-        assert list(here.wall.cards) == ["gone", "m2"]
-        assert here.wall.threads == {"m2": ["12:00: client:alice voted to approve, 1 of 2."]}
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        relay.wall.cards["gone"] = relay.wall.cards.pop("m1")
+        await relay.submit("approve", "alice")
+        await relay.settle()
+        assert list(relay.wall.cards) == ["gone", "m2"]
+        assert relay.wall.threads == {"m2": ["12:00: client:alice voted to approve, 1 of 2."]}
 
 
 async def test_a_platform_that_cannot_edit_gets_short_follow_ups(tmp_path: Path) -> None:
-    async with room(tmp_path, Wall(edits=False)) as here:
-        await here.see(build_event())
-        await here.submit("approve", "alice")
-        await settled(here)
-        assert here.wall.did == ["post", "tell"]
-        assert here.wall.threads == {
+    async with relay_with_wall(tmp_path, Wall(can_edit=False)) as relay:
+        await relay.see(build_event())
+        await relay.submit("approve", "alice")
+        await relay.settle()
+        assert relay.wall.calls == ["post", "reply"]
+        assert relay.wall.threads == {
             None: ["Reboot of db-1 (E-1)", "12:00: client:alice voted to approve, 1 of 2."]
         }
 
@@ -172,89 +162,90 @@ async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_ar
 ) -> None:
     """An approval is bound to the revision that its message showed."""
     changed = build_event(due=1800)
-    async with room(tmp_path, Wall(edits=False)) as here:
-        await here.see(build_event())
-        await settled(here)
-        await here.see(changed)
-        await settled(here)
-        assert here.wall.did == ["post", "post"]
-        assert here.wall.cards["m2"].buttons[0].revision == changed.revision
+    async with relay_with_wall(tmp_path, Wall(can_edit=False)) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        await relay.see(changed)
+        await relay.settle()
+        assert relay.wall.calls == ["post", "post"]
+        assert relay.wall.cards["m2"].buttons[0].revision == changed.revision
 
 
 async def test_a_platform_that_cannot_edit_tells_a_new_time_though_nobody_can_answer_there(
     tmp_path: Path,
 ) -> None:
-    async with room(tmp_path, Wall(edits=False), public_url=None) as here:
-        await here.see(build_event())
-        await settled(here)
-        await here.see(build_event(due=1800))
-        await settled(here)
-        assert here.wall.did == ["post", "post"]
-        assert [part for part in here.wall.cards["m2"].summary if isinstance(part, datetime)] == [
+    async with relay_with_wall(tmp_path, Wall(can_edit=False), public_url=None) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        await relay.see(build_event(due=1800))
+        await relay.settle()
+        assert relay.wall.calls == ["post", "post"]
+        assert [part for part in relay.wall.cards["m2"].summary if isinstance(part, datetime)] == [
             NOON + timedelta(seconds=1800)
         ]
 
 
 async def test_buttons_go_when_their_time_is_over_though_nothing_happened(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with room(tmp_path, Wall(), clock=clock) as here:
-        await here.see(build_event())
-        await settled(here)
-        assert [one.decision for one in here.wall.cards["m1"].buttons] == ["approve", "hold"]
-        await passed(clock, 840)
-        await eventually(
-            lambda: [one.decision for one in here.wall.cards["m1"].buttons] == ["hold"]
-        )
-        await passed(clock, 60)
-        await eventually(lambda: here.wall.cards["m1"].buttons == ())
-        assert here.wall.did == ["post", "edit", "edit"]
+    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        assert relay.wall.decisions("m1") == ["approve", "hold"]
+        await relay.pass_time(840)
+        await eventually(lambda: relay.wall.decisions("m1") == ["hold"])
+        await relay.pass_time(60)
+        await eventually(lambda: relay.wall.cards["m1"].buttons == ())
+        assert relay.wall.calls == ["post", "edit", "edit"]
 
 
 async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with room(tmp_path, Wall(), clock=clock) as here:
-        await here.see(build_event())
-        await settled(here)
-        for mode, shown in (("off", []), ("on", ["approve", "hold"])):
-            await here.store.transact(
-                lambda tx, mode=mode: tx.set_mode(mode, "local:root", clock.now())
-            )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-            await passed(clock, 60)
-            await eventually(
-                lambda shown=shown: [one.decision for one in here.wall.cards["m1"].buttons] == shown
-            )
-            await settled(here)  # what is shown is remembered
-        assert here.wall.did == ["post", "edit", "edit"]
+    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+
+        def set_mode(mode: Mode, tx: Transaction) -> None:
+            tx.set_mode(mode, "local:root", clock.now())
+
+        def shows_decisions(decisions: list[str]) -> bool:
+            return relay.wall.decisions("m1") == decisions
+
+        modes: dict[Mode, list[str]] = {"off": [], "on": ["approve", "hold"]}
+        for mode, shown in modes.items():
+            await relay.store.transact(partial(set_mode, mode))
+            await relay.pass_time(60)
+            await eventually(partial(shows_decisions, shown))
+            await relay.settle()  # what is shown is remembered
+        assert relay.wall.calls == ["post", "edit", "edit"]
 
 
-async def test_links_hold_tokens_of_which_the_file_has_digests_alone(tmp_path: Path) -> None:
-    async with room(tmp_path, Wall()) as here:
-        await here.see(build_event())
-        await settled(here)
-        buttons = here.wall.cards["m1"].buttons
-        tokens = [
-            str(one.url).removeprefix("https://relay.example.com/approve#") for one in buttons
-        ]
-        for button, token in zip(buttons, tokens, strict=True):
-            found = await here.store.read(lambda tx, token=token: tx.messages.invitation(token))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-            assert found is not None
-            assert (found.decision, found.revision, found.code) == (
-                button.decision,
-                build_event().revision,
-                here.wall.cards["m1"].code,
-            )
-    data = b"".join(file.read_bytes() for file in tmp_path.iterdir())  # noqa: ASYNC240  # a few kilobytes
+def find_link(token: str, tx: Transaction) -> ConfirmationLink | None:
+    return tx.messages.find_link(token)
+
+
+async def test_the_file_holds_only_digests_of_the_tokens_in_links(tmp_path: Path) -> None:
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        card, tokens = relay.wall.cards["m1"], relay.wall.tokens("m1")
+        for button, token in zip(card.buttons, tokens, strict=True):
+            assert button.url == f"https://relay.example.com/approve#{token}"
+            link = await relay.store.read(partial(find_link, token))
+            assert link is not None
+            assert (link.decision, link.revision) == (button.decision, build_event().revision)
+            assert link.code == card.code
+    data = b"".join(file.read_bytes() for file in tmp_path.iterdir())  # noqa: ASYNC240  # small
     assert not any(token.encode() in data for token in tokens)
     assert all(token_digest(token).encode() in data for token in tokens)
 
 
 async def test_links_to_an_event_that_has_ended_are_forgotten(tmp_path: Path) -> None:
-    async with room(tmp_path, Wall()) as here:
-        await here.see(build_event())
-        await settled(here)
-        await here.see()
-        await settled(here)
-        await here.store.transact(lambda tx: tx.messages.prune())
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        await relay.see()
+        await relay.settle()
+        await relay.store.transact(lambda tx: tx.messages.prune())
     with sqlite3.connect(tmp_path / "relay.db") as file:
         assert file.execute("SELECT count(*) FROM invitation").fetchone() == (0,)
         assert file.execute("SELECT count(*) FROM message").fetchone() == (1,)
@@ -262,19 +253,21 @@ async def test_links_to_an_event_that_has_ended_are_forgotten(tmp_path: Path) ->
 
 
 async def test_buttons_of_the_chat_itself_lead_nowhere_else(tmp_path: Path) -> None:
-    async with room(tmp_path, Wall(), in_chat=True, public_url=None) as here:
-        await here.see(build_event())
-        await settled(here)
-        assert [one.url for one in here.wall.cards["m1"].buttons] == [None, None]
-        assert here.wall.cards["m1"].code is None
+    async with relay_with_wall(tmp_path, Wall(), in_chat=True, public_url=None) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        assert [button.url for button in relay.wall.cards["m1"].buttons] == [None, None]
+        assert relay.wall.cards["m1"].code is None
 
 
-@pytest.mark.parametrize("in_chat", [True, False])
-async def test_what_shows_nothing_new_is_not_sent_again(tmp_path: Path, *, in_chat: bool) -> None:
-    async with room(tmp_path, Wall(), in_chat=in_chat) as here:
-        await here.see(build_event())
-        await settled(here)
-        position = await here.store.read(lambda tx: tx.journal.last_change_position("e-1"))
+@pytest.mark.parametrize("in_chat", [True, False], ids=["buttons", "links"])
+async def test_a_message_that_is_up_to_date_is_not_sent_again(
+    tmp_path: Path, *, in_chat: bool
+) -> None:
+    async with relay_with_wall(tmp_path, Wall(), in_chat=in_chat) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        position = await relay.store.read(lambda tx: tx.journal.last_change_position("e-1"))
         assert position is not None
 
         await relay.store.transact(lambda tx: tx.redeliver(position, "wall", NOON))

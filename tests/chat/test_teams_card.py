@@ -126,7 +126,12 @@ def test_a_moment_is_in_the_one_form_that_every_client_turns_into_the_readers_ti
 def test_moments_are_in_textblocks_alone() -> None:
     """Of no other element is it said that it shows the reader's time."""
     card = shown(
-        event_card(build_status(build_event(), build_decision("hold", expires=600)), "prod", link=link, code=None)
+        event_card(
+            build_status(build_event(), build_decision("hold", expires=600)),
+            "prod",
+            link=link,
+            code=None,
+        )
     )
     facts = [
         fact["value"]
@@ -259,7 +264,10 @@ def test_a_follow_up_says_first_what_it_is_about() -> None:
 
 def test_every_tone_has_its_colour_and_what_is_over_has_none() -> None:
     over = event_card(
-        replace(build_status(build_event()), occurrence=build_occurrence(live=False, outcome="completed")),
+        replace(
+            build_status(build_event()),
+            occurrence=build_occurrence(live=False, outcome="completed"),
+        ),
         "prod",
         link=link,
         code=None,

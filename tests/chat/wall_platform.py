@@ -28,6 +28,7 @@ from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
 from tests.approvals.manual_clock import ManualClock
+from tests.journey.relay_process import eventually
 
 
 class WallSettings(ChatSettings):
@@ -105,19 +106,12 @@ class WallRelay:
     wall: Wall
     store: Store
     approvals: ApprovalService
-    clock: HandClock
+    clock: ManualClock
     dispatcher: Dispatcher
 
     async def see(self, *events: Event) -> None:
-        """The document holds these events; what follows from that is done."""
-        recorder, now = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"})), self.clock.now()
-        await self.store.transact(
-            lambda tx: recorder.record(tx, PollResult(Document(1, events), now, gap=False))
-        )
-        await self.step()
-
-    async def step(self) -> None:
-        """What follows from how things are is done, and told."""
+        """Record a document with these events, and what follows from it."""
+        recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
         now = self.clock.now()
         poll = PollResult(Document(1, events), now, gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, poll))
@@ -126,11 +120,9 @@ class WallRelay:
     async def submit(
         self, decision: DecisionKind = "approve", client: str = "alice"
     ) -> DecisionAnswer:
-        """A client asks for something."""
-        now = self.clock.now()
-        return await self.store.transact(
-            lambda tx: self.ledger.submit(tx, build_request(decision, by, of, at=now, **changes))
-        )
+        """Submit a client's decision about the event E-1."""
+        request = build_request(decision, client, at=self.clock.now())
+        return await self.store.transact(lambda tx: self.approvals.submit(tx, request))
 
     async def settle(self) -> None:
         """Return when everything recorded is delivered."""
@@ -142,8 +134,8 @@ class WallRelay:
 
     async def pass_time(self, seconds: float) -> None:
         """Let time pass for a task that sleeps."""
-        await eventually(lambda: bool(self.clock.asleep))
-        self.clock.turn(seconds)
+        await eventually(lambda: bool(self.clock.remaining_sleeps))
+        self.clock.advance(seconds)
 
     async def are_links_valid(self, tokens: Sequence[str]) -> list[bool]:
         """Return for each token whether the relay knows its link."""
@@ -157,24 +149,27 @@ async def relay_with_wall(
     directory: Path,
     wall: Wall,
     *,
-    clock: HandClock | None = None,
+    clock: ManualClock | None = None,
     public_url: str | None = "https://relay.example.com",
     in_chat: bool = False,
-    **settings: Any,
-) -> AsyncIterator[Room]:
-    """A relay that runs; over the same directory it is the same one, started again. ``settings``: more of the sink's."""
+    **fields: Any,
+) -> AsyncIterator[WallRelay]:
+    """Run a relay. Over the same directory it is the same relay, started again.
+
+    ``fields`` are further fields of the sink's section.
+    """
     clock = clock or ManualClock()
-    given = WallSettings.model_validate({"name": "wall", **settings})
+    settings = WallSettings.model_validate({"name": "wall", **fields})
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
         Identity(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        ledger = ApprovalService(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES)
-        board = ChatBoard(store, ledger, clock, public_url)
-        current = LiveMessageSink(given, board, wall, clock, in_chat=in_chat)
-        dispatcher = Dispatcher({"wall": (given, current)}, store, clock, lambda *_: None)
+        approvals = ApprovalService(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES)
+        context = make_chat_context(store, approvals, clock, public_url)
+        sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
+        dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_: None)
         await dispatcher.start()
         async with sink.refreshing(), delivering(dispatcher):
             yield WallRelay(wall, store, approvals, clock, dispatcher)

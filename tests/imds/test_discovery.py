@@ -289,7 +289,9 @@ async def test_an_answer_ends_the_wait() -> None:
 )
 @pytest.mark.parametrize("needed", [True, False])
 async def test_every_failure_is_waited_out(failure: Answer, needed: bool) -> None:
-    async with far_side(one_after_the_other(failure, failure, Answer(body())), ManualClock()) as side:
+    async with far_side(
+        one_after_the_other(failure, failure, Answer(body())), ManualClock()
+    ) as side:
         assert await found(side, needed=needed) == VM
     assert len(side.asked) == 3
 

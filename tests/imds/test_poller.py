@@ -416,8 +416,8 @@ async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_
         for rounds in (1, 2):
             sim.fault(Fault(kind="empty", lasts=1000.0))
             await it.until(
-                lambda last=last: it.clock.monotonic() >= last + LOST_AFTER - 0.5,
-                step=0.5,  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                lambda last=last: it.clock.monotonic() >= last + LOST_AFTER - 0.5,  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                step=0.5,
             )
             assert not it.poller.lost
             await it.until(lambda: it.poller.lost, step=0.1, within=3)

@@ -180,7 +180,9 @@ def test_approved_by_relay_means_a_start_request_that_was_accepted(
     ] * 2
 
 
-def test_what_was_approved_in_an_earlier_occurrence_was_not_approved_in_this(book: ApprovalFile) -> None:
+def test_what_was_approved_in_an_earlier_occurrence_was_not_approved_in_this(
+    book: ApprovalFile,
+) -> None:
     record(book, REBOOT)
     sent(book, "accepted", status=200)
     record(book)

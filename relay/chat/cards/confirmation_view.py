@@ -36,19 +36,14 @@ _FIELD_LABELS = {
 }
 
 
-def blocking_reason(choice: DecisionKind, revision: str, standing: ApprovalStatus) -> Text | None:
-    """Why nobody can take this decision now about the state of that revision; None: those who may, can."""
-    event = standing.occurrence.event
-    closes = standing.voting_closes_at if choice == "approve" else standing.not_before
-    refusal = authorize(
-        DecisionRequest(
-            caller=_ANYBODY,
-            event_id=event.event_id,
-            decision=choice,
-            revision=revision,
-            at=standing.now,
-        ),
-        standing,
+def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatus) -> Text | None:
+    """Return why nobody can take a decision about this revision now; None if somebody may."""
+    request = DecisionRequest(
+        caller=_CALLER_WITH_ALL_RIGHTS,
+        event_id=status.occurrence.event.event_id,
+        decision=decision,
+        revision=revision,
+        at=status.now,
     )
     refusal = authorize(request, status)
     if refusal is not None and refusal.status == _CONFLICT:
