@@ -24,6 +24,9 @@ settings.register_profile("relay", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
+
+GROUPS = ("own_broker of journeys", "own_broker", "broker", "browser")
+"""What a single worker starts for all tests that use it, the longest first; two share the tests with a RabbitMQ to mistreat."""
 _stderr = pytest.StashKey[int]()
 
 
@@ -50,14 +53,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stderr] = os.dup(2)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with a RabbitMQ or whole relays first: they wait most, and several workers are done sooner when these begin early."""
-    long = {
-        item.path
-        for item in items
-        if item.path.parent.name == "journey" or (isinstance(item, pytest.Function) and {"broker", "own_broker"} & {*item.fixturenames})
-    }
-    items.sort(key=lambda item: item.path not in long)
+    """Begin with what waits longest, and keep together what shares a costly fixture.
+
+    `make test` gives each group to a worker that runs all of it: a RabbitMQ or a browser is started in a single worker then.
+    """
+    places = {item: len(GROUPS) + (item.path.parent.name != "journey") for item in items}
+    for item in items:
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+            places[item] = GROUPS.index(group)
+    items.sort(key=places.__getitem__)
+
+
+def _group(item: pytest.Item) -> str | None:
+    """The group of a test, by the fixtures that it uses."""
+    used = {*item.fixturenames} if isinstance(item, pytest.Function) else set()
+    if "_private_node" in used:
+        return "own_broker of journeys" if item.path.parent.name == "journey" else "own_broker"
+    if "broker" in used:
+        return "broker"
+    return "browser" if "_browser_address" in used else None
 
 
 @pytest.hookimpl(wrapper=True)
