@@ -34,7 +34,7 @@ demo: $(VENV)/.run
 	@$(BIN)/imds-relay demo $(ARGS)
 
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
-WORKERS := -n 4 --dist loadgroup --no-loadscope-reorder
+WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
 	@$(BIN)/python -m tests.see_to test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
