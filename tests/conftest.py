@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import os
+import re
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
@@ -15,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
 from typing_extensions import override
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it has no types
 
-import relay.config  # declares the principals of the chat platforms
+import relay.config  # noqa: F401  # declares the principals of the chat platforms
 from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
@@ -26,8 +29,13 @@ settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
 
-GROUPS = ("own_broker of journeys", "own_broker", "broker", "browser")
-"""What a single worker starts for all tests that use it, the longest first; two share the tests with a RabbitMQ to mistreat."""
+GROUPS = {
+    "private RabbitMQ of journeys": (re.compile(r"\b(own_broker|_private_node): "), "journey"),
+    "private RabbitMQ": (re.compile(r"\b(own_broker|_private_node): "), None),
+    "RabbitMQ": (re.compile(r"\bbroker: Reachable"), None),
+    "browser": (re.compile(r"\b(browser: Browser|page: Page)\b"), None),
+}
+"""Groups of files that share a costly fixture, the longest first: the parameters of their tests, and their folder where it counts."""
 _stderr = pytest.StashKey[int]()
 
 
@@ -54,27 +62,44 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stderr] = os.dup(2)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what waits longest, and keep together what shares a costly fixture.
+class Grouped(LoadFileScheduling):  # type: ignore[misc]  # the same
+    """Gives each worker whole files, and all files of a group to the same worker.
 
-    `make test` gives each group to a worker that runs all of it: a RabbitMQ or a browser is started in a single worker then.
+    A RabbitMQ or a browser is started by few workers then. The groups of pytest-xdist's own do not work with pytest 9.2.
     """
-    places = {item: len(GROUPS) + (item.path.parent.name != "journey") for item in items}
-    for item in items:
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
-            places[item] = GROUPS.index(group)
-    items.sort(key=places.__getitem__)
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return _group(self.config.rootpath / file) or file
 
 
-def _group(item: pytest.Item) -> str | None:
-    """The group of a test, by the fixtures that it uses."""
-    used = {*item.fixturenames} if isinstance(item, pytest.Function) else set()
-    if "_private_node" in used:
-        return "own_broker of journeys" if item.path.parent.name == "journey" else "own_broker"
-    if "broker" in used:
-        return "broker"
-    return "browser" if "_browser_address" in used else None
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouped | None:
+    """Distribute tests by file as `Grouped` does."""
+    return Grouped(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what waits longest."""
+
+    def place(item: pytest.Item) -> int:
+        group = _group(item.path)
+        return (
+            [*GROUPS].index(group) if group else len(GROUPS) + (item.path.parent.name != "journey")
+        )
+
+    items.sort(key=place)
+
+
+@functools.cache
+def _group(file: Path) -> str | None:
+    """The group of a file of tests, by the fixtures that it names."""
+    text = file.read_text(encoding="utf-8")
+    for group, (fixtures, folder) in GROUPS.items():
+        if fixtures.search(text) and (folder is None or file.parent.name == folder):
+            return group
+    return None
 
 
 @pytest.hookimpl(wrapper=True)

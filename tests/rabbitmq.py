@@ -195,9 +195,14 @@ class Broker:
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stop the node's processes where they stand (SIGSTOP): connections stay open, nobody answers."""
+        """Stop the node's processes where they stand (SIGSTOP): connections stay open, nobody answers. Return when they stand."""
         self._signal(signal.SIGSTOP)
         self._frozen = True
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._works():  # a signal needs a moment to reach every thread
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the node still works {STOP_SECONDS:.0f} s after SIGSTOP")
+            time.sleep(0.002)
 
     def thaw(self) -> None:
         """Let a frozen node go on."""
@@ -343,6 +348,17 @@ class Broker:
                     f"port {self.port} still listens {STOP_SECONDS:.0f} s after the node ended"
                 )
             time.sleep(0.01)
+
+    def _works(self) -> bool:
+        """Whether a thread of the node is neither stopped nor gone, as far as this system tells."""
+        for file in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+            try:
+                state, _, group = file.read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue  # it has ended meanwhile
+            if self._process is not None and int(group) == self._process.pid and state not in "TXZ":
+                return True
+        return False
 
     def _listens(self) -> bool:
         with socket.socket() as probe:

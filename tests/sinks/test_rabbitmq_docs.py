@@ -146,11 +146,11 @@ async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_
     parts = (*topology(EXCHANGE), *approvals_topology(EXCHANGE, scope))
     with contextlib.suppress(RuntimeError):  # there since another test
         await asyncio.to_thread(own_broker.ctl, *declaring[0])
+    for command in both:
+        await asyncio.to_thread(own_broker.ctl, *command)
     connection = Connection(URL(f"amqp://imds-relay:hunter2@127.0.0.1:{own_broker.port}/"), "test")
     await connection.connect()
     async with connection:
-        for command in both:
-            await asyncio.to_thread(own_broker.ctl, *command)
         await establish(connection, parts, True)
         for command in taking:
             await asyncio.to_thread(own_broker.ctl, *command)
