@@ -1,9 +1,8 @@
-"""Slack: one message per event, kept current, that is answered by buttons, by links, or by a slash command.
+"""Slack: one message per event, kept current; people answer with buttons, links or a slash command.
 
-`settings` is its section of the configuration; `blocks` makes messages of cards (pure), `channel` posts and edits them, `web`
-calls Slack; `calls` proves and reads what Slack calls (pure), `people` finds out who it was, `answers` brings it to the board,
-`socket_mode` listens without an open port; `sink` puts them together. All but the first need the package that
-imds-relay[slack] installs, and are loaded when a channel is connected: a relay without one spares their memory.
+`settings` is the platform's section of the configuration. `sink` connects the other modules. They
+need the package that the extra imds-relay[slack] installs, so they are imported only when a channel
+is connected: a relay without Slack saves their memory.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ __all__ = ["Settings", "connect", "diagnose"]
 def connect(
     settings: Settings, clock: Clock, context: ChatContext
 ) -> AbstractAsyncContextManager[ChatSink]:
-    """Open the sink's session, and begin to listen where that is asked for. Nothing is waited for."""
-    from relay.chat.platforms.slack.sink import connect  # noqa: PLC0415  # see above
+    """Open the sink's HTTP session and, if configured, Socket Mode. Does not wait for Slack."""
+    from relay.chat.platforms.slack import sink  # noqa: PLC0415  # see the module's docstring
 
-    return connect(settings, clock, context)
+    return sink.connect(settings, clock, board)
 
 
-async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
-    """Whether Slack takes the tokens, and has given the rights that answers need. Nothing is posted."""
-    from relay.chat.platforms.slack import sink  # noqa: PLC0415  # see above
+async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature of all sinks
+    """Return whether Slack accepts the tokens and grants the scopes. Posts nothing."""
+    from relay.chat.platforms.slack import sink  # noqa: PLC0415  # see the module's docstring
 
     return await sink.diagnose(settings, clock)

@@ -1,42 +1,62 @@
-"""Buttons that are shown to one person alone: no message of ours is on record for them, so they bring their own proof. Pure."""
+"""Tokens for the buttons of ephemeral cards, which Slack shows to one person only. Pure.
+
+The store has no record of an ephemeral message. The token proves that this relay offered this
+person this decision.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import re
+from dataclasses import dataclass
 from datetime import datetime
 
 from relay.approvals.request import DecisionKind
 
-GOOD_FOR = 900
+ACTION_TOKEN_LIFETIME = 900
 """Seconds."""
-_PROOF = re.compile(r"([0-9]{1,12})\.([0-9a-f]{64})")
+_ACTION_TOKEN = re.compile(r"([0-9]{1,12})\.([0-9a-f]{64})")
 
 
-def make_action_token(
-    token: str, who: tuple[str, str], what: tuple[DecisionKind, str, str], now: datetime
-) -> str:
-    """A proof that we showed this person in this channel (``who``) a button for decision, revision and EventId (``what``).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionTokenClaims:
+    """What a token proves: this person in this channel was offered this decision."""
 
-    ``token``: the bot token, from which the key is made.
-    """
-    until = int(now.timestamp()) + GOOD_FOR
-    return f"{until}.{_digest(token, who, what, until)}"
+    user_id: str
+    channel_id: str
+    decision: DecisionKind
+    revision: str
+    event_id: str
+
+
+def make_action_token(claims: ActionTokenClaims, bot_token: str, now: datetime) -> str:
+    """Return a token for these claims. Its key is derived from the bot token."""
+    expires = int(now.timestamp()) + ACTION_TOKEN_LIFETIME
+    return f"{expires}.{_mac(claims, bot_token, expires)}"
 
 
 def is_valid_action_token(
-    proof: str, token: str, who: tuple[str, str], what: tuple[DecisionKind, str, str], now: datetime
+    action_token: str, claims: ActionTokenClaims, bot_token: str, now: datetime
 ) -> bool:
-    """Whether a proof is ours, for just that, and still good."""
-    found = _PROOF.fullmatch(proof)
-    if found is None or not now.timestamp() <= int(found[1]) <= now.timestamp() + GOOD_FOR:
+    """Return whether this relay made the token for exactly these claims and it has not expired."""
+    match = _ACTION_TOKEN.fullmatch(action_token)
+    if match is None:
         return False
-    return hmac.compare_digest(found[2], _digest(token, who, what, int(found[1])))
+    expires = int(match[1])
+    if not now.timestamp() <= expires <= now.timestamp() + ACTION_TOKEN_LIFETIME:
+        return False
+    return hmac.compare_digest(match[2], _mac(claims, bot_token, expires))
 
 
-def _digest(
-    token: str, who: tuple[str, str], what: tuple[DecisionKind, str, str], until: int
-) -> str:
-    key = hashlib.sha256(b"imds-relay: buttons for one person\n" + token.encode()).digest()
-    return hmac.new(key, "\n".join((*who, *what, str(until))).encode(), hashlib.sha256).hexdigest()
+def _mac(claims: ActionTokenClaims, bot_token: str, expires: int) -> str:
+    key = hashlib.sha256(b"imds-relay: buttons for one person\n" + bot_token.encode()).digest()
+    fields = (
+        claims.user_id,
+        claims.channel_id,
+        claims.decision,
+        claims.revision,
+        claims.event_id,
+        str(expires),
+    )
+    return hmac.new(key, "\n".join(fields).encode(), hashlib.sha256).hexdigest()

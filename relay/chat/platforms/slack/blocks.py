@@ -1,17 +1,13 @@
-"""How a card looks in Slack: blocks, and the text of the notification. Pure.
+"""Renders a card as a Slack message: Block Kit blocks and the notification's text. Pure.
 
-Texts that others wrote (Azure, resource names, reasons) stand in rich text and plain text alone, which Slack shows letter for
-letter: there is no markup to break out of, whatever they hold. Moments and people are elements of their own. Only the text
-of notifications is Slack's markup, and is escaped as https://docs.slack.dev/messaging/formatting-message-text says.
+Source of the limits: https://docs.slack.dev/reference/block-kit.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 from urllib.parse import quote_plus
@@ -24,238 +20,190 @@ from slack_sdk.models.blocks import (
     ContextBlock,
     HeaderBlock,
     PlainTextObject,
-    RichTextBlock,
     RichTextElement,
     RichTextElementParts,
-    RichTextSectionElement,
 )
 
-from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text, Tone
+from relay.chat.cards.card import Button, Card, Text, Tone
+from relay.chat.platforms.slack.payloads import LINK_ACTION_PREFIX
+from relay.chat.platforms.slack.rich_text import (
+    BOLD,
+    CODE,
+    flatten,
+    join_lines,
+    notification_markup,
+    plain_text,
+    replace_control_characters,
+    rich_text_block,
+    rich_text_elements,
+    truncate,
+)
 
-LINK = "link"
-"""What the action of a button begins with that only opens a page: Slack tells of its click too, and nothing follows from it."""
-LARGEST = 40_000
-"""Bytes of a message as Slack sends it back with each click, and the relay takes 64 KiB of a call at the most."""
-_CUTS = (1500, 700, 300, 100)
-"""Characters that any one text may have; fewer where the whole would be too large."""
-_TITLE, _LABEL, _QUESTION, _HEADING, _VERB, _VALUE, _URL = 150, 75, 300, 100, 30, 2000, 3000
-"""Characters that the reference of Block Kit allows: header, button, confirmation, its title and its buttons, value and URL."""
-_CONTEXT, _NOTICE, _SAID = 500, 1000, 500
-"""Characters of a footer, a notification and one sentence: less than what is allowed."""
-_DATE = "{time_secs} on {date_short}"
-_MARKS: Mapping[Tone, str] = {
+MAX_ENCODED_BYTES = 40_000
+"""Bytes of a message's blocks, URL-encoded. Slack repeats them in each click, and the API accepts
+requests of at most 64 KiB."""
+_TEXT_LENGTHS = (1500, 700, 300, 100)
+"""Characters of one text, tried in this order until the message is small enough."""
+_MAX_TITLE = 150
+_MAX_BUTTON_LABEL = 75
+_MAX_BUTTON_VALUE = 2000
+_MAX_URL = 3000
+_MAX_CONFIRM_TITLE = 100
+_MAX_CONFIRM_TEXT = 300
+_MAX_CONFIRM_LABEL = 30
+# The limits above are Slack's. The limits below are lower than Slack's.
+_MAX_FOOTER = 500
+_MAX_NOTIFICATION = 1000
+_MAX_REPLY_LINE = 500
+_TONE_MARKS: Mapping[Tone, str] = {
     "waiting": "🟡",
     "held": "🟠",
     "approved": "🟢",
     "running": "🔵",
     "over": "⚪",
 }
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
-"""What could feign a line of ours, or turn its direction."""
-_BOLD = RichTextElementParts.TextStyle(bold=True)
-_CODE = RichTextElementParts.TextStyle(code=True)
 
-Value = Callable[[Button], str]
-"""What a button that is answered in the chat brings back."""
+ButtonValue = Callable[[Button], str]
+"""Returns the value that Slack sends back when somebody clicks the button."""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """What a message is sent as. ``text`` is for notifications, and for whom blocks cannot be shown."""
+class SlackMessage:
+    """The content of a message. Notifications, and clients without blocks, show ``text``."""
 
     text: str
     blocks: tuple[Mapping[str, Any], ...]
 
 
-def card_message(card: Card, team: str, value: Value | None) -> Message:
-    """A card as a message in a channel of this workspace.
+def card_message(card: Card, team_id: str, button_value: ButtonValue | None) -> SlackMessage:
+    """Return a card as a message in a channel of this workspace.
 
-    ``value`` None: no click reaches the relay. Slack warns of each that nobody acknowledges, also where a button only opens
-    a page, so there are links then in place of buttons.
+    With ``button_value`` None, no click reaches the relay. The message then has links in place of
+    buttons: Slack warns about every click that no app acknowledges, even if the button only opens
+    a page.
     """
-    text = _markup((f"{_MARKS[card.tone]} {card.title}. ", *card.summary), team)
-    drawn = (tuple(block.to_dict() for block in _blocks(card, team, value, most)) for most in _CUTS)
-    fitting = (blocks for blocks in drawn if len(quote_plus(json.dumps(blocks))) <= LARGEST)
-    return Message(text, next(fitting, (_rich(*_parts((card.title[:_TITLE],), team)).to_dict(),)))
+    title = f"{_TONE_MARKS[card.tone]} {card.title}"
+    text = notification_markup((f"{title}. ", *card.summary), team_id, _MAX_NOTIFICATION)
+    for max_text in _TEXT_LENGTHS:
+        renderer = _CardRenderer(team_id, button_value, max_text)
+        blocks = tuple(block.to_dict() for block in renderer.blocks(card, title))
+        if len(quote_plus(json.dumps(blocks))) <= MAX_ENCODED_BYTES:
+            return SlackMessage(text, blocks)
+    return SlackMessage(text, (_text_block((card.title[:_MAX_TITLE],), team_id),))
 
 
-def text_message(lines: Sequence[Text], team: str) -> Message:
-    """Sentences, one a line: in a thread, or to one person alone."""
-    text = _lines([_cut(line, _SAID) for line in lines])
-    return Message(_markup(text, team), (_rich(*_parts(text, team)).to_dict(),))
+def text_message(lines: Sequence[Text], team_id: str) -> SlackMessage:
+    """Return lines of text as a message in a thread or to one person."""
+    text = join_lines(truncate(line, _MAX_REPLY_LINE) for line in lines)
+    markup = notification_markup(text, team_id, _MAX_NOTIFICATION)
+    return SlackMessage(markup, (_text_block(text, team_id),))
 
 
-def _blocks(card: Card, team: str, value: Value | None, most: int) -> Iterator[Block]:
-    numbers = count(1)
-    yield HeaderBlock(text=_plain(f"{_MARKS[card.tone]} {card.title}", _TITLE))
-    yield _rich(*_parts(_cut(card.summary, most), team, _BOLD))
-    if card.facts:
-        yield _rich(*_facts(card.facts, team, most))
-    for line in card.lines:
-        yield from _line(line, team, value, most, numbers)
-    if card.notes:
-        yield _rich(*_parts(_lines([_cut(note, most) for note in card.notes]), team))
-    yield from _actions(card.buttons, value, numbers)
-    if card.code is not None:
-        yield _rich(
-            *_parts(("The page asks for this code: ",), team),
-            RichTextElementParts.Text(text=card.code, style=_CODE),
+def _text_block(text: Text, team_id: str) -> Mapping[str, Any]:
+    block: Mapping[str, Any] = rich_text_block(rich_text_elements(text, team_id)).to_dict()
+    return block
+
+
+class _CardRenderer:
+    """Renders one card with texts of at most ``max_text`` characters."""
+
+    def __init__(self, team_id: str, button_value: ButtonValue | None, max_text: int) -> None:
+        self._team_id = team_id
+        self._button_value = button_value
+        self._max_text = max_text
+        self._action_numbers = count(1)
+
+    def blocks(self, card: Card, title: str) -> Iterator[Block]:
+        yield HeaderBlock(text=plain_text(title, _MAX_TITLE))
+        yield rich_text_block(self._elements(truncate(card.summary, self._max_text), BOLD))
+        if card.facts:
+            yield rich_text_block(self._fact_elements(card.facts))
+        for line in card.lines:
+            text: Text = ("• ", *truncate(line.text, self._max_text))
+            yield rich_text_block(self._elements(text))
+            yield from self._actions(line.buttons)
+        if card.notes:
+            notes = join_lines(truncate(note, self._max_text) for note in card.notes)
+            yield rich_text_block(self._elements(notes))
+        yield from self._actions(card.buttons)
+        if card.code is not None:
+            yield rich_text_block(
+                [
+                    *self._elements(("The page asks for this code: ",)),
+                    RichTextElementParts.Text(text=card.code, style=CODE),
+                ]
+            )
+        if card.footer:
+            yield ContextBlock(elements=[plain_text(card.footer, _MAX_FOOTER)])
+
+    def _elements(
+        self, text: Text, style: RichTextElementParts.TextStyle | None = None
+    ) -> Iterator[RichTextElement]:
+        return rich_text_elements(text, self._team_id, style)
+
+    def _fact_elements(self, facts: Iterable[tuple[str, Text]]) -> Iterator[RichTextElement]:
+        for number, (label, text) in enumerate(facts):
+            yield from self._elements((f"\n{label}" if number else label,), BOLD)
+            yield from self._elements((": ", *truncate(text, self._max_text)))
+
+    def _actions(self, buttons: Sequence[Button]) -> Iterator[Block]:
+        links = [
+            button for button in buttons if button.url is not None and len(button.url) <= _MAX_URL
+        ]
+        if self._button_value is None:
+            if links:
+                yield rich_text_block(_link_elements(links))
+            return
+        elements = [self._link_button(button) for button in links]
+        for button in buttons:
+            if button.url is None:
+                value = self._button_value(button)
+                if len(value) <= _MAX_BUTTON_VALUE:
+                    elements.append(self._decision_button(button, value))
+        if elements:
+            yield ActionsBlock(elements=elements)
+
+    def _link_button(self, button: Button) -> ButtonElement:
+        return ButtonElement(
+            text=plain_text(button.label, _MAX_BUTTON_LABEL),
+            action_id=f"{LINK_ACTION_PREFIX}{button.decision}-{next(self._action_numbers)}",
+            url=button.url,
+            style=_button_style(button),
         )
-    if card.footer:
-        yield ContextBlock(elements=[_plain(card.footer, _CONTEXT)])
 
-
-def _facts(facts: Iterable[tuple[str, Text]], team: str, most: int) -> Iterator[RichTextElement]:
-    for number, (label, text) in enumerate(facts):
-        yield from _parts(((f"\n{label}" if number else label),), team, _BOLD)
-        yield from _parts((": ", *_cut(text, most)), team)
-
-
-def _line(
-    line: Line, team: str, value: Value | None, most: int, numbers: Iterator[int]
-) -> Iterator[Block]:
-    yield _rich(*_parts(("• ", *_cut(line.text, most)), team))
-    yield from _actions(line.buttons, value, numbers)
-
-
-def _actions(
-    buttons: Sequence[Button], value: Value | None, numbers: Iterator[int]
-) -> Iterator[Block]:
-    links = [button for button in buttons if button.url is not None and len(button.url) <= _URL]
-    if value is None:
-        if links:
-            yield _rich(*_links(links))
-        return
-    answered = [button for button in buttons if button.url is None and len(value(button)) <= _VALUE]
-    if links or answered:
-        yield ActionsBlock(
-            elements=[_button(button, value, next(numbers)) for button in (*links, *answered)]
+    def _decision_button(self, button: Button, value: str) -> ButtonElement:
+        return ButtonElement(
+            text=plain_text(button.label, _MAX_BUTTON_LABEL),
+            action_id=f"{button.decision}-{next(self._action_numbers)}",
+            value=value,
+            style=_button_style(button),
+            confirm=ConfirmObject(
+                title=plain_text(f"{button.label}?", _MAX_CONFIRM_TITLE),
+                text=_confirm_text(button.question),
+                confirm=plain_text(button.label, _MAX_CONFIRM_LABEL),
+                deny=plain_text("Cancel", _MAX_CONFIRM_LABEL),
+            ),
         )
 
 
-def _links(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
+def _link_elements(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
     for number, button in enumerate(buttons):
         if number:
             yield RichTextElementParts.Text(text="  ·  ")
-        yield RichTextElementParts.Link(url=str(button.url), text=_calm(button.label), style=_BOLD)
-
-
-def _button(button: Button, value: Value, number: int) -> ButtonElement:
-    style = "primary" if button.decision == "approve" else None
-    label = _plain(button.label, _LABEL)
-    if button.url is not None:
-        return ButtonElement(
-            text=label, action_id=f"{LINK}-{button.decision}-{number}", url=button.url, style=style
+        yield RichTextElementParts.Link(
+            url=str(button.url), text=replace_control_characters(button.label), style=BOLD
         )
-    confirm = ConfirmObject(
-        title=_plain(f"{button.label}?", _HEADING),
-        text=_plain(_middle(_flat(button.question)), _QUESTION),
-        confirm=_plain(button.label, _VERB),
-        deny=_plain("Cancel", _VERB),
-    )
-    return ButtonElement(
-        text=label,
-        action_id=f"{button.decision}-{number}",
-        value=value(button),
-        style=style,
-        confirm=confirm,
-    )
 
 
-def _rich(*elements: RichTextElement) -> RichTextBlock:
-    return RichTextBlock(elements=[RichTextSectionElement(elements=list(elements))])
+def _button_style(button: Button) -> str | None:
+    return "primary" if button.decision == "approve" else None
 
 
-def _parts(
-    text: Text, team: str, style: RichTextElementParts.TextStyle | None = None
-) -> Iterator[RichTextElement]:
-    for part in text:
-        match part:
-            case datetime():
-                yield RichTextElementParts.Date(
-                    timestamp=int(part.timestamp()), format=_DATE, fallback=_utc(part), style=style
-                )
-            case PrincipalRef() if (user := _user(part, team)) is not None:
-                yield RichTextElementParts.User(user_id=user)
-            case PrincipalRef():
-                yield RichTextElementParts.Text(text=part.principal, style=style)
-            case str() if part:
-                yield RichTextElementParts.Text(text=part, style=style)
-
-
-def _user(who: PrincipalRef, team: str) -> str | None:
-    """The person's id, of somebody of this workspace."""
-    user = who.principal.removeprefix(f"slack:{team}/")
-    return user if user != who.principal and user.isalnum() and user.isascii() else None
-
-
-def _markup(text: Text, team: str) -> str:
-    """In Slack's markup, escaped: for the text of notifications."""
-    pieces = []
-    for part in _cut(text, _NOTICE):
-        match part:
-            case datetime():
-                pieces.append(f"<!date^{int(part.timestamp())}^{_DATE}|{_utc(part)}>")
-            case PrincipalRef() if (user := _user(part, team)) is not None:
-                pieces.append(f"<@{user}>")
-            case _:
-                pieces.append(_escaped(part.principal if isinstance(part, PrincipalRef) else part))
-    return "".join(pieces)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _flat(text: Text) -> str:
-    return "".join(
-        _utc(part)
-        if isinstance(part, datetime)
-        else part.principal
-        if isinstance(part, PrincipalRef)
-        else part
-        for part in text
-    )
-
-
-def _utc(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%H:%M:%S on %Y-%m-%d} UTC"
-
-
-def _plain(text: str, most: int) -> PlainTextObject:
-    text = _calm(text)
-    return PlainTextObject(text=text if len(text) <= most else f"{text[: most - 1]}…", emoji=False)
-
-
-def _middle(text: str) -> str:
-    """Cut where it hurts least: a question says at its beginning what it is about, and at its end what follows."""
-    return (
-        text
-        if len(text) <= _QUESTION
-        else f"{text[: _QUESTION // 3]} … {text[3 - 2 * _QUESTION // 3 :]}"
-    )
-
-
-def _calm(text: str) -> str:
-    return _UNSEEN.sub(" ", text)
-
-
-def _cut(text: Text, most: int) -> Text:
-    """At most so many characters of words, in one line; where there are more, it ends with an ellipsis."""
-    kept: list[str | datetime | PrincipalRef] = []
-    left = most
-    for part in text:
-        if not isinstance(part, str):
-            kept.append(part)
-            continue
-        if len(part) > left:
-            return (*kept, f"{_calm(part[:left])}…")
-        kept.append(_calm(part))
-        left -= len(part)
-    return tuple(kept)
-
-
-def _lines(texts: Iterable[Text]) -> Text:
-    return tuple(
-        part for number, text in enumerate(texts) for part in (("\n", *text) if number else text)
-    )
+def _confirm_text(question: Text) -> PlainTextObject:
+    """Return a question, shortened in its middle: its end says what the decision leads to."""
+    text = flatten(question)
+    if len(text) > _MAX_CONFIRM_TEXT:
+        start = _MAX_CONFIRM_TEXT // 3
+        end = _MAX_CONFIRM_TEXT - start - len(" … ")
+        text = f"{text[:start]} … {text[-end:]}"
+    return plain_text(text, _MAX_CONFIRM_TEXT)

@@ -1,4 +1,4 @@
-"""The channel that events are shown in: how Slack posts, edits and tells."""
+"""Posts, edits and replies in one Slack channel. Implements `relay.chat.live_message.Platform`."""
 
 from __future__ import annotations
 
@@ -8,77 +8,93 @@ from typing import Any
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text
-from relay.chat.platforms.slack.blocks import Message, card_message, text_message
+from relay.chat.platforms.slack.blocks import SlackMessage, card_message, text_message
 from relay.chat.platforms.slack.payloads import button_value
 from relay.chat.platforms.slack.web import WebApi
 from relay.errors import Deferred
 
-_STAMP = re.compile(r"[0-9]{1,12}\.[0-9]{1,9}")
+_TIMESTAMP = re.compile(r"[0-9]{1,12}\.[0-9]{1,9}")
 
 
 class Channel:
-    """A `relay.chat.live_message.Platform`. A message is named by channel and timestamp: ``C024BE91L/1503435956.000247``.
+    """A channel. A message's reference is channel and timestamp: ``C024BE91L/1503435956.000247``.
 
-    ``team`` gives the workspace's id, so that its people can be named as they are known there; ``heard``: clicks reach us.
+    ``fetch_team_id`` returns the id of the workspace, whose members a message can mention.
+    ``has_interactions`` says whether Slack sends clicks to the relay.
     """
 
     def __init__(
-        self, api: WebApi, channel: str, team: Callable[[], Awaitable[str]], *, heard: bool
+        self,
+        api: WebApi,
+        channel_id: str,
+        fetch_team_id: Callable[[], Awaitable[str]],
+        *,
+        has_interactions: bool,
     ) -> None:
         self._api = api
-        self._channel = channel
-        self._team = team
-        self._value = button_value if heard else None
+        self._channel_id = channel_id
+        self._fetch_team_id = fetch_team_id
+        self._button_value = button_value if has_interactions else None
 
     async def post(self, card: Card) -> str:
-        """Post a message. Raises Deferred, Rejected."""
-        return await self._post(card_message(card, await self._team(), self._value))
+        """Post a message and return its reference. Raises Deferred, Rejected."""
+        message = card_message(card, await self._fetch_team_id(), self._button_value)
+        return await self._post(message, self._channel_id)
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Have a message show this card instead. Raises MessageGone, Deferred, Rejected."""
-        channel, _, stamp = ref.partition("/")
-        if _STAMP.fullmatch(stamp) is None:  # a sink of another kind had this one's name
-            raise MessageGone("the message was posted elsewhere")
-        message = card_message(card, await self._team(), self._value)
+        """Replace a message by this card. Raises MessageGone, Deferred, Rejected."""
+        channel_id, timestamp = _parse_ref(ref)
+        message = card_message(card, await self._fetch_team_id(), self._button_value)
         await self._api.call(
             self._api.methods.chat_update,
-            of_message=True,
-            channel=channel,
-            ts=stamp,
+            refers_to_message=True,
+            channel=channel_id,
+            ts=timestamp,
             text=message.text,
             blocks=message.blocks,
         )
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Say these lines in a message's thread; without ``ref``, in the channel. Raises MessageGone, Deferred, Rejected."""
-        if ref is not None and _STAMP.fullmatch(ref.partition("/")[2]) is None:
-            raise MessageGone("the message was posted elsewhere")
-        await self._post(text_message(lines, await self._team()), ref)
+        """Post lines in a message's thread, or in the channel if ``ref`` is None.
 
-    async def _post(self, message: Message, below: str | None = None) -> str:
-        channel, _, stamp = below.partition("/") if below is not None else (self._channel, "", None)
-        answer = await self._api.call(
+        Raises MessageGone, Deferred, Rejected.
+        """
+        channel_id, thread = (self._channel_id, None) if ref is None else _parse_ref(ref)
+        message = text_message(lines, await self._fetch_team_id())
+        await self._post(message, channel_id, thread)
+
+    async def _post(self, message: SlackMessage, channel_id: str, thread: str | None = None) -> str:
+        response = await self._api.call(
             self._api.methods.chat_postMessage,
-            of_message=below is not None,
-            channel=channel,
+            refers_to_message=thread is not None,
+            channel=channel_id,
             text=message.text,
             blocks=message.blocks,
-            thread_ts=stamp,
+            thread_ts=thread,
             unfurl_links=False,
             unfurl_media=False,
         )
-        return _ref(answer)
+        return _ref_of_posted_message(response)
 
 
-def _ref(answer: Mapping[str, Any]) -> str:
-    channel, stamp = answer.get("channel"), answer.get("ts")
+def _parse_ref(ref: str) -> tuple[str, str]:
+    """Return channel and timestamp. Raises MessageGone if another kind of sink made the ref."""
+    channel_id, _, timestamp = ref.partition("/")
+    if _TIMESTAMP.fullmatch(timestamp) is None:
+        raise MessageGone("the message was posted by a sink of another kind")
+    return channel_id, timestamp
+
+
+def _ref_of_posted_message(response: Mapping[str, Any]) -> str:
+    channel_id, timestamp = response.get("channel"), response.get("ts")
     if (
-        not isinstance(stamp, str)
-        or _STAMP.fullmatch(stamp) is None
-        or not isinstance(channel, str)
-        or not channel.isalnum()
+        not isinstance(timestamp, str)
+        or _TIMESTAMP.fullmatch(timestamp) is None
+        or not isinstance(channel_id, str)
+        or not channel_id.isalnum()
     ):
         raise Deferred(
-            "expected Slack to name the message that was posted, it did not: does api_url name Slack's Web API?"
+            "expected channel and ts of the posted message in Slack's response, they are missing: "
+            "is api_url Slack's Web API?"
         )
-    return f"{channel}/{stamp}"
+    return f"{channel_id}/{timestamp}"

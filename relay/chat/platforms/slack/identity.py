@@ -1,6 +1,7 @@
-"""Who somebody is, by Slack's own word: the workspace that the app is installed in, and its full members.
+"""Checks with Slack who somebody is: a full member of the workspace where the app is installed.
 
-Source: https://docs.slack.dev/reference/objects/user-object. Names are never looked at: anybody can take any.
+Source: https://docs.slack.dev/reference/objects/user-object. Names are never used to identify
+anybody, because everybody can choose any name.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,159 +20,190 @@ from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError, RelayError
 
-PATIENCE = 1.5
-"""Seconds that Slack may take to say who somebody is: it waits three for our answer itself."""
-BELIEVED = 60.0
-"""Seconds that a full member is believed to be one still."""
-_MOST = 500
+LOOKUP_TIMEOUT = 1.5
+"""Seconds in which Slack must identify a person: Slack waits three seconds for the relay's answer.
+See https://docs.slack.dev/interactivity/handling-user-interaction."""
+MEMBER_CACHE_LIFETIME = 60.0
+"""Seconds for which a successful membership check is reused."""
+MAX_CACHED_MEMBERS = 500
 _ID = re.compile(r"[A-Z0-9]{2,32}")
-_MUST_BE_FALSE = {
+_OTHER_WORKSPACE = "people of other workspaces cannot decide"
+_REQUIRED_FLAGS = {
     "deleted": "your account is deactivated",
     "is_bot": "an app cannot decide",
     "is_restricted": "guests cannot decide",
     "is_ultra_restricted": "guests cannot decide",
 }
-"""What Slack says of every member, and why it is refused where it is true."""
-_MAY_BE_FALSE = {
-    "is_stranger": "people of other workspaces cannot decide",
+"""Flags that Slack sets for every user, and why a user is refused unless the flag is false."""
+_OPTIONAL_FLAGS = {
+    "is_stranger": _OTHER_WORKSPACE,
     "is_app_user": "an app cannot decide",
     "is_workflow_bot": "a workflow cannot decide",
     "is_connector_bot": "an app cannot decide",
 }
-"""What it leaves out for most."""
+"""Flags that Slack omits for most users. A missing flag counts as false."""
 
 
 class NotAuthorized(RelayError):
-    """Somebody who must not decide; the text is for them."""
+    """A person must not decide. The text is shown to that person."""
 
 
 class IdentityUnavailable(RelayError):
-    """It cannot be found out now who it is. The text is for our log."""
+    """Slack cannot say now who a person is. The text is for the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where the app is installed, and as whom."""
+    """Where the app is installed. ``bot_id`` is the app's bot there."""
 
-    team: str
-    enterprise: str | None
-    bot: str
+    team_id: str
+    enterprise_id: str | None
+    bot_id: str
 
 
 class MemberDirectory:
-    """Asks Slack, and remembers for a moment."""
+    """Looks up the workspace, the app and members, and caches what Slack says.
 
-    def __init__(self, api: WebApi, clock: Clock) -> None:
+    ``lookup_timeout`` limits the calls that decide about a person, in seconds.
+    """
+
+    def __init__(self, api: WebApi, clock: Clock, *, lookup_timeout: float) -> None:
         self._api = api
         self._clock = clock
-        self._here: tuple[str, Workspace] | None = None
-        self._app: tuple[str, str] | None = None
-        self._members: OrderedDict[tuple[str, str], float] = OrderedDict()
-        # Many clicks at once are one question: whoever waits for it finds its answer remembered.
-        self._asking = asyncio.Lock()
-        self._asking_about: WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
+        self._lookup_timeout = lookup_timeout
+        self._workspace_by_token: tuple[str, Workspace] | None = None
+        self._app_id_by_bot: tuple[str, str] | None = None
+        self._checked_at: OrderedDict[tuple[str, str], float] = OrderedDict()
+        # Simultaneous clicks share one call: whoever waits for a lock finds the cached result.
+        self._workspace_lock = asyncio.Lock()
+        self._member_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
             WeakValueDictionary()
         )
 
-    async def team(self) -> str:
-        """The id of the workspace. Raises Deferred."""
-        return (await self._workspace(None)).team
+    async def team_id(self) -> str:
+        """Return the id of the workspace. Raises Deferred."""
+        return (await self._fetch_workspace()).team_id
 
-    async def app(self) -> str:
-        """The id of the app that the token is of. Raises Deferred."""
-        bot = (await self._workspace(None)).bot
-        async with self._asking:
-            if self._app is None or self._app[0] != bot:
-                answer = await self._api.call(self._api.methods.bots_info, bot=bot)
-                found = answer.get("bot")
-                self._app = (bot, _id(found if isinstance(found, dict) else {}, "app_id"))
-            return self._app[1]
+    async def app_id(self) -> str:
+        """Return the id of the app that the bot token belongs to. Raises Deferred."""
+        bot_id = (await self._fetch_workspace()).bot_id
+        async with self._workspace_lock:
+            if self._app_id_by_bot is None or self._app_id_by_bot[0] != bot_id:
+                response = await self._api.call(self._api.methods.bots_info, bot=bot_id)
+                bot = response.get("bot")
+                app_id = _required_id(bot if isinstance(bot, dict) else {}, "app_id")
+                self._app_id_by_bot = (bot_id, app_id)
+            return self._app_id_by_bot[1]
 
-    async def prefetch(self, by: Actor) -> str:
-        """The workspace, where the call came from it and for this app. Raises Unwelcome, NotKnown."""
+    @asynccontextmanager
+    async def within_lookup_timeout(self) -> AsyncIterator[None]:
+        """Raise IdentityUnavailable if the enclosed lookups take too long together."""
         try:
-            here = await self._workspace(PATIENCE)
-            app = await self.app()
+            async with asyncio.timeout(self._lookup_timeout):
+                yield
+        except TimeoutError:
+            raise IdentityUnavailable(f"no answer within {self._lookup_timeout:g} s") from None
+
+    async def require_workspace(self, actor: Actor) -> None:
+        """Return if the call came from the app's own workspace and is for this app.
+
+        Raises NotAuthorized, IdentityUnavailable.
+        """
+        try:
+            workspace = await self._fetch_workspace(within=self._lookup_timeout)
+            app_id = await self.app_id()
         except DeliveryError as error:
             raise IdentityUnavailable(error.reason) from None
-        # In an organisation somebody's home can be another of its workspaces; whether they belong to this one, `vouch` finds out.
-        if by.team != here.team or (by.home != here.team and here.enterprise is None):
-            raise NotAuthorized("people of other workspaces cannot decide")
-        if by.app != app:
+        # In an enterprise, a person's home can be another workspace of the same enterprise.
+        # `require_member` finds out whether the person belongs to this workspace, too.
+        is_guest_home = actor.home_team_id != workspace.team_id and workspace.enterprise_id is None
+        if actor.team_id != workspace.team_id or is_guest_home:
+            raise NotAuthorized(_OTHER_WORKSPACE)
+        if actor.app_id != app_id:
             raise IdentityUnavailable(
-                f"the call is for the app {by.app}, the token is of {app}: take all secrets from one app"
+                f"the call is for the app {actor.app_id}, but the token belongs to the app "
+                f"{app_id}: take all secrets from one app"
             )
-        return here.team
 
-    async def require_member(self, by: Actor) -> None:
-        """Return if it is a full member of the workspace. Raises Unwelcome, NotKnown."""
-        key = (by.team, by.user)
-        async with self._asking_about.setdefault(key, asyncio.Lock()):
-            if self._clock.monotonic() - self._members.get(key, -BELIEVED) >= BELIEVED:
-                await self._ask(by)
-                self._members[key] = self._clock.monotonic()
-                while len(self._members) > _MOST:
-                    self._members.popitem(last=False)
+    async def require_member(self, actor: Actor) -> None:
+        """Return if the person is a full member of the workspace.
 
-    async def _ask(self, by: Actor) -> None:
+        Raises NotAuthorized, IdentityUnavailable.
+        """
+        key = (actor.team_id, actor.user_id)
+        async with self._member_locks.setdefault(key, asyncio.Lock()):
+            checked_at = self._checked_at.get(key)
+            now = self._clock.monotonic()
+            if checked_at is not None and now - checked_at < MEMBER_CACHE_LIFETIME:
+                return
+            await self._check_member(actor)
+            self._checked_at[key] = self._clock.monotonic()
+            while len(self._checked_at) > MAX_CACHED_MEMBERS:
+                self._checked_at.popitem(last=False)
+
+    async def _check_member(self, actor: Actor) -> None:
         try:
-            here = await self._workspace(PATIENCE)
-            answer = await self._api.call(
-                self._api.methods.users_info, seconds=PATIENCE, user=by.user
+            workspace = await self._fetch_workspace(within=self._lookup_timeout)
+            response = await self._api.call(
+                self._api.methods.users_info, within=self._lookup_timeout, user=actor.user_id
             )
         except DeliveryError as error:
             raise IdentityUnavailable(error.reason) from None
-        refusal = membership_refusal(answer.get("user"), by.user, here)
+        refusal = membership_refusal(response.get("user"), actor.user_id, workspace)
         if refusal is not None:
             raise NotAuthorized(refusal)
 
-    async def _workspace(self, seconds: float | None) -> Workspace:
-        async with self._asking:
+    async def _fetch_workspace(self, *, within: float | None = None) -> Workspace:
+        async with self._workspace_lock:
             token = self._api.token()
-            if self._here is None or self._here[0] != token:
-                answer = await self._api.call(self._api.methods.auth_test, seconds=seconds)
-                enterprise = answer.get("enterprise_id")
-                found = Workspace(
-                    _id(answer, "team_id"),
-                    enterprise if isinstance(enterprise, str) else None,
-                    _id(answer, "bot_id"),
+            if self._workspace_by_token is None or self._workspace_by_token[0] != token:
+                response = await self._api.call(self._api.methods.auth_test, within=within)
+                enterprise_id = response.get("enterprise_id")
+                workspace = Workspace(
+                    team_id=_required_id(response, "team_id"),
+                    enterprise_id=enterprise_id if isinstance(enterprise_id, str) else None,
+                    bot_id=_required_id(response, "bot_id"),
                 )
-                self._here = (token, found)
-            return self._here[1]
+                self._workspace_by_token = (token, workspace)
+            return self._workspace_by_token[1]
 
 
-def membership_refusal(user: Any, asked: str, here: Workspace) -> str | None:
-    """Why somebody must not decide, by Slack's own record of them; None for a full member of the workspace. Pure."""
-    if not isinstance(user, dict) or user.get("id") != asked:
+def membership_refusal(user: Any, user_id: str, workspace: Workspace) -> str | None:
+    """Return why a user must not decide; None for a full member of the workspace. Pure.
+
+    ``user`` is the user object that Slack returned for ``user_id``.
+    """
+    if not isinstance(user, dict) or user.get("id") != user_id:
         return "Slack does not know you"
-    for name, reason in _MUST_BE_FALSE.items():
-        if user.get(name) is not False:
+    for flag, reason in _REQUIRED_FLAGS.items():
+        if user.get(flag) is not False:
             return reason
-    for name, reason in _MAY_BE_FALSE.items():
-        if user.get(name, False) is not False:
+    for flag, reason in _OPTIONAL_FLAGS.items():
+        if user.get(flag, False) is not False:
             return reason
-    if user.get("team_id") != here.team and not _in_same_enterprise(user, here):
-        return "people of other workspaces cannot decide"
+    if user.get("team_id") != workspace.team_id and not _in_same_enterprise(user, workspace):
+        return _OTHER_WORKSPACE
     return None
 
 
-def _in_same_enterprise(user: Mapping[str, Any], here: Workspace) -> bool:
-    """Whether somebody of the same organisation belongs to this workspace too."""
-    found = user.get("enterprise_user")
-    if (
-        here.enterprise is None
-        or not isinstance(found, dict)
-        or found.get("enterprise_id") != here.enterprise
-    ):
+def _in_same_enterprise(user: Mapping[str, Any], workspace: Workspace) -> bool:
+    """Return whether a user of the same enterprise belongs to this workspace, too."""
+    membership = user.get("enterprise_user")
+    if workspace.enterprise_id is None or not isinstance(membership, dict):
         return False
-    teams = found.get("teams")
-    return isinstance(teams, list) and here.team in teams
+    teams = membership.get("teams")
+    return (
+        membership.get("enterprise_id") == workspace.enterprise_id
+        and isinstance(teams, list)
+        and workspace.team_id in teams
+    )
 
 
-def _id(answer: Mapping[str, Any], name: str) -> str:
-    found = answer.get(name)
-    if not isinstance(found, str) or _ID.fullmatch(found) is None:
+def _required_id(response: Mapping[str, Any], name: str) -> str:
+    value = response.get(name)
+    if not isinstance(value, str) or _ID.fullmatch(value) is None:
         raise Deferred(
-            f"expected {name} in Slack's answer, it was not there: is token a bot token, and api_url Slack's Web API?"
+            f"expected {name} in Slack's answer, it is missing: "
+            "is token a bot token, and api_url Slack's Web API?"
         )
-    return found
+    return value

@@ -1,330 +1,164 @@
-"""What people answer in Slack, brought to the board: buttons of messages, and the slash command.
+"""Handles verified requests of Slack: passes decisions to the gate and replies to the person.
 
-Who it is comes first, so that a stranger's click burns nothing; then, whether the button is one that we showed; then the gate.
+A click is checked in this order: who clicked, whether this relay made the button, and then whether
+the gate accepts the decision. A stranger's click therefore has no effect.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackReply
-from relay.chat.cards.card import Button, Card, Text
-from relay.chat.cards.confirmation_view import decision_outcome
-from relay.chat.cards.grouped_card import event_line
-from relay.chat.context import ChatContext
-from relay.chat.platforms.slack.action_token import is_valid_action_token, make_action_token
-from relay.chat.platforms.slack.blocks import Message, card_message, text_message
+from relay.chat.board import ChatBoard
+from relay.chat.platforms.slack.action_token import ActionTokenClaims, is_valid_action_token
+from relay.chat.platforms.slack.authorization import Authorizer
 from relay.chat.platforms.slack.identity import (
-    PATIENCE,
     IdentityUnavailable,
     MemberDirectory,
     NotAuthorized,
 )
-from relay.chat.platforms.slack.payloads import (
-    Actor,
-    Call,
-    Challenge,
-    Click,
-    Command,
-    IgnoredCall,
-    button_value,
-)
+from relay.chat.platforms.slack.payloads import Actor, Call, Click, SlashCommand, UrlVerification
+from relay.chat.platforms.slack.private_reply import PrivateReply, text_reply
 from relay.chat.platforms.slack.settings import Settings
+from relay.chat.platforms.slack.slash_command import (
+    SlashCommandHandler,
+    decision_reply,
+    find_events,
+)
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 
-_MOST_LISTED = 15
-_LONGEST_REASON = 1000
-_AGAIN = 60.0
-"""Seconds after which the same is logged again."""
-_CHOICES: Mapping[str, DecisionKind] = {"approve": "approve", "hold": "hold", "release": "release"}
-_USAGE: tuple[Text, ...] = (
-    ("list: what Azure has announced, and how it stands.",),
-    (
-        "approve, hold or release, and an EventId or its beginning: decide about it. What follows behind hold is its reason.",
-    ),
+_LOG_INTERVAL = 60.0
+"""Seconds before the same warning is logged again."""
+_INVALID_BUTTON = (
+    "These buttons are no longer valid, so nothing was decided. Look at the newest message."
 )
 _log = logging.getLogger(__name__)
 
-Respond = Callable[[str, Mapping[str, Any]], None]
-"""Sends to a response URL, soon; nothing is waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What the person is told, visible to them alone. ``final``: the card that was shown to them alone is done with."""
-
-    message: Message
-    final: bool = True
+SendReply = Callable[[str, Mapping[str, Any]], None]
+"""Starts to send a body to a response URL and returns at once."""
 
 
 class Interactions:
-    """Takes calls that were proved, of one sink."""
+    """Handles the requests of one sink."""
 
     def __init__(
         self,
         settings: Settings,
-        context: ChatContext,
-        people: MemberDirectory,
+        board: ChatBoard,
+        members: MemberDirectory,
         clock: Clock,
-        respond: Respond,
+        send_reply: SendReply,
     ) -> None:
         self._settings = settings
-        self._context = context
-        self._people = people
+        self._board = board
         self._clock = clock
-        self._respond = respond
-        self._noted: dict[str, float] = {}
+        self._send_reply = send_reply
+        self._authorizer = Authorizer(board, members)
+        self._slash_command = SlashCommandHandler(settings, board, self._authorizer, clock)
+        self._log_once = _LogOnce(clock, settings.name)
 
     async def handle(self, call: Call) -> CallbackReply:
-        """Do what was asked; it is on disk when this returns."""
+        """Do what was asked for. A decision is on disk when this returns."""
         match call:
-            case Challenge(text):
-                return CallbackReply({"challenge": text})
+            case UrlVerification():
+                return CallbackReply({"challenge": call.challenge})
             case Click():
-                told = await self._safely(call.by, self._click(call))
-                if told is not None:
-                    self._respond(
-                        call.by.response_url,
-                        _alone(told.message) | {"replace_original": call.alone and told.final},
+                reply = await self._reply_to_refusal(call.actor, self._handle_click(call))
+                if reply is not None:
+                    replaces_card = call.is_ephemeral and reply.closes_card
+                    self._send_reply(
+                        call.actor.response_url,
+                        {**reply.body(), "replace_original": replaces_card},
                     )
-            case Command():
-                told = await self._safely(call.by, self._command(call))
-                return CallbackReply(_alone(told.message) if told is not None else None)
-            case IgnoredCall():
-                pass
+            case SlashCommand():
+                handling = self._slash_command.handle(call)
+                reply = await self._reply_to_refusal(call.actor, handling)
+                return CallbackReply(None if reply is None else reply.body())
         return CallbackReply()
 
-    async def _safely(self, by: Actor, work: Coroutine[Any, Any, _Said | None]) -> _Said | None:
-        """What is told of work that can end in a refusal, or in nothing that can be known now."""
+    async def _reply_to_refusal(
+        self, actor: Actor, handling: Coroutine[Any, Any, PrivateReply | None]
+    ) -> PrivateReply | None:
+        """Return the result of ``handling``, or a reply that explains why it failed."""
         try:
-            return await work
+            return await handling
         except NotAuthorized as error:
-            self._note(f"slack:{by.team}/{by.user} was refused: {error}")
-            return _Said(text_message([(f"Nothing was decided: {error}.",)], by.team))
+            self._log_once.warning(f"{actor.principal} was refused: {error}")
+            return text_reply((f"Nothing was decided: {error}.",), team_id=actor.team_id)
         except IdentityUnavailable as error:
-            self._note(f"it cannot be found out who slack:{by.team}/{by.user} is: {error}")
-            return _Said(
-                text_message(
-                    [
-                        (
-                            "Slack cannot tell now who you are, so nothing was decided. Try again in a moment.",
-                        )
-                    ],
-                    by.team,
-                ),
-                final=False,
-            )
+            self._log_once.warning(f"Slack cannot identify {actor.principal}: {error}")
+            problem = "Slack cannot tell now who you are"
         except StoreUnavailable:
-            return _Said(
-                text_message(
-                    [
-                        (
-                            "The relay cannot read its records now, so nothing was decided. Try again in a moment.",
-                        )
-                    ],
-                    by.team,
-                ),
-                final=False,
-            )
+            problem = "The relay cannot read its records now"
+        return text_reply(
+            (f"{problem}, so nothing was decided. Try again in a moment.",),
+            team_id=actor.team_id,
+            closes_card=False,
+        )
 
-    def _note(self, text: str) -> None:
-        """Log it, the same once a minute at the most."""
-        now = self._clock.monotonic()
-        self._noted = {one: at for one, at in self._noted.items() if now - at < _AGAIN}
-        if text not in self._noted:
-            self._noted[text] = now
-            _log.warning("sink %s: %s", self._settings.name, text)
-
-    async def _click(self, click: Click) -> _Said | None:
-        by, decided = click.by, click.decided
+    async def _handle_click(self, click: Click) -> PrivateReply | None:
+        actor, action = click.actor, click.action
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
-        caller = await self._caller(by)
-        if click.alone:
-            what = (decided.decision, decided.revision, decided.event_id)
-            who = (by.user, by.channel)
-            ours = decided.proof is not None and is_valid_action_token(
-                decided.proof, self._settings.bot_token(), who, what, self._clock.now()
-            )
-            standing = next(iter(await self._found(decided.event_id, exact=True)), None)
-        else:
-            standing = await self._context.statuses.shown_in(
-                self._settings.name, click.message, decided.event_id
-            )
-            ours = decided.proof is None
-        if standing is None or not ours:
-            return _Said(
-                text_message(
-                    [
-                        (
-                            "These buttons are not good any more, so nothing was decided. Look at the newest message.",
-                        )
-                    ],
-                    by.team,
-                )
-            )
-        answer = await self._context.decisions.decide(
+        caller = await self._authorizer.require_caller(actor)
+        status = await self._status_behind_button(click)
+        if status is None:
+            return text_reply((_INVALID_BUTTON,), team_id=actor.team_id)
+        answer = await self._board.decide(
             caller,
-            event_id=decided.event_id,
-            decision=decided.decision,
-            revision=decided.revision,
-            request_id=_request(by),
+            event_id=action.event_id,
+            decision=action.decision,
+            revision=action.revision,
+            request_id=actor.request_id,
         )
-        if answer.accepted and not click.alone:
-            return None  # the message itself shows it
-        return self._came(answer, standing, by)
+        if answer.accepted and not click.is_ephemeral:
+            return None  # the message in the channel shows the decision
+        return decision_reply(answer, status, actor)
 
-    async def _command(self, command: Command) -> _Said:
-        by, words = command.by, command.words
-        word = words[0].lower() if words else "list"
-        if by.channel != self._settings.channel:
-            raise NotAuthorized(
-                "the command works in the channel in which the relay shows its events"
+    async def _status_behind_button(self, click: Click) -> ApprovalStatus | None:
+        """Return the event's status if this relay made the button; None if it did not."""
+        action = click.action
+        if not click.is_ephemeral:
+            if action.action_token is not None:
+                return None
+            return await self._board.shown_in(
+                self._settings.name, click.message_ref, action.event_id
             )
-        if word == "list" and len(words) <= 1:
-            await self._member(by)
-            return self._listed(await self._context.statuses.live_statuses(self._settings), by)
-        if word not in _CHOICES or len(words) < 2:
-            return _Said(text_message(_USAGE, by.team))
-        choice = _CHOICES[word]
-        caller = await self._caller(by) if self._settings.approve_in_chat else None
-        if caller is None:
-            await self._member(by)
-        found = await self._found(words[1])
-        if len(found) != 1:
-            none: Text = (
-                f"{'No event' if not found else 'More than one event'} of the document begins with {words[1]}.",
-            )
-            return self._listed(
-                found or await self._context.statuses.live_statuses(self._settings), by, none
-            )
-        if choice == "hold" and caller is not None:
-            return await self._hold(
-                by, caller, found[0], " ".join(words[2:])[:_LONGEST_REASON] or None
-            )
-        card = await self._context.statuses.private_card(
-            self._settings, found[0].occurrence.event.event_id, in_chat=caller is not None
+        if action.action_token is None:
+            return None
+        claims = ActionTokenClaims(
+            user_id=click.actor.user_id,
+            channel_id=click.actor.channel_id,
+            decision=action.decision,
+            revision=action.revision,
+            event_id=action.event_id,
         )
-        if card is None:
-            return _Said(text_message([("The event is over.",)], by.team))
-        return _Said(
-            card_message(_about(card, choice), by.team, lambda button: self._spoken(by, button))
-        )
-
-    async def _hold(
-        self, by: Actor, caller: Caller, standing: ApprovalStatus, reason: str | None
-    ) -> _Said:
-        # A hold needs no state that was seen: it starts nothing, and counts for whatever the event becomes.
-        event_id, revision = standing.occurrence.event.event_id, standing.occurrence.revision
-        answer = await self._context.decisions.decide(
-            caller,
-            event_id=event_id,
-            decision="hold",
-            revision=revision,
-            request_id=_request(by),
-            reason=reason,
-        )
-        return self._came(answer, standing, by)
-
-    async def _caller(self, by: Actor) -> Caller:
-        """Who may speak to the gate. Raises Unwelcome, NotKnown."""
-        async with _within():
-            principal = f"slack:{await self._people.prefetch(by)}/{by.user}"
-            caller = self._context.decisions.caller(principal, "slack")
-            if caller is None:
-                raise NotAuthorized(f"no rule of this relay names you, {principal}")
-            await self._people.require_member(by)
-        return caller
-
-    async def _member(self, by: Actor) -> None:
-        """Raises Unwelcome, NotKnown for who is no full member of the workspace."""
-        async with _within():
-            await self._people.prefetch(by)
-            await self._people.require_member(by)
-
-    async def _found(self, words: str, *, exact: bool = False) -> list[ApprovalStatus]:
-        """The events of the document whose EventId begins so, or, if there is one, has just that name."""
-        key = words.lower()
-        live = await self._context.statuses.live_statuses(self._settings)
-        same = [one for one in live if one.occurrence.key == key]
-        return (
-            same if same or exact else [one for one in live if one.occurrence.key.startswith(key)]
-        )
-
-    def _spoken(self, by: Actor, button: Button) -> str:
-        what = (button.decision, button.revision, button.event_id)
-        return button_value(
-            button,
-            make_action_token(
-                self._settings.bot_token(), (by.user, by.channel), what, self._clock.now()
-            ),
-        )
-
-    def _came(self, answer: DecisionAnswer, standing: ApprovalStatus, by: Actor) -> _Said:
-        if answer.accepted:
-            text = decision_outcome(answer.body, dry_run=standing.mode == "dry-run", repeat=False)
-            return _Said(text_message([text], by.team))
-        return _Said(
-            text_message(
-                [(f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}.",)],
-                by.team,
-            )
-        )
-
-    def _listed(self, standings: Sequence[ApprovalStatus], by: Actor, first: Text = ()) -> _Said:
-        ordered = sorted(
-            standings,
-            key=lambda one: (one.not_before is None, one.not_before or one.now, one.occurrence.id),
-        )
-        lines = [
-            (f"{one.occurrence.event.event_id[:8]}  ", *event_line(one))
-            for one in ordered[:_MOST_LISTED]
-        ]
-        if len(ordered) > len(lines):
-            lines.append((f"… and {len(ordered) - len(lines)} more.",))
-        return _Said(
-            text_message(
-                [*([first] if first else ()), *(lines or [("Azure has announced nothing.",)])],
-                by.team,
-            )
-        )
+        bot_token, now = self._settings.bot_token(), self._clock.now()
+        if not is_valid_action_token(action.action_token, claims, bot_token, now):
+            return None
+        statuses = await self._board.live_statuses(self._settings)
+        return next(iter(find_events(statuses, action.event_id, exact=True)), None)
 
 
-@asynccontextmanager
-async def _within() -> AsyncIterator[None]:
-    """Raises NotKnown where Slack takes its time: it waits three seconds for our answer itself."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            yield
-    except TimeoutError:
-        raise IdentityUnavailable(f"no answer within {PATIENCE:g} s") from None
+class _LogOnce:
+    """Logs warnings of one sink, each text at most once per interval."""
 
+    def __init__(self, clock: Clock, sink_name: str) -> None:
+        self._clock = clock
+        self._sink_name = sink_name
+        self._logged_at: dict[str, float] = {}
 
-def _about(card: Card, choice: DecisionKind) -> Card:
-    """A card with the buttons for one decision; where there is none, it says so."""
-    buttons = tuple(one for one in card.buttons if one.decision == choice)
-    if buttons:
-        return replace(card, buttons=buttons)
-    return replace(
-        card,
-        buttons=(),
-        code=None,
-        notes=(*card.notes, (f"There is nothing to {choice} from here now.",)),
-    )
-
-
-def _request(by: Actor) -> str:
-    """Names this click or command, so that it counts once however often it comes."""
-    return f"slack {by.trigger}"
-
-
-def _alone(message: Message) -> dict[str, Any]:
-    return {"response_type": "ephemeral", "text": message.text, "blocks": list(message.blocks)}
+    def warning(self, text: str) -> None:
+        now = self._clock.monotonic()
+        self._logged_at = {
+            logged_text: logged_at
+            for logged_text, logged_at in self._logged_at.items()
+            if now - logged_at < _LOG_INTERVAL
+        }
+        if text not in self._logged_at:
+            self._logged_at[text] = now
+            _log.warning("sink %s: %s", self._sink_name, text)

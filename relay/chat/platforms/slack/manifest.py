@@ -1,4 +1,4 @@
-"""The Slack app that the relay needs, as a manifest to make it from, with no more rights than it uses. Pure.
+"""The manifest of the Slack app that the relay needs, with no scope that it does not use. Pure.
 
 Source: https://docs.slack.dev/reference/app-manifest.
 """
@@ -9,38 +9,54 @@ from typing import Any
 
 COMMAND = "/azmaint"
 SCOPES = {
-    "chat:write": "posts messages, and edits its own",
-    "commands": f"hears {COMMAND}",
-    "users:read": "finds out whether a person who answers is a full member, and of which workspace",
+    "chat:write": "post messages and edit the app's own messages",
+    "commands": f"receive {COMMAND}",
+    "users:read": "check that a person who answers is a full member, and of which workspace",
 }
-"""What the bot may do, and what for; an app that only tells and links needs the first alone."""
+"""The bot's scopes and their use. An app that takes no answers needs only the first scope."""
 
 
 def manifest(answers: str) -> dict[str, Any]:
-    """The app. ``answers``: how clicks and commands reach the relay: ``none``, ``socket`` (Socket Mode), or the URL that Slack calls."""
-    url = {} if answers in ("none", "socket") else {"url": answers}
-    request_url = {"request_url": answers} if url else {}
-    heard = answers != "none"
-    command = {
-        "command": COMMAND,
-        **url,
-        "description": "Maintenance that Azure has announced",
-        "usage_hint": "list | approve EVENT | hold EVENT why | release EVENT",
-        "should_escape": False,
+    """Return the manifest.
+
+    ``answers`` says how clicks and commands reach the relay: ``none``, ``socket`` (Socket Mode), or
+    the URL that Slack calls.
+    """
+    takes_answers = answers != "none"
+    uses_socket_mode = answers == "socket"
+    is_called = takes_answers and not uses_socket_mode
+    features: dict[str, Any] = {
+        "bot_user": {"display_name": "azure-maintenance", "always_online": False}
     }
-    bot = {"bot_user": {"display_name": "azure-maintenance", "always_online": False}}
+    settings: dict[str, Any] = {}
+    if takes_answers:
+        command = {"command": COMMAND}
+        if is_called:
+            command["url"] = answers
+        features["slash_commands"] = [
+            {
+                **command,
+                "description": "Maintenance that Azure has announced",
+                "usage_hint": "list | approve EVENT | hold EVENT why | release EVENT",
+                "should_escape": False,
+            }
+        ]
+        settings["interactivity"] = {"is_enabled": True}
+        if is_called:
+            settings["interactivity"]["request_url"] = answers
     return {
         "display_information": {
             "name": "Azure maintenance",
-            "description": "Tells of maintenance that Azure has announced for virtual machines, and takes approvals.",
+            "description": "Shows maintenance that Azure has announced for virtual machines, "
+            "and takes approvals.",
             "background_color": "#1f3a5f",
         },
-        "features": {**bot, **({"slash_commands": [command]} if heard else {})},
-        "oauth_config": {"scopes": {"bot": list(SCOPES) if heard else ["chat:write"]}},
+        "features": features,
+        "oauth_config": {"scopes": {"bot": list(SCOPES) if takes_answers else ["chat:write"]}},
         "settings": {
-            **({"interactivity": {"is_enabled": True, **request_url}} if heard else {}),
+            **settings,
             "org_deploy_enabled": False,
-            "socket_mode_enabled": answers == "socket",
+            "socket_mode_enabled": uses_socket_mode,
             "token_rotation_enabled": False,
         },
     }

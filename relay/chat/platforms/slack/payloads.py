@@ -1,17 +1,13 @@
-"""What Slack calls, proved and read: clicks and slash commands, over HTTP or a socket. Pure.
+"""Parses the requests that Slack sends: button clicks and slash commands. Pure.
 
-Sources: https://docs.slack.dev/authentication/verifying-requests-from-slack, …/reference/interaction-payloads/block_actions-payload,
-…/interactivity/implementing-slash-commands. The SDK's own verifier raises on what is malformed, and compares text.
+This module does not verify who sent a request: `request_signature` does, or Socket Mode. Sources:
+https://docs.slack.dev/reference/interaction-payloads/block_actions-payload and
+https://docs.slack.dev/interactivity/implementing-slash-commands.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
@@ -21,256 +17,248 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from relay.approvals.request import DecisionKind
 from relay.chat import CallbackRefused
 from relay.chat.cards.card import Button
-from relay.chat.platforms.slack.blocks import LINK
 
-WINDOW = 300
-"""Seconds that a signature is good for, before and after its timestamp."""
-_STAMP = re.compile(r"[0-9]{1,12}")
-_MOST_FIELDS = 60
-
-_M = TypeVar("_M", bound=BaseModel)
-
-_Id = Annotated[str, Field(pattern=r"^[A-Z0-9]{2,32}$")]
-_Trigger = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
-_Url = Annotated[str, Field(max_length=2000)]
+LINK_ACTION_PREFIX = "link-"
+"""Starts the action_id of a button that opens a page. Slack reports its clicks, too."""
+_MAX_FORM_FIELDS = 60
+_NO_ACTION_TOKEN = "-"  # noqa: S105  # a placeholder
+_ModelType = TypeVar("_ModelType", bound=BaseModel)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Who calls, from where, as Slack says it. ``trigger`` is another one for each click and command.
+    """Who clicked or typed, and where, as Slack reports it.
 
-    ``team`` is the workspace that it happened in, ``home`` the person's own: another one in a channel that two workspaces share.
+    ``team_id`` is the workspace where it happened. ``home_team_id`` is the person's own workspace,
+    which differs in a channel that two workspaces share. ``trigger_id`` is unique to each click
+    and command.
     """
 
-    team: str
-    home: str
-    user: str
-    app: str
-    channel: str
-    trigger: str
+    team_id: str
+    home_team_id: str
+    user_id: str
+    app_id: str
+    channel_id: str
+    trigger_id: str
     response_url: str
 
+    @property
+    def principal(self) -> str:
+        """The principal that rules, groups and people name."""
+        return f"slack:{self.team_id}/{self.user_id}"
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def request_id(self) -> str:
+        """Identifies this click or command, so that it counts once even if Slack repeats it."""
+        return f"slack {self.trigger_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ButtonAction:
-    """What a button stands for. ``proof``: of one that was shown to one person alone, see `answers`."""
+    """The decision that a button stands for.
+
+    ``action_token`` is set for a button of an ephemeral card only; see `action_token`.
+    """
 
     decision: DecisionKind
     revision: str
     event_id: str
-    proof: str | None = None
+    action_token: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Click:
-    """A button was clicked. ``message`` names the message as our references do."""
+    """A click on a decision button. ``message_ref`` identifies the message as `channel` does."""
 
-    by: Actor
-    message: str
-    alone: bool
-    decided: ButtonAction
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A slash command was typed."""
-
-    by: Actor
-    words: tuple[str, ...]
+    actor: Actor
+    message_ref: str
+    is_ephemeral: bool
+    action: ButtonAction
 
 
 @dataclass(frozen=True, slots=True)
-class Challenge:
-    """Slack asks whether we are who we say: the text is to be sent back."""
+class SlashCommand:
+    """A slash command and the words behind its name."""
 
-    text: str
+    actor: Actor
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UrlVerification:
+    """Slack checks the request URL and expects the challenge as the answer."""
+
+    challenge: str
 
 
 @dataclass(frozen=True, slots=True)
 class IgnoredCall:
-    """A call from which nothing follows, and that wants to be acknowledged."""
+    """A request to acknowledge and to do nothing about."""
 
 
-Call = Click | Command | Challenge | IgnoredCall
+Call = Click | SlashCommand | UrlVerification | IgnoredCall
 
 
-def button_value(button: Button, proof: str | None = None) -> str:
-    """What a button brings back when it is clicked."""
-    words = (button.decision, button.revision, proof or "-", button.event_id)
-    return " ".join(words)
-
-
-def verify_signature(headers: Mapping[str, str], body: bytes, secret: bytes, now: datetime) -> None:
-    """Raises ChatRefused unless Slack signed this body within five minutes of now."""
-    given = {name.lower(): text for name, text in headers.items()}
-    stamp, signature = (
-        given.get("x-slack-request-timestamp", ""),
-        given.get("x-slack-signature", ""),
-    )
-    if _STAMP.fullmatch(stamp) is None:
-        raise CallbackRefused("expected X-Slack-Request-Timestamp, got none or no number")
-    if abs(now.timestamp() - int(stamp)) > WINDOW:
-        raise CallbackRefused(
-            f"the signature is of another time than this machine's, by more than {WINDOW} s"
-        )
-    expected = (
-        "v0=" + hmac.new(secret, b"v0:" + stamp.encode() + b":" + body, hashlib.sha256).hexdigest()
-    )
-    if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "surrogateescape")):
-        raise CallbackRefused("the signature is not that of this app's signing_secret")
+def button_value(button: Button, action_token: str | None = None) -> str:
+    """Return the value that Slack sends back when somebody clicks the button."""
+    fields = (button.decision, button.revision, action_token or _NO_ACTION_TOKEN, button.event_id)
+    return " ".join(fields)
 
 
 def parse_payload(body: bytes) -> Call:
-    """What a body says that was proved. Raises ChatRefused with 400 for what cannot be read."""
+    """Parse the body of a verified HTTP request. Raises CallbackRefused with status 400."""
     if body.lstrip().startswith(b"{"):
-        return _challenge(_json(body))
+        return UrlVerification(_validate(_UrlVerificationModel, _load_json(body)).challenge)
     try:
         fields = parse_qs(
             body.decode(),
             keep_blank_values=True,
             strict_parsing=True,
-            max_num_fields=_MOST_FIELDS,
+            max_num_fields=_MAX_FORM_FIELDS,
             errors="strict",
         )
     except ValueError as error:
         raise CallbackRefused(f"expected a form: {type(error).__name__}", status=400) from None
-    form = {name: texts[0] for name, texts in fields.items() if len(texts) == 1}
+    form = {name: values[0] for name, values in fields.items() if len(values) == 1}
     if form.get("ssl_check") == "1":
         return IgnoredCall()
     if "payload" in form:
-        return parse_interaction(_json(form["payload"].encode()))
+        return parse_interaction(_load_json(form["payload"].encode()))
     return parse_command(form)
 
 
-def parse_interaction(payload: Any) -> Call:
-    """What the payload of an interaction says. Raises ChatRefused with 400."""
-    found = _checked(_BlockActions, payload)
-    action = found.actions[0]
-    if action.action_id.startswith(f"{LINK}-"):
+def parse_interaction(payload: Any) -> Click | IgnoredCall:
+    """Parse the payload of an interaction. Raises CallbackRefused with status 400."""
+    interaction = _validate(_BlockActionsModel, payload)
+    action, container = interaction.actions[0], interaction.container
+    if action.action_id.startswith(LINK_ACTION_PREFIX):
         return IgnoredCall()
-    if found.container.channel_id != found.channel.id:
+    if container.channel_id != interaction.channel.id:
+        raise CallbackRefused("expected container.channel_id to equal channel.id", status=400)
+    return Click(
+        actor=Actor(
+            team_id=interaction.team.id,
+            home_team_id=interaction.user.team_id or interaction.team.id,
+            user_id=interaction.user.id,
+            app_id=interaction.api_app_id,
+            channel_id=interaction.channel.id,
+            trigger_id=interaction.trigger_id,
+            response_url=interaction.response_url,
+        ),
+        message_ref=f"{container.channel_id}/{container.message_ts}",
+        is_ephemeral=container.is_ephemeral,
+        action=_parse_button_value(action.value),
+    )
+
+
+def parse_command(form: Any) -> SlashCommand:
+    """Parse the fields of a slash command. Raises CallbackRefused with status 400."""
+    command = _validate(_SlashCommandModel, form)
+    actor = Actor(
+        team_id=command.team_id,
+        home_team_id=command.team_id,
+        user_id=command.user_id,
+        app_id=command.api_app_id,
+        channel_id=command.channel_id,
+        trigger_id=command.trigger_id,
+        response_url=command.response_url,
+    )
+    return SlashCommand(actor, tuple(command.text.split()))
+
+
+def _parse_button_value(value: str) -> ButtonAction:
+    fields = value.split(" ", 3)  # as `button_value` joins them
+    if len(fields) != 4:
         raise CallbackRefused(
-            "expected container.channel_id and channel.id to be the same", status=400
+            "expected the value of a button that this relay made, got another", status=400
         )
-    home = found.user.team_id or found.team.id
-    by = Actor(
-        found.team.id,
-        home,
-        found.user.id,
-        found.api_app_id,
-        found.channel.id,
-        found.trigger_id,
-        found.response_url,
-    )
-    message = f"{found.container.channel_id}/{found.container.message_ts}"
-    return Click(by, message, found.container.is_ephemeral, _decided(action.value))
-
-
-def parse_command(form: Any) -> Command:
-    """What the fields of a slash command say. Raises ChatRefused with 400."""
-    found = _checked(_Command, form)
-    by = Actor(
-        found.team_id,
-        found.team_id,
-        found.user_id,
-        found.api_app_id,
-        found.channel_id,
-        found.trigger_id,
-        found.response_url,
-    )
-    return Command(by, tuple(found.text.split()))
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
-
-
-class _User(_Model):
-    id: _Id
-    team_id: _Id | None = None
-
-
-class _Named(_Model):
-    id: _Id
-
-
-class _Container(_Model):
-    type: Literal["message"]
-    message_ts: str = Field(pattern=r"^[0-9]{1,12}\.[0-9]{1,9}$")
-    channel_id: _Id
-    is_ephemeral: bool = False
-
-
-class _Action(_Model):
-    type: Literal["button"]
-    action_id: str = Field(max_length=255)
-    value: str = Field(default="", max_length=2000)
-
-
-class _BlockActions(_Model):
-    type: Literal["block_actions"]
-    user: _User
-    team: _Named
-    channel: _Named
-    api_app_id: _Id
-    container: _Container
-    trigger_id: _Trigger
-    response_url: _Url = ""
-    actions: list[_Action] = Field(min_length=1, max_length=1)
-
-
-class _Command(_Model):
-    command: str = Field(pattern=r"^/\S{1,64}$")
-    text: str = Field(default="", max_length=4000)
-    team_id: _Id
-    user_id: _Id
-    channel_id: _Id
-    api_app_id: _Id
-    trigger_id: _Trigger
-    response_url: _Url = ""
-
-
-class _Challenge(_Model):
-    type: Literal["url_verification"]
-    challenge: str = Field(max_length=1000)
-
-
-class _Decided(_Model):
-    decision: DecisionKind
-    revision: str = Field(min_length=1, max_length=128)
-    proof: str = Field(max_length=200)
-    event_id: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")
-
-
-def _challenge(document: Any) -> Challenge:
-    return Challenge(_checked(_Challenge, document).challenge)
-
-
-def _decided(value: str) -> ButtonAction:
-    words = value.split(" ", 3)
-    if len(words) != 4:  # as `button_value` makes it
-        raise CallbackRefused(
-            "expected the value of a button of ours, got something else", status=400
-        )
-    found = _checked(
-        _Decided, dict(zip(("decision", "revision", "proof", "event_id"), words, strict=True))
-    )
+    names = ("decision", "revision", "action_token", "event_id")
+    action = _validate(_ButtonValueModel, dict(zip(names, fields, strict=True)))
     return ButtonAction(
-        found.decision, found.revision, found.event_id, found.proof if found.proof != "-" else None
+        decision=action.decision,
+        revision=action.revision,
+        event_id=action.event_id,
+        action_token=None if action.action_token == _NO_ACTION_TOKEN else action.action_token,
     )
 
 
-def _json(body: bytes) -> Any:
+def _load_json(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         raise CallbackRefused("expected JSON, got something else", status=400) from None
 
 
-def _checked(model: type[_M], document: Any) -> _M:
+def _validate(model: type[_ModelType], document: Any) -> _ModelType:
     try:
         return model.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise CallbackRefused(f"{place or 'the call'}: {first['msg']}", status=400) from None
+        raise CallbackRefused(f"{place or 'the request'}: {first['msg']}", status=400) from None
+
+
+_Id = Annotated[str, Field(pattern=r"^[A-Z0-9]{2,32}$")]
+_TriggerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
+_ResponseUrl = Annotated[str, Field(max_length=2000)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class _UserModel(_Model):
+    id: _Id
+    team_id: _Id | None = None
+
+
+class _ReferenceModel(_Model):
+    id: _Id
+
+
+class _ContainerModel(_Model):
+    type: Literal["message"]
+    message_ts: str = Field(pattern=r"^[0-9]{1,12}\.[0-9]{1,9}$")
+    channel_id: _Id
+    is_ephemeral: bool = False
+
+
+class _ActionModel(_Model):
+    type: Literal["button"]
+    action_id: str = Field(max_length=255)
+    value: str = Field(default="", max_length=2000)
+
+
+class _BlockActionsModel(_Model):
+    type: Literal["block_actions"]
+    user: _UserModel
+    team: _ReferenceModel
+    channel: _ReferenceModel
+    api_app_id: _Id
+    container: _ContainerModel
+    trigger_id: _TriggerId
+    response_url: _ResponseUrl = ""
+    actions: list[_ActionModel] = Field(min_length=1, max_length=1)
+
+
+class _SlashCommandModel(_Model):
+    command: str = Field(pattern=r"^/\S{1,64}$")
+    text: str = Field(default="", max_length=4000)
+    team_id: _Id
+    user_id: _Id
+    channel_id: _Id
+    api_app_id: _Id
+    trigger_id: _TriggerId
+    response_url: _ResponseUrl = ""
+
+
+class _UrlVerificationModel(_Model):
+    type: Literal["url_verification"]
+    challenge: str = Field(max_length=1000)
+
+
+class _ButtonValueModel(_Model):
+    decision: DecisionKind
+    revision: str = Field(min_length=1, max_length=128)
+    action_token: str = Field(max_length=200)
+    event_id: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")

@@ -1,4 +1,4 @@
-"""The section of the configuration for a Slack channel, with what makes no sense refused."""
+"""The configuration section of a Slack channel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from relay.approvals.principals import PrincipalForm
 from relay.chat import ChatSettings
 from relay.net.egress import parse_receiver_url
 
-_BOT = re.compile(r"xoxb-[A-Za-z0-9-]{8,255}")
-_APP = re.compile(r"xapp-[A-Za-z0-9-]{8,255}")
-_SECRET = re.compile(r"[!-~]{16,128}")
+_BOT_TOKEN = re.compile(r"xoxb-[A-Za-z0-9-]{8,255}")
+_APP_TOKEN = re.compile(r"xapp-[A-Za-z0-9-]{8,255}")
+_SIGNING_SECRET = re.compile(r"[!-~]{16,128}")
 
 
 class Settings(ChatSettings):
@@ -29,54 +29,60 @@ class Settings(ChatSettings):
     token: SecretStr | None = None
     """The app's bot token, xoxb-…, from “OAuth & Permissions” of the app."""
     token_file: Path | None = None
-    """A file that holds it, instead of token."""
+    """A file that holds the token, instead of token."""
     channel: str = Field(pattern=r"^[CG][A-Z0-9]{2,24}$")
-    """The id of the channel, such as C024BE91L: it stands at the bottom of the channel's details."""
+    """The id of the channel, such as C024BE91L, from the bottom of the channel's details."""
     signing_secret: SecretStr | None = None
-    """From “Basic Information” of the app: proves that Slack itself calls /v1/chat/<name>. Instead of app_token."""
+    """The app's signing secret, from “Basic Information” of the app. It proves that Slack calls
+    /v1/chat/<name>. Instead of app_token."""
     signing_secret_file: Path | None = None
-    """A file that holds it, instead of signing_secret."""
+    """A file that holds the signing secret, instead of signing_secret."""
     app_token: SecretStr | None = None
-    """An app-level token, xapp-…, with connections:write: the relay then asks Slack for clicks (Socket Mode), and needs no open port."""
+    """An app-level token, xapp-…, with connections:write. With it the relay connects to Slack for
+    clicks (Socket Mode) and needs no open port."""
     app_token_file: Path | None = None
-    """A file that holds it, instead of app_token."""
+    """A file that holds the app-level token, instead of app_token."""
     approve_in_chat: bool = False
-    """Decide by buttons in the chat itself, on Slack's word for who clicked; false: buttons are links to the page that confirms."""
+    """Take decisions from buttons in the chat and trust Slack's word for who clicked. With false,
+    buttons are links to the confirm page."""
     api_url: str = "https://slack.com/api/"
-    """The Web API; another for GovSlack (https://slack-gov.com/api/) or a test."""
+    """The Web API. Another URL for GovSlack (https://slack-gov.com/api/) or a test."""
     allow_http: bool = False
-    """Allow an api_url with http: for tests."""
+    """Allow an api_url with http, for tests."""
 
     @model_validator(mode="after")
-    def _can_be_used(self) -> Settings:
+    def _check(self) -> Settings:
         if find_spec("slack_sdk") is None:
             raise ValueError(
-                "expected the package imds-relay[slack], which speaks with Slack; it is not installed"
+                "expected the package imds-relay[slack], which this kind of sink needs; "
+                "it is not installed"
             )
         if self.token is None and self.token_file is None:
             raise ValueError("expected token or token_file, got neither")
-        by_call, by_socket = self.accepts_callbacks, self.has_socket
-        if by_call and by_socket:
+        if self.accepts_callbacks and self.uses_socket_mode:
             raise ValueError(
-                "expected one of signing_secret (Slack calls the relay) and app_token (Socket Mode: the relay calls Slack), got both; "
-                "an app in Socket Mode is never called"
+                "expected one of signing_secret (Slack calls the relay) and app_token (Socket "
+                "Mode: the relay calls Slack), got both; Slack never calls an app in Socket Mode"
             )
-        if self.approve_in_chat and not (by_call or by_socket):
+        if self.approve_in_chat and not self.has_interactions:
             raise ValueError(
-                "approve_in_chat: expected signing_secret or app_token beside it, which prove who clicked, got neither"
+                "approve_in_chat: expected signing_secret or app_token beside it, "
+                "which prove who clicked, got neither"
             )
-        checks: dict[str, Callable[[], object]] = {"token": self.bot_token, "api_url": self.base}
-        if by_call:
-            checks["signing_secret"] = self.secret
-        if by_socket:
-            checks["app_token"] = self.socket_token
+        checks: dict[str, Callable[[], object]] = {
+            "token": self.bot_token,
+            "api_url": self.web_api_url,
+        }
+        if self.accepts_callbacks:
+            checks["signing_secret"] = self.signing_key
+        if self.uses_socket_mode:
+            checks["app_token"] = self.app_level_token
         for name, check in checks.items():
             try:
                 check()
             except ValueError as error:
-                raise ValueError(
-                    f"{name}{'_file' if name in self._files else ''}: {error}"
-                ) from None
+                key = f"{name}_file" if name in self._files else name
+                raise ValueError(f"{key}: {error}") from None
         return self
 
     @property
@@ -85,12 +91,17 @@ class Settings(ChatSettings):
         return self.signing_secret is not None or self.signing_secret_file is not None
 
     @property
-    def has_socket(self) -> bool:
-        """Whether clicks come over Socket Mode."""
+    def uses_socket_mode(self) -> bool:
+        """Whether clicks and commands come over Socket Mode."""
         return self.app_token is not None or self.app_token_file is not None
 
-    def base(self) -> URL:
-        """The Web API's URL, with a slash at its end. Raises ValueError if it cannot be used."""
+    @property
+    def has_interactions(self) -> bool:
+        """Whether clicks and commands reach the relay at all."""
+        return self.accepts_callbacks or self.uses_socket_mode
+
+    def web_api_url(self) -> URL:
+        """Return the Web API's URL with a slash at its end. Raises ValueError if it is wrong."""
         url = parse_receiver_url(self.api_url, allow_http=self.allow_http)
         if url.query_string:
             raise ValueError(
@@ -99,21 +110,21 @@ class Settings(ChatSettings):
         return url if url.path.endswith("/") else url.with_path(f"{url.path}/")
 
     def bot_token(self) -> str:
-        """The bot token as it is now. Raises ValueError if it cannot be one."""
-        return self._checked("token", _BOT, "a bot token, which starts with xoxb-")
+        """Return the current bot token. Raises ValueError if it is malformed."""
+        return self._current_secret("token", _BOT_TOKEN, "a bot token, which starts with xoxb-")
 
-    def socket_token(self) -> str:
-        """The app-level token as it is now. Raises ValueError if it cannot be one."""
-        return self._checked("app_token", _APP, "an app-level token, which starts with xapp-")
+    def app_level_token(self) -> str:
+        """Return the current app-level token. Raises ValueError if it is malformed."""
+        expected = "an app-level token, which starts with xapp-"
+        return self._current_secret("app_token", _APP_TOKEN, expected)
 
-    def secret(self) -> bytes:
-        """The signing secret as it is now. Raises ValueError if it cannot be one."""
-        return self._checked(
-            "signing_secret", _SECRET, "the app's signing secret, 32 hexadecimal digits"
-        ).encode()
+    def signing_key(self) -> bytes:
+        """Return the current signing secret. Raises ValueError if it is malformed."""
+        expected = "the app's signing secret, 32 hexadecimal digits"
+        return self._current_secret("signing_secret", _SIGNING_SECRET, expected).encode()
 
-    def _checked(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
-        text = self.reveal(name) or ""
-        if pattern.fullmatch(text) is None:
+    def _current_secret(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
+        secret = self.reveal(name) or ""
+        if pattern.fullmatch(secret) is None:
             raise ValueError(f"expected {expected}, got something else")
-        return text
+        return secret

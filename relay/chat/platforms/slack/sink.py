@@ -1,4 +1,4 @@
-"""A channel as a sink: what it is made of, and Slack's own calls."""
+"""The Slack sink: connects the modules of this package and handles Slack's HTTP requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink, Platform
 from relay.chat.platforms.slack.channel import Channel
-from relay.chat.platforms.slack.identity import MemberDirectory
+from relay.chat.platforms.slack.identity import LOOKUP_TIMEOUT, MemberDirectory
 from relay.chat.platforms.slack.interactions import Interactions
-from relay.chat.platforms.slack.payloads import parse_payload, verify_signature
-from relay.chat.platforms.slack.private_replies import PrivateReplies
+from relay.chat.platforms.slack.payloads import parse_payload
+from relay.chat.platforms.slack.private_reply import ResponseUrlSender
+from relay.chat.platforms.slack.request_signature import verify_signature
 from relay.chat.platforms.slack.settings import Settings
+from relay.chat.platforms.slack.socket_connection import SocketConnector
 from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
@@ -24,8 +26,8 @@ from relay.errors import DeliveryError
 from relay.net.http import open_session
 
 
-class Slack(LiveMessageSink):
-    """One channel."""
+class SlackSink(LiveMessageSink):
+    """The sink of one channel."""
 
     def __init__(
         self,
@@ -33,77 +35,80 @@ class Slack(LiveMessageSink):
         context: ChatContext,
         platform: Platform,
         clock: Clock,
-        answers: Interactions,
+        interactions: Interactions,
     ) -> None:
-        super().__init__(settings, context, platform, clock, in_chat=settings.approve_in_chat)
-        self._slack = settings
-        self._now = clock.now
-        self._answers = answers
+        super().__init__(settings, board, platform, clock, in_chat=settings.approve_in_chat)
+        self._slack_settings = settings
+        self._clock = clock
+        self._interactions = interactions
 
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
-        """Take a call of Slack; its decision is on disk when this returns. Raises ChatRefused."""
-        if not self._slack.accepts_callbacks:
-            raise CallbackRefused(f"sink {self._slack.name} has no signing_secret: nobody calls it")
+        """Handle a request of Slack. Its decision is on disk when this returns.
+
+        Raises CallbackRefused.
+        """
+        settings = self._slack_settings
+        if not settings.accepts_callbacks:
+            raise CallbackRefused(
+                f"sink {settings.name} has no signing_secret: Slack must not call it"
+            )
         try:
-            secret = self._slack.secret()
+            signing_key = settings.signing_key()
         except ValueError as error:
-            raise CallbackRefused(f"signing_secret cannot be used any more: {error}") from None
-        verify_signature(headers, body, secret, self._now())
-        return await self._answers.handle(parse_payload(body))
+            raise CallbackRefused(f"signing_secret is no longer usable: {error}") from None
+        verify_signature(headers, body, signing_key, self._clock.now())
+        return await self._interactions.handle(parse_payload(body))
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, context: ChatContext) -> AsyncIterator[Slack]:
-    """Open the sink's session, and begin to listen where that is asked for. Nothing is waited for."""
+async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[SlackSink]:
+    """Open the sink's HTTP session and, if configured, Socket Mode. Does not wait for Slack."""
     async with AsyncExitStack() as stack:
-        session, base = await stack.enter_async_context(open_session()), settings.base()
-        api = WebApi(session, base, settings.bot_token, settings.timeout)
-        people = MemberDirectory(api, clock)
-        responses = PrivateReplies(session, base, allow_http=settings.allow_http)
-        await stack.enter_async_context(responses.ended())
-        answers = Interactions(settings, context, people, clock, responses.send)
+        session = await stack.enter_async_context(open_session())
+        api_url, allow_http = settings.web_api_url(), settings.allow_http
+        api = WebApi(session, api_url, settings.bot_token, settings.timeout)
+        members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
+        replies = ResponseUrlSender(session, api_url, allow_http=allow_http)
+        await stack.enter_async_context(replies.running())
+        interactions = Interactions(settings, board, members, clock, replies.send)
         channel = Channel(
-            api,
-            settings.channel,
-            people.team,
-            heard=settings.accepts_callbacks or settings.has_socket,
+            api, settings.channel, members.team_id, has_interactions=settings.has_interactions
         )
-        slack = Slack(settings, context, channel, clock, answers)
-        await stack.enter_async_context(slack.refreshing())
-        if settings.has_socket:
-            socket = SocketMode(
-                api,
-                settings.socket_token,
-                session,
-                clock,
-                answers.handle,
-                name=settings.name,
-                allow_http=settings.allow_http,
+        sink = SlackSink(settings, board, channel, clock, interactions)
+        await stack.enter_async_context(sink.refreshing())
+        if settings.uses_socket_mode:
+            connector = SocketConnector(
+                api, settings.app_level_token, session, allow_http=allow_http
             )
-            await stack.enter_async_context(_beside(socket.run(), f"{settings.name}: Socket Mode"))
-        yield slack
+            socket_mode = SocketMode(connector, clock, interactions.handle, sink_name=settings.name)
+            task_name = f"{settings.name}: Socket Mode"
+            await stack.enter_async_context(_running(socket_mode.run(), task_name))
+        yield sink
 
 
 async def diagnose(settings: Settings, clock: Clock) -> list[Finding]:
-    """Whether Slack takes the tokens, and has given the rights that answers need. Nothing is posted."""
-    about = f"sink {settings.name}"
+    """Return whether Slack accepts the tokens and grants the scopes. Posts nothing."""
+    subject = f"sink {settings.name}"
     async with open_session() as session:
-        api = WebApi(session, settings.base(), settings.bot_token, settings.timeout)
-        people = MemberDirectory(api, clock)
+        api = WebApi(session, settings.web_api_url(), settings.bot_token, settings.timeout)
+        members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
         try:
-            team = await people.team()
-            if settings.accepts_callbacks or settings.has_socket:
-                await people.app()
-            if settings.has_socket:
-                await api.call(api.methods.apps_connections_open, app_token=settings.socket_token())
+            team_id = await members.team_id()
+            if settings.has_interactions:
+                await members.app_id()
+            if settings.uses_socket_mode:
+                await api.call(
+                    api.methods.apps_connections_open, app_token=settings.app_level_token()
+                )
         except DeliveryError as error:
-            return [failure(about, error.reason, "see docs/chat/slack.md")]
-        return [ok(about, f"Slack takes what it was given, for the workspace {team}")]
+            return [failure(subject, error.reason, "see docs/chat/slack.md")]
+        return [ok(subject, f"Slack accepts the tokens, for the workspace {team_id}")]
 
 
 @asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(work, name=name)
+async def _running(work: Coroutine[Any, Any, None], task_name: str) -> AsyncIterator[None]:
+    """Run a coroutine as a task while this context lasts."""
+    task = asyncio.create_task(work, name=task_name)
     try:
         yield
     finally:

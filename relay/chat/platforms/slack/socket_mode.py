@@ -1,6 +1,7 @@
-"""Socket Mode: clicks and commands over a connection that we make, so that no port need be open.
+"""Socket Mode: receives clicks and commands over a connection that the relay opens to Slack.
 
-Source: https://docs.slack.dev/apis/events-api/using-socket-mode. Why not the SDK's client: docs/decisions/0017-own-slack-socket.md.
+Source: https://docs.slack.dev/apis/events-api/using-socket-mode. The SDK's client is not used for
+the reasons in docs/decisions/0017-own-slack-socket.md.
 """
 
 from __future__ import annotations
@@ -17,238 +18,177 @@ import orjson
 
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.platforms.slack.payloads import Call, parse_command, parse_interaction
-from relay.chat.platforms.slack.web import WebApi
+from relay.chat.platforms.slack.socket_connection import (
+    SocketConnector,
+    envelope_type,
+    parse_envelope,
+)
 from relay.clock import Clock
-from relay.errors import Deferred, DeliveryError
-from relay.net.egress import parse_receiver_url
+from relay.errors import Deferred
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
-"""Seconds before the next attempt to connect; doubled from one to the other, and up to a quarter more by chance."""
-HEARTBEAT = 10.0
-"""Seconds between two pings; a connection that leaves one unanswered for half as long is given up."""
-_PATIENCE = 10.0
-_WELL = 30.0
-"""Seconds after which a connection had been well, and the next attempt needs no long pause."""
-_LINGERS = 30.0
-"""Seconds that a connection is listened to that Slack is about to close, while the next one is there already."""
-_LARGEST = 512 * 1024
-_AT_ONCE = 16
-_OFF = "Socket Mode is switched off in the app's settings: switch it on, or give signing_secret instead of app_token"
+INITIAL_RECONNECT_DELAY = 0.5
+MAX_RECONNECT_DELAY = 60.0
+"""Seconds before the relay connects again. The delay doubles after each failure; up to a quarter is
+added at random."""
+STABLE_CONNECTION_TIME = 30.0
+"""Seconds after which a connection counts as successful and resets the delay."""
+DRAIN_TIMEOUT = 30.0
+"""Seconds for which the relay reads from a connection that Slack has replaced."""
+MAX_OPEN_ENVELOPES = 16
+_SWITCHED_OFF = (
+    "Socket Mode is switched off in the app's settings: "
+    "switch it on, or give signing_secret instead of app_token"
+)
 _log = logging.getLogger(__name__)
+
+HandleCall = Callable[[Call], Awaitable[CallbackReply]]
 
 
 class SocketMode:
-    """Connects for ever. ``take`` does what a call asks for; it is acknowledged when that returns, and so is on disk."""
+    """Stays connected. An envelope is acknowledged after ``handle`` has returned.
+
+    A decision is therefore on disk before Slack gets the acknowledgement. ``random_fraction``
+    returns a number from 0 to 1.
+    """
 
     def __init__(
         self,
-        api: WebApi,
-        token: Callable[[], str],
-        session: aiohttp.ClientSession,
+        connector: SocketConnector,
         clock: Clock,
-        take: Callable[[Call], Awaitable[CallbackReply]],
+        handle: HandleCall,
         *,
-        name: str,
-        allow_http: bool,
-        chance: Callable[[], float] = random.random,
+        sink_name: str,
+        drain_timeout: float = DRAIN_TIMEOUT,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
-        self._api = api
-        self._token = token
-        # The same guarded sockets, and no redirects, which a handshake would follow.
-        self._session = aiohttp.ClientSession(
-            connector=session.connector,
-            connector_owner=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=session.headers,
-            trust_env=False,
-            middlewares=(_no_redirects,),
-        )
+        self._connector = connector
         self._clock = clock
-        self._take = take
-        self._name = name
-        self._allow_http = allow_http
-        self._chance = chance
-        self._busy = asyncio.Semaphore(_AT_ONCE)
-        self._trouble: str | None = None
-        self._told = False
+        self._handle = handle
+        self._sink_name = sink_name
+        self._drain_timeout = drain_timeout
+        self._random_fraction = random_fraction
+        self._open_envelopes = asyncio.Semaphore(MAX_OPEN_ENVELOPES)
+        self._logged_state: tuple[str | None] | None = None
 
     async def run(self) -> NoReturn:
-        """Listen until cancelled; then it is over within a second."""
-        pause = FIRST_PAUSE
-        async with self._session, asyncio.TaskGroup() as group:
+        """Receive envelopes until cancelled, and then end within a second."""
+        backoff = INITIAL_RECONNECT_DELAY
+        async with self._connector.session, asyncio.TaskGroup() as tasks:
             while True:
-                began, rest = self._clock.monotonic(), 0.0
+                started_at = self._clock.monotonic()
+                minimum_delay = 0.0
                 try:
-                    await self._serve(group)
+                    await self._run_connection(tasks)
                 except Deferred as error:
-                    self._tell(error.reason)
-                    rest = error.after or (LONGEST_PAUSE if error.failure == "slow" else 0.0)
-                except Exception:  # noqa: BLE001  # whatever it is: logged, and tried again
+                    self._log_state(error.reason)
+                    slow_delay = MAX_RECONNECT_DELAY if error.failure == "slow" else 0.0
+                    minimum_delay = error.after or slow_delay
+                except Exception:  # noqa: BLE001  # an internal error must not end Socket Mode
                     _log.exception(
-                        "sink %s: an error in the relay's own code ended its socket; it connects again",
-                        self._name,
+                        "sink %s: an internal error ended the Socket Mode connection; "
+                        "the relay connects again",
+                        self._sink_name,
                     )
-                if self._clock.monotonic() - began > _WELL:
-                    pause = FIRST_PAUSE
-                await self._clock.sleep(max(pause, rest) * (1 + self._chance() / 4))
-                pause = min(pause * 2, LONGEST_PAUSE)
+                if self._clock.monotonic() - started_at > STABLE_CONNECTION_TIME:
+                    backoff = INITIAL_RECONNECT_DELAY
+                delay = max(backoff, minimum_delay) * (1 + self._random_fraction() / 4)
+                await self._clock.sleep(delay)
+                backoff = min(backoff * 2, MAX_RECONNECT_DELAY)
 
-    async def _serve(self, group: asyncio.TaskGroup) -> None:
-        """Return when another connection is needed; the old one is listened to a little longer. Raises Deferred."""
-        socket = await self._connect()
-        self._tell(None)
-        over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        group.create_task(self._listen(socket, group, over), name=f"{self._name}: socket")
-        reason = await over
-        if reason is not None:
-            raise Deferred(reason, failure="slow")
+    async def _run_connection(self, tasks: asyncio.TaskGroup) -> None:
+        """Connect, and return when a new connection is needed. Raises Deferred.
 
-    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
-        """A connection that Slack has greeted. Raises Deferred, whose text does not hold the URL: there is a ticket in it."""
-        try:
-            answer = await self._api.call(
-                self._api.methods.apps_connections_open, app_token=self._token()
-            )
-            url = _checked(answer.get("url"), allow_http=self._allow_http)
-            async with asyncio.timeout(_PATIENCE):
-                return await self._greeted(url)
-        except Deferred as error:
-            raise Deferred(
-                f"Socket Mode: {error.reason}", after=error.after, failure=error.failure
-            ) from None
-        except (DeliveryError, ValueError) as error:
-            raise Deferred(f"Socket Mode: {error}", failure="slow") from None
-        except TimeoutError:
-            raise Deferred(
-                f"Socket Mode: expected a connection within {_PATIENCE:g} s, none came"
-            ) from None
-        except (aiohttp.ClientError, OSError) as error:
-            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-            said = cause.strerror if isinstance(cause, OSError) else None
-            raise Deferred(
-                f"Socket Mode: expected a connection, it failed: {said or type(error).__name__}"
-            ) from None
+        The old connection may still be read for a while after this returns.
+        """
+        socket = await self._connector.connect()
+        self._log_state(None)
+        ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        tasks.create_task(self._read(socket, tasks, ended), name=f"{self._sink_name}: socket")
+        problem = await ended
+        if problem is not None:
+            raise Deferred(problem, failure="slow")
 
-    async def _greeted(self, url: str) -> aiohttp.ClientWebSocketResponse:
-        socket = await self._session.ws_connect(url, heartbeat=HEARTBEAT, max_msg_size=_LARGEST)
-        greeted = False
-        try:
-            greeted = _kind(_read(await socket.receive())) == "hello"
-        finally:
-            if not greeted:
-                await socket.close()
-        if not greeted:
-            raise Deferred("expected a hello of Slack's, got something else")
-        return socket
-
-    async def _listen(
+    async def _read(
         self,
         socket: aiohttp.ClientWebSocketResponse,
-        group: asyncio.TaskGroup,
-        over: asyncio.Future[str | None],
+        tasks: asyncio.TaskGroup,
+        ended: asyncio.Future[str | None],
     ) -> None:
-        """Take what comes until the connection ends. ``over`` is set when another one is needed, to a reason if that is in vain."""
+        """Read envelopes until the connection closes.
+
+        ``ended`` is set as soon as a new connection is needed: to None, or to a problem that a new
+        connection will have, too.
+        """
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
                 async for message in socket:
-                    envelope = _read(message)
+                    envelope = parse_envelope(message)
                     if envelope is None:
                         break
-                    if _kind(envelope) == "disconnect":
-                        limit.reschedule(asyncio.get_running_loop().time() + _LINGERS)
-                        _set(over, _OFF if envelope.get("reason") == "link_disabled" else None)
+                    if envelope_type(envelope) == "disconnect":
+                        limit.reschedule(loop.time() + self._drain_timeout)
+                        is_switched_off = envelope.get("reason") == "link_disabled"
+                        _set_once(ended, _SWITCHED_OFF if is_switched_off else None)
                         continue
-                    await self._busy.acquire()
-                    group.create_task(
-                        self._answer(socket, envelope), name=f"{self._name}: envelope"
+                    await self._open_envelopes.acquire()
+                    tasks.create_task(
+                        self._process(socket, envelope), name=f"{self._sink_name}: envelope"
                     )
         except TimeoutError:
-            pass  # it lingered long enough
-        except Exception:  # noqa: BLE001  # whatever it is: another connection is made
-            _log.exception("sink %s: an error in the relay's own code ended its socket", self._name)
-        finally:
-            _set(over, None)
-            await socket.close()
-
-    async def _answer(
-        self, socket: aiohttp.ClientWebSocketResponse, envelope: Mapping[str, Any]
-    ) -> None:
-        """Do what an envelope asks for, and acknowledge it."""
-        try:
-            reply = await self._taken(envelope)
-            if not isinstance(envelope.get("envelope_id"), str):
-                return
-            ack: dict[str, Any] = {"envelope_id": envelope["envelope_id"]}
-            if reply.body is not None and envelope.get("accepts_response_payload") is True:
-                ack["payload"] = reply.body
-            with suppress(
-                aiohttp.ClientError, OSError
-            ):  # it is done; Slack sends it again, and gets the first answer
-                await socket.send_str(orjson.dumps(ack).decode())
-        except Exception:  # noqa: BLE001  # whatever it is: what is not acknowledged, Slack shows to the person as failed
+            pass  # the replaced connection was read for long enough
+        except Exception:  # noqa: BLE001  # an internal error must not end Socket Mode
             _log.exception(
-                "sink %s: an error in the relay's own code; a click was not answered", self._name
+                "sink %s: an internal error ended the Socket Mode connection", self._sink_name
             )
         finally:
-            self._busy.release()
+            _set_once(ended, None)
+            await socket.close()
 
-    async def _taken(self, envelope: Mapping[str, Any]) -> CallbackReply:
+    async def _process(
+        self, socket: aiohttp.ClientWebSocketResponse, envelope: Mapping[str, Any]
+    ) -> None:
+        """Handle an envelope and acknowledge it."""
         try:
-            match _kind(envelope):
+            reply = await self._reply_to(envelope)
+            if not isinstance(envelope.get("envelope_id"), str):
+                return
+            acknowledgement: dict[str, Any] = {"envelope_id": envelope["envelope_id"]}
+            if reply.body is not None and envelope.get("accepts_response_payload") is True:
+                acknowledgement["payload"] = reply.body
+            # If the acknowledgement is lost, Slack repeats the envelope. It counts once.
+            with suppress(aiohttp.ClientError, OSError):
+                await socket.send_str(orjson.dumps(acknowledgement).decode())
+        except Exception:  # noqa: BLE001  # Slack tells the person that the click failed
+            _log.exception(
+                "sink %s: an internal error kept a click or command from being handled",
+                self._sink_name,
+            )
+        finally:
+            self._open_envelopes.release()
+
+    async def _reply_to(self, envelope: Mapping[str, Any]) -> CallbackReply:
+        try:
+            match envelope_type(envelope):
                 case "interactive":
-                    return await self._take(parse_interaction(envelope.get("payload")))
+                    return await self._handle(parse_interaction(envelope.get("payload")))
                 case "slash_commands":
-                    return await self._take(parse_command(envelope.get("payload")))
+                    return await self._handle(parse_command(envelope.get("payload")))
         except CallbackRefused as error:
-            _log.warning("sink %s: an envelope could not be read: %s", self._name, error)
+            _log.warning("sink %s: ignored an unreadable envelope: %s", self._sink_name, error)
         return CallbackReply()
 
-    def _tell(self, trouble: str | None) -> None:
-        if trouble == self._trouble and self._told:
+    def _log_state(self, problem: str | None) -> None:
+        """Log that the connection works, or its problem, if this has changed."""
+        if self._logged_state == (problem,):
             return
-        if trouble is None:
-            _log.info("sink %s: Socket Mode is connected", self._name)
+        self._logged_state = (problem,)
+        if problem is None:
+            _log.info("sink %s: Socket Mode is connected", self._sink_name)
         else:
-            _log.warning("sink %s: clicks and commands do not arrive: %s", self._name, trouble)
-        self._trouble, self._told = trouble, True
+            _log.warning("sink %s: clicks and commands do not arrive: %s", self._sink_name, problem)
 
 
-def _checked(url: Any, *, allow_http: bool) -> str:
-    """The socket's URL, if it may be called. Raises ValueError, which does not hold it."""
-    scheme, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
-    if scheme not in ("wss", "ws"):
-        raise ValueError(
-            "expected a URL that starts with wss:// from apps.connections.open, got something else"
-        )
-    parse_receiver_url(f"{'https' if scheme == 'wss' else 'http'}://{rest}", allow_http=allow_http)
-    return str(url)
-
-
-def _read(message: aiohttp.WSMessage) -> dict[str, Any] | None:
-    """The JSON object of a message; None for the end, and for what is none."""
-    if message.type is not aiohttp.WSMsgType.TEXT:
-        return None
-    try:
-        found = orjson.loads(message.data)
-    except orjson.JSONDecodeError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _kind(envelope: Mapping[str, Any] | None) -> str:
-    return str(envelope.get("type")) if envelope is not None else ""
-
-
-def _set(over: asyncio.Future[str | None], reason: str | None) -> None:
-    if not over.done():
-        over.set_result(reason)
-
-
-async def _no_redirects(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    answer = await handler(request)
-    if 300 <= answer.status <= 399:  # HTTP
-        answer.close()
-        raise aiohttp.ClientConnectionError("redirects are not followed")
-    return answer
+def _set_once(future: asyncio.Future[str | None], result: str | None) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -1,7 +1,8 @@
-"""Slack's Web API: one call within a bound of time, and its refusals as sentences that say what to do.
+"""Calls Slack's Web API, and explains its errors with what to do about them.
 
-The SDK makes the arguments and judges the answers; sent are they as by every sink (`relay.net.http`). By itself the SDK
-would take proxies of the environment, follow redirects, try again, read answers of any length, and log what it sends.
+The SDK builds the requests and checks the responses. `relay.net.http` sends them, as for every
+sink: the SDK would use proxies of the environment, follow redirects, retry, read responses of any
+length, and log what it sends (docs/decisions/0017-own-slack-socket.md).
 """
 
 from __future__ import annotations
@@ -23,121 +24,142 @@ from relay.chat import MessageGone
 from relay.errors import Deferred, Rejected
 from relay.net.http import MAX_RETRY_AFTER, Method, Request, send
 
+_COPY_AGAIN = (
+    "token does not belong to an installed app, or no longer does: "
+    "copy the bot token again from “OAuth & Permissions”"
+)
+_ADD_SCOPES = "add the scopes that the app's manifest names, and install the app again"
+_ENTERPRISE_ADMIN = "an administrator of the organization must allow the app in this workspace"
 REMEDIES: Mapping[str, str] = {
-    "invalid_auth": "token is not, or no longer, that of an installed app: copy the bot token again from “OAuth & Permissions”",
-    "not_authed": "token is not, or no longer, that of an installed app: copy the bot token again from “OAuth & Permissions”",
+    "invalid_auth": _COPY_AGAIN,
+    "not_authed": _COPY_AGAIN,
     "token_revoked": "the token was revoked: install the app again and copy its new bot token",
-    "token_expired": "the token has expired: switch token rotation off in the app's settings, and install the app again",
-    "account_inactive": "the app was removed from the workspace: install it again and copy its new bot token",
-    "not_allowed_token_type": "the token is of the wrong kind: token starts with xoxb-, app_token with xapp-",
-    "missing_scope": "add the scopes that the app's manifest names, and install the app again",
-    "no_permission": "add the scopes that the app's manifest names, and install the app again",
-    "channel_not_found": "channel must be the id of a channel of this workspace; into a private one the app must be invited (/invite)",
+    "token_expired": "the token has expired: "
+    "switch token rotation off in the app's settings, and install the app again",
+    "account_inactive": "the app was removed from the workspace: "
+    "install it again and copy its new bot token",
+    "not_allowed_token_type": "the token is of the wrong kind: "
+    "token starts with xoxb-, app_token with xapp-",
+    "missing_scope": _ADD_SCOPES,
+    "no_permission": _ADD_SCOPES,
+    "channel_not_found": "channel must be the id of a channel of this workspace; "
+    "invite the app into a private channel (/invite)",
     "not_in_channel": "invite the app into the channel: /invite, and its name",
-    "is_archived": "the channel is archived: restore it, or give another channel",
-    "restricted_action": "only some may post in this channel: allow the app to, in the channel's settings",
-    "team_access_not_granted": "an administrator of the organisation must allow the app in this workspace",
+    "is_archived": "the channel is archived: restore it, or configure another channel",
+    "restricted_action": "only some members may post in this channel: "
+    "allow the app to, in the channel's settings",
+    "team_access_not_granted": _ENTERPRISE_ADMIN,
     "access_denied": "an administrator of the workspace must allow the app",
-    "method_not_supported_for_channel_type": "channel must be the id of a channel, not of a conversation between people",
+    "method_not_supported_for_channel_type": "channel must be the id of a channel, "
+    "not of a conversation between people",
     "messages_tab_disabled": "channel must be the id of a channel, not of the app's own page",
-    "forbidden_team": "an administrator of the organisation must allow the app in this workspace",
-    "org_login_required": "the workspace is being moved into an organisation; it passes by itself",
+    "forbidden_team": _ENTERPRISE_ADMIN,
+    "org_login_required": "the workspace is being moved into an organization; "
+    "wait until that is done",
 }
-"""What somebody must mend, by Slack's word for it (its reference, "Errors" of each method)."""
-_PASSING = frozenset(
+"""What somebody must do about an error of the Web API. Each method's reference lists its errors:
+https://docs.slack.dev/reference/methods."""
+_RATE_LIMIT_ERRORS = frozenset({"ratelimited", "rate_limited"})
+_TRANSIENT_ERRORS = frozenset(
     {
-        "ratelimited",
-        "rate_limited",
-        "internal_error",
-        "fatal_error",
-        "service_unavailable",
-        "request_timeout",
-        "org_login_required",
-    }
-    | {
-        "team_added_to_org",
-        "message_limit_exceeded",
         "external_channel_migrating",
         "failed_for_some_users",
+        "fatal_error",
+        "internal_error",
+        "message_limit_exceeded",
+        "org_login_required",
+        "request_timeout",
+        "service_unavailable",
+        "team_added_to_org",
     }
 )
-_GONE = frozenset(
+_MESSAGE_GONE_ERRORS = frozenset(
     {
-        "message_not_found",
+        "cannot_reply_to_message",
         "cant_update_message",
         "edit_window_closed",
+        "message_not_found",
         "thread_not_found",
-        "cannot_reply_to_message",
     }
 )
-_OURS = frozenset(
+_INVALID_MESSAGE_ERRORS = frozenset(
     {
-        "msg_too_long",
-        "msg_blocks_too_long",
+        "invalid_arguments",
         "invalid_blocks",
         "invalid_blocks_format",
+        "msg_blocks_too_long",
+        "msg_too_long",
         "no_text",
-        "invalid_arguments",
     }
 )
-_WORD = re.compile(r"[a-z0-9_:]{1,80}")
-_silent = logging.getLogger(f"{__name__}.sdk")
-_silent.setLevel(
-    logging.CRITICAL + 1
-)  # it would log proxies of the environment, with their passwords
+_ERROR_CODE = re.compile(r"[a-z0-9_:]{1,80}")
+_SCOPES = re.compile(r"[a-z:,._ ]{1,200}")
+# The SDK would log proxies of the environment, with their passwords.
+_silent_log = logging.getLogger(f"{__name__}.sdk")
+_silent_log.setLevel(logging.CRITICAL + 1)
 
-Slackish = Callable[..., Awaitable[AsyncSlackResponse]]
+SdkMethod = Callable[..., Awaitable[AsyncSlackResponse]]
 
 
 class WebApi:
-    """The methods of the Web API, called with the token as it is now."""
+    """Calls methods of the Web API. ``bot_token`` returns the current token."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: URL, token: Callable[[], str], seconds: float
+        self,
+        session: aiohttp.ClientSession,
+        url: URL,
+        bot_token: Callable[[], str],
+        timeout: float,
     ) -> None:
-        self._revealed = token
-        self._seconds = seconds
-        self.methods = _Client(session, url)
-        """The SDK's client, whose methods are handed to `call`."""
+        self._bot_token = bot_token
+        self._timeout = timeout
+        self.methods = _SdkClient(session, url)
+        """The SDK's client. Pass its methods to `call`."""
 
     def token(self) -> str:
-        """The bot token as it is now. Raises Deferred where its file holds none."""
+        """Return the current bot token. Raises Deferred if its file holds none."""
         try:
-            return self._revealed()
+            return self._bot_token()
         except ValueError as error:
             raise Deferred(
-                f"the token of this sink cannot be used any more: {error}", failure="slow"
+                f"the token of this sink is no longer usable: {error}", failure="slow"
             ) from None
 
     async def call(
         self,
-        method: Slackish,
+        method: SdkMethod,
         *,
-        seconds: float | None = None,
-        of_message: bool = False,
+        within: float | None = None,
+        refers_to_message: bool = False,
         **arguments: Any,
     ) -> Mapping[str, Any]:
-        """What a method answers. Raises Deferred and Rejected, neither of which holds a secret.
+        """Return a method's response.
 
-        ``seconds``: how long it may take, in place of the sink's timeout. ``of_message``: it is about a message that was
-        posted before; raises MessageGone too.
+        ``within`` is the timeout in seconds, in place of the sink's. ``refers_to_message`` says
+        that the call is about a message that was posted before. Raises Deferred, Rejected and, if
+        ``refers_to_message``, MessageGone. None of them contains a secret.
         """
         self.methods.token = self.token()
-        self.methods.seconds = seconds if seconds is not None else self._seconds
+        self.methods.request_timeout = within if within is not None else self._timeout
         try:
-            answer = await method(**arguments)
+            response = await method(**arguments)
         except SlackApiError as error:
-            _refuse(cast("AsyncSlackResponse", error.response), of_message=of_message)
-        return cast("Mapping[str, Any]", answer.data)
+            _raise_error(
+                cast("AsyncSlackResponse", error.response), refers_to_message=refers_to_message
+            )
+        return cast("Mapping[str, Any]", response.data)
 
 
-class _Client(AsyncWebClient):
-    """The SDK's client, which sends in the way of this relay. Token and seconds are those of the call that is begun."""
+class _SdkClient(AsyncWebClient):
+    """The SDK's client, but its requests go through `relay.net.http`.
+
+    Token and timeout are those of the call that starts next. A call reads them before it waits.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, url: URL) -> None:
-        super().__init__(base_url=str(url), session=session, retry_handlers=[], logger=_silent)
-        self._guarded = session
-        self.seconds = 0.0
+        super().__init__(base_url=str(url), session=session, retry_handlers=[], logger=_silent_log)
+        self._guarded_session = session
+        self.request_timeout = 0.0
 
     @override
     async def _request(
@@ -146,66 +168,79 @@ class _Client(AsyncWebClient):
         url = URL(api_url).with_query(req_args.get("params") or None)
         body = orjson.dumps(req_args["json"]) if req_args.get("json") is not None else b""
         request = Request(url, req_args["headers"], body)
-        answer = await send(self._guarded, cast("Method", http_verb), request, seconds=self.seconds)
+        response = await send(
+            self._guarded_session,
+            cast("Method", http_verb),
+            request,
+            seconds=self.request_timeout,
+        )
         try:
-            data = orjson.loads(answer.body)
+            document = orjson.loads(response.body)
         except orjson.JSONDecodeError:
-            data = None
+            document = None
         return {
-            "data": data if isinstance(data, dict) else {},
-            "headers": answer.headers,
-            "status_code": answer.status,
+            "data": document if isinstance(document, dict) else {},
+            "headers": response.headers,
+            "status_code": response.status,
         }
 
 
-def _refuse(answer: AsyncSlackResponse, *, of_message: bool) -> NoReturn:
-    """Say what a refusal means. Raises Deferred, Rejected or MessageGone, always."""
-    data: Mapping[str, Any] = cast("Mapping[str, Any]", answer.data)
-    status, error = answer.status_code, data.get("error")
-    word = error if isinstance(error, str) and _WORD.fullmatch(error) else None
-    if status == 429 or word in ("ratelimited", "rate_limited"):  # HTTP
+def _raise_error(response: AsyncSlackResponse, *, refers_to_message: bool) -> NoReturn:
+    """Raise Deferred, Rejected or MessageGone for an error response."""
+    document = cast("Mapping[str, Any]", response.data)
+    status = response.status_code
+    code = document.get("error")
+    if not isinstance(code, str) or _ERROR_CODE.fullmatch(code) is None:
+        code = None
+    if status == 429 or code in _RATE_LIMIT_ERRORS:  # HTTP
         raise Deferred(
-            "Slack asks for a rest: too many calls of this app",
-            after=_rest(answer.headers),
+            "Slack limits the rate of this app's calls",
+            after=_parse_retry_after(response.headers),
             status=status,
         )
     if status >= 500:  # HTTP
         raise Deferred(
-            f"expected Slack's answer, got {status}: it has trouble of its own", status=status
+            f"expected a response of Slack's Web API, got {status}: Slack has a problem",
+            status=status,
         )
     if 300 <= status <= 399:  # HTTP
         raise Deferred(
-            f"expected Slack's answer, got {status}: redirects are not followed, mend api_url",
+            f"expected a response of Slack's Web API, got {status}: "
+            "redirects are not followed, correct api_url",
             failure="slow",
             status=status,
         )
-    if word is None:
-        reason = f"expected an answer of Slack's Web API, got something else with status {status}: does api_url name it?"
+    if code is None:
         raise Deferred(
-            reason, failure="transient" if status == 200 else "slow", status=status
-        )  # HTTP
-    if of_message and word in _GONE:
-        raise MessageGone(word)
-    if word in _OURS:
-        raise Rejected(
-            f"Slack takes no such message: {word}. It is a fault of the relay: report it with the event",
+            "expected a response of Slack's Web API, got something else with status "
+            f"{status}: is api_url correct?",
+            failure="transient" if status == 200 else "slow",  # HTTP
             status=status,
         )
-    advice = REMEDIES.get(word, "its reference at docs.slack.dev says what that means")
-    if (
-        word == "missing_scope"
-        and isinstance(needed := data.get("needed"), str)
-        and re.fullmatch(r"[a-z:,._ ]{1,200}", needed)
-    ):
-        advice = f"the app lacks the scope {needed}: {advice}"
+    if refers_to_message and code in _MESSAGE_GONE_ERRORS:
+        raise MessageGone(code)
+    if code in _INVALID_MESSAGE_ERRORS:
+        raise Rejected(
+            f"Slack refuses the message: {code}. This is a bug of the relay: "
+            "report it with the event",
+            status=status,
+        )
     raise Deferred(
-        f"Slack answered {word}: {advice}",
-        failure="transient" if word in _PASSING else "slow",
+        f"Slack answered {code}: {_remedy(code, document)}",
+        failure="transient" if code in _TRANSIENT_ERRORS else "slow",
         status=status,
     )
 
 
-def _rest(headers: Mapping[str, str]) -> float | None:
-    """Seconds of ``Retry-After``, which Slack gives as a number."""
+def _remedy(code: str, document: Mapping[str, Any]) -> str:
+    remedy = REMEDIES.get(code, "see the method's reference at docs.slack.dev")
+    needed = document.get("needed")
+    if code == "missing_scope" and isinstance(needed, str) and _SCOPES.fullmatch(needed):
+        return f"the app lacks the scope {needed}: {remedy}"
+    return remedy
+
+
+def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds in Retry-After, which Slack gives as a number; None without them."""
     text = headers.get("Retry-After", "").strip()
     return min(float(text), MAX_RETRY_AFTER) if re.fullmatch(r"[0-9]{1,9}", text) else None

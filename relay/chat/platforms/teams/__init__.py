@@ -1,9 +1,9 @@
-"""Teams: a card for each event through a Workflows webhook, follow-ups where others edit, links to the page where people answer.
+"""Microsoft Teams: one card per event through a Workflows webhook, and short cards that follow.
 
-Workflows ("Send webhook alerts to a channel", the trigger "When a Teams webhook request is received") take cards and give nothing
-back: no name of the message, so nothing can be edited, and no click but ``Action.OpenUrl``.
-
-`settings` is its section of the configuration; `card` makes cards (pure), `workflow` posts them.
+A webhook ("Send webhook alerts to a channel", trigger "When a Teams webhook request is received")
+returns no id of what it posted, so no message can be edited. A card's buttons can only open pages,
+so people answer on the confirm page. `settings` is the platform's section of the configuration,
+`card` renders cards, and `workflow` posts them.
 """
 
 from __future__ import annotations
@@ -15,36 +15,34 @@ from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.teams.settings import Settings
-from relay.chat.platforms.teams.workflow import Workflow
+from relay.chat.platforms.teams.workflow import WorkflowWebhook
 from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.net.connectivity import check_connectivity
 from relay.net.http import open_session
 
 
-class Teams(LiveMessageSink):
-    """A channel of Teams."""
+class TeamsSink(LiveMessageSink):
+    """The sink of one workflow."""
 
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # whatever they are
-        """Refuse: a workflow never calls. Raises ChatRefused."""
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # refused unread
+        """Raise CallbackRefused: a workflow never calls the relay."""
         raise CallbackRefused(
-            "a workflow of Teams never calls: people answer on the page behind the links"
+            "a workflow of Teams never calls the relay: people answer on the confirm page"
         )
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, context: ChatContext) -> AsyncIterator[Teams]:
-    """Open the sink's own session; nothing is connected until the first event."""
+async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[TeamsSink]:
+    """Open the sink's HTTP session. It connects when the first event is delivered."""
     async with open_session() as session:
-        teams = Teams(settings, context, Workflow(settings, clock, session), clock)
-        async with teams.refreshing():
-            yield teams
+        webhook = WorkflowWebhook(settings, clock, session)
+        sink = TeamsSink(settings, board, webhook, clock)
+        async with sink.refreshing():
+            yield sink
 
 
-async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
-    """Whether Microsoft's door is reached. Nothing is posted."""
-    return [
-        await check_connectivity(
-            f"sink {settings.name}", settings.target(), tls=None, now=clock.now()
-        )
-    ]
+async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature of all sinks
+    """Return whether the workflow's host can be reached. Posts nothing."""
+    subject, url = f"sink {settings.name}", settings.webhook_url()
+    return [await check_connectivity(subject, url, tls=None, now=clock.now())]

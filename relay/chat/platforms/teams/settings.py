@@ -1,4 +1,4 @@
-"""The section of a Teams sink, and which URLs are those of a workflow."""
+"""The configuration section of a Teams sink."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from yarl import URL
 from relay.chat import ChatSettings
 from relay.net.egress import parse_receiver_url
 
-_OF_MICROSOFT = re.compile(r"\.(logic\.azure|api\.powerplatform)\.(com|us|cn)$")
-MAKE_ONE = "make one from “Send webhook alerts to a channel” in the Workflows app, and give the sink its URL"
-"""What to do where there is no workflow any more."""
+CREATE_WORKFLOW = (
+    "create a workflow from “Send webhook alerts to a channel” in the Workflows app, "
+    "and configure its URL"
+)
+"""What to do if there is no usable workflow."""
+_MICROSOFT_HOST = re.compile(r"\.(logic\.azure|api\.powerplatform)\.(com|us|cn)$")
+_RETIRED_CONNECTOR_HOST = ".webhook.office.com"
 
 
 class Settings(ChatSettings):
@@ -22,33 +26,38 @@ class Settings(ChatSettings):
 
     kind: Literal["teams"]
     url: SecretStr | None = None
-    """The workflow's webhook URL. Whoever has it can post: it is treated as a secret."""
+    """The workflow's webhook URL. It is a secret: whoever has it can post."""
     url_file: Path | None = None
-    """A file that holds it, instead of url."""
+    """A file that holds the URL, instead of url."""
     allow_http: bool = False
     """Allow a URL with http, for tests."""
 
     @model_validator(mode="after")
-    def _can_be_posted_to(self) -> Settings:
+    def _check(self) -> Settings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
         try:
-            self.target()
+            self.webhook_url()
         except ValueError as error:
             raise ValueError(f"url{'_file' if self._files else ''}: {error}") from None
         return self
 
-    def target(self) -> URL:
-        """The workflow's URL as it is now, letter for letter. Raises ValueError if it cannot be used."""
+    def webhook_url(self) -> URL:
+        """Return the workflow's current URL, unchanged: its parts are signed.
+
+        Raises ValueError if the URL cannot be used.
+        """
         text = self.reveal("url") or ""
         url = parse_receiver_url(text, allow_http=self.allow_http)
         host = url.raw_host or ""
-        if host.endswith(".webhook.office.com"):
+        if host.endswith(_RETIRED_CONNECTOR_HOST):
             raise ValueError(
-                f"expected the URL of a workflow, got that of a connector, which Microsoft has retired: {MAKE_ONE}"
+                "expected the URL of a workflow, got the URL of a connector, "
+                f"which Microsoft has retired: {CREATE_WORKFLOW}"
             )
-        if _OF_MICROSOFT.search(host) is not None and not url.query.get("sig"):
+        if _MICROSOFT_HOST.search(host) is not None and not url.query.get("sig"):
             raise ValueError(
-                "expected a URL that ends in sig= and its signature: copy all of it, and let “Anyone” trigger the flow"
+                "expected a URL that ends in sig= and its signature: "
+                "copy all of it, and let “Anyone” trigger the flow"
             )
         return URL(text, encoded=True)

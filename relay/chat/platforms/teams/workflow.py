@@ -1,4 +1,4 @@
-"""Posts cards through a workflow, and says what its refusals mean."""
+"""Posts cards through a workflow's webhook, and explains its errors with what to do about them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,39 @@ from yarl import URL
 
 from relay.chat import MessageGone, embedded_secrets
 from relay.chat.cards.card import Card, Text
-from relay.chat.platforms.teams.card import Json, card_message, follow_up
-from relay.chat.platforms.teams.settings import MAKE_ONE, Settings
+from relay.chat.platforms.teams.card import Json, card_message, follow_up_message
+from relay.chat.platforms.teams.settings import CREATE_WORKFLOW, Settings
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.http import Request, Response, interpret_response, post
 
-_OFF = "the workflow is turned off or was deleted: turn it on in the Workflows app, or " + MAKE_ONE
-_NOT_OURS = "the workflow refused the URL: copy all of it again, to the end of sig=, and let “Anyone” trigger the flow"
-_ADVICE = {
-    400: "the workflow does not take Adaptive Cards: " + MAKE_ONE,
-    401: _NOT_OURS,
-    403: _NOT_OURS,
-    404: "there is no such workflow: if it was deleted, " + MAKE_ONE,
-    410: "the workflow was deleted: " + MAKE_ONE + ", then `imds-relay resume` this sink",
-    413: "the message is too large for it; please report this as a mistake of the relay",
+_TURNED_OFF = (
+    "the workflow is turned off or was deleted: turn it on in the Workflows app, or "
+    + CREATE_WORKFLOW
+)
+_WRONG_URL = (
+    "the workflow refused the URL: copy all of it again, to the end of sig=, "
+    "and let “Anyone” trigger the flow"
+)
+_NO_WORKFLOW = f"there is no such workflow: if it was deleted, {CREATE_WORKFLOW}"
+_REMEDIES_BY_STATUS = {
+    400: f"the workflow does not take Adaptive Cards: {CREATE_WORKFLOW}",
+    401: _WRONG_URL,
+    403: _WRONG_URL,
+    404: _NO_WORKFLOW,
+    410: f"the workflow was deleted: {CREATE_WORKFLOW}, then `imds-relay resume` this sink",
+    413: "the message is too large for the workflow; please report this as a bug of the relay",
 }
-"""What mends a refusal, by its status."""
-_CODES = {
-    "WorkflowTriggerIsNotEnabled": _OFF,  # with 400
-    "WorkflowNotFound": _ADVICE[404],
-    "DirectApiAuthorizationRequired": _NOT_OURS,
+_REMEDIES_BY_CODE = {
+    "WorkflowTriggerIsNotEnabled": _TURNED_OFF,  # with status 400
+    "WorkflowNotFound": _NO_WORKFLOW,
+    "DirectApiAuthorizationRequired": _WRONG_URL,
 }
-"""The same by ``error.code``, which says more where there is one."""
+"""By ``error.code`` of the response, which is more precise than its status."""
 
 
-class Workflow:
-    """The platform: posts cards, and cannot edit."""
+class WorkflowWebhook:
+    """Posts messages. Implements `relay.chat.live_message.Platform`, without editing."""
 
     def __init__(self, settings: Settings, clock: Clock, session: aiohttp.ClientSession) -> None:
         self._settings = settings
@@ -44,60 +50,61 @@ class Workflow:
         self._session = session
 
     async def post(self, card: Card) -> str | None:
-        """Post a card. Raises Deferred."""
+        """Post a card and return None: the message has no reference. Raises Deferred."""
         await self._send(card_message(card))
         return None
 
-    async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited here
-        """Raises MessageGone: a message that has a name was posted by a sink of another kind, which had this one's."""
-        raise MessageGone("the message was posted elsewhere")
+    async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited
+        """Raise MessageGone: only a sink of another kind has made a reference."""
+        raise MessageGone("the message was posted by a sink of another kind")
 
-    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # always None
         """Post a short card. Raises Deferred."""
-        await self._send(follow_up(lines))
+        await self._send(follow_up_message(lines))
 
     async def _send(self, message: Json) -> None:
         try:
-            url = self._settings.target()
+            url = self._settings.webhook_url()
         except ValueError as error:
             raise Deferred(
-                f"the url of this sink cannot be used any more: {error}", failure="slow"
+                f"the url of this sink is no longer usable: {error}", failure="slow"
             ) from None
-        answer = await post(self._session, build(url, message), seconds=self._settings.timeout)
-        outcome = interpret_response(answer, self._clock.now())
+        request = build_request(url, message)
+        response = await post(self._session, request, seconds=self._settings.timeout)
+        outcome = interpret_response(response, self._clock.now())
         if isinstance(outcome, Deferred):
-            raise _in_words(outcome, answer)
+            raise _with_remedy(outcome, response)
 
 
-def build(url: URL, message: Json) -> Request:
-    """The request of one attempt. Pure."""
-    signature, body = url.query.get("sig", ""), orjson.dumps(message)
-    return Request(
-        url,
-        {"Content-Type": "application/json"},
-        body,
-        (*((signature,) if signature else ()), *embedded_secrets(body)),
+def build_request(url: URL, message: Json) -> Request:
+    """Return the request that posts a message. Pure."""
+    body = orjson.dumps(message)
+    signature = url.query.get("sig", "")
+    secrets = (signature,) if signature else ()
+    headers = {"Content-Type": "application/json"}
+    return Request(url, headers, body, (*secrets, *embedded_secrets(body)))
+
+
+def _with_remedy(error: Deferred, response: Response) -> Deferred:
+    """Return the error with a remedy in its text, if there is one."""
+    remedy = _REMEDIES_BY_CODE.get(_error_code(response)) or _REMEDIES_BY_STATUS.get(
+        response.status
     )
-
-
-def _in_words(refused: Deferred, answer: Response) -> Deferred:
-    """The same verdict with a remedy, where somebody must mend something."""
-    advice = _CODES.get(_code(answer)) or _ADVICE.get(answer.status)
-    if advice is None:
-        return refused
+    if remedy is None:
+        return error
     return Deferred(
-        f"expected 202 Accepted, got {answer.status}: {advice}",
-        after=refused.after,
-        failure=refused.failure,
-        status=refused.status,
-        answer=refused.response,
+        f"expected 202 Accepted, got {response.status}: {remedy}",
+        after=error.after,
+        failure=error.failure,
+        status=error.status,
+        answer=error.response,
     )
 
 
-def _code(answer: Response) -> str:
-    """``error.code`` of the answer (Azure Resource Manager's form of errors); empty where there is none."""
+def _error_code(response: Response) -> str:
+    """Return ``error.code`` of an Azure Resource Manager error; an empty text without it."""
     try:
-        code = orjson.loads(answer.body)["error"]["code"]
+        code = orjson.loads(response.body)["error"]["code"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return ""
     return code if isinstance(code, str) else ""

@@ -1,0 +1,172 @@
+"""Handles the slash command: list events, hold an event, or show an event with buttons.
+
+The command never approves or releases by itself: it shows the event first, so that nobody approves
+a state that they did not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
+from relay.approvals.status import ApprovalStatus
+from relay.chat.board import ChatBoard
+from relay.chat.cards.card import Button, Card, Text
+from relay.chat.cards.confirmation_view import decision_outcome
+from relay.chat.cards.grouped_card import event_line
+from relay.chat.platforms.slack.action_token import ActionTokenClaims, make_action_token
+from relay.chat.platforms.slack.authorization import Authorizer
+from relay.chat.platforms.slack.blocks import card_message
+from relay.chat.platforms.slack.identity import NotAuthorized
+from relay.chat.platforms.slack.payloads import Actor, SlashCommand, button_value
+from relay.chat.platforms.slack.private_reply import PrivateReply, text_reply
+from relay.chat.platforms.slack.settings import Settings
+from relay.clock import Clock
+
+MAX_LISTED_EVENTS = 15
+MAX_REASON_LENGTH = 1000
+_DECISIONS: Mapping[str, DecisionKind] = {
+    "approve": "approve",
+    "hold": "hold",
+    "release": "release",
+}
+_USAGE: tuple[Text, ...] = (
+    ("list: the events that Azure has announced, and their state.",),
+    ("approve, hold or release, and an EventId or its first characters: decide about the event.",),
+    ("The words after the EventId of a hold are its reason.",),
+)
+
+
+class SlashCommandHandler:
+    """Handles the slash commands of one sink."""
+
+    def __init__(
+        self, settings: Settings, board: ChatBoard, authorizer: Authorizer, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._board = board
+        self._authorizer = authorizer
+        self._clock = clock
+
+    async def handle(self, command: SlashCommand) -> PrivateReply:
+        """Return the reply. Raises NotAuthorized, IdentityUnavailable, StoreUnavailable."""
+        actor, arguments = command.actor, command.arguments
+        verb = arguments[0].lower() if arguments else "list"
+        if actor.channel_id != self._settings.channel:
+            raise NotAuthorized(
+                "the command works in the channel in which the relay shows its events"
+            )
+        if verb == "list" and len(arguments) <= 1:
+            await self._authorizer.require_member(actor)
+            return _list_reply(await self._board.live_statuses(self._settings), actor)
+        if verb not in _DECISIONS or len(arguments) < 2:
+            return text_reply(*_USAGE, team_id=actor.team_id)
+        decision, event_prefix = _DECISIONS[verb], arguments[1]
+        caller = None
+        if self._settings.approve_in_chat:
+            caller = await self._authorizer.require_caller(actor)
+        else:
+            await self._authorizer.require_member(actor)
+        live = await self._board.live_statuses(self._settings)
+        matching = find_events(live, event_prefix)
+        if len(matching) != 1:
+            count = "More than one event" if matching else "No event"
+            problem: Text = (f"{count} of the document begins with {event_prefix}.",)
+            return _list_reply(matching or live, actor, problem)
+        if decision == "hold" and caller is not None:
+            reason = " ".join(arguments[2:])[:MAX_REASON_LENGTH] or None
+            return await self._hold(actor, caller, matching[0], reason)
+        return await self._show_event(actor, matching[0], decision, in_chat=caller is not None)
+
+    async def _hold(
+        self, actor: Actor, caller: Caller, status: ApprovalStatus, reason: str | None
+    ) -> PrivateReply:
+        # A hold starts nothing, so the actor need not have seen the current state.
+        answer = await self._board.decide(
+            caller,
+            event_id=status.occurrence.event.event_id,
+            decision="hold",
+            revision=status.occurrence.revision,
+            request_id=actor.request_id,
+            reason=reason,
+        )
+        return decision_reply(answer, status, actor)
+
+    async def _show_event(
+        self, actor: Actor, status: ApprovalStatus, decision: DecisionKind, *, in_chat: bool
+    ) -> PrivateReply:
+        card = await self._board.event_status(
+            self._settings, status.occurrence.event.event_id, in_chat=in_chat
+        )
+        if card is None:
+            return text_reply(("The event is over.",), team_id=actor.team_id)
+        bot_token, now = self._settings.bot_token(), self._clock.now()
+
+        def value_for_actor(button: Button) -> str:
+            claims = ActionTokenClaims(
+                user_id=actor.user_id,
+                channel_id=actor.channel_id,
+                decision=button.decision,
+                revision=button.revision,
+                event_id=button.event_id,
+            )
+            return button_value(button, make_action_token(claims, bot_token, now))
+
+        card = _with_buttons_for(card, decision)
+        return PrivateReply(card_message(card, actor.team_id, value_for_actor))
+
+
+def find_events(
+    statuses: Sequence[ApprovalStatus], event_id: str, *, exact: bool = False
+) -> list[ApprovalStatus]:
+    """Return the event with this EventId; without one, unless ``exact``, those that start with it.
+
+    EventIds are compared without case.
+    """
+    key = event_id.lower()
+    same = [status for status in statuses if status.occurrence.key == key]
+    if same or exact:
+        return same
+    return [status for status in statuses if status.occurrence.key.startswith(key)]
+
+
+def decision_reply(answer: DecisionAnswer, status: ApprovalStatus, actor: Actor) -> PrivateReply:
+    """Return a reply that tells the actor what the gate answered."""
+    if answer.accepted:
+        outcome = decision_outcome(answer.body, dry_run=status.mode == "dry-run", repeat=False)
+        return text_reply(outcome, team_id=actor.team_id)
+    refusal = answer.body.get("detail") or "the relay refuses it"
+    return text_reply((f"Nothing was decided: {refusal}.",), team_id=actor.team_id)
+
+
+def _list_reply(
+    statuses: Sequence[ApprovalStatus], actor: Actor, problem: Text | None = None
+) -> PrivateReply:
+    ordered = sorted(
+        statuses,
+        key=lambda status: (
+            status.not_before is None,
+            status.not_before or status.now,
+            status.occurrence.id,
+        ),
+    )
+    lines: list[Text] = [] if problem is None else [problem]
+    lines += [
+        (f"{status.occurrence.event.event_id[:8]}  ", *event_line(status))
+        for status in ordered[:MAX_LISTED_EVENTS]
+    ]
+    if not ordered:
+        lines.append(("Azure has announced nothing.",))
+    if len(ordered) > MAX_LISTED_EVENTS:
+        lines.append((f"… and {len(ordered) - MAX_LISTED_EVENTS} more.",))
+    return text_reply(*lines, team_id=actor.team_id)
+
+
+def _with_buttons_for(card: Card, decision: DecisionKind) -> Card:
+    """Return the card with the buttons for one decision, or with a note that there are none."""
+    buttons = tuple(button for button in card.buttons if button.decision == decision)
+    if buttons:
+        return replace(card, buttons=buttons)
+    note: Text = (f"There is nothing to {decision} from here now.",)
+    return replace(card, buttons=(), code=None, notes=(*card.notes, note))
