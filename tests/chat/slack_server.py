@@ -1,7 +1,10 @@
-"""A stand-in for Slack, after its public documentation: the Web API with its checks and error words, clicks, and Socket Mode.
+"""A stand-in for Slack: the Web API with its checks and errors, clicks, commands and Socket Mode.
 
-Sources: https://docs.slack.dev/reference/methods, …/reference/block-kit, …/apis/web-api/rate-limits,
-…/authentication/verifying-requests-from-slack, …/apis/events-api/using-socket-mode, …/reference/interaction-payloads.
+It follows the public documentation: https://docs.slack.dev/reference/methods,
+https://docs.slack.dev/apis/web-api/rate-limits,
+https://docs.slack.dev/authentication/verifying-requests-from-slack,
+https://docs.slack.dev/apis/events-api/using-socket-mode and
+https://docs.slack.dev/reference/interaction-payloads.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,161 +24,148 @@ from urllib.parse import urlencode
 import aiohttp
 from aiohttp import web
 
+from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
+
 TOKEN = "xoxb-1234567890-abcdefghijkl"  # of nothing
 APP_TOKEN = "xapp-1-A0APP-1234567890"  # of nothing
-SECRET = "8f742231b10e8888abcd99yyyzzz85a5"  # of Slack's own example
+SECRET = "8f742231b10e8888abcd99yyyzzz85a5"  # from an example of Slack's documentation
 TEAM, APP, BOT, CHANNEL = "T024BE7LD", "A0APP", "B0BOT", "C024BE91L"
 ALICE, BOB, EVE = "U0ALICE", "U0BOB", "U0EVE"
 
-_LIMITS = {
-    "section": 3000,
-    "header": 150,
-    "button": 75,
-    "value": 2000,
-    "url": 3000,
-    "heading": 100,
-    "question": 300,
-    "verb": 30,
-}
 
-
-def member(user: str, **changes: Any) -> dict[str, Any]:
-    """A full member as users.info shows one."""
-    flags = {
+def member(user_id: str, **changes: Any) -> dict[str, Any]:
+    """Return a full member as users.info shows it."""
+    return {
+        "id": user_id,
+        "team_id": TEAM,
+        "name": "alice",
+        "real_name": "Alice",
+        "is_admin": False,
         "deleted": False,
         "is_bot": False,
         "is_restricted": False,
         "is_ultra_restricted": False,
         "is_app_user": False,
-    }
-    return {
-        "id": user,
-        "team_id": TEAM,
-        "name": "alice",
-        "real_name": "Alice",
-        "is_admin": False,
-        **flags,
         **changes,
     }
 
 
 @dataclass(slots=True)
-class Posted:
-    """A message, as the channel shows it."""
+class PostedMessage:
+    """A message as the channel shows it now."""
 
     ts: str
     text: str
     blocks: list[dict[str, Any]]
-    thread: str | None = None
-    edits: int = 0
+    thread_ts: str | None = None
 
-    def words(self) -> str:
-        """All that can be read in its blocks."""
-        return "\n".join(_words(block) for block in self.blocks)
+    def text_of_blocks(self) -> str:
+        """Return what a reader sees in its blocks, one line per block."""
+        return text_of_blocks(self.blocks)
 
     def buttons(self) -> dict[str, dict[str, Any]]:
-        """Its buttons by their labels."""
-        found = [
-            one for block in self.blocks if block["type"] == "actions" for one in block["elements"]
-        ]
-        return {one["text"]["text"]: one for one in found}
+        """Return its buttons by label."""
+        return {
+            button["text"]["text"]: button
+            for block in self.blocks
+            if block["type"] == "actions"
+            for button in block["elements"]
+        }
 
     def links(self) -> dict[str, str]:
-        """Its links by their words."""
-        texts = [
-            one
-            for block in self.blocks
-            if block["type"] == "rich_text"
-            for one in block["elements"][0]["elements"]
-        ]
-        return {one["text"]: one["url"] for one in texts if one["type"] == "link"}
+        """Return the URLs of its links by their text."""
+        return {
+            element["text"]: element["url"]
+            for element in rich_text_elements(self.blocks)
+            if element["type"] == "link"
+        }
 
 
 @dataclass(slots=True)
-class Heard:
-    """What the relay answered to a call: over HTTP a status and a body; over a socket the acknowledgement."""
+class RelayResponse:
+    """The relay's response to a request or, with status 200, its acknowledgement of an envelope."""
 
     status: int
     body: dict[str, Any] | None
-    took: float
+    elapsed: float
 
 
-Kind = Literal["interactive", "slash_commands", "events_api"]
-Trouble = Callable[[web.Request], Awaitable[web.StreamResponse]]
+FailureHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""Answers requests in place of a Slack that works."""
 
 
-def says(
+def responds(
     status: int,
     document: Any = None,
     *,
     headers: Mapping[str, str] | None = None,
     body: str | None = None,
-) -> Trouble:
-    """Trouble that answers this."""
+) -> FailureHandler:
+    """Return a handler that always gives this response."""
 
-    async def answer(_: web.Request) -> web.StreamResponse:
+    async def respond(_: web.Request) -> web.StreamResponse:
         if body is not None:
             return web.Response(status=status, text=body, content_type="text/html", headers=headers)
         return web.json_response(document, status=status, headers=headers)
 
-    return answer
+    return respond
 
 
-def error(word: str, **more: Any) -> Trouble:
-    """Trouble that is an error of the Web API: 200, and not ok."""
-    return says(200, {"ok": False, "error": word, **more})
+def api_error(code: str, **fields: Any) -> FailureHandler:
+    """Return a handler that answers with an error of the Web API: 200, and not ok."""
+    return responds(200, {"ok": False, "error": code, **fields})
 
 
-def limited(seconds: int) -> Trouble:
-    """Trouble that is a rate limit."""
-    return says(429, {"ok": False, "error": "ratelimited"}, headers={"Retry-After": str(seconds)})
+def rate_limited(seconds: int) -> FailureHandler:
+    """Return a handler that answers with a rate limit."""
+    headers = {"Retry-After": str(seconds)}
+    return responds(429, {"ok": False, "error": "ratelimited"}, headers=headers)
 
 
-async def hangs(_: web.Request) -> web.StreamResponse:
-    """Trouble that never answers."""
+async def never_answers(_: web.Request) -> web.StreamResponse:
+    """Handle a request by waiting forever."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 @dataclass(slots=True)
 class SlackServer:
-    """One workspace with one channel. ``relay`` is where the app's request URL leads."""
+    """One workspace with one channel. ``request_url`` is the app's request URL: the relay."""
 
     port: int = 0
-    relay: str = ""
-    messages: dict[str, Posted] = field(default_factory=dict)
+    request_url: str = ""
+    messages: dict[str, PostedMessage] = field(default_factory=dict)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    said: list[dict[str, Any]] = field(default_factory=list)
-    """What came to response URLs, in order."""
+    private_replies: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies that came to response URLs, in order."""
     users: dict[str, dict[str, Any]] = field(
-        default_factory=lambda: {one: member(one) for one in (ALICE, BOB, EVE)}
+        default_factory=lambda: {user_id: member(user_id) for user_id in (ALICE, BOB, EVE)}
     )
-    trouble: dict[str, Trouble] = field(default_factory=dict)
-    """By method; ``*`` is for all of them."""
+    failures: dict[str, FailureHandler] = field(default_factory=dict)
+    """By method; ``*`` stands for all methods."""
     sockets: list[web.WebSocketResponse] = field(default_factory=list)
-    opened: int = 0
-    acks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    enterprise: str | None = None
-    """The organisation that the workspace is one of."""
-    greets: bool = True
-    deaf: bool = False
-    """Sockets that are opened from now on hear nothing, not even a farewell."""
-    per_second: int | None = None
-    """Posts to a channel that are taken in a second; None: any number."""
-    wss: str | None = None
-    """Where apps.connections.open sends the relay, instead of here."""
+    opened_sockets: int = 0
+    acknowledgements: dict[str, dict[str, Any]] = field(default_factory=dict)
+    enterprise_id: str | None = None
+    """The enterprise that the workspace belongs to."""
+    sends_hello: bool = True
+    ignores_close: bool = False
+    """Whether new sockets read nothing, not even a closing handshake."""
+    max_posts_per_second: int | None = None
+    socket_url: str | None = None
+    """The URL that apps.connections.open returns, in place of this server's."""
     _numbers: count[int] = field(default_factory=lambda: count(1))
-    _stamps: list[float] = field(default_factory=list)
-    _acked: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _post_times: list[float] = field(default_factory=list)
+    _acknowledged: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
     def url(self) -> str:
-        """For ``api_url``."""
+        """The value for ``api_url``."""
         return f"http://127.0.0.1:{self.port}/api/"
 
     def settings(self, **changes: Any) -> dict[str, Any]:
-        """A sink's section for this workspace."""
-        given = {
+        """Return a sink's section for this workspace. A change to None removes a key."""
+        section = {
             "kind": "slack",
             "name": "ops",
             "token": TOKEN,
@@ -185,183 +175,160 @@ class SlackServer:
             "signing_secret": SECRET,
             **changes,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {key: value for key, value in section.items() if value is not None}
 
-    def tops(self) -> list[Posted]:
-        """The messages that stand in the channel itself, in order."""
-        return [one for one in self.messages.values() if one.thread is None]
+    def channel_messages(self) -> list[PostedMessage]:
+        """Return the messages in the channel itself, in order."""
+        return [message for message in self.messages.values() if message.thread_ts is None]
 
-    def thread(self, top: Posted) -> list[str]:
-        """What a message's thread says, line by line."""
+    def thread_lines(self, message: PostedMessage) -> list[str]:
+        """Return the lines in a message's thread."""
         return [
             line
-            for one in self.messages.values()
-            if one.thread == top.ts
-            for line in one.words().splitlines()
+            for reply in self.messages.values()
+            if reply.thread_ts == message.ts
+            for line in reply.text_of_blocks().splitlines()
         ]
 
-    def count(self, method: str) -> int:
-        """How often a method was called."""
-        return sum(name == method for name, _ in self.calls)
+    def call_count(self, method: str) -> int:
+        """Return how often a method was called."""
+        return sum(called_method == method for called_method, _ in self.calls)
 
     # --- the Web API
 
-    async def api(self, request: web.Request) -> web.StreamResponse:
-        """One call of the Web API."""
+    async def handle_api_call(self, request: web.Request) -> web.StreamResponse:
+        """Handle a call of the Web API."""
         method = request.match_info["method"]
         if request.method == "GET":
             arguments: dict[str, Any] = dict(request.query)
         else:
-            raw = await request.read()
-            arguments = (
-                json.loads(raw) if request.content_type == "application/json" and raw else {}
-            )
+            body = await request.read()
+            is_json = request.content_type == "application/json" and body
+            arguments = json.loads(body) if is_json else {}
         self.calls.append((method, arguments))
-        trouble = self.trouble.get(method) or self.trouble.get("*")
-        if trouble is not None:
-            return await trouble(request)
-        wanted = APP_TOKEN if method == "apps.connections.open" else TOKEN
-        if request.headers.get("Authorization") != f"Bearer {wanted}":
+        failure = self.failures.get(method) or self.failures.get("*")
+        if failure is not None:
+            return await failure(request)
+        expected_token = APP_TOKEN if method == "apps.connections.open" else TOKEN
+        if request.headers.get("Authorization") != f"Bearer {expected_token}":
             return web.json_response({"ok": False, "error": "invalid_auth"})
+        if method == "chat.postMessage":
+            return self._post_message(arguments)
+        response = self._response(method, arguments)
+        return web.json_response({"ok": "error" not in response, **response})
+
+    def _response(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         match method:
             case "auth.test":
-                answer: dict[str, Any] = {
+                return {
                     "url": self.url,
                     "team": "Ops",
                     "user": "relay",
                     "team_id": TEAM,
                     "user_id": "U0BOT",
                     "bot_id": BOT,
+                    "enterprise_id": self.enterprise_id,
                 }
-                answer["enterprise_id"] = self.enterprise
             case "bots.info":
-                answer = {
-                    "bot": {
-                        "id": BOT,
-                        "deleted": False,
-                        "name": "relay",
-                        "app_id": APP,
-                        "user_id": "U0BOT",
-                    }
-                }
+                bot = {"id": BOT, "name": "relay", "app_id": APP, "user_id": "U0BOT"}
+                return {"bot": {**bot, "deleted": False}}
             case "users.info":
-                found = self.users.get(arguments.get("user", ""))
-                answer = {"user": found} if found is not None else {"error": "user_not_found"}
-            case "chat.postMessage":
-                return self._post(arguments)
+                user = self.users.get(arguments.get("user", ""))
+                return {"user": user} if user is not None else {"error": "user_not_found"}
             case "chat.update":
-                answer = self._update(arguments)
+                return self._update_message(arguments)
             case "apps.connections.open":
-                self.opened += 1
-                answer = {
-                    "url": self.wss
-                    or f"ws://127.0.0.1:{self.port}/link/?ticket=secret-ticket&app_id=x"
-                }
-            case _:
-                answer = {"error": "unknown_method"}
-        return web.json_response({"ok": "error" not in answer, **answer})
+                self.opened_sockets += 1
+                own_url = f"ws://127.0.0.1:{self.port}/link/?ticket=secret-ticket&app_id=x"
+                return {"url": self.socket_url or own_url}
+        return {"error": "unknown_method"}
 
-    def _post(self, arguments: Mapping[str, Any]) -> web.StreamResponse:
+    def _post_message(self, arguments: Mapping[str, Any]) -> web.StreamResponse:
         now = time.monotonic()
-        self._stamps = [one for one in self._stamps if now - one < 1]
-        if self.per_second is not None and len(self._stamps) >= self.per_second:
+        self._post_times = [post_time for post_time in self._post_times if now - post_time < 1]
+        limit = self.max_posts_per_second
+        if limit is not None and len(self._post_times) >= limit:
             return web.json_response(
                 {"ok": False, "error": "ratelimited"}, status=429, headers={"Retry-After": "1"}
             )
-        word = self._wrong(arguments)
-        if word is None and arguments.get("thread_ts") not in (None, *self.messages):
-            word = "thread_not_found"
-        if word is not None:
-            return web.json_response({"ok": False, "error": word})
-        self._stamps.append(now)
+        error = self._message_error(arguments)
+        if error is None and arguments.get("thread_ts") not in (None, *self.messages):
+            error = "thread_not_found"
+        if error is not None:
+            return web.json_response({"ok": False, "error": error})
+        self._post_times.append(now)
         ts = f"1700000000.{next(self._numbers):06d}"
-        self.messages[ts] = Posted(
-            ts, arguments["text"], arguments["blocks"], arguments.get("thread_ts")
-        )
+        text, blocks = arguments["text"], arguments["blocks"]
+        self.messages[ts] = PostedMessage(ts, text, blocks, arguments.get("thread_ts"))
         message = {
             "type": "message",
             "ts": ts,
-            "text": arguments["text"],
-            "blocks": arguments["blocks"],
+            "text": text,
+            "blocks": blocks,
             "bot_id": BOT,
             "app_id": APP,
         }
         return web.json_response({"ok": True, "channel": CHANNEL, "ts": ts, "message": message})
 
-    def _update(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        word = self._wrong(arguments)
-        if word is not None:
-            return {"error": word}
-        found = self.messages.get(arguments["ts"])
-        if found is None:
+    def _update_message(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        error = self._message_error(arguments)
+        if error is not None:
+            return {"error": error}
+        message = self.messages.get(arguments["ts"])
+        if message is None:
             return {"error": "message_not_found"}
-        found.text, found.blocks = arguments["text"], arguments["blocks"]
-        found.edits += 1
-        return {"channel": CHANNEL, "ts": found.ts, "text": found.text}
+        message.text, message.blocks = arguments["text"], arguments["blocks"]
+        return {"channel": CHANNEL, "ts": message.ts, "text": message.text}
 
-    def _wrong(self, arguments: Mapping[str, Any]) -> str | None:
+    def _message_error(self, arguments: Mapping[str, Any]) -> str | None:
         if arguments.get("channel") != CHANNEL:
             return "channel_not_found"
         if not arguments.get("text"):
             return "no_text"
-        return None if well_formed(arguments.get("blocks") or []) else "invalid_blocks"
+        return None if is_valid_block_kit(arguments.get("blocks") or []) else "invalid_blocks"
 
-    async def respond(self, request: web.Request) -> web.StreamResponse:
-        """A response URL."""
-        self.said.append(await request.json())
+    async def handle_response_url(self, request: web.Request) -> web.StreamResponse:
+        """Handle a request to a response URL."""
+        self.private_replies.append(await request.json())
         return web.Response(text="ok")
 
-    # --- what people do
+    # --- what Slack sends when people click and type
 
-    def click(
-        self, message: Posted, label: str, user: str = ALICE, **changes: Any
+    def click_payload(
+        self, message: PostedMessage, label: str, user_id: str = ALICE, **changes: Any
     ) -> dict[str, Any]:
-        """What Slack sends when somebody clicks a button of a message. ``changes``: other fields than it would send."""
-        return self.clicked(
-            message.buttons()[label], message.ts, message=message, user=user, **changes
-        )
+        """Return the payload of a click on a message's button. ``changes`` replace its fields."""
+        button = message.buttons()[label]
+        return self.button_payload(button, message.ts, message=message, user_id=user_id, **changes)
 
-    def clicked(
+    def button_payload(
         self,
         button: Mapping[str, Any],
         ts: str,
         *,
-        message: Posted | None = None,
-        user: str = ALICE,
+        message: PostedMessage | None = None,
+        user_id: str = ALICE,
         **changes: Any,
     ) -> dict[str, Any]:
-        """As `click`; without a message it is one that was shown to one person alone."""
+        """Return the payload of a click on a button; without a message, in an ephemeral card."""
         number = next(self._numbers)
-        container: dict[str, Any] = {
-            "type": "message",
-            "message_ts": ts,
-            "channel_id": CHANNEL,
-            "is_ephemeral": message is None,
-        }
-        action = {name: button[name] for name in ("action_id", "value", "style") if name in button}
-        return {
+        action = {key: button[key] for key in ("action_id", "value", "style") if key in button}
+        payload: dict[str, Any] = {
             "type": "block_actions",
-            "user": {"id": user, "username": "alice", "name": "alice", "team_id": TEAM},
+            "user": {"id": user_id, "username": "alice", "name": "alice", "team_id": TEAM},
             "api_app_id": APP,
             "token": "deprecated-verification-token",
-            "container": container,
+            "container": {
+                "type": "message",
+                "message_ts": ts,
+                "channel_id": CHANNEL,
+                "is_ephemeral": message is None,
+            },
             "trigger_id": f"{number}.{number}.8f742231b10e8888abcd99edabc",
             "team": {"id": TEAM, "domain": "ops"},
             "enterprise": None,
             "is_enterprise_install": False,
             "channel": {"id": CHANNEL, "name": "ops"},
-            **(
-                {
-                    "message": {
-                        "type": "message",
-                        "ts": ts,
-                        "text": message.text,
-                        "blocks": message.blocks,
-                    }
-                }
-                if message is not None
-                else {}
-            ),
             "state": {"values": {}},
             "response_url": f"http://127.0.0.1:{self.port}/actions/{TEAM}/{number}",
             "actions": [
@@ -373,11 +340,18 @@ class SlackServer:
                     **action,
                 }
             ],
-            **changes,
         }
+        if message is not None:
+            payload["message"] = {
+                "type": "message",
+                "ts": ts,
+                "text": message.text,
+                "blocks": message.blocks,
+            }
+        return payload | changes
 
-    def typed(self, text: str, user: str = ALICE, **changes: Any) -> dict[str, str]:
-        """What Slack sends when somebody types the slash command."""
+    def command_payload(self, text: str, user_id: str = ALICE, **changes: Any) -> dict[str, str]:
+        """Return the form of a slash command."""
         number = next(self._numbers)
         return {
             "token": "deprecated-verification-token",
@@ -385,7 +359,7 @@ class SlackServer:
             "team_domain": "ops",
             "channel_id": CHANNEL,
             "channel_name": "ops",
-            "user_id": user,
+            "user_id": user_id,
             "user_name": "alice",
             "command": "/azmaint",
             "text": text,
@@ -396,208 +370,107 @@ class SlackServer:
             **changes,
         }
 
-    async def calls_relay(
+    async def call_relay(
         self,
         payload: Mapping[str, Any],
         *,
         secret: str = SECRET,
         age: float = 0,
         headers: Mapping[str, str] | None = None,
-    ) -> Heard:
-        """POST an interaction or, of `typed`, a command to the request URL, signed."""
-        body = form(payload)
-        began = time.monotonic()
+    ) -> RelayResponse:
+        """POST a click or a command to the request URL, signed ``age`` seconds ago."""
+        body = encode_form(payload)
+        all_headers = {**signed_headers(body, secret=secret, age=age), **(headers or {})}
+        start = time.monotonic()
         async with (
             aiohttp.ClientSession() as session,
-            session.post(
-                self.relay,
-                data=body,
-                headers={**signed(body, secret=secret, age=age), **(headers or {})},
-            ) as answer,
+            session.post(self.request_url, data=body, headers=all_headers) as response,
         ):
-            text = await answer.text()
-            return Heard(
-                answer.status, json.loads(text) if text else None, time.monotonic() - began
-            )
+            text = await response.text()
+            document = json.loads(text) if text else None
+            return RelayResponse(response.status, document, time.monotonic() - start)
 
     # --- Socket Mode
 
-    async def link(self, request: web.Request) -> web.StreamResponse:
-        """A socket of the app."""
+    async def handle_socket(self, request: web.Request) -> web.StreamResponse:
+        """Handle a Socket Mode connection."""
         socket = web.WebSocketResponse(timeout=0.5)
         await socket.prepare(request)
         self.sockets.append(socket)
-        if self.greets:
-            await socket.send_json(
-                {
-                    "type": "hello",
-                    "connection_info": {"app_id": APP},
-                    "num_connections": len(self.sockets),
-                }
-            )
-        if self.deaf:
+        if self.sends_hello:
+            hello = {"type": "hello", "connection_info": {"app_id": APP}}
+            await socket.send_json({**hello, "num_connections": len(self.sockets)})
+        if self.ignores_close:
             await asyncio.Event().wait()
         async for message in socket:
             if message.type is aiohttp.WSMsgType.TEXT:
-                ack = json.loads(message.data)
-                async with self._acked:
-                    self.acks[ack["envelope_id"]] = ack
-                    self._acked.notify_all()
+                acknowledgement = json.loads(message.data)
+                async with self._acknowledged:
+                    self.acknowledgements[acknowledgement["envelope_id"]] = acknowledgement
+                    self._acknowledged.notify_all()
         self.sockets.remove(socket)
         return socket
 
-    async def sends(
+    async def send_envelope(
         self,
         payload: Mapping[str, Any],
-        kind: Literal["interactive", "slash_commands", "events_api"] = "interactive",
-    ) -> Heard:
-        """Send an envelope over the newest socket, and wait for its acknowledgement, which Slack does for three seconds."""
-        envelope = f"e-{next(self._numbers)}"
-        began = time.monotonic()
+        envelope_type: Literal["interactive", "slash_commands", "events_api"] = "interactive",
+    ) -> RelayResponse:
+        """Send an envelope over the newest socket, and wait for its acknowledgement."""
+        envelope_id = f"e-{next(self._numbers)}"
+        start = time.monotonic()
         await self.sockets[-1].send_json(
             {
-                "envelope_id": envelope,
-                "type": kind,
+                "envelope_id": envelope_id,
+                "type": envelope_type,
                 "payload": payload,
-                "accepts_response_payload": kind == "slash_commands",
+                "accepts_response_payload": envelope_type == "slash_commands",
             }
         )
-        async with asyncio.timeout(30), self._acked:
-            await self._acked.wait_for(lambda: envelope in self.acks)
-        return Heard(200, self.acks[envelope].get("payload"), time.monotonic() - began)
+        async with asyncio.timeout(30), self._acknowledged:
+            await self._acknowledged.wait_for(lambda: envelope_id in self.acknowledgements)
+        reply = self.acknowledgements[envelope_id].get("payload")
+        return RelayResponse(200, reply, time.monotonic() - start)
 
-    async def disconnects(self, reason: str = "refresh_requested") -> None:
-        """Tell the app to make another connection, as Slack does every few hours."""
+    async def send_disconnect(self, reason: str = "refresh_requested") -> None:
+        """Ask the app to open another connection, as Slack does every few hours."""
         await self.sockets[-1].send_json({"type": "disconnect", "reason": reason, "debug_info": {}})
 
-    async def cuts(self) -> None:
-        """Close every socket without a word."""
+    async def close_sockets(self) -> None:
+        """Close every socket without a disconnect message."""
         for socket in list(self.sockets):
             await socket.close()
 
 
-def form(payload: Mapping[str, Any]) -> bytes:
-    """An interaction as a form with a payload; what has a ``command`` is a form by itself."""
+def encode_form(payload: Mapping[str, Any]) -> bytes:
+    """Return the body of a command, or of an interaction, which is one field of a form."""
     if "command" in payload:
         return urlencode(payload).encode()
     return urlencode({"payload": json.dumps(payload).replace("/", "\\/")}).encode()
 
 
-def signed(body: bytes, *, secret: str = SECRET, age: float = 0) -> dict[str, str]:
-    """The headers that Slack sends with a body."""
-    stamp = str(int(time.time() - age))
-    digest = hmac.new(secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
+def signed_headers(body: bytes, *, secret: str = SECRET, age: float = 0) -> dict[str, str]:
+    """Return the headers that Slack sends with a body that it signed ``age`` seconds ago."""
+    timestamp = str(int(time.time() - age))
+    signed_text = f"v0:{timestamp}:".encode() + body
+    digest = hmac.new(secret.encode(), signed_text, hashlib.sha256).hexdigest()
     return {
-        "X-Slack-Request-Timestamp": stamp,
+        "X-Slack-Request-Timestamp": timestamp,
         "X-Slack-Signature": f"v0={digest}",
         "Content-Type": "application/x-www-form-urlencoded",
         "User-Agent": "Slackbot 1.0 (+https://api.slack.com/robots)",
     }
 
 
-def well_formed(blocks: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether Block Kit takes these blocks: those that the relay uses, with their limits."""
-    actions = [
-        one["action_id"]
-        for block in blocks
-        if block["type"] == "actions"
-        for one in block["elements"]
-    ]
-    return 1 <= len(blocks) <= 50 and all(map(_block, blocks)) and len(actions) == len(set(actions))
-
-
-def _block(block: Mapping[str, Any]) -> bool:
-    match block["type"]:
-        case "header":
-            return _plain(block["text"], "header")
-        case "context":
-            return 1 <= len(block["elements"]) <= 10 and all(
-                _plain(one, "section") for one in block["elements"]
-            )
-        case "rich_text":
-            return all(
-                section["type"] == "rich_text_section" and _rich(section["elements"])
-                for section in block["elements"]
-            )
-        case "actions":
-            return 1 <= len(block["elements"]) <= 25 and all(map(_button, block["elements"]))
-    return False
-
-
-def _plain(text: Mapping[str, Any], limit: str) -> bool:
-    return text["type"] == "plain_text" and 1 <= len(text["text"]) <= _LIMITS[limit]
-
-
-def _rich(elements: Sequence[Mapping[str, Any]]) -> bool:
-    return all(
-        _part(one)
-        and one.get("style", {"bold"})
-        and set(one.get("style", ())) <= {"bold", "italic", "strike", "code"}
-        for one in elements
-    )
-
-
-def _part(one: Mapping[str, Any]) -> bool:
-    match one["type"]:
-        case "text":
-            return bool(one["text"])
-        case "date":
-            return isinstance(one["timestamp"], int) and "{" in one["format"]
-        case "link":
-            return bool(one["text"]) and bool(one["url"].startswith("https://"))
-        case "user":
-            return bool(one["user_id"].startswith(("U", "W")))
-    return False
-
-
-def _button(one: Mapping[str, Any]) -> bool:
-    confirm = one.get("confirm")
-    asks = confirm is None or (
-        _plain(confirm["title"], "heading")
-        and _plain(confirm["text"], "question")
-        and _plain(confirm["confirm"], "verb")
-        and _plain(confirm["deny"], "verb")
-    )
-    short = (
-        len(one.get("value", "")) <= _LIMITS["value"]
-        and len(one.get("url", "")) <= _LIMITS["url"]
-        and len(one["action_id"]) <= 255
-    )
-    return (
-        one["type"] == "button"
-        and _plain(one["text"], "button")
-        and asks
-        and short
-        and one.get("style") in (None, "primary", "danger")
-    )
-
-
-def _words(block: Mapping[str, Any]) -> str:
-    match block["type"]:
-        case "header":
-            return str(block["text"]["text"])
-        case "context":
-            return " ".join(one["text"] for one in block["elements"])
-        case "actions":
-            return " ".join(f"[{one['text']['text']}]" for one in block["elements"])
-    return "".join(_word(one) for section in block["elements"] for one in section["elements"])
-
-
-def _word(one: Mapping[str, Any]) -> str:
-    if one["type"] == "user":
-        return f"@{one['user_id']}"
-    return str(one["fallback"] if one["type"] == "date" else one["text"])
-
-
 @asynccontextmanager
-async def slack(port: int = 0) -> AsyncIterator[SlackServer]:
-    """A Slack on loopback."""
+async def running_slack(port: int = 0) -> AsyncIterator[SlackServer]:
+    """Run a Slack server on loopback."""
     server = SlackServer()
     app = web.Application(client_max_size=1024**2)
-    app.router.add_route("*", "/api/{method}", server.api)
-    app.router.add_post("/actions/{team}/{number}", server.respond)
-    app.router.add_post("/commands/{team}/{number}", server.respond)
-    app.router.add_get("/link/", server.link)
+    app.router.add_route("*", "/api/{method}", server.handle_api_call)
+    app.router.add_post("/actions/{team}/{number}", server.handle_response_url)
+    app.router.add_post("/commands/{team}/{number}", server.handle_response_url)
+    app.router.add_get("/link/", server.handle_socket)
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.2)
     await runner.setup()
     try:
@@ -606,5 +479,5 @@ async def slack(port: int = 0) -> AsyncIterator[SlackServer]:
         server.port = runner.addresses[0][1]
         yield server
     finally:
-        await server.cuts()
+        await server.close_sockets()
         await runner.cleanup()

@@ -133,20 +133,24 @@ class SlackFarSide:
         await self.door.shut()
 
     async def refuse(self) -> None:
-        self.server.trouble["*"] = slack_server.error("channel_not_found")
+        self.server.failures["*"] = slack_server.api_error("channel_not_found")
 
     async def hang(self) -> None:
         self.door.open.clear()
 
     async def come(self) -> None:
-        self.server.trouble.clear()
+        self.server.failures.clear()
         await self.door.listen()
 
     def messages(self) -> list[str]:
-        return [post.words() for post in self.server.tops()]
+        return [post.text_of_blocks() for post in self.server.channel_messages()]
 
     def replies(self) -> list[str]:
-        return [post.words() for post in self.server.messages.values() if post.thread is not None]
+        return [
+            post.text_of_blocks()
+            for post in self.server.messages.values()
+            if post.thread_ts is not None
+        ]
 
     def slipped_in(self) -> list[str]:
         """Only the text beside the blocks, for notifications, is read for markup."""
@@ -160,7 +164,7 @@ class SlackFarSide:
 @asynccontextmanager
 async def slack_far_side() -> AsyncIterator[FarSide]:
     """A workspace behind a door."""
-    async with slack_server.slack() as server:
+    async with slack_server.running_slack() as server:
         door = Door("127.0.0.1", server.port)
         await door.listen()
         yield SlackFarSide(door, server)

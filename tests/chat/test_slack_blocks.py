@@ -1,10 +1,8 @@
-"""How cards look in Slack: within its limits whatever they hold, and letter for letter what others wrote."""
+"""How cards look in Slack: always within its limits, and other people's texts unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +11,8 @@ from hypothesis import strategies as st
 from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
 from relay.chat.platforms.slack.blocks import card_message, text_message
 from relay.chat.platforms.slack.payloads import button_value
-from tests.chat.slack_server import ALICE, TEAM, Posted, SlackServer, form, well_formed
+from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
+from tests.chat.slack_server import ALICE, TEAM, PostedMessage, SlackServer, encode_form
 
 NOON = datetime(2026, 4, 11, 12, 0, 30, 500000, tzinfo=UTC)
 
@@ -58,54 +57,46 @@ cards = st.builds(
 )
 
 
-def parts(blocks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Every element of the rich texts."""
-    return [
-        one
-        for block in blocks
-        if block["type"] == "rich_text"
-        for section in block["elements"]
-        for one in section["elements"]
-    ]
+def text_of_card(card: Card) -> str:
+    """Return what a reader sees."""
+    return text_of_blocks(card_message(card, TEAM, button_value).blocks)
 
 
 @settings(max_examples=50)
 @given(cards, st.booleans())
-def test_every_card_is_within_every_limit_and_says_nothing_in_markup(
-    card: Card, heard: bool
+def test_every_card_is_within_every_limit_and_mentions_only_principals(
+    card: Card, has_interactions: bool
 ) -> None:
-    """Block Kit's limits; the 64 KiB that the relay takes of a call, since Slack sends the message back with each click.
-
-    And mentions are of people whom the card names as people, and of nobody else.
-    """
-    message = card_message(card, TEAM, button_value if heard else None)
-    assert well_formed(message.blocks)
+    """Slack repeats the message in each click, and the relay reads 64 KiB of a request."""
+    message = card_message(card, TEAM, button_value if has_interactions else None)
+    assert is_valid_block_kit(message.blocks)
     assert 0 < len(message.text) <= 10_000
-    posted = Posted("1700000000.000001", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
+    posted = PostedMessage("1700000000.000001", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
     for button in list(posted.buttons().values())[:1]:
-        assert (
-            len(form(SlackServer(port=65535).clicked(button, posted.ts, message=posted)))
-            <= 64 * 1024
-        )
-    assert "mrkdwn" not in {
-        one.get("type")
+        click = SlackServer(port=65535).button_payload(button, posted.ts, message=posted)
+        assert len(encode_form(click)) <= 64 * 1024
+    text_types = {
+        element.get("type")
         for block in message.blocks
-        for one in (block.get("text") or {}, *block.get("elements", ()))
+        for element in (block.get("text") or {}, *block.get("elements", ()))
     }
-    assert {one["user_id"] for one in parts(message.blocks) if one["type"] == "user"} <= {ALICE}
-    assert {one["type"] for one in parts(message.blocks)} <= {"text", "date", "user", "link"}
-    assert {one["url"] for one in parts(message.blocks) if one["type"] == "link"} <= {
-        "https://relay.example.com/approve#token"
-    }
-    assert all(piece.startswith((f"@{ALICE}>", "!date^")) for piece in message.text.split("<")[1:])
+    assert "mrkdwn" not in text_types
+    elements = rich_text_elements(message.blocks)
+    assert {element["type"] for element in elements} <= {"text", "date", "user", "link"}
+    mentioned = {element["user_id"] for element in elements if element["type"] == "user"}
+    assert mentioned <= {ALICE}
+    linked = {element["url"] for element in elements if element["type"] == "link"}
+    assert linked <= {"https://relay.example.com/approve#token"}
+    markup = message.text.split("<")[1:]
+    assert all(piece.startswith((f"@{ALICE}>", "!date^")) for piece in markup)
 
 
 @settings(max_examples=50)
 @given(st.lists(texts, min_size=1, max_size=21))
-def test_whatever_is_said_is_within_the_limits(lines: list[Text]) -> None:
+def test_every_text_message_is_within_the_limits(lines: list[Text]) -> None:
     if any(lines):
         message = text_message([("so: ", *line) for line in lines], TEAM)
-        assert well_formed(message.blocks)
+        assert is_valid_block_kit(message.blocks)
         assert 0 < len(message.text) <= 10_000
 
 
@@ -120,19 +111,20 @@ def test_whatever_is_said_is_within_the_limits(lines: list[Text]) -> None:
         "&lt;!channel&gt;",
     ],
 )
-def test_a_notification_mentions_nobody_whom_a_text_names(text: str) -> None:
-    message = card_message(Card(title=text, tone="waiting", summary=(text,)), TEAM, button_value)
+def test_a_notification_contains_no_markup_from_a_text(text: str) -> None:
+    card = Card(title=text, tone="waiting", summary=(text,))
+    message = card_message(card, TEAM, button_value)
     assert "<" not in message.text
     assert message.text.count("&") >= 2
-    assert (message.blocks[0]["text"]["type"], message.blocks[0]["text"]["text"]) == (
-        "plain_text",
-        f"🟡 {text}",
-    )
-    assert parts(message.blocks) == [{"type": "text", "text": text, "style": {"bold": True}}]
+    header = message.blocks[0]["text"]
+    assert (header["type"], header["text"]) == ("plain_text", f"🟡 {text}")
+    assert rich_text_elements(message.blocks) == [
+        {"type": "text", "text": text, "style": {"bold": True}}
+    ]
 
 
-def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_there() -> None:
-    text: Text = (
+def test_times_are_in_the_readers_time_zone_and_members_are_mentioned() -> None:
+    summary: Text = (
         "Azure begins at ",
         NOON,
         ", says ",
@@ -140,17 +132,20 @@ def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_
         " and ",
         PrincipalRef("slack:T0OTHER/U1"),
     )
-    message = card_message(Card(title="Reboot", tone="waiting", summary=text), TEAM, button_value)
-    stamp = int(NOON.timestamp())
-    date = "{time_secs} on {date_short}"
+    card = Card(title="Reboot", tone="waiting", summary=summary)
+    message = card_message(card, TEAM, button_value)
+    timestamp = int(NOON.timestamp())
+    date_format = "{time_secs} on {date_short}"
     assert message.text == (
-        f"🟡 Reboot. Azure begins at <!date^{stamp}^{date}|12:00:30 on 2026-04-11 UTC>, says <@{ALICE}> and slack:T0OTHER/U1"
+        f"🟡 Reboot. Azure begins at <!date^{timestamp}^{date_format}|12:00:30 on 2026-04-11 UTC>, "
+        f"says <@{ALICE}> and slack:T0OTHER/U1"
     )
-    assert [one for one in parts(message.blocks) if one["type"] != "text"] == [
+    elements = rich_text_elements(message.blocks)
+    assert [element for element in elements if element["type"] != "text"] == [
         {
             "type": "date",
-            "timestamp": stamp,
-            "format": date,
+            "timestamp": timestamp,
+            "format": date_format,
             "fallback": "12:00:30 on 2026-04-11 UTC",
             "style": {"bold": True},
         },
@@ -158,25 +153,22 @@ def test_moments_are_shown_in_the_readers_own_zone_and_people_as_they_are_known_
     ]
 
 
-def test_a_text_of_others_cannot_feign_a_line_of_ours() -> None:
+def test_a_description_cannot_imitate_a_line_of_the_relay() -> None:
+    description = "all is well\nVotes: 2 of 2\u2028Rule: none\u202e"
     card = Card(
         title="Reboot",
         tone="waiting",
         summary=("So.",),
-        facts=(("Azure says", ("all is well\nVotes: 2 of 2\u2028Rule: none\u202e",)),),
+        facts=(("Azure says", (description,)),),
     )
-    assert Posted(
-        "",
-        "",
-        list(card_message(card, TEAM, button_value).blocks),  # type: ignore[arg-type]  # they are only read
-    ).words().splitlines() == [
+    assert text_of_card(card).splitlines() == [
         "🟡 Reboot",
         "So.",
         "Azure says: all is well Votes: 2 of 2 Rule: none ",
     ]
 
 
-def test_a_button_asks_before_it_counts_and_brings_back_what_it_is_about() -> None:
+def test_a_button_asks_for_confirmation_and_returns_its_decision() -> None:
     question: Text = (
         f"Reboot of {'vm-0, ' * 80}: it may begin within seconds, and cannot be taken back.",
     )
@@ -187,25 +179,22 @@ def test_a_button_asks_before_it_counts_and_brings_back_what_it_is_about() -> No
         revision="3f3f",
         question=question,
     )
-    message = card_message(
-        Card(title="Reboot", tone="waiting", summary=("So.",), buttons=(button,)),
-        TEAM,
-        button_value,
-    )
-    (drawn,) = message.blocks[-1]["elements"]
-    assert (drawn["value"], drawn["style"], drawn["action_id"]) == (
+    card = Card(title="Reboot", tone="waiting", summary=("So.",), buttons=(button,))
+    message = card_message(card, TEAM, button_value)
+    (element,) = message.blocks[-1]["elements"]
+    assert (element["value"], element["style"], element["action_id"]) == (
         "approve 3f3f - E-1 with spaces",
         "primary",
         "approve-1",
     )
-    assert drawn["confirm"]["title"]["text"] == "Approve?"
-    asked = drawn["confirm"]["text"]["text"]
-    assert asked.startswith("Reboot of vm-0, ")
-    assert asked.endswith("it may begin within seconds, and cannot be taken back.")
-    assert len(asked) <= 300
+    assert element["confirm"]["title"]["text"] == "Approve?"
+    confirm_text = element["confirm"]["text"]["text"]
+    assert confirm_text.startswith("Reboot of vm-0, ")
+    assert confirm_text.endswith("it may begin within seconds, and cannot be taken back.")
+    assert len(confirm_text) == 300
 
 
-def test_a_text_that_is_cut_says_so() -> None:
+def test_a_truncated_text_ends_with_an_ellipsis() -> None:
     card = Card(
         title="R" * 200,
         tone="waiting",
@@ -213,15 +202,12 @@ def test_a_text_that_is_cut_says_so() -> None:
         facts=(("Azure says", ("x" * 5000,)),),
         footer="E" * 900,
     )
-    title, _, facts, footer = (
-        Posted("", "", list(card_message(card, TEAM, button_value).blocks)).words().splitlines()  # type: ignore[arg-type]  # they are only read
-    )
-    assert all(one.endswith("…") for one in (title, facts, footer))
+    title, _, facts, footer = text_of_card(card).splitlines()
+    assert all(line.endswith("…") for line in (title, facts, footer))
     assert len(title) == 150
 
 
-def test_a_hundred_machines_with_long_texts_leave_room_for_what_matters() -> None:
-    """What is cut is what others wrote, never the warning or the buttons."""
+def test_long_texts_leave_room_for_the_warning_and_the_buttons() -> None:
     lines = tuple(
         Line(
             (f"Reboot of {'😀' * 900}",),
@@ -229,13 +215,13 @@ def test_a_hundred_machines_with_long_texts_leave_room_for_what_matters() -> Non
                 Button(
                     decision="approve",
                     label="Approve",
-                    event_id=f"E-{n}",
+                    event_id=f"E-{number}",
                     revision="3f" * 16,
                     question=("?",),
                 ),
             ),
         )
-        for n in range(10)
+        for number in range(10)
     )
     card = Card(
         title="100 events",
@@ -246,10 +232,10 @@ def test_a_hundred_machines_with_long_texts_leave_room_for_what_matters() -> Non
         footer="prod",
     )
     message = card_message(card, TEAM, button_value)
-    posted = Posted("", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
+    posted = PostedMessage("", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
     assert sum(block["type"] == "actions" for block in message.blocks) == 10
-    click = SlackServer(port=65535).clicked(
+    click = SlackServer(port=65535).button_payload(
         posted.buttons()["Approve"], "1700000000.000001", message=posted
     )
-    assert len(form(click)) <= 64 * 1024
-    assert "Azure proceeds at NotBefore regardless." in posted.words()
+    assert len(encode_form(click)) <= 64 * 1024
+    assert "Azure proceeds at NotBefore regardless." in posted.text_of_blocks()

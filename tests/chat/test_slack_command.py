@@ -1,7 +1,8 @@
-"""Slack's slash command: what is listed, what is decided by it, and that nothing is approved which the person did not see."""
+"""The slash command: it lists events and takes decisions, but approves no unseen state."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,26 +12,27 @@ from typing import Any
 
 import pytest
 
-from relay.approvals.request import DecisionKind
 from relay.chat.platforms.slack.action_token import (
-    GOOD_FOR,
+    ACTION_TOKEN_LIFETIME,
+    ActionTokenClaims,
     is_valid_action_token,
     make_action_token,
 )
+from relay.simulator import Event
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.slack_block_kit import is_valid_block_kit
 from tests.chat.slack_server import (
     ALICE,
     BOB,
     EVE,
     TEAM,
-    Heard,
-    Posted,
+    PostedMessage,
+    RelayResponse,
     SlackServer,
-    hangs,
     member,
-    slack,
-    well_formed,
+    never_answers,
+    running_slack,
 )
 from tests.journey.relay_process import eventually
 
@@ -38,245 +40,273 @@ VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
 
 
 @dataclass(frozen=True, slots=True)
-class Typing:
-    """A channel in which commands are typed."""
+class CommandChannel:
+    """A channel in which people type commands."""
 
     slack: SlackServer
     relay: Stage
 
-    async def types(self, text: str, user: str = ALICE, **changes: Any) -> Posted:
-        """The card or the sentences that the person is shown, and nobody else."""
-        return shown(await self.slack.calls_relay(self.slack.typed(text, user, **changes)))
+    async def run_command(self, text: str, user_id: str = ALICE, **changes: Any) -> PostedMessage:
+        """Type a command and return the reply, which only that person sees."""
+        payload = self.slack.command_payload(text, user_id, **changes)
+        return reply_of(await self.slack.call_relay(payload))
 
-    async def is_known(self, number: int = 1) -> None:
-        """So many events are shown, and on record."""
+    async def reply_text(self, text: str, user_id: str = ALICE, **changes: Any) -> str:
+        """Type a command and return what the reply says."""
+        return (await self.run_command(text, user_id, **changes)).text_of_blocks()
+
+    async def votes(self, event: Event) -> list[dict[str, Any]]:
+        """Return the decisions that are recorded for an event."""
+        votes: list[dict[str, Any]] = (await self.relay.event(event))["votes"]
+        return votes
+
+    async def wait_for_messages(self, count: int = 1) -> None:
+        """Return when the channel shows so many events and the store knows channel."""
         store = self.relay.running.relay.store
 
-        async def settled() -> bool:
+        async def all_delivered() -> bool:
             return not await store.read(lambda tx: tx.deliveries.waiting())
 
-        await eventually(lambda: len(self.slack.tops()) >= number)
-        await eventually(settled)
+        await eventually(lambda: len(self.slack.channel_messages()) >= count)
+        await eventually(all_delivered)
 
 
-def shown(heard: Heard) -> Posted:
-    assert heard.status == 200
-    assert heard.took < 3 + 7  # for a machine that stands still
-    assert heard.body is not None
-    assert heard.body["response_type"] == "ephemeral"
-    assert well_formed(heard.body["blocks"])
-    return Posted("1700000001.000001", heard.body["text"], heard.body["blocks"])
+def reply_of(response: RelayResponse) -> PostedMessage:
+    """Return the reply in a response to a command."""
+    assert response.status == 200
+    assert response.elapsed < 3 + 7  # for a machine that stands still
+    assert response.body is not None
+    assert response.body["response_type"] == "ephemeral"
+    assert is_valid_block_kit(response.body["blocks"])
+    return PostedMessage("1700000001.000001", response.body["text"], response.body["blocks"])
 
 
 @asynccontextmanager
-async def typing(
+async def command_channel(
     directory: Path, *, public_url: str | None = "https://relay.example.com", **settings: Any
-) -> AsyncIterator[Typing]:
-    async with (
-        slack() as here,
-        stage(
-            directory,
-            [here.settings(**{"approve_in_chat": True, **settings})],
-            approvals=VOTERS,
-            public_url=public_url,
-        ) as relay,
-    ):
-        here.relay = f"{relay.url}/v1/chat/ops"
-        yield Typing(here, relay)
+) -> AsyncIterator[CommandChannel]:
+    """Run a relay with a channel in which the command works."""
+    async with running_slack() as slack:
+        sink = slack.settings(**{"approve_in_chat": True, **settings})
+        async with stage(directory, [sink], approvals=VOTERS, public_url=public_url) as relay:
+            slack.request_url = f"{relay.url}/v1/chat/ops"
+            yield CommandChannel(slack, relay)
 
 
-async def test_list_names_what_is_announced(tmp_path: Path) -> None:
-    async with typing(tmp_path) as it:
-        assert (await it.types("list")).words() == "Azure has announced nothing."
-        event = it.relay.reboot("vm-0")
-        await it.is_known()
-        words = (await it.types("")).words()
-        assert words.startswith(f"{event.event_id[:8]}  Reboot of vm-0, not before ")
-        assert words.endswith(", 0 of 2 votes")
+async def test_list_shows_the_announced_events(tmp_path: Path) -> None:
+    async with command_channel(tmp_path) as channel:
+        assert await channel.reply_text("list") == "Azure has announced nothing."
+        event = channel.relay.reboot("vm-0")
+        await channel.wait_for_messages()
+        text = await channel.reply_text("")
+        assert text.startswith(f"{event.event_id[:8]}  Reboot of vm-0, not before ")
+        assert text.endswith(", 0 of 2 votes")
 
 
-async def test_list_names_only_what_the_sink_is_about(tmp_path: Path) -> None:
-    async with typing(tmp_path, match={"resources": ["db-*"]}) as it:
-        it.relay.reboot("vm-0")
-        it.relay.reboot("db-0")
-        await it.is_known()
-        assert "vm-0" not in (await it.types("list")).words()
+async def test_list_shows_only_events_that_match_the_sink(tmp_path: Path) -> None:
+    async with command_channel(tmp_path, match={"resources": ["db-*"]}) as channel:
+        channel.relay.reboot("vm-0")
+        channel.relay.reboot("db-0")
+        await channel.wait_for_messages()
+        assert "vm-0" not in await channel.reply_text("list")
 
 
-async def test_approve_shows_the_event_and_asks_again_with_buttons(tmp_path: Path) -> None:
-    """A slash command approves no state that was not seen."""
-    async with typing(tmp_path) as it:
-        event = it.relay.reboot("vm-0")
-        await it.is_known()
-        card = await it.types(f"approve {event.event_id[:4].lower()}")
-        assert "Votes: 0 of 2" in card.words()
+async def test_approve_shows_the_event_with_a_button_that_votes(tmp_path: Path) -> None:
+    async with command_channel(tmp_path) as channel:
+        event = channel.relay.reboot("vm-0")
+        await channel.wait_for_messages()
+        card = await channel.run_command(f"approve {event.event_id[:4].lower()}")
+        assert "Votes: 0 of 2" in card.text_of_blocks()
         assert set(card.buttons()) == {"Approve"}
-        assert (await it.relay.event(event))["votes"] == []
-        click = it.slack.clicked(card.buttons()["Approve"], card.ts)
-        assert (await it.slack.calls_relay(click)).status == 200
-        assert [one["principal"] for one in (await it.relay.event(event))["votes"]] == [
-            f"slack:{TEAM}/{ALICE}"
-        ]
-        await eventually(lambda: len(it.slack.said) == 1)
-        assert it.slack.said[0]["replace_original"] is True
-        assert it.slack.said[0]["text"].startswith("Your vote is recorded: 1 of 2 votes.")
+        assert await channel.votes(event) == []
+        click = channel.slack.button_payload(card.buttons()["Approve"], card.ts)
+        assert (await channel.slack.call_relay(click)).status == 200
+        (vote,) = await channel.votes(event)
+        assert vote["principal"] == f"slack:{TEAM}/{ALICE}"
+        await eventually(lambda: len(channel.slack.private_replies) == 1)
+        (reply,) = channel.slack.private_replies
+        assert reply["replace_original"] is True
+        assert reply["text"].startswith("Your vote is recorded: 1 of 2 votes.")
 
 
-async def test_a_card_for_one_person_is_good_for_nobody_else_and_for_nothing_else(
+async def test_a_button_of_an_ephemeral_card_works_for_one_person_and_decision_only(
     tmp_path: Path,
 ) -> None:
-    async with typing(tmp_path) as it:
-        event, other = it.relay.reboot("vm-0"), it.relay.reboot("vm-1")
-        await it.is_known(2)
-        card = await it.types(f"approve {event.event_id}")
+    async with command_channel(tmp_path) as channel:
+        slack = channel.slack
+        event, other_event = channel.relay.reboot("vm-0"), channel.relay.reboot("vm-1")
+        await channel.wait_for_messages(2)
+        card = await channel.run_command(f"approve {event.event_id}")
         button = card.buttons()["Approve"]
-        decision, revision, proof, event_id = button["value"].split(" ", 3)
-        until, digest = proof.split(".")
-        values = [
-            f"hold {revision} {proof} {event_id}",
-            f"approve {'0' * len(revision)} {proof} {event_id}",
-            f"approve {revision} {proof} {other.event_id}",
-            f"approve {revision} {int(until) - 1}.{digest} {event_id}",
-            f"approve {revision} {until}.{'0' * 64} {event_id}",
-            f"approve {revision} - {event_id}",
-            f"approve {revision} 1.{digest} {event_id}",
-        ]
+        decision, revision, action_token, event_id = button["value"].split(" ", 3)
+        expires, digest = action_token.split(".")
         assert decision == "approve"
-        clicks = [it.slack.clicked({**button, "value": value}, card.ts) for value in values]
-        clicks.append(it.slack.clicked(button, card.ts, user=BOB))
-        clicks.append(
-            it.slack.clicked(
-                button,
-                card.ts,
-                channel={"id": "C0OTHER"},
-                container={
-                    "type": "message",
-                    "message_ts": card.ts,
-                    "channel_id": "C0OTHER",
-                    "is_ephemeral": True,
-                },
-            )
+        altered_values = {
+            "other decision": f"hold {revision} {action_token} {event_id}",
+            "other revision": f"approve {'0' * len(revision)} {action_token} {event_id}",
+            "other event": f"approve {revision} {action_token} {other_event.event_id}",
+            "other expiry": f"approve {revision} {int(expires) - 1}.{digest} {event_id}",
+            "other digest": f"approve {revision} {expires}.{'0' * 64} {event_id}",
+            "no token": f"approve {revision} - {event_id}",
+            "expired": f"approve {revision} 1.{digest} {event_id}",
+        }
+        clicks = {
+            name: slack.button_payload({**button, "value": value}, card.ts)
+            for name, value in altered_values.items()
+        }
+        clicks["other person"] = slack.button_payload(button, card.ts, user_id=BOB)
+        clicks["other channel"] = slack.button_payload(
+            button,
+            card.ts,
+            channel={"id": "C0OTHER"},
+            container={
+                "type": "message",
+                "message_ts": card.ts,
+                "channel_id": "C0OTHER",
+                "is_ephemeral": True,
+            },
         )
-        clicks.append(it.slack.clicked(button, it.slack.tops()[0].ts, message=it.slack.tops()[0]))
-        for number, click in enumerate(clicks, start=1):
-            assert (await it.slack.calls_relay(click)).status == 200
-            await eventually(lambda number=number: len(it.slack.said) == number)
-            assert "not good any more" in it.slack.said[-1]["text"]
-        for one in (event, other):
-            assert (await it.relay.event(one))["votes"] == []
+        message = slack.channel_messages()[0]
+        clicks["message in the channel"] = slack.button_payload(button, message.ts, message=message)
+        for count, (name, click) in enumerate(clicks.items(), start=1):
+            assert (await slack.call_relay(click)).status == 200, name
+            await eventually(lambda count=count: len(slack.private_replies) == count)
+            assert "no longer valid" in slack.private_replies[-1]["text"], name
+        assert await channel.votes(event) == []
+        assert await channel.votes(other_event) == []
 
 
 @pytest.mark.parametrize(
-    ("later", "good"), [(0, True), (GOOD_FOR, True), (GOOD_FOR + 1, False), (-1, False)]
+    ("seconds_later", "is_valid"),
+    [
+        pytest.param(0, True, id="at once"),
+        pytest.param(ACTION_TOKEN_LIFETIME, True, id="at its expiry"),
+        pytest.param(ACTION_TOKEN_LIFETIME + 1, False, id="after its expiry"),
+        pytest.param(-1, False, id="before it was made"),
+    ],
 )
-def test_a_card_for_one_person_is_good_for_a_quarter_of_an_hour(
-    later: float, *, good: bool
+def test_an_action_token_expires_after_a_quarter_of_an_hour(
+    seconds_later: float, *, is_valid: bool
 ) -> None:
-    """And none that was made in the future is."""
-    who: tuple[str, str] = (ALICE, "C024BE91L")
-    what: tuple[DecisionKind, str, str] = ("approve", "3f", "E-1")
-    proof = make_action_token("xoxb-token", who, what, NOON)
-    assert (
-        is_valid_action_token(proof, "xoxb-token", who, what, NOON + timedelta(seconds=later))
-        is good
+    claims = ActionTokenClaims(
+        user_id=ALICE,
+        channel_id="C024BE91L",
+        decision="approve",
+        revision="3f",
+        event_id="E-1",
     )
-    assert not is_valid_action_token(proof, "xoxb-other", who, what, NOON)
+    action_token = make_action_token(claims, "xoxb-token", NOON)
+    later = NOON + timedelta(seconds=seconds_later)
+    assert is_valid_action_token(action_token, claims, "xoxb-token", later) is is_valid
+    assert not is_valid_action_token(action_token, claims, "xoxb-other", NOON)
 
 
-async def test_hold_is_taken_at_once_with_its_reason(tmp_path: Path) -> None:
-    async with typing(tmp_path) as it:
-        event = it.relay.reboot("vm-0")
-        await it.is_known()
-        said = await it.types(f"hold {event.event_id[:8]} a backup <!channel> runs")
-        assert said.words().startswith("It is on hold; a hold stops this relay alone")
-        (hold,) = (await it.relay.event(event))["votes"]
+async def test_hold_is_recorded_at_once_with_its_reason(tmp_path: Path) -> None:
+    async with command_channel(tmp_path) as channel:
+        event = channel.relay.reboot("vm-0")
+        await channel.wait_for_messages()
+        text = await channel.reply_text(f"hold {event.event_id[:8]} a backup <!channel> runs")
+        assert text.startswith("It is on hold; a hold stops this relay alone")
+        (hold,) = await channel.votes(event)
         assert hold["decision"] == "hold"
-        await eventually(lambda: "Held by" in it.slack.tops()[0].words())
+        (message,) = channel.slack.channel_messages()
+        await eventually(lambda: "Held by" in message.text_of_blocks())
         await eventually(
             lambda: any(
-                "a backup <!channel> runs" in line for line in it.slack.thread(it.slack.tops()[0])
+                "a backup <!channel> runs" in line for line in channel.slack.thread_lines(message)
             )
         )
-        assert all("<!channel>" not in one.text for one in it.slack.messages.values())
-        card = await it.types(f"release {event.event_id[:8]}")
+        posted = channel.slack.messages.values()
+        assert all("<!channel>" not in message.text for message in posted)
+        card = await channel.run_command(f"release {event.event_id[:8]}")
         assert set(card.buttons()) == {"Release the hold"}
-        assert (await it.relay.event(event))["approval"]["state"] == "held"
+        assert (await channel.relay.event(event))["approval"]["state"] == "held"
 
 
-async def test_a_command_that_comes_again_holds_once(tmp_path: Path) -> None:
-    async with typing(tmp_path) as it:
-        event = it.relay.reboot("vm-0")
-        await it.is_known()
-        typed = it.slack.typed(f"hold {event.event_id}")
+async def test_a_repeated_command_holds_once(tmp_path: Path) -> None:
+    async with command_channel(tmp_path) as channel:
+        event = channel.relay.reboot("vm-0")
+        await channel.wait_for_messages()
+        command = channel.slack.command_payload(f"hold {event.event_id}")
         for _ in range(2):
-            shown(await it.slack.calls_relay(typed))
-        assert len((await it.relay.event(event))["votes"]) == 1
+            reply_of(await channel.slack.call_relay(command))
+        assert len(await channel.votes(event)) == 1
 
 
-async def test_a_beginning_that_fits_several_or_none_decides_nothing_and_lists(
+async def test_an_ambiguous_or_unknown_event_prefix_decides_nothing_and_lists_events(
     tmp_path: Path,
 ) -> None:
-    async with typing(tmp_path) as it:
-        events = [it.relay.reboot(f"vm-{number}") for number in range(17)]
-        first = {one.event_id[0] for one in events}
-        await it.is_known(1)
-        twice = next(
-            char for char in first if sum(one.event_id.startswith(char) for one in events) > 1
-        )
-        said = await it.types(f"hold {twice}")
-        assert said.words().startswith(f"More than one event of the document begins with {twice}.")
-        said = await it.types("approve nothing-like-it")
-        assert said.words().startswith("No event of the document begins with nothing-like-it.")
-        assert said.words().endswith("… and 2 more.")
-        assert [(await it.relay.event(one))["votes"] for one in events] == [[]] * 17
+    async with command_channel(tmp_path) as channel:
+        # EventIds start with one of 16 digits, so two of 17 start with the same one.
+        events = [channel.relay.reboot(f"vm-{number}") for number in range(17)]
+        prefixes = Counter(event.event_id[0] for event in events)
+        ((shared_prefix, _),) = prefixes.most_common(1)
+        await channel.wait_for_messages(1)
+        text = await channel.reply_text(f"hold {shared_prefix}")
+        assert text.startswith(f"More than one event of the document begins with {shared_prefix}.")
+        text = await channel.reply_text("approve unknown-event")
+        assert text.startswith("No event of the document begins with unknown-event.")
+        assert text.endswith("… and 2 more.")
+        assert [await channel.votes(event) for event in events] == [[]] * 17
 
 
-async def test_a_stranger_a_guest_and_somebody_unsure_get_a_polite_no(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    async with typing(tmp_path) as it:
-        event = it.relay.reboot("vm-0")
-        await it.is_known()
-        said = await it.types(f"hold {event.event_id}", EVE)
+async def test_a_command_of_a_stranger_or_guest_decides_nothing(tmp_path: Path) -> None:
+    async with command_channel(tmp_path) as channel:
+        event = channel.relay.reboot("vm-0")
+        await channel.wait_for_messages()
         assert (
-            said.words()
+            await channel.reply_text(f"hold {event.event_id}", EVE)
             == f"Nothing was decided: no rule of this relay names you, slack:{TEAM}/{EVE}."
         )
-        it.slack.users[ALICE] = member(ALICE, is_restricted=True)
-        for text in ("list", f"hold {event.event_id}"):
-            assert (await it.types(text)).words() == "Nothing was decided: guests cannot decide."
-        it.slack.trouble["users.info"] = hangs
-        request.getfixturevalue("impatient")
-        assert "Try again" in (await it.types(f"hold {event.event_id}", BOB)).words()
-        assert "the channel in which" in (await it.types("list", BOB, channel_id="C0OTHER")).words()
-        assert (await it.relay.event(event))["votes"] == []
+        channel.slack.users[ALICE] = member(ALICE, is_restricted=True)
+        for command in ("list", f"hold {event.event_id}"):
+            text = await channel.reply_text(command)
+            assert text == "Nothing was decided: guests cannot decide."
+        assert await channel.votes(event) == []
 
 
-async def test_what_is_not_understood_is_answered_with_what_is(tmp_path: Path) -> None:
-    async with typing(tmp_path) as it:
-        for text in ("help", "approve", "reboot everything", "list all", "x" * 3000):
-            assert "approve, hold or release, and an EventId" in (await it.types(text)).words()
-
-
-async def test_without_approval_in_the_chat_the_command_gives_a_link_of_its_own(
+@pytest.mark.usefixtures("impatient")
+async def test_a_command_decides_nothing_while_slack_does_not_identify_its_author(
     tmp_path: Path,
 ) -> None:
-    async with typing(tmp_path, approve_in_chat=False) as it:
-        event = it.relay.reboot("vm-0")
-        await it.is_known()
-        urls = {it.slack.tops()[0].buttons()["Hold"]["url"]}
+    async with command_channel(tmp_path) as channel:
+        event = channel.relay.reboot("vm-0")
+        await channel.wait_for_messages()
+        channel.slack.failures["users.info"] = never_answers
+        assert "Try again" in await channel.reply_text(f"hold {event.event_id}", BOB)
+        assert await channel.votes(event) == []
+
+
+async def test_the_command_works_in_the_sinks_channel_only(tmp_path: Path) -> None:
+    async with command_channel(tmp_path) as channel:
+        text = await channel.reply_text("list", BOB, channel_id="C0OTHER")
+        assert "the channel in which" in text
+
+
+async def test_an_unknown_command_is_answered_with_the_usage(tmp_path: Path) -> None:
+    async with command_channel(tmp_path) as channel:
+        for command in ("help", "approve", "reboot everything", "list all", "x" * 3000):
+            text = await channel.reply_text(command)
+            assert "approve, hold or release, and an EventId" in text
+
+
+async def test_without_approve_in_chat_each_command_returns_a_new_link(tmp_path: Path) -> None:
+    async with command_channel(tmp_path, approve_in_chat=False) as channel:
+        event = channel.relay.reboot("vm-0")
+        await channel.wait_for_messages()
+        urls = {channel.slack.channel_messages()[0].buttons()["Hold"]["url"]}
         for _ in range(2):
-            card = await it.types(f"hold {event.event_id[:8]}", EVE)
+            card = await channel.run_command(f"hold {event.event_id[:8]}", EVE)
             urls.add(card.buttons()["Hold"]["url"])
-            assert "The page asks for this code: " in card.words()
+            assert "The page asks for this code: " in card.text_of_blocks()
         assert len(urls) == 3
-        assert (await it.relay.event(event))["votes"] == []
+        assert await channel.votes(event) == []
 
 
-async def test_where_no_link_can_be_made_the_card_says_so(tmp_path: Path) -> None:
-    async with typing(tmp_path, public_url=None, approve_in_chat=False) as it:
-        event = it.relay.reboot("vm-0")
-        await it.is_known()
-        card = await it.types(f"approve {event.event_id[:8]}")
+async def test_without_public_url_the_card_says_that_nothing_can_be_decided(tmp_path: Path) -> None:
+    async with command_channel(tmp_path, public_url=None, approve_in_chat=False) as channel:
+        event = channel.relay.reboot("vm-0")
+        await channel.wait_for_messages()
+        card = await channel.run_command(f"approve {event.event_id[:8]}")
         assert card.buttons() == {}
-        assert "There is nothing to approve from here now." in card.words()
+        assert "There is nothing to approve from here now." in card.text_of_blocks()

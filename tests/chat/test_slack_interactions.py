@@ -1,9 +1,9 @@
-"""Slack, inward: whose clicks count, and that nothing else ever does."""
+"""Whose clicks count in Slack, and which requests have no effect."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,431 +13,412 @@ import pytest
 
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.slack_block_kit import text_of_blocks
 from tests.chat.slack_server import (
     ALICE,
     BOB,
     CHANNEL,
     EVE,
     TEAM,
-    Posted,
+    FailureHandler,
+    PostedMessage,
+    RelayResponse,
     SlackServer,
-    error,
-    hangs,
-    limited,
+    api_error,
     member,
-    says,
-    slack,
+    never_answers,
+    rate_limited,
+    responds,
+    running_slack,
 )
 from tests.journey.relay_process import eventually
 
-OTHERS = "people of other workspaces cannot decide"
+GUEST = "guests cannot decide"
+OTHER_WORKSPACE = "people of other workspaces cannot decide"
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """A reboot that is announced, and the message about it."""
+class AnnouncedReboot:
+    """A relay with an announced reboot, and the message about reboot."""
 
     slack: SlackServer
     relay: Stage
     event: Event
-    message: Posted
+    message: PostedMessage
 
-    async def votes(self) -> list[str]:
-        """Who has voted, by what is recorded."""
+    async def voters(self) -> list[str]:
+        """Return the user ids of the decisions that count."""
         return [
-            one["principal"].rpartition("/")[2]
-            for one in (await self.relay.event(self.event))["votes"]
-            if one["counts"]
+            vote["principal"].rpartition("/")[2]
+            for vote in (await self.relay.event(self.event))["votes"]
+            if vote["counts"]
         ]
 
-    async def told(self) -> list[str]:
-        """The names of everything that was told about the event."""
+    async def recorded_events(self) -> list[str]:
+        """Return the names of the CloudEvents about the reboot."""
         return [
-            one["type"].removeprefix("io.imdsrelay.").removesuffix(".v1")
-            for one in (await self.relay.event(self.event))["history"]
+            entry["type"].removeprefix("io.imdsrelay.").removesuffix(".v1")
+            for entry in (await self.relay.event(self.event))["history"]
         ]
 
-    async def hears(self, number: int = 1) -> str:
-        """What was said to one person alone, when it has come."""
-        await eventually(lambda: len(self.slack.said) >= number)
-        said = self.slack.said[-1]
-        assert said["response_type"] == "ephemeral"
-        assert said["replace_original"] is False
-        return str(Posted("", said["text"], said["blocks"]).words())
+    async def click(self, label: str, user_id: str = ALICE, **changes: Any) -> RelayResponse:
+        """Click a button of the message."""
+        payload = self.slack.click_payload(self.message, label, user_id, **changes)
+        return await self.slack.call_relay(payload)
+
+    async def private_reply(self) -> str:
+        """Return the text of the newest private reply, once one has come."""
+        await eventually(lambda: bool(self.slack.private_replies))
+        reply = self.slack.private_replies[-1]
+        assert reply["response_type"] == "ephemeral"
+        assert reply["replace_original"] is False
+        return text_of_blocks(reply["blocks"])
 
 
 @asynccontextmanager
-async def scene(directory: Path, **settings: Any) -> AsyncIterator[Scene]:
-    async with (
-        slack() as here,
-        stage(
-            directory, [here.settings(**{"approve_in_chat": True, **settings})], approvals=VOTERS
-        ) as relay,
-    ):
-        here.relay = f"{relay.url}/v1/chat/ops"
-        event = relay.reboot("vm-0")
-        await eventually(lambda: len(here.tops()) == 1)
-        message = here.tops()[0]
-        await eventually(lambda: relay_knows(relay, event))
-        yield Scene(here, relay, event, message)
+async def announced_reboot(directory: Path, **settings: Any) -> AsyncIterator[AnnouncedReboot]:
+    """Run a relay whose channel shows a reboot."""
+    async with running_slack() as slack:
+        sink = slack.settings(**{"approve_in_chat": True, **settings})
+        async with stage(directory, [sink], approvals=VOTERS) as relay:
+            event, message = await announce_reboot(slack, relay)
+            yield AnnouncedReboot(slack, relay, event, message)
 
 
-async def relay_knows(relay: Stage, event: Event) -> bool:
-    """Whether the message is on record, so that its buttons are known to be ours."""
-    return all(one["state"] == "delivered" for one in (await relay.event(event))["deliveries"])
+async def announce_reboot(slack: SlackServer, relay: Stage) -> tuple[Event, PostedMessage]:
+    """Announce a reboot, and return it and its message once the store knows the message."""
+    slack.request_url = f"{relay.url}/v1/chat/ops"
+    event = relay.reboot("vm-0")
+
+    async def is_delivered() -> bool:
+        deliveries = (await relay.event(event))["deliveries"]
+        return all(delivery["state"] == "delivered" for delivery in deliveries)
+
+    await eventually(lambda: len(slack.channel_messages()) == 1)
+    await eventually(is_delivered)
+    return event, slack.channel_messages()[0]
+
+
+USER_WITHOUT_FLAG = {key: value for key, value in member(ALICE).items() if key != "is_restricted"}
+MEMBER_OF_ENTERPRISE = member(
+    ALICE, team_id="T0OTHER", enterprise_user={"enterprise_id": "E1", "teams": [TEAM]}
+)
 
 
 @pytest.mark.parametrize(
-    ("record", "why"),
+    ("user", "reason"),
     [
-        (member(ALICE, is_restricted=True), "guests cannot decide"),
-        (member(ALICE, is_restricted=True, is_ultra_restricted=True), "guests cannot decide"),
-        (member(ALICE, deleted=True), "your account is deactivated"),
-        (member(ALICE, is_bot=True), "an app cannot decide"),
-        (member(ALICE, is_app_user=True), "an app cannot decide"),
-        (member(ALICE, is_workflow_bot=True), "a workflow cannot decide"),
-        (member(ALICE, is_stranger=True), OTHERS),
-        (member(ALICE, team_id="T0OTHER"), OTHERS),
-        (
-            member(
-                ALICE, team_id="T0OTHER", enterprise_user={"enterprise_id": "E1", "teams": [TEAM]}
-            ),
-            OTHERS,
+        pytest.param(member(ALICE, is_restricted=True), GUEST, id="guest"),
+        pytest.param(
+            member(ALICE, is_restricted=True, is_ultra_restricted=True),
+            GUEST,
+            id="single-channel guest",
         ),
-        (member(BOB), "Slack does not know you"),
-        (
-            {key: value for key, value in member(ALICE).items() if key != "is_restricted"},
-            "guests cannot decide",
+        pytest.param(member(ALICE, deleted=True), "your account is deactivated", id="deactivated"),
+        pytest.param(member(ALICE, is_bot=True), "an app cannot decide", id="bot"),
+        pytest.param(member(ALICE, is_app_user=True), "an app cannot decide", id="app user"),
+        pytest.param(
+            member(ALICE, is_workflow_bot=True), "a workflow cannot decide", id="workflow"
         ),
-        (member(ALICE, is_restricted=None), "guests cannot decide"),
+        pytest.param(member(ALICE, is_stranger=True), OTHER_WORKSPACE, id="stranger"),
+        pytest.param(member(ALICE, team_id="T0OTHER"), OTHER_WORKSPACE, id="other workspace"),
+        pytest.param(MEMBER_OF_ENTERPRISE, OTHER_WORKSPACE, id="enterprise that is not ours"),
+        pytest.param(member(BOB), "Slack does not know you", id="other user"),
+        pytest.param(USER_WITHOUT_FLAG, GUEST, id="missing flag"),
+        pytest.param(member(ALICE, is_restricted=None), GUEST, id="flag is null"),
     ],
 )
-async def test_who_is_no_full_member_is_refused_politely_and_burns_nothing(
-    tmp_path: Path, record: dict[str, Any], why: str
+async def test_only_a_full_member_can_decide(
+    tmp_path: Path, user: dict[str, Any], reason: str
 ) -> None:
-    """Guests, strangers of shared channels, deactivated users and bots; what Slack leaves out counts against the person."""
-    async with scene(tmp_path) as it:
-        it.slack.users[ALICE] = record
-        click = it.slack.click(it.message, "Approve")
-        heard = await it.slack.calls_relay(click)
-        assert (heard.status, heard.body) == (200, None)
-        assert await it.hears() == f"Nothing was decided: {why}."
-        assert await it.told() == ["event.scheduled"]
-        it.slack.users[ALICE] = member(ALICE)
-        await it.slack.calls_relay(click)
-        assert await it.votes() == [ALICE]
+    """A refused click has no effect: the same click counts once its author is a full member."""
+    async with announced_reboot(tmp_path) as reboot:
+        reboot.slack.users[ALICE] = user
+        click = reboot.slack.click_payload(reboot.message, "Approve")
+        response = await reboot.slack.call_relay(click)
+        assert (response.status, response.body) == (200, None)
+        assert await reboot.private_reply() == f"Nothing was decided: {reason}."
+        assert await reboot.recorded_events() == ["event.scheduled"]
+        reboot.slack.users[ALICE] = member(ALICE)
+        await reboot.slack.call_relay(click)
+        assert await reboot.voters() == [ALICE]
 
 
-async def test_who_is_named_by_no_rule_is_a_stranger_whom_nobody_asks_slack_about(
+async def test_a_person_whom_no_rule_names_is_refused_without_asking_slack(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scene(tmp_path) as it:
-        await it.slack.calls_relay(it.slack.click(it.message, "Hold", EVE))
-        heard = await it.slack.calls_relay(it.slack.click(it.message, "Approve", EVE))
-        assert heard.status == 200
+    async with announced_reboot(tmp_path) as reboot:
+        await reboot.click("Hold", EVE)
+        assert (await reboot.click("Approve", EVE)).status == 200
         assert (
-            await it.hears()
+            await reboot.private_reply()
             == f"Nothing was decided: no rule of this relay names you, slack:{TEAM}/{EVE}."
         )
-        assert it.slack.count("users.info") == 0
-        assert await it.told() == ["event.scheduled"]
+        assert reboot.slack.call_count("users.info") == 0
+        assert await reboot.recorded_events() == ["event.scheduled"]
         assert caplog.text.count(f"slack:{TEAM}/{EVE} was refused") == 1
 
 
-async def test_a_name_is_nobody(tmp_path: Path) -> None:
-    """Everybody can call themselves alice."""
-    async with scene(tmp_path) as it:
-        it.slack.users[EVE] = member(EVE, name=ALICE, real_name="Alice")
-        click = it.slack.click(it.message, "Approve", EVE)
+async def test_names_identify_nobody(tmp_path: Path) -> None:
+    """Everybody can choose the name alice."""
+    async with announced_reboot(tmp_path) as reboot:
+        reboot.slack.users[EVE] = member(EVE, name=ALICE, real_name="Alice")
+        click = reboot.slack.click_payload(reboot.message, "Approve", EVE)
         click["user"]["name"] = click["user"]["username"] = ALICE
-        await it.slack.calls_relay(click)
-        assert "no rule of this relay names you" in await it.hears()
-        assert await it.votes() == []
+        await reboot.slack.call_relay(click)
+        assert "no rule of this relay names you" in await reboot.private_reply()
+        assert await reboot.voters() == []
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"team": {"id": "T0OTHER", "domain": "other"}},
-        {"user": {"id": ALICE, "team_id": "T0OTHER"}},
+        pytest.param({"team": {"id": "T0OTHER", "domain": "other"}}, id="in another workspace"),
+        pytest.param({"user": {"id": ALICE, "team_id": "T0OTHER"}}, id="from another workspace"),
     ],
 )
-async def test_a_stranger_of_a_shared_channel_is_refused(
+async def test_a_member_of_another_workspace_is_refused_in_a_shared_channel(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    async with scene(tmp_path) as it:
-        await it.slack.calls_relay(it.slack.click(it.message, "Approve") | changes)
-        assert await it.hears() == "Nothing was decided: people of other workspaces cannot decide."
-        assert await it.told() == ["event.scheduled"]
+    async with announced_reboot(tmp_path) as reboot:
+        await reboot.click("Approve", **changes)
+        assert await reboot.private_reply() == f"Nothing was decided: {OTHER_WORKSPACE}."
+        assert await reboot.recorded_events() == ["event.scheduled"]
 
 
 @pytest.mark.parametrize(
-    ("organisation", "teams", "counts"),
+    ("enterprise_id", "teams", "votes"),
     [
-        ("E0OURS", [TEAM, "T0OTHER"], True),
-        ("E0OURS", ["T0OTHER"], False),
-        ("E0THEIRS", [TEAM], False),
+        pytest.param("E0OURS", [TEAM, "T0OTHER"], 1, id="belongs to this workspace"),
+        pytest.param("E0OURS", ["T0OTHER"], 0, id="belongs to another workspace"),
+        pytest.param("E0THEIRS", [TEAM], 0, id="belongs to another enterprise"),
     ],
 )
-async def test_somebody_of_the_organisation_counts_who_belongs_to_the_workspace(
-    tmp_path: Path, organisation: str, teams: list[str], *, counts: bool
+async def test_a_member_of_the_enterprise_can_decide_in_their_own_workspaces(
+    tmp_path: Path, enterprise_id: str, teams: list[str], votes: int
 ) -> None:
-    async with slack() as here:
-        here.enterprise = "E0OURS"
-        async with stage(
-            tmp_path, [here.settings(approve_in_chat=True)], approvals=VOTERS
-        ) as relay:
-            here.relay = f"{relay.url}/v1/chat/ops"
-            here.users[ALICE] = member(
-                ALICE,
-                team_id="T0OTHER",
-                enterprise_user={"enterprise_id": organisation, "teams": teams},
-            )
-            event = relay.reboot("vm-0")
-            await eventually(lambda: len(here.tops()) == 1)
-            await eventually(lambda: relay_knows(relay, event))
-            await here.calls_relay(
-                here.click(here.tops()[0], "Approve")
-                | {"user": {"id": ALICE, "team_id": "T0OTHER"}}
-            )
-            assert len((await relay.event(event))["votes"]) == counts
+    async with running_slack() as slack:
+        slack.enterprise_id = "E0OURS"
+        slack.users[ALICE] = member(
+            ALICE,
+            team_id="T0OTHER",
+            enterprise_user={"enterprise_id": enterprise_id, "teams": teams},
+        )
+        sink = slack.settings(approve_in_chat=True)
+        async with stage(tmp_path, [sink], approvals=VOTERS) as relay:
+            event, message = await announce_reboot(slack, relay)
+            user = {"id": ALICE, "team_id": "T0OTHER"}
+            await slack.call_relay(slack.click_payload(message, "Approve", user=user))
+            assert len((await relay.event(event))["votes"]) == votes
 
 
-async def test_a_call_for_another_app_decides_nothing(
+async def test_a_click_for_another_app_decides_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scene(tmp_path) as it:
-        await it.slack.calls_relay(it.slack.click(it.message, "Approve", api_app_id="A0OTHER"))
-        assert "Try again" in await it.hears()
+    async with announced_reboot(tmp_path) as reboot:
+        await reboot.click("Approve", api_app_id="A0OTHER")
+        assert "Try again" in await reboot.private_reply()
         assert "take all secrets from one app" in caplog.text
-        assert await it.told() == ["event.scheduled"]
+        assert await reboot.recorded_events() == ["event.scheduled"]
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    "trouble",
+    "failure",
     [
-        hangs,
-        limited(30),
-        error("missing_scope"),
-        says(500),
-        error("user_not_found"),
-        says(200, body="<html>"),
+        pytest.param(never_answers, id="no answer"),
+        pytest.param(rate_limited(30), id="rate limit"),
+        pytest.param(api_error("missing_scope"), id="missing scope"),
+        pytest.param(responds(500), id="server error"),
+        pytest.param(api_error("user_not_found"), id="unknown user"),
+        pytest.param(responds(200, body="<html>"), id="not JSON"),
     ],
 )
-async def test_where_slack_cannot_say_who_it_is_nothing_is_decided(
-    tmp_path: Path, trouble: Any
+async def test_nothing_is_decided_while_slack_cannot_identify_the_person(
+    tmp_path: Path, failure: FailureHandler
 ) -> None:
-    async with scene(tmp_path) as it:
-        it.slack.trouble["users.info"] = trouble
-        click = it.slack.click(it.message, "Approve")
-        heard = await it.slack.calls_relay(click)
-        assert heard.status == 200
-        assert heard.took < 3 + 7  # for a machine that stands still
-        assert "Try again in a moment" in await it.hears()
-        assert await it.told() == ["event.scheduled"]
-        it.slack.trouble.clear()
-        await it.slack.calls_relay(click)
-        assert await it.votes() == [ALICE]
+    async with announced_reboot(tmp_path) as reboot:
+        reboot.slack.failures["users.info"] = failure
+        click = reboot.slack.click_payload(reboot.message, "Approve")
+        response = await reboot.slack.call_relay(click)
+        assert response.status == 200
+        assert response.elapsed < 3 + 7  # for a machine that stands still
+        assert "Try again in a moment" in await reboot.private_reply()
+        assert await reboot.recorded_events() == ["event.scheduled"]
+        reboot.slack.failures.clear()
+        await reboot.slack.call_relay(click)
+        assert await reboot.voters() == [ALICE]
 
 
-async def test_a_member_is_asked_about_once_a_minute(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
+async def test_slack_is_asked_about_a_member_once_a_minute(tmp_path: Path) -> None:
+    async with announced_reboot(tmp_path) as reboot:
         for label in ("Hold", "Approve"):
-            await it.slack.calls_relay(it.slack.click(it.message, label))
-        assert it.slack.count("users.info") == 1
+            await reboot.click(label)
+        assert reboot.slack.call_count("users.info") == 1
 
 
-def forged(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"secret": "0" * 32}
-
-
-def old(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"age": 301}
-
-
-def early(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"age": -303}
-
-
-def unsigned(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"headers": {"X-Slack-Signature": ""}}
-
-
-def undated(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"headers": {"X-Slack-Request-Timestamp": "now"}}
-
-
-def odd(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"headers": {"X-Slack-Signature": "v0=ünïcode"}}
-
-
-@pytest.mark.parametrize("how", [forged, old, early, unsigned, undated, odd])
-async def test_what_slack_did_not_sign_just_now_is_401(
-    tmp_path: Path, how: Callable[[Mapping[str, Any]], dict[str, Any]]
+@pytest.mark.parametrize(
+    "signing",
+    [
+        pytest.param({"secret": "0" * 32}, id="other secret"),
+        pytest.param({"age": 301}, id="too old"),
+        pytest.param({"age": -303}, id="too far in the future"),
+        pytest.param({"headers": {"X-Slack-Signature": ""}}, id="no signature"),
+        pytest.param({"headers": {"X-Slack-Request-Timestamp": "now"}}, id="no timestamp"),
+        pytest.param({"headers": {"X-Slack-Signature": "v0=ünïcode"}}, id="not ASCII"),
+    ],
+)
+async def test_a_request_without_a_fresh_signature_of_slack_is_401(
+    tmp_path: Path, signing: dict[str, Any]
 ) -> None:
-    async with scene(tmp_path) as it:
-        click = it.slack.click(it.message, "Approve")
-        heard = await it.slack.calls_relay(click, **how(click))
-        assert heard.status == 401
-        assert it.slack.count("users.info") == 0
-        assert await it.told() == ["event.scheduled"]
+    async with announced_reboot(tmp_path) as reboot:
+        click = reboot.slack.click_payload(reboot.message, "Approve")
+        response = await reboot.slack.call_relay(click, **signing)
+        assert response.status == 401
+        assert reboot.slack.call_count("users.info") == 0
+        assert await reboot.recorded_events() == ["event.scheduled"]
 
 
-async def test_a_replay_counts_once_even_after_a_restart(tmp_path: Path) -> None:
-    """A hold that was released stays released, though its click comes again, signed afresh."""
-    async with slack() as here, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
-        sink = here.settings(approve_in_chat=True)
+async def test_a_replayed_click_has_no_effect_even_after_a_restart(tmp_path: Path) -> None:
+    """A released hold stays released, although the click on Hold comes again, newly signed."""
+    async with running_slack() as slack, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
+        sink = slack.settings(approve_in_chat=True)
         async with stage(tmp_path, [sink], approvals=VOTERS, azure=azure) as relay:
-            here.relay = f"{relay.url}/v1/chat/ops"
-            event = relay.reboot("vm-0")
-            await eventually(lambda: len(here.tops()) == 1)
-            await eventually(lambda: relay_knows(relay, event))
-            (message,) = here.tops()
-            held = here.click(message, "Hold")
-            await here.calls_relay(held)
+            event, message = await announce_reboot(slack, relay)
+            hold = slack.click_payload(message, "Hold")
+            await slack.call_relay(hold)
             await eventually(lambda: "Release the hold" in message.buttons())
-            await here.calls_relay(here.click(message, "Release the hold"))
+            await slack.call_relay(slack.click_payload(message, "Release the hold"))
             assert (await relay.event(event))["approval"]["state"] != "held"
-            await here.calls_relay(held)
+            await slack.call_relay(hold)
             assert (await relay.event(event))["approval"]["state"] != "held"
         async with stage(tmp_path, [sink], approvals=VOTERS, azure=azure) as relay:
-            here.relay = f"{relay.url}/v1/chat/ops"
-            assert (await here.calls_relay(held)).status == 200
-            found = await relay.event(event)
-            assert found["approval"]["state"] != "held"
-            assert [one["decision"] for one in found["votes"]].count("hold") == 1
+            slack.request_url = f"{relay.url}/v1/chat/ops"
+            assert (await slack.call_relay(hold)).status == 200
+            document = await relay.event(event)
+            assert document["approval"]["state"] != "held"
+            assert [vote["decision"] for vote in document["votes"]].count("hold") == 1
 
 
-async def test_a_click_on_a_state_that_has_changed_decides_nothing(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
-        click = it.slack.click(it.message, "Approve")
-        before = it.message.buttons()["Approve"]["value"]
-        it.relay.azure.update(it.event, notice=3600)
-        await eventually(lambda: it.message.buttons()["Approve"]["value"] != before)
-        await it.slack.calls_relay(click)
-        assert "changed" in await it.hears()
-        assert await it.votes() == []
-        await it.slack.calls_relay(it.slack.click(it.message, "Approve"))
-        assert await it.votes() == [ALICE]
+async def test_a_click_on_an_outdated_state_decides_nothing(tmp_path: Path) -> None:
+    async with announced_reboot(tmp_path) as reboot:
+        click = reboot.slack.click_payload(reboot.message, "Approve")
+        old_value = reboot.message.buttons()["Approve"]["value"]
+        reboot.relay.azure.update(reboot.event, notice=3600)
+        await eventually(lambda: reboot.message.buttons()["Approve"]["value"] != old_value)
+        await reboot.slack.call_relay(click)
+        assert "changed" in await reboot.private_reply()
+        assert await reboot.voters() == []
+        await reboot.click("Approve")
+        assert await reboot.voters() == [ALICE]
 
 
-async def test_a_button_counts_only_on_the_message_that_it_was_posted_with(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
-        click = it.slack.click(it.message, "Approve")
-        for container in (
-            {
-                "type": "message",
-                "message_ts": "1700000000.999999",
-                "channel_id": CHANNEL,
-                "is_ephemeral": False,
-            },
-            {
-                "type": "message",
-                "message_ts": it.message.ts,
-                "channel_id": CHANNEL,
-                "is_ephemeral": True,
-            },
-        ):
-            it.slack.said.clear()
-            await it.slack.calls_relay(click | {"container": container})
-            await eventually(lambda: len(it.slack.said) == 1)
-            assert "not good any more" in it.slack.said[0]["text"]
-        other = {
-            "channel": {"id": "C0OTHER"},
-            "container": {"type": "message", "message_ts": it.message.ts, "channel_id": "C0OTHER"},
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"message_ts": "1700000000.999999"}, id="other message"),
+        pytest.param({"is_ephemeral": True}, id="ephemeral message"),
+        pytest.param({"channel_id": "C0OTHER"}, id="other channel"),
+    ],
+)
+async def test_a_button_works_only_in_the_message_that_it_was_posted_with(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    async with announced_reboot(tmp_path) as reboot:
+        container = {
+            "type": "message",
+            "message_ts": reboot.message.ts,
+            "channel_id": CHANNEL,
+            "is_ephemeral": False,
+            **changes,
         }
-        it.slack.said.clear()
-        await it.slack.calls_relay(click | other)
-        await eventually(lambda: len(it.slack.said) == 1)
-        assert await it.told() == ["event.scheduled"]
+        await reboot.click("Approve", container=container, channel={"id": container["channel_id"]})
+        await eventually(lambda: bool(reboot.slack.private_replies))
+        assert "no longer valid" in reboot.slack.private_replies[0]["text"]
+        assert await reboot.recorded_events() == ["event.scheduled"]
 
 
-async def test_two_clicks_of_one_person_are_one_vote(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
-        await asyncio.gather(
-            *(it.slack.calls_relay(it.slack.click(it.message, "Approve")) for _ in range(2))
-        )
-        assert await it.votes() == [ALICE]
-        assert it.relay.starts(it.event) == 0
+async def test_two_simultaneous_clicks_of_one_person_are_one_vote(tmp_path: Path) -> None:
+    async with announced_reboot(tmp_path) as reboot:
+        await asyncio.gather(*(reboot.click("Approve") for _ in range(2)))
+        assert await reboot.voters() == [ALICE]
+        assert reboot.relay.starts(reboot.event) == 0
 
 
-async def test_fifty_clicks_at_once_are_two_votes_and_one_start(tmp_path: Path) -> None:
-    async with scene(tmp_path) as it:
-        clicks = [
-            it.slack.click(it.message, "Approve", (ALICE, BOB)[number % 2]) for number in range(50)
-        ]
-        heard = await asyncio.gather(*map(it.slack.calls_relay, clicks))
-        assert {one.status for one in heard} == {200}
-        assert sorted(await it.votes()) == [ALICE, BOB]
-        assert it.slack.count("users.info") == 2
-        await eventually(lambda: it.relay.starts(it.event) == 1)
-        await eventually(lambda: it.message.buttons() == {})
-        assert it.relay.starts(it.event) == 1
-
-
-async def test_a_link_button_that_was_clicked_decides_nothing(tmp_path: Path) -> None:
-    """Slack tells of its click too, and wants it acknowledged."""
-    async with scene(tmp_path, approve_in_chat=False) as it:
-        assert it.message.buttons()["Approve"]["url"].startswith(
-            "https://relay.example.com/approve#"
-        )
-        heard = await it.slack.calls_relay(it.slack.click(it.message, "Approve"))
-        assert (heard.status, heard.body) == (200, None)
-        assert await it.told() == ["event.scheduled"]
-        assert it.slack.said == []
-
-
-async def test_buttons_of_before_decide_nothing_once_the_chat_may_not_approve(
+async def test_fifty_simultaneous_clicks_of_two_people_are_two_votes_and_one_start(
     tmp_path: Path,
 ) -> None:
-    async with scene(tmp_path, approve_in_chat=False) as it:
-        button = it.message.buttons()["Approve"]
-        value = f"approve {(await it.relay.event(it.event))['revision']} - {it.event.event_id}"
-        click = it.slack.clicked(
-            {**button, "action_id": "approve-1", "value": value}, it.message.ts, message=it.message
+    async with announced_reboot(tmp_path) as reboot:
+        user_ids = [ALICE, BOB] * 25
+        responses = await asyncio.gather(
+            *(reboot.click("Approve", user_id) for user_id in user_ids)
         )
-        await it.slack.calls_relay(click)
+        assert {response.status for response in responses} == {200}
+        assert sorted(await reboot.voters()) == [ALICE, BOB]
+        assert reboot.slack.call_count("users.info") == 2
+        await eventually(lambda: reboot.relay.starts(reboot.event) == 1)
+        await eventually(lambda: reboot.message.buttons() == {})
+        assert reboot.relay.starts(reboot.event) == 1
+
+
+async def test_a_click_on_a_link_button_is_acknowledged_and_decides_nothing(
+    tmp_path: Path,
+) -> None:
+    async with announced_reboot(tmp_path, approve_in_chat=False) as reboot:
+        url = reboot.message.buttons()["Approve"]["url"]
+        assert url.startswith("https://relay.example.com/approve#")
+        response = await reboot.click("Approve")
+        assert (response.status, response.body) == (200, None)
+        assert await reboot.recorded_events() == ["event.scheduled"]
+        assert reboot.slack.private_replies == []
+
+
+async def test_old_buttons_decide_nothing_once_approve_in_chat_is_off(tmp_path: Path) -> None:
+    async with announced_reboot(tmp_path, approve_in_chat=False) as reboot:
+        revision = (await reboot.relay.event(reboot.event))["revision"]
+        old_button = {
+            **reboot.message.buttons()["Approve"],
+            "action_id": "approve-1",
+            "value": f"approve {revision} - {reboot.event.event_id}",
+        }
+        click = reboot.slack.button_payload(old_button, reboot.message.ts, message=reboot.message)
+        await reboot.slack.call_relay(click)
         assert (
-            await it.hears()
+            await reboot.private_reply()
             == "Nothing was decided: decisions are taken on the page behind the links."
         )
-        assert await it.votes() == []
+        assert await reboot.recorded_events() == ["event.scheduled"]
 
 
 @pytest.mark.parametrize(
     "url",
     [
-        "https://evil.example/x",
-        "http://169.254.169.254/metadata",
-        "",
-        "http://127.0.0.1:1/x",
-        "file:///etc/passwd",
+        pytest.param("https://evil.example/x", id="other host"),
+        pytest.param("http://169.254.169.254/metadata", id="metadata service"),
+        pytest.param("", id="empty"),
+        pytest.param("http://127.0.0.1:1/x", id="other port"),
+        pytest.param("file:///etc/passwd", id="file"),
     ],
 )
-async def test_a_response_url_that_is_not_slacks_own_is_never_called(
+async def test_a_response_url_that_is_not_slacks_is_never_called(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scene(tmp_path) as it:
-        heard = await it.slack.calls_relay(
-            it.slack.click(it.message, "Approve", EVE, response_url=url)
-        )
-        assert heard.status == 200
-        assert "a response URL was not of 127.0.0.1" in caplog.text
+    async with announced_reboot(tmp_path) as reboot:
+        response = await reboot.click("Approve", EVE, response_url=url)
+        assert response.status == 200
+        assert "ignored a response URL: expected a URL of 127.0.0.1" in caplog.text
 
 
-async def test_a_sink_without_a_signing_secret_is_not_called(
+async def test_a_sink_without_a_signing_secret_refuses_requests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scene(tmp_path, approve_in_chat=False, signing_secret=None) as it:
+    async with announced_reboot(tmp_path, approve_in_chat=False, signing_secret=None) as reboot:
         button = {
             "action_id": "approve-1",
             "value": "approve 3f - E-1",
             "text": {"type": "plain_text", "text": "Approve"},
         }
-        heard = await it.slack.calls_relay(
-            it.slack.clicked(button, it.message.ts, message=it.message)
-        )
-        assert heard.status == 401
-        assert "sink ops has no signing_secret: nobody calls it" in caplog.text
+        click = reboot.slack.button_payload(button, reboot.message.ts, message=reboot.message)
+        assert (await reboot.slack.call_relay(click)).status == 401
+        assert "sink ops has no signing_secret: Slack must not call it" in caplog.text

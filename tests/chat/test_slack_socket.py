@@ -1,10 +1,10 @@
-"""Slack's Socket Mode: clicks without an open port, whatever happens to the connection."""
+"""Socket Mode: clicks arrive without an open port, whatever happens to the connection."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing_extensions import override
 from relay.chat import CallbackReply
 from relay.chat.platforms.slack.payloads import Call
 from relay.chat.platforms.slack.settings import Settings
-from relay.chat.platforms.slack.socket_mode import SocketMode
+from relay.chat.platforms.slack.socket_connection import SocketConnector
+from relay.chat.platforms.slack.socket_mode import HandleCall, SocketMode
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import SystemClock
 from relay.net.http import open_session
@@ -26,12 +27,13 @@ from tests.chat.slack_server import (
     APP_TOKEN,
     BOB,
     TEAM,
+    FailureHandler,
     SlackServer,
-    error,
-    hangs,
-    limited,
-    says,
-    slack,
+    api_error,
+    never_answers,
+    rate_limited,
+    responds,
+    running_slack,
 )
 from tests.journey.relay_process import eventually
 from tests.sinks.http_receiver import Names
@@ -44,349 +46,381 @@ BY_SOCKET: dict[str, Any] = {
 }
 
 
-class Hasty(SystemClock):
-    """A clock whose pauses are a thousandth as long, and remembered."""
+class FastClock(SystemClock):
+    """A clock that sleeps a thousandth of the time, and records every sleep."""
 
     def __init__(self) -> None:
-        self.pauses: list[float] = []
+        self.sleeps: list[float] = []
 
     @override
     async def sleep(self, seconds: float) -> None:
-        """Wait a thousandth of it."""
-        self.pauses.append(seconds)
+        """Sleep a thousandth of the time."""
+        self.sleeps.append(seconds)
         await asyncio.sleep(seconds / 1000)
 
 
 @asynccontextmanager
-async def listening(directory: Path) -> AsyncIterator[tuple[SlackServer, Stage, Event]]:
+async def relay_with_socket(directory: Path) -> AsyncIterator[tuple[SlackServer, Stage, Event]]:
     async with (
-        slack() as here,
-        stage(directory, [here.settings(**BY_SOCKET)], approvals=VOTERS, public_url=None) as relay,
+        running_slack() as slack,
+        stage(directory, [slack.settings(**BY_SOCKET)], approvals=VOTERS, public_url=None) as relay,
     ):
         event = relay.reboot("vm-0")
-        await eventually(lambda: len(here.sockets) == 1 and len(here.tops()) == 1)
+        await eventually(lambda: len(slack.sockets) == 1 and len(slack.channel_messages()) == 1)
         store = relay.running.relay.store
 
-        async def settled() -> bool:
+        async def all_delivered() -> bool:
             return not await store.read(lambda tx: tx.deliveries.waiting())
 
-        await eventually(settled)
-        yield here, relay, event
+        await eventually(all_delivered)
+        yield slack, relay, event
 
 
 async def test_a_click_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
-    async with listening(tmp_path) as (here, relay, event):
-        heard = await here.sends(here.click(here.tops()[0], "Approve"))
-        assert heard.took < 3 + 7  # for a machine that stands still
-        assert [one["principal"] for one in (await relay.event(event))["votes"]] == [
+    async with relay_with_socket(tmp_path) as (slack, relay, event):
+        response = await slack.send_envelope(
+            slack.click_payload(slack.channel_messages()[0], "Approve")
+        )
+        assert response.elapsed < 3 + 7  # for a machine that stands still
+        assert [vote["principal"] for vote in (await relay.event(event))["votes"]] == [
             f"slack:{TEAM}/{ALICE}"
         ]
 
 
 async def test_a_command_is_answered_in_its_acknowledgement(tmp_path: Path) -> None:
-    async with listening(tmp_path) as (here, _, event):
-        heard = await here.sends(here.typed("list"), "slash_commands")
-        assert heard.body is not None
-        assert heard.body["text"].startswith(f"{event.event_id[:8]}  Reboot of vm-0")
+    async with relay_with_socket(tmp_path) as (slack, _, event):
+        response = await slack.send_envelope(slack.command_payload("list"), "slash_commands")
+        assert response.body is not None
+        assert response.body["text"].startswith(f"{event.event_id[:8]}  Reboot of vm-0")
 
 
-async def test_what_is_not_for_us_or_cannot_be_read_is_acknowledged_and_does_nothing(
+async def test_an_unknown_or_malformed_envelope_is_acknowledged_and_has_no_effect(
     tmp_path: Path,
 ) -> None:
-    """What is not acknowledged comes again for ever."""
-    async with listening(tmp_path) as (here, relay, event):
-        good = here.click(here.tops()[0], "Approve")
-        await here.sends({"type": "event_callback"}, "events_api")
+    """Slack repeats an envelope that is not acknowledged."""
+    async with relay_with_socket(tmp_path) as (slack, relay, event):
+        good = slack.click_payload(slack.channel_messages()[0], "Approve")
+        await slack.send_envelope({"type": "event_callback"}, "events_api")
         for payload in ({}, {**good, "actions": []}, {**good, "user": None}):
-            await here.sends(payload)
-        await here.sockets[-1].send_json({"type": "brand_new"})
-        await here.sockets[-1].send_json({"type": "brand_new", "envelope_id": 7})
-        await here.sockets[-1].send_json({"type": "brand_new", "envelope_id": "e-new"})
-        await eventually(lambda: "e-new" in here.acks)
-        assert set(map(type, here.acks)) == {str}
+            await slack.send_envelope(payload)
+        await slack.sockets[-1].send_json({"type": "brand_new"})
+        await slack.sockets[-1].send_json({"type": "brand_new", "envelope_id": 7})
+        await slack.sockets[-1].send_json({"type": "brand_new", "envelope_id": "e-new"})
+        await eventually(lambda: "e-new" in slack.acknowledgements)
+        assert set(map(type, slack.acknowledgements)) == {str}
         assert (await relay.event(event))["votes"] == []
-        await here.sends(good)
+        await slack.send_envelope(good)
         assert len((await relay.event(event))["votes"]) == 1
 
 
-async def test_an_envelope_that_comes_again_counts_once(tmp_path: Path) -> None:
-    async with listening(tmp_path) as (here, relay, event):
-        click = here.click(here.tops()[0], "Hold")
+async def test_a_repeated_envelope_counts_once(tmp_path: Path) -> None:
+    async with relay_with_socket(tmp_path) as (slack, relay, event):
+        click = slack.click_payload(slack.channel_messages()[0], "Hold")
         for _ in range(3):
-            await here.sends(click)
+            await slack.send_envelope(click)
         assert len((await relay.event(event))["votes"]) == 1
 
 
-@pytest.mark.parametrize("how", ["cut", "garbage", "bytes"])
-async def test_it_connects_again_whatever_ends_the_connection(tmp_path: Path, how: str) -> None:
-    async with listening(tmp_path) as (here, relay, event):
-        if how == "cut":
-            await here.cuts()
-        elif how == "garbage":
-            await here.sockets[-1].send_str("{")
+@pytest.mark.parametrize("failure", ["closed", "malformed JSON", "bytes"])
+async def test_the_relay_connects_again_after_any_failure(tmp_path: Path, failure: str) -> None:
+    async with relay_with_socket(tmp_path) as (slack, relay, event):
+        if failure == "closed":
+            await slack.close_sockets()
+        elif failure == "malformed JSON":
+            await slack.sockets[-1].send_str("{")
         else:
-            await here.sockets[-1].send_bytes(b"\x00")
-        await eventually(lambda: here.opened == 2 and len(here.sockets) == 1)
-        await here.sends(here.click(here.tops()[0], "Approve"))
+            await slack.sockets[-1].send_bytes(b"\x00")
+        await eventually(lambda: slack.opened_sockets == 2 and len(slack.sockets) == 1)
+        await slack.send_envelope(slack.click_payload(slack.channel_messages()[0], "Approve"))
         assert len((await relay.event(event))["votes"]) == 1
 
 
-async def test_what_comes_over_a_connection_that_is_replaced_counts(tmp_path: Path) -> None:
-    """Slack replaces a connection every few hours, and says so before it closes it."""
-    async with listening(tmp_path) as (here, relay, event):
-        await here.disconnects()
-        await eventually(lambda: len(here.sockets) == 2)
-        old = here.sockets[0]
-        here.sockets.append(here.sockets.pop(0))
-        await here.sends(here.click(here.tops()[0], "Approve"))
-        assert here.sockets[-1] is old
+async def test_a_click_over_a_replaced_connection_counts(tmp_path: Path) -> None:
+    """Slack replaces a connection every few hours, and announces it first."""
+    async with relay_with_socket(tmp_path) as (slack, relay, event):
+        await slack.send_disconnect()
+        await eventually(lambda: len(slack.sockets) == 2)
+        old = slack.sockets[0]
+        slack.sockets.append(slack.sockets.pop(0))
+        await slack.send_envelope(slack.click_payload(slack.channel_messages()[0], "Approve"))
+        assert slack.sockets[-1] is old
         await old.close()
-        await eventually(lambda: len(here.sockets) == 1)
-        await here.sends(here.click(here.tops()[0], "Approve", BOB))
+        await eventually(lambda: len(slack.sockets) == 1)
+        await slack.send_envelope(slack.click_payload(slack.channel_messages()[0], "Approve", BOB))
         await eventually(lambda: relay.starts(event) == 1)
-        assert here.opened == 2
+        assert slack.opened_sockets == 2
 
 
-async def test_a_connection_that_was_replaced_is_left_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also where Slack never closes it."""
-    monkeypatch.setattr("relay.chat.platforms.slack.socket_mode._LINGERS", 0.2)
-    async with slack() as here, running(here):
-        await eventually(lambda: len(here.sockets) == 1)
-        old = here.sockets[0]
-        await here.disconnects()
-        await eventually(lambda: old.closed and here.opened == 2 and len(here.sockets) == 1)
+async def test_a_replaced_connection_is_closed_after_the_drain_timeout() -> None:
+    async with running_slack() as slack, running_socket_mode(slack, drain_timeout=0.2):
+        await eventually(lambda: len(slack.sockets) == 1)
+        old = slack.sockets[0]
+        await slack.send_disconnect()
+        await eventually(
+            lambda: old.closed and slack.opened_sockets == 2 and len(slack.sockets) == 1
+        )
 
 
-@pytest.mark.parametrize("deaf", [False, True])
-async def test_it_ends_within_a_second(*, deaf: bool) -> None:
-    """Also where Slack does not take the farewell."""
-    async with slack() as here, connection(here) as (mode, _):
-        here.deaf = deaf
-        task = asyncio.create_task(mode.run())
-        await eventually(lambda: len(here.sockets) == 1)
+@pytest.mark.parametrize("ignores_close", [False, True])
+async def test_socket_mode_ends_within_a_second(*, ignores_close: bool) -> None:
+    """It does not wait for Slack's closing handshake."""
+    async with (
+        running_slack() as slack,
+        socket_mode_for(slack.settings(**BY_SOCKET)) as (
+            socket_mode,
+            _,
+        ),
+    ):
+        slack.ignores_close = ignores_close
+        task = asyncio.create_task(socket_mode.run())
+        await eventually(lambda: len(slack.sockets) == 1)
         began = time.monotonic()
         task.cancel()
         await asyncio.wait([task])
         assert time.monotonic() - began < 1 + 7  # for a machine that stands still
 
 
-async def take_nothing(_: Call) -> CallbackReply:
+async def ignore_call(_: Call) -> CallbackReply:
     return CallbackReply()
 
 
 @asynccontextmanager
-async def connection(
-    here: SlackServer, take: Any = take_nothing, resolver: Names | None = None
-) -> AsyncIterator[tuple[SocketMode, Hasty]]:
-    settings, clock = Settings.model_validate(here.settings(**BY_SOCKET)), Hasty()
+async def socket_mode_for(
+    section: Mapping[str, Any],
+    *,
+    handle: HandleCall = ignore_call,
+    resolver: Names | None = None,
+    drain_timeout: float = 30.0,
+) -> AsyncIterator[tuple[SocketMode, FastClock]]:
+    """Yield Socket Mode for a sink's section, not running, and its clock."""
+    settings, clock = Settings.model_validate(section), FastClock()
     async with open_session(resolver=resolver) as session:
-        api = WebApi(session, settings.base(), settings.bot_token, 5.0)
-        yield (
-            SocketMode(
-                api,
-                settings.socket_token,
-                session,
-                clock,
-                take,
-                name="ops",
-                allow_http=True,
-                chance=lambda: 0.0,
-            ),
+        api = WebApi(session, settings.web_api_url(), settings.bot_token, 5.0)
+        connector = SocketConnector(api, settings.app_level_token, session, allow_http=True)
+        socket_mode = SocketMode(
+            connector,
             clock,
+            handle,
+            sink_name="ops",
+            drain_timeout=drain_timeout,
+            random_fraction=lambda: 0.0,
         )
+        yield socket_mode, clock
 
 
 @asynccontextmanager
-async def running(
-    here: SlackServer, take: Any = take_nothing, resolver: Names | None = None
-) -> AsyncIterator[Hasty]:
-    async with connection(here, take, resolver) as (mode, clock):
-        task = asyncio.create_task(mode.run())
-        try:
-            yield clock
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+async def running_socket_mode(slack: SlackServer, **arguments: Any) -> AsyncIterator[FastClock]:
+    """Run Socket Mode, and yield its clock."""
+    section = slack.settings(**BY_SOCKET)
+    async with socket_mode_for(section, **arguments) as (socket_mode, clock), running(socket_mode):
+        yield clock
+
+
+@asynccontextmanager
+async def running(socket_mode: SocketMode) -> AsyncIterator[None]:
+    """Run Socket Mode, which must not end by itself."""
+    task = asyncio.create_task(socket_mode.run())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+TICKET_URL = "ws://127.0.0.1:1/link?ticket=secret-ticket"
 
 
 @pytest.mark.parametrize(
-    ("trouble", "words", "pauses"),
+    ("failure_handler", "reason", "delays"),
     [
-        (error("invalid_auth"), "Slack answered invalid_auth", [60.0, 60.0]),
-        (error("not_allowed_token_type"), "app_token with xapp-", [60.0, 60.0]),
-        (limited(7), "asks for a rest", [7.0, 7.0, 7.0, 7.0, 8.0]),
-        (
-            says(503, body="<html>"),
-            "trouble of its own",
-            [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0],
+        pytest.param(
+            api_error("invalid_auth"),
+            "Slack answered invalid_auth",
+            [60.0, 60.0],
+            id="invalid token",
         ),
-        (says(200, {"ok": True, "url": "https://evil.example/"}), "starts with wss://", [60.0]),
-        (
-            says(200, {"ok": True, "url": "ws://169.254.169.254/link"}),
+        pytest.param(
+            api_error("not_allowed_token_type"),
+            "app_token with xapp-",
+            [60.0, 60.0],
+            id="token of another kind",
+        ),
+        pytest.param(
+            rate_limited(7), "limits the rate", [7.0, 7.0, 7.0, 7.0, 8.0], id="rate limit"
+        ),
+        pytest.param(
+            responds(503, body="<html>"),
+            "Slack has a problem",
+            [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0],
+            id="server error",
+        ),
+        pytest.param(
+            responds(200, {"ok": True, "url": "https://evil.example/"}),
+            "starts with wss://",
+            [60.0],
+            id="URL not of a socket",
+        ),
+        pytest.param(
+            responds(200, {"ok": True, "url": "ws://169.254.169.254/link"}),
             "metadata or host address",
             [60.0],
+            id="URL of a metadata service",
         ),
-        (
-            says(200, {"ok": True, "url": "ws://127.0.0.1:1/link?ticket=secret-ticket"}),
+        pytest.param(
+            responds(200, {"ok": True, "url": TICKET_URL}),
             "expected a connection, it failed",
             [0.5, 1.0],
+            id="refused connection",
         ),
     ],
 )
-async def test_it_tries_for_ever_with_growing_pauses_and_says_once_why(
-    trouble: Any, words: str, pauses: list[float], caplog: pytest.LogCaptureFixture
+async def test_the_relay_keeps_connecting_with_growing_delays_and_logs_the_reason_once(
+    failure_handler: FailureHandler,
+    reason: str,
+    delays: list[float],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with slack() as here:
-        here.trouble["apps.connections.open"] = trouble
+    def logged(text: str) -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        return [message for message in messages if text in message]
+
+    async with running_slack() as slack:
+        slack.failures["apps.connections.open"] = failure_handler
         caplog.set_level("INFO", "relay")
-        async with running(here) as clock:
-            await eventually(lambda: len(clock.pauses) > len(pauses))
-            assert clock.pauses[: len(pauses)] == pauses
-            said = [
-                one.getMessage()
-                for one in caplog.records
-                if "clicks and commands do not arrive" in one.getMessage()
-            ]
-            assert len(said) == 1
-            assert words in said[0]
-            here.trouble.clear()
-            await eventually(
-                lambda: (
-                    "Socket Mode is connected"
-                    in {one.getMessage().partition(": ")[2] for one in caplog.records}
-                )
-            )
+        async with running_socket_mode(slack) as clock:
+            await eventually(lambda: len(clock.sleeps) > len(delays))
+            assert clock.sleeps[: len(delays)] == delays
+            (warning,) = logged("clicks and commands do not arrive")
+            assert reason in warning
+            slack.failures.clear()
+            await eventually(lambda: bool(logged("Socket Mode is connected")))
         assert "secret-ticket" not in caplog.text
         assert APP_TOKEN not in caplog.text
 
 
-async def test_a_name_that_stands_for_a_metadata_address_is_not_dialled(
+async def test_a_host_name_of_a_metadata_address_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with slack() as here:
-        here.wss = "ws://wss.slack.example/link"
-        async with running(
-            here, resolver=Names({"wss.slack.example": ["169.254.169.254"]})
+    async with running_slack() as slack:
+        slack.socket_url = "ws://wss.slack.example/link"
+        async with running_socket_mode(
+            slack, resolver=Names({"wss.slack.example": ["169.254.169.254"]})
         ) as clock:
-            await eventually(lambda: len(clock.pauses) > 0)
+            await eventually(lambda: len(clock.sleeps) > 0)
         assert (
             "expected a connection, it failed: a metadata or host address, which no sink may reach"
             in caplog.text
         )
 
 
-async def test_a_handshake_is_not_redirected() -> None:
-    async with slack() as here, slack() as elsewhere:
-        here.wss = f"ws://127.0.0.1:{here.port}/api/link.redirect"
-        here.trouble["link.redirect"] = says(
-            302, headers={"Location": f"http://127.0.0.1:{elsewhere.port}/link/"}
+async def test_a_redirect_of_the_handshake_is_not_followed() -> None:
+    async with running_slack() as slack, running_slack() as other_slack:
+        slack.socket_url = f"ws://127.0.0.1:{slack.port}/api/link.redirect"
+        slack.failures["link.redirect"] = responds(
+            302, headers={"Location": f"http://127.0.0.1:{other_slack.port}/link/"}
         )
-        async with running(here) as clock:
-            await eventually(lambda: len(clock.pauses) > 1)
-        assert elsewhere.sockets == []
-        assert here.count("link.redirect") > 0
+        async with running_socket_mode(slack) as clock:
+            await eventually(lambda: len(clock.sleeps) > 1)
+        assert other_slack.sockets == []
+        assert slack.call_count("link.redirect") > 0
 
 
-async def test_an_app_whose_socket_mode_was_switched_off_is_named(
+async def test_switching_socket_mode_off_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with slack() as here, running(here) as clock:
-        await eventually(lambda: len(here.sockets) == 1)
-        await here.disconnects("link_disabled")
-        await eventually(lambda: clock.pauses == [60.0])
+    async with running_slack() as slack, running_socket_mode(slack) as clock:
+        await eventually(lambda: len(slack.sockets) == 1)
+        await slack.send_disconnect("link_disabled")
+        await eventually(lambda: clock.sleeps == [60.0])
         assert "Socket Mode is switched off in the app's settings" in caplog.text
 
 
-async def test_an_error_in_our_own_code_ends_neither_the_socket_nor_the_relay(
+async def test_an_internal_error_ends_neither_the_socket_nor_the_relay(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is told with its traceback, and the click is not acknowledged: Slack shows the person that it failed."""
+    """The click is not acknowledged, so Slack tells the person that it failed."""
     calls = []
 
-    async def fails(call: Call) -> CallbackReply:
+    async def fail_once(call: Call) -> CallbackReply:
         calls.append(call)
         if len(calls) == 1:
             raise ZeroDivisionError
         return CallbackReply()
 
-    async with slack() as here, running(here, fails):
-        await eventually(lambda: len(here.sockets) == 1)
-        await here.sockets[-1].send_json(
-            {"type": "slash_commands", "envelope_id": "e-1", "payload": here.typed("list")}
+    async with running_slack() as slack, running_socket_mode(slack, handle=fail_once):
+        await eventually(lambda: len(slack.sockets) == 1)
+        await slack.sockets[-1].send_json(
+            {
+                "type": "slash_commands",
+                "envelope_id": "e-1",
+                "payload": slack.command_payload("list"),
+            }
         )
         await eventually(lambda: len(calls) == 1)
-        await here.sends(here.typed("list"), "slash_commands")
-        assert "e-1" not in here.acks
+        await slack.send_envelope(slack.command_payload("list"), "slash_commands")
+        assert "e-1" not in slack.acknowledgements
         assert "ZeroDivisionError" in caplog.text
 
 
-async def test_one_slow_answer_delays_no_other() -> None:
-    came, first = asyncio.Event(), asyncio.Event()
+async def test_a_slow_call_delays_no_other() -> None:
+    first_call_started, first_call_may_end = asyncio.Event(), asyncio.Event()
 
-    async def slow(call: Call) -> CallbackReply:
-        if "first" in getattr(call, "words", ()):
-            came.set()
-            await first.wait()
+    async def wait_in_first_call(call: Call) -> CallbackReply:
+        if "first" in getattr(call, "arguments", ()):
+            first_call_started.set()
+            await first_call_may_end.wait()
         return CallbackReply()
 
-    async with slack() as here, running(here, slow):
-        await eventually(lambda: len(here.sockets) == 1)
-        waiting = asyncio.create_task(here.sends(here.typed("first"), "slash_commands"))
-        await came.wait()
-        await here.sends(here.typed("second"), "slash_commands")
+    async with running_slack() as slack, running_socket_mode(slack, handle=wait_in_first_call):
+        await eventually(lambda: len(slack.sockets) == 1)
+        waiting = asyncio.create_task(
+            slack.send_envelope(slack.command_payload("first"), "slash_commands")
+        )
+        await first_call_started.wait()
+        await slack.send_envelope(slack.command_payload("second"), "slash_commands")
         assert not waiting.done()
-        first.set()
+        first_call_may_end.set()
         await waiting
 
 
-async def test_a_socket_that_does_not_greet_is_left() -> None:
-    async with slack() as here:
-        here.greets = False
-        async with running(here) as clock:
-            await eventually(lambda: len(here.sockets) == 1)
-            first = here.sockets[0]
+async def test_a_connection_without_hello_is_closed() -> None:
+    async with running_slack() as slack:
+        slack.sends_hello = False
+        async with running_socket_mode(slack) as clock:
+            await eventually(lambda: len(slack.sockets) == 1)
+            first = slack.sockets[0]
             await first.send_json({"type": "interactive"})
-            await eventually(lambda: len(clock.pauses) > 0 and first.closed)
+            await eventually(lambda: len(clock.sleeps) > 0 and first.closed)
 
 
-async def test_a_socket_that_says_nothing_is_closed_when_the_relay_ends() -> None:
-    async with slack() as here:
-        here.greets = False
-        async with running(here):
-            await eventually(lambda: len(here.sockets) == 1)
-        await eventually(lambda: not here.sockets)
+async def test_a_silent_connection_is_closed_when_the_relay_stops() -> None:
+    async with running_slack() as slack:
+        slack.sends_hello = False
+        async with running_socket_mode(slack):
+            await eventually(lambda: len(slack.sockets) == 1)
+        await eventually(lambda: not slack.sockets)
 
 
-async def test_a_slack_that_hangs_ends_nothing(tmp_path: Path) -> None:
-    """Messages go out all the same, and the relay stops when it is asked to."""
-    async with slack() as here:
-        here.trouble["apps.connections.open"] = hangs
-        async with stage(tmp_path, [here.settings(**BY_SOCKET)], approvals=VOTERS) as relay:
+async def test_messages_are_posted_while_socket_mode_cannot_connect(tmp_path: Path) -> None:
+    """The relay also stops when it is asked to."""
+    async with running_slack() as slack:
+        slack.failures["apps.connections.open"] = never_answers
+        async with stage(tmp_path, [slack.settings(**BY_SOCKET)], approvals=VOTERS) as relay:
             relay.reboot("vm-0")
-            await eventually(lambda: len(here.tops()) == 1)
+            await eventually(lambda: len(slack.channel_messages()) == 1)
 
 
-async def test_a_token_file_that_went_bad_is_said(
+async def test_a_malformed_token_file_is_logged_without_its_content(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with slack() as here, open_session() as session:
-        file = tmp_path / "app"
-        file.write_text(APP_TOKEN, encoding="utf-8")
-        settings = Settings.model_validate(
-            here.settings(signing_secret=None, app_token_file=str(file))
-        )
-        file.write_text("nonsense", encoding="utf-8")
-        api = WebApi(session, settings.base(), settings.bot_token, 5.0)
-        clock = Hasty()
-        mode = SocketMode(
-            api, settings.socket_token, session, clock, take_nothing, name="ops", allow_http=True
-        )
-        task = asyncio.create_task(mode.run())
-        await eventually(lambda: len(clock.pauses) > 0)
-        task.cancel()
-        await asyncio.wait([task])
+    file = tmp_path / "app"
+    file.write_text(APP_TOKEN, encoding="utf-8")
+    async with running_slack() as slack:
+        section = slack.settings(signing_secret=None, app_token_file=str(file))
+        async with socket_mode_for(section) as (socket_mode, clock):
+            file.write_text("nonsense", encoding="utf-8")
+            async with running(socket_mode):
+                await eventually(lambda: len(clock.sleeps) > 0)
         assert "expected an app-level token" in caplog.text
         assert "nonsense" not in caplog.text

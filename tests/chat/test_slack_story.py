@@ -1,4 +1,4 @@
-"""Slack, the whole way: announced, voted on by two people in the channel, started, ended; over signed calls and over a socket."""
+"""One reboot in Slack from its announcement to its end, over signed requests and Socket Mode."""
 
 from __future__ import annotations
 
@@ -7,63 +7,79 @@ from pathlib import Path
 import pytest
 
 from tests.chat.running_relay import Stage, rule, stage
-from tests.chat.slack_server import ALICE, APP_TOKEN, BOB, TEAM, Heard, Posted, SlackServer, slack
+from tests.chat.slack_server import (
+    ALICE,
+    APP_TOKEN,
+    BOB,
+    TEAM,
+    PostedMessage,
+    RelayResponse,
+    SlackServer,
+    running_slack,
+)
 from tests.journey.relay_process import eventually
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
 
 
-async def click(here: SlackServer, message: Posted, label: str, user: str) -> Heard:
-    """Somebody clicks, and the call goes the way that the app is set up for."""
-    payload = here.click(message, label, user)
-    return await (here.calls_relay(payload) if not here.opened else here.sends(payload))
+async def click(
+    slack: SlackServer, message: PostedMessage, label: str, user_id: str
+) -> RelayResponse:
+    """Click a button. The click reaches the relay in the way that the app is set up for."""
+    payload = slack.click_payload(message, label, user_id)
+    if slack.opened_sockets:
+        return await slack.send_envelope(payload)
+    return await slack.call_relay(payload)
 
 
-@pytest.mark.parametrize("way", ["signed calls", "socket"])
-async def test_two_people_approve_in_the_channel_and_the_message_tells_it_to_the_end(
-    tmp_path: Path, way: str
+@pytest.mark.parametrize("transport", ["signed requests", "socket"])
+async def test_two_people_approve_in_the_channel_and_the_message_shows_everything(
+    tmp_path: Path, transport: str
 ) -> None:
-    async with slack() as here:
+    async with running_slack() as slack:
         by_socket: dict[str, object] = (
-            {"signing_secret": None, "app_token": APP_TOKEN} if way == "socket" else {}
+            {"signing_secret": None, "app_token": APP_TOKEN} if transport == "socket" else {}
         )
-        sink = here.settings(approve_in_chat=True, **by_socket)
+        sink = slack.settings(approve_in_chat=True, **by_socket)
         async with stage(tmp_path, [sink], approvals=VOTERS) as relay:
-            here.relay = f"{relay.url}/v1/chat/ops"
-            if way == "socket":
-                await eventually(lambda: len(here.sockets) == 1)
-            await story(here, relay)
+            slack.request_url = f"{relay.url}/v1/chat/ops"
+            if transport == "socket":
+                await eventually(lambda: len(slack.sockets) == 1)
+            await approve_and_end(slack, relay)
 
 
-async def story(here: SlackServer, relay: Stage) -> None:
+async def approve_and_end(slack: SlackServer, relay: Stage) -> None:
+    """Announce a reboot, approve it with two votes, and check what the channel shows."""
     event = relay.reboot("vm-0", lasts=2.0)
-    await eventually(lambda: len(here.tops()) == 1)
-    (message,) = here.tops()
-    assert message.words().splitlines()[0] == "🟡 Reboot of vm-0"
-    assert f"Votes: 0 of 2; 2 missing, from @{ALICE}, @{BOB}" in message.words()
-    assert "whether or not anybody answers" in message.words()
+    await eventually(lambda: len(slack.channel_messages()) == 1)
+    (message,) = slack.channel_messages()
+    assert message.text_of_blocks().splitlines()[0] == "🟡 Reboot of vm-0"
+    assert f"Votes: 0 of 2; 2 missing, from @{ALICE}, @{BOB}" in message.text_of_blocks()
+    assert "whether or not anybody answers" in message.text_of_blocks()
     assert set(message.buttons()) == {"Approve", "Hold"}
 
-    heard = await click(here, message, "Approve", ALICE)
-    assert (heard.status, heard.body) == (200, None)
-    assert heard.took < 3
+    response = await click(slack, message, "Approve", ALICE)
+    assert (response.status, response.body) == (200, None)
+    assert response.elapsed < 3
     vote = (await relay.event(event))["votes"][0]
     assert (vote["principal"], vote["channel"], vote["counts"]) == (
         f"slack:{TEAM}/{ALICE}",
         "slack",
         True,
     )
-    await eventually(lambda: f"Votes: 1 of 2: @{ALICE}; 1 missing, from @{BOB}" in message.words())
+    await eventually(
+        lambda: f"Votes: 1 of 2: @{ALICE}; 1 missing, from @{BOB}" in message.text_of_blocks()
+    )
     assert relay.starts(event) == 0
 
-    await click(here, message, "Approve", BOB)
+    await click(slack, message, "Approve", BOB)
     await eventually(lambda: relay.starts(event) == 1)
-    await eventually(lambda: "Azure has begun" in message.words())
-    await eventually(lambda: "Azure has completed it" in message.words())
-    await eventually(lambda: any("It is over" in line for line in here.thread(message)))
+    await eventually(lambda: "Azure has begun" in message.text_of_blocks())
+    await eventually(lambda: "Azure has completed it" in message.text_of_blocks())
+    await eventually(lambda: any("It is over" in line for line in slack.thread_lines(message)))
 
     assert message.buttons() == {}
-    assert message.words().splitlines() == [
+    assert message.text_of_blocks().splitlines() == [
         "⚪ Reboot of vm-0",
         "It is over: Azure has completed it.",
         "Machines: vm-0",
@@ -72,7 +88,7 @@ async def story(here: SlackServer, relay: Stage) -> None:
         "Azure says: Host server is undergoing maintenance.",
         f"{event.event_id} · prod",
     ]
-    assert [line.partition(": ")[2] for line in here.thread(message)] == [
+    assert [line.partition(": ")[2] for line in slack.thread_lines(message)] == [
         f"@{ALICE} voted to approve, 1 of 2.",
         f"@{BOB} voted to approve, 2 of 2.",
         "Approved by rule reboots: 2 of 2 votes.",
@@ -80,6 +96,6 @@ async def story(here: SlackServer, relay: Stage) -> None:
         "Azure began, as this relay had approved.",
         "It is over: Azure has completed it.",
     ]
-    assert len(here.tops()) == 1
-    assert here.said == []
+    assert len(slack.channel_messages()) == 1
+    assert slack.private_replies == []
     assert relay.starts(event) == 1
