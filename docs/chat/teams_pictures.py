@@ -1,7 +1,7 @@
-"""Draws the pictures of docs/chat/teams.md: cards as a relay made them, in a page that looks a little like Teams.
+"""Draws the pictures of docs/chat/teams.md: the relay's cards in a page that resembles Teams.
 
-``python -m docs.chat.teams_pictures`` runs the story of the page against the stand-in workflow of the tests. What is drawn is the
-cards' own JSON; how it is drawn is ours.
+``python -m docs.chat.teams_pictures`` runs the page's example against the stand-in workflow of the
+tests. The cards' JSON is real; the styles are this script's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
-from tests.chat.teams_server import Workflow, workflow
+from tests.chat.teams_server import TeamsWorkflow, running_workflow
 from tests.chromium import executable, running
 from tests.journey.relay_process import eventually
 
 HERE = Path(__file__).parent
-READER = timedelta(hours=1)
-"""How far the clock of the pictures' reader is ahead of UTC."""
+READER_UTC_OFFSET = timedelta(hours=1)
 STYLE = """
 body { margin: 0; padding: 14px 18px; width: 640px; font: 14px/1.4 "Segoe UI", "DejaVu Sans", sans-serif; color: #242424;
   background: #f5f5f5 } .post { display: flex; gap: 10px; margin-bottom: 12px } .face { flex: none; width: 32px; height: 32px;
@@ -39,109 +38,115 @@ a { display: inline-block; margin-right: 8px; padding: 5px 14px; border-radius: 
 """
 
 
-def words(text: str) -> str:
-    """The Markdown and the functions that the relay writes, as HTML."""
+def text_html(text: str) -> str:
+    """Return the relay's Markdown and time functions as HTML."""
 
-    def told(found: re.Match[str]) -> str:
-        at = datetime.strptime(found[2], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC) + READER
-        return f"{at:%a, %b %-d, %Y}" if found[1] == "DATE" else f"{at:%-I:%M %p}"
+    def local_time(match: re.Match[str]) -> str:
+        time = datetime.strptime(match[2], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        time += READER_UTC_OFFSET
+        return f"{time:%a, %b %-d, %Y}" if match[1] == "DATE" else f"{time:%-I:%M %p}"
 
-    text = re.sub(
-        r"\{\{(DATE|TIME)\(([^,)]+)(?:, SHORT)?\)\}\}", told, html.escape(text, quote=False)
-    )
+    text = html.escape(text, quote=False)
+    text = re.sub(r"\{\{(DATE|TIME)\(([^,)]+)(?:, SHORT)?\)\}\}", local_time, text)
     text = re.sub(r"(?<!\\)\*\*(.+?)(?<!\\)\*\*", r"<b>\1</b>", text)
     return re.sub(r"\\([\\*_\[\]`~])", r"\1", text)
 
 
-def drawn(element: dict[str, Any]) -> str:
-    """An element of a card."""
+def element_html(element: dict[str, Any]) -> str:
+    """Return an element of a card as HTML."""
     match element["type"]:
         case "TextBlock":
-            large = (
-                "large"
-                if element.get("size") == "Large"
-                else "subtle"
-                if element.get("isSubtle")
-                else ""
-            )
-            bold = ' style="font-weight: 600"' if element.get("weight") == "Bolder" else ""
-            return f'<div class="block {large} {"small" if element.get("spacing") == "Small" else ""}"{bold}>{words(element["text"])}</div>'
+            return text_block_html(element)
         case "FactSet":
             facts = "".join(
-                f"<b>{words(fact['title'])}</b><span>{words(fact['value'])}</span>"
+                f"<b>{text_html(fact['title'])}</b><span>{text_html(fact['value'])}</span>"
                 for fact in element["facts"]
             )
             return f'<div class="facts">{facts}</div>'
         case "Container":
-            kind = f"tone {element['style']}" if "style" in element else "line"
-            return f'<div class="{kind}">{"".join(map(drawn, element["items"]))}</div>'
+            css_class = f"tone {element['style']}" if "style" in element else "line"
+            items = "".join(map(element_html, element["items"]))
+            return f'<div class="{css_class}">{items}</div>'
         case "ActionSet":
-            return actions(element["actions"])
+            return actions_html(element["actions"])
     raise ValueError(element["type"])
 
 
-def actions(found: list[dict[str, Any]]) -> str:
-    """Buttons."""
-    return f'<div class="actions">{"".join(f"""<a class="{one["style"]}">{html.escape(one["title"])}</a>""" for one in found)}</div>'
+def text_block_html(element: dict[str, Any]) -> str:
+    """Return a TextBlock as HTML."""
+    css_classes = ["block"]
+    if element.get("size") == "Large":
+        css_classes.append("large")
+    elif element.get("isSubtle"):
+        css_classes.append("subtle")
+    if element.get("spacing") == "Small":
+        css_classes.append("small")
+    style = ' style="font-weight: 600"' if element.get("weight") == "Bolder" else ""
+    return f'<div class="{" ".join(css_classes)}"{style}>{text_html(element["text"])}</div>'
 
 
-def post(card: dict[str, Any]) -> str:
-    """A message in the channel."""
-    inner = "".join(map(drawn, card["body"])) + (
-        actions(card["actions"]) if "actions" in card else ""
+def actions_html(actions: list[dict[str, Any]]) -> str:
+    """Return buttons as HTML."""
+    links = "".join(
+        f'<a class="{action["style"]}">{html.escape(action["title"])}</a>' for action in actions
     )
-    head = '<div class="face">W</div><div><div class="who"><b>Workflows</b></div>'
-    return f'<div class="post">{head}<div class="card">{inner}</div></div></div>'
+    return f'<div class="actions">{links}</div>'
 
 
-async def announced(on: Stage, there: Workflow, cards: int) -> None:
-    """Return when so many cards were posted, and nothing waits."""
-    await eventually(
-        lambda: len(there.cards) >= cards and on.running.relay.dispatcher.status()[0].waiting == 0
-    )
+def message_html(card: dict[str, Any]) -> str:
+    """Return a message in the channel as HTML."""
+    content = "".join(map(element_html, card["body"]))
+    if "actions" in card:
+        content += actions_html(card["actions"])
+    author = '<div class="face">W</div><div><div class="who"><b>Workflows</b></div>'
+    return f'<div class="post">{author}<div class="card">{content}</div></div></div>'
+
+
+async def wait_for_cards(relay: Stage, workflow: TeamsWorkflow, count: int) -> None:
+    """Return when so many cards are posted and no delivery is waiting."""
+    dispatcher = relay.running.relay.dispatcher
+    await eventually(lambda: len(workflow.cards) >= count and dispatcher.status()[0].waiting == 0)
 
 
 async def pages() -> dict[str, str]:
-    """The pictures' pages by name."""
-    made = {}
+    """Return the pictures' pages by name."""
+    bodies = {}
     rules = {"rules": [rule(2, "client:alice", "client:bob")]}
-    async with workflow() as there:
-        sink = {"kind": "teams", "name": "ops", "url": there.url, "allow_http": True}
-        with TemporaryDirectory() as folder:
-            async with stage(Path(folder), [sink], approvals=rules) as on:
-                event = on.reboot(
-                    "db-1", "db-2", description="Host server is undergoing maintenance."
-                )
-                await announced(on, there, 1)
-                made["announced"] = post(there.cards[0])
+    async with running_workflow() as workflow:
+        sink = {"kind": "teams", "name": "ops", "url": workflow.url, "allow_http": True}
+        with TemporaryDirectory() as directory:
+            async with stage(Path(directory), [sink], approvals=rules) as relay:
+                description = "Host server is undergoing maintenance."
+                event = relay.reboot("db-1", "db-2", description=description)
+                await wait_for_cards(relay, workflow, 1)
+                bodies["announced"] = message_html(workflow.cards[0])
                 for client in (ALICE, BOB):
-                    before = len(there.cards)
-                    await on.approve(event, client=client)
-                    await announced(on, there, before + 1)
-                await eventually(lambda: "Azure began" in there.texts[-1])
-                on.azure.end(event.event_id)
-                await eventually(lambda: "It is over" in there.texts[-1])
-                made["end"] = "".join(map(post, there.cards[1:]))
-        with TemporaryDirectory() as folder:
-            before = len(there.cards)
-            async with stage(Path(folder), [sink], approvals=rules) as on:
+                    count = len(workflow.cards)
+                    await relay.approve(event, client=client)
+                    await wait_for_cards(relay, workflow, count + 1)
+                await eventually(lambda: "Azure began" in workflow.card_texts[-1])
+                relay.azure.end(event.event_id)
+                await eventually(lambda: "It is over" in workflow.card_texts[-1])
+                bodies["end"] = "".join(map(message_html, workflow.cards[1:]))
+        with TemporaryDirectory() as directory:
+            count = len(workflow.cards)
+            async with stage(Path(directory), [sink], approvals=rules) as relay:
                 for number in range(50):
-                    on.reboot(f"web-{number}")
-                await announced(on, there, before + 1)
-                made["burst"] = post(
-                    {**there.cards[-1], "body": shortened(there.cards[-1]["body"])}
-                )
-    return made
+                    relay.reboot(f"web-{number}")
+                await wait_for_cards(relay, workflow, count + 1)
+                card = workflow.cards[-1]
+                bodies["burst"] = message_html({**card, "body": with_three_events(card["body"])})
+    return bodies
 
 
-def shortened(body: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A burst with three of its ten lines, so that the picture is small."""
+def with_three_events(body: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a grouped card's body with three of its ten events, for a small picture."""
     lines = [element for element in body if element.get("separator")]
     return [element for element in body if element not in lines[3:]]
 
 
 async def main() -> None:
-    """Draw them all. Raises RuntimeError where there is no Chromium."""
+    """Draw all pictures. Raises RuntimeError without Chromium."""
     chromium = executable()
     if chromium is None:
         raise RuntimeError("expected a Chromium on this machine, found none")

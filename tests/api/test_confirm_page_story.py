@@ -9,17 +9,17 @@ from pathlib import Path
 from playwright.async_api import Page, expect
 
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
-from tests.chat.teams_server import Workflow, workflow
+from tests.chat.teams_server import TeamsWorkflow, running_workflow
 from tests.journey.relay_process import eventually
 
 
 async def test_two_people_follow_the_links_of_a_card_and_azure_starts(
     page: Page, tmp_path: Path
 ) -> None:
-    async with workflow() as there, _relay(tmp_path, there) as it:
+    async with running_workflow() as there, _relay(tmp_path, there) as it:
         event = it.reboot("vm-0", "vm-1")
         await eventually(lambda: len(there.cards) == 1)
-        code = re.search(r"\b\d{6}\b", there.texts[0])
+        code = re.search(r"\b\d{6}\b", there.card_texts[0])
         assert code is not None
         for who, outcome in ((ALICE, "Recorded"), (BOB, "Approved")):
             await page.goto("about:blank")
@@ -36,9 +36,9 @@ async def test_two_people_follow_the_links_of_a_card_and_azure_starts(
             ("client:alice", "page"),
             ("client:bob", "page"),
         ]
-        await eventually(lambda: any("alice has looked" in text for text in there.texts))
+        await eventually(lambda: any("alice has looked" in text for text in there.card_texts))
 
 
-def _relay(folder: Path, there: Workflow) -> AbstractAsyncContextManager[Stage]:
+def _relay(folder: Path, there: TeamsWorkflow) -> AbstractAsyncContextManager[Stage]:
     sink = {"kind": "teams", "name": "ops", "url": there.url, "allow_http": True}
     return stage(folder, [sink], approvals={"rules": [rule(2, "client:alice", "client:bob")]})

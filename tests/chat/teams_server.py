@@ -1,9 +1,11 @@
-"""A workflow of Teams as far as its webhook goes, written from public documentation; it posts what Teams would show.
+"""A stand-in for a Teams workflow with a webhook. It keeps the cards that Teams would show.
 
-Sources: https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-to/connectors-using (the envelope),
-https://learn.microsoft.com/azure/connectors/connectors-native-reqres (202, and the signature in the URL), the schema of Adaptive Cards
-(https://adaptivecards.io/explorer), https://github.com/MicrosoftDocs/msteams-docs/issues/11274 (a card that is too large fails after
-the 202), and what users report of error codes: WorkflowTriggerIsNotEnabled, WorkflowNotFound, DirectApiAuthorizationRequired.
+It follows the public documentation:
+https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-to/connectors-using,
+https://learn.microsoft.com/azure/connectors/connectors-native-reqres (status 202, signature) and
+https://adaptivecards.io/explorer. A card that is too large fails after the 202, as in
+https://github.com/MicrosoftDocs/msteams-docs/issues/11274. Users report the error codes
+WorkflowTriggerIsNotEnabled, WorkflowNotFound and DirectApiAuthorizationRequired.
 """
 
 from __future__ import annotations
@@ -19,17 +21,30 @@ from aiohttp import web
 from markdown_it import MarkdownIt
 
 SIGNATURE = "t0ken-9xYwVutsRqPoNmLkJiHgFeDcBa-1234567890_ab"
-PATH = "/powerautomate/automations/direct/workflows/0f3c1d2e4b5a69788796a5b4c3d2e1f0/triggers/manual/paths/invoke"
-QUERY = f"?api-version=1&sp=%2Ftriggers%2Fmanual%2Frun&sv=1.0&sig={SIGNATURE}"
-LARGEST = 28_672
-"""Bytes of a message's properties."""
-
-State = Literal["on", "off", "deleted", "gone", "forbidding", "busy", "broken", "moved"]
-_MOMENT = re.compile(
-    r"\{\{(?:DATE\(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ(?:, (?:COMPACT|SHORT|LONG))?\)|TIME\(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\))\}\}"
+PATH = (
+    "/powerautomate/automations/direct/workflows/0f3c1d2e4b5a69788796a5b4c3d2e1f0"
+    "/triggers/manual/paths/invoke"
 )
-_STYLES = {"default", "emphasis", "good", "attention", "warning", "accent"}
-_KNOWN: dict[str, set[str]] = {
+QUERY = f"?api-version=1&sp=%2Ftriggers%2Fmanual%2Frun&sv=1.0&sig={SIGNATURE}"
+MAX_MESSAGE_BYTES = 28_672
+
+State = Literal["on", "off", "deleted", "gone", "forbidding", "busy", "broken", "redirecting"]
+_TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+_TIME_FUNCTION = re.compile(
+    rf"\{{\{{(?:DATE\({_TIMESTAMP}(?:, (?:COMPACT|SHORT|LONG))?\)|TIME\({_TIMESTAMP}\))\}}\}}"
+)
+_STYLES = {
+    "default",
+    "emphasis",
+    "good",
+    "attention",
+    "warning",
+    "accent",
+    "positive",
+    "destructive",
+    "heading",
+}
+_PROPERTIES: dict[str, set[str]] = {
     "AdaptiveCard": {"$schema", "type", "version", "msteams", "fallbackText", "body", "actions"},
     "Container": {"type", "style", "bleed", "separator", "spacing", "items"},
     "TextBlock": {
@@ -50,48 +65,45 @@ _KNOWN: dict[str, set[str]] = {
 
 
 @dataclass(slots=True)
-class Workflow:
-    """One workflow. ``cards`` are those that it has posted, in order; ``failed`` the runs that failed, which no caller hears of."""
+class TeamsWorkflow:
+    """One workflow. No caller learns about the runs in ``failed_runs``."""
 
     port: int = 0
     state: State = "on"
     retry_after: str | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
     cards: list[dict[str, Any]] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    refused: int = 0
+    """The posted cards, in order."""
+    failed_runs: list[str] = field(default_factory=list)
+    refused_calls: int = 0
 
     @property
     def url(self) -> str:
-        """As the Workflows app shows it."""
+        """The webhook URL as the Workflows app shows it."""
         return f"http://127.0.0.1:{self.port}{PATH}{QUERY}"
 
     @property
-    def texts(self) -> list[str]:
-        """What each card says, as a reader sees it whose zone is UTC, line by line."""
-        return ["\n".join(lines_of(card)) for card in self.cards]
+    def card_texts(self) -> list[str]:
+        """What each card says to a reader in UTC, line by line."""
+        return ["\n".join(card_lines(card)) for card in self.cards]
 
-    def links(self, number: int = -1) -> dict[str, str]:
-        """Where the buttons of a card lead."""
-        return {action["title"]: action["url"] for action in actions_of(self.cards[number])}
+    def links(self, index: int = -1) -> dict[str, str]:
+        """Return the URLs of a card's buttons by their titles."""
+        return {action["title"]: action["url"] for action in card_actions(self.cards[index])}
 
-    async def take(self, request: web.Request) -> web.Response:
-        """The trigger: answers before the workflow runs."""
-        answer = await self._answer(request)
-        self.refused += answer.status != 202
-        return answer
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        refused = self._in_its_state(request) or self._not_for_it(request)
-        if refused is not None:
-            return refused
-        body = await request.json()
-        self.calls.append(body)
-        self._run(body)
+    async def handle_request(self, request: web.Request) -> web.Response:
+        """Handle a call of the webhook. It answers before the workflow runs."""
+        refusal = self._refusal_by_state(request) or self._refusal_of_request(request)
+        if refusal is not None:
+            self.refused_calls += 1
+            return refusal
+        message = await request.json()
+        self.calls.append(message)
+        self.run(message)
         return web.Response(status=202, headers={"x-ms-workflow-run-id": f"{len(self.calls):032d}"})
 
-    def _in_its_state(self, request: web.Request) -> web.Response | None:
-        rest = {"Retry-After": self.retry_after} if self.retry_after is not None else {}
+    def _refusal_by_state(self, request: web.Request) -> web.Response | None:
+        headers = {"Retry-After": self.retry_after} if self.retry_after is not None else {}
         match self.state:
             case "off" | "deleted":
                 state = "Disabled" if self.state == "off" else "Deleted"
@@ -101,29 +113,23 @@ class Workflow:
                     f"Could not execute workflow trigger 'manual' with state '{state}'.",
                 )
             case "busy":
-                return _error(
-                    429, "TooManyRequests", "The rate limit of the workflow is exceeded.", rest
-                )
+                message = "The rate limit of the workflow is exceeded."
+                return _error(429, "TooManyRequests", message, headers)
             case "broken":
-                return _error(
-                    502, "BadGateway", f"No server took {request.path_qs}"
-                )  # as some do: the whole URL in the answer
+                # Some servers repeat the whole URL in the response.
+                return _error(502, "BadGateway", f"No server took {request.path_qs}")
             case "forbidding":
-                return _error(
-                    401,
-                    "Unauthorized",
-                    f"The signature of {request.path_qs} is not valid: {request.query.get('sig')}",
-                    rest,
-                )
+                signature = request.query.get("sig")
+                message = f"The signature of {request.path_qs} is not valid: {signature}"
+                return _error(401, "Unauthorized", message, headers)
             case "gone":
                 return web.Response(status=410)
-            case "moved":
-                return web.Response(
-                    status=302, headers={"Location": f"http://127.0.0.1:{self.port}/elsewhere"}
-                )
+            case "redirecting":
+                location = f"http://127.0.0.1:{self.port}/elsewhere"
+                return web.Response(status=302, headers={"Location": location})
         return None
 
-    def _not_for_it(self, request: web.Request) -> web.Response | None:
+    def _refusal_of_request(self, request: web.Request) -> web.Response | None:
         if request.path != PATH:
             return _error(404, "WorkflowNotFound", "The workflow could not be found.")
         if "sig" not in request.query:
@@ -133,85 +139,84 @@ class Workflow:
                 "The request must be authenticated only by Shared Access scheme.",
             )
         if request.query["sig"] != SIGNATURE:
-            return _error(
-                401, "Unauthorized", f"The signature {request.query['sig']} is not valid."
-            )
+            message = f"The signature {request.query['sig']} is not valid."
+            return _error(401, "Unauthorized", message)
         if request.content_type != "application/json":
             return _error(400, "TriggerInputSchemaMismatch", "Expected JSON.")
         return None
 
-    def _run(self, body: dict[str, Any]) -> None:
-        for attachment in body.get("attachments", ()):
+    def run(self, message: dict[str, Any]) -> None:
+        """Post the cards of a message, as the workflow does after its webhook has answered."""
+        for attachment in message.get("attachments", ()):
             card = attachment["content"]
             size = len(json.dumps(json.dumps(card)))
             if attachment["contentType"] != "application/vnd.microsoft.card.adaptive":
-                self.failed.append("expected an Adaptive Card")
-            elif size > LARGEST:
-                self.failed.append(f"MessageSizeExceeded: {size}")
-            elif wrong := list(mistakes(card)):
-                self.failed.append("; ".join(wrong))
+                self.failed_runs.append("expected an Adaptive Card")
+            elif size > MAX_MESSAGE_BYTES:
+                self.failed_runs.append(f"MessageSizeExceeded: {size}")
+            elif errors := list(schema_errors(card)):
+                self.failed_runs.append("; ".join(errors))
             else:
                 self.cards.append(card)
-        if body.get("type") != "message" or not body.get("attachments"):
-            self.failed.append("expected a message with attachments")
+        if message.get("type") != "message" or not message.get("attachments"):
+            self.failed_runs.append("expected a message with attachments")
 
 
 def _error(
     status: int, code: str, message: str, headers: dict[str, str] | None = None
 ) -> web.Response:
-    return web.json_response(
-        {"error": {"code": code, "message": message}}, status=status, headers=headers
-    )
+    document = {"error": {"code": code, "message": message}}
+    return web.json_response(document, status=status, headers=headers)
 
 
 @asynccontextmanager
-async def workflow() -> AsyncIterator[Workflow]:
-    """A workflow that is on."""
-    made = Workflow()
+async def running_workflow() -> AsyncIterator[TeamsWorkflow]:
+    """Run a workflow on loopback."""
+    workflow = TeamsWorkflow()
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.take)
+    app.router.add_route("*", "/{path:.*}", workflow.handle_request)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    made.port = runner.addresses[0][1]
+    workflow.port = runner.addresses[0][1]
     try:
-        yield made
+        yield workflow
     finally:
         await runner.cleanup()
 
 
-# --- what a client of Teams makes of a card
+# --- how a client of Teams shows a card
 
 
-def mistakes(card: dict[str, Any]) -> Iterator[str]:
-    """What is not in the schema of Adaptive Cards 1.5, which is as far as Teams goes, or would be shown raw."""
+def schema_errors(card: dict[str, Any]) -> Iterator[str]:
+    """Yield what Adaptive Cards 1.5, the newest version that Teams takes, does not allow."""
     if card.get("version") != "1.5":
         yield f"version {card.get('version')}"
     for element in _elements(card):
-        known = _KNOWN.get(element.get("type", ""))
-        if known is None:
+        properties = _PROPERTIES.get(element.get("type", ""))
+        if properties is None:
             yield f"unknown element {element.get('type')}"
             continue
-        yield from (f"{element['type']}.{key}" for key in element.keys() - known)
-        if element.get("style", "default") not in _STYLES | {"positive", "destructive", "heading"}:
+        yield from (f"{element['type']}.{key}" for key in element.keys() - properties)
+        if element.get("style", "default") not in _STYLES:
             yield f"style {element['style']}"
         if element["type"] == "TextBlock" and not element["text"]:
             yield "an empty TextBlock"
         if element["type"] == "Action.OpenUrl" and not element["url"].startswith("https://"):
-            yield "a button that leads nowhere"
+            yield "a button without an https URL"
         if element["type"] in {"AdaptiveCard", "ActionSet"} and len(element.get("actions", ())) > 6:
             yield "more than six actions"
     for text in _texts(card):
-        if "{{" in _MOMENT.sub("", text):
-            yield f"a function that is shown as it stands: {text}"
+        if "{{" in _TIME_FUNCTION.sub("", text):
+            yield f"a function that clients show unchanged: {text}"
 
 
 def _elements(element: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield element
     for key in ("body", "items", "actions"):
-        for inner in element.get(key, ()):
-            yield from _elements(inner)
+        for child in element.get(key, ()):
+            yield from _elements(child)
 
 
 def _texts(card: dict[str, Any]) -> Iterator[str]:
@@ -222,41 +227,37 @@ def _texts(card: dict[str, Any]) -> Iterator[str]:
             yield from (fact["title"], fact["value"])
 
 
-def actions_of(card: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every button, in order."""
+def card_actions(card: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return every button, in order."""
     return [element for element in _elements(card) if element["type"] == "Action.OpenUrl"]
 
 
-def lines_of(card: dict[str, Any]) -> Iterator[str]:
-    """What a card says, line by line, to a reader in UTC."""
+def card_lines(card: dict[str, Any]) -> Iterator[str]:
+    """Yield what a card says to a reader in UTC, line by line. Buttons are in brackets."""
     for element in _elements(card):
         match element["type"]:
             case "TextBlock":
-                yield read(element["text"])
+                yield displayed_text(element["text"])
             case "FactSet":
-                yield from (
-                    f"{read(fact['title'])}: {read(fact['value'])}" for fact in element["facts"]
-                )
+                for fact in element["facts"]:
+                    yield f"{displayed_text(fact['title'])}: {displayed_text(fact['value'])}"
             case "Action.OpenUrl":
                 yield f"[{element['title']}]"
 
 
-def read(text: str) -> str:
-    """A text with its moments told and its Markdown done: what is bold shows plain, what is escaped as it is."""
+def displayed_text(text: str) -> str:
+    """Return what a reader in UTC sees of a text, without its bold style."""
     text = re.sub(r"\{\{DATE\((\d{4}-\d\d-\d\d)T[^}]*\)\}\}", r"\1", text)
     text = re.sub(r"\{\{TIME\([^T]*T(\d\d:\d\d):\d\dZ\)\}\}", r"\1", text)
     text = re.sub(r"(?<!\\)\*\*(.+?)(?<!\\)\*\*", r"\1", text)
     return re.sub(r"\\([\\*_\[\]`~])", r"\1", text).replace("\N{ZERO WIDTH SPACE}", "")
 
 
-def alive(card: dict[str, Any]) -> Iterator[str]:
-    """What in a card's texts a client would make a mention, a tag or a link of."""
+def active_markup(card: dict[str, Any]) -> Iterator[str]:
+    """Yield what a client would show as a mention, a tag, a link or emphasis."""
+    active_types = {"link_open", "html_inline", "html_block", "em_open", "image"}
     for text in _texts(card):
-        found = MarkdownIt("commonmark", {"html": True}).parse(text)
-        kinds = {token.type for block in found for token in (block, *(block.children or ()))}
-        yield from (
-            kind
-            for kind in kinds
-            if kind in {"link_open", "html_inline", "html_block", "em_open", "image"}
-        )
+        blocks = MarkdownIt("commonmark", {"html": True}).parse(text)
+        types = {token.type for block in blocks for token in (block, *(block.children or ()))}
+        yield from types & active_types
         yield from re.findall(r"\w+://\S+|\bwww\.\S+|@\w+|<[\w!/]\S*", text)

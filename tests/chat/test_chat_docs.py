@@ -1,4 +1,4 @@
-"""What the pages about Teams and Apprise show is so."""
+"""The documentation pages about Teams and Apprise show valid sections and real texts."""
 
 from __future__ import annotations
 
@@ -20,43 +20,42 @@ PAGES = Path(__file__).parents[2] / "docs" / "chat"
 
 
 @pytest.mark.parametrize(
-    ("page", "text"),
+    ("page", "secret"),
     [
-        ("teams", f"https://teams.example{PATH}{QUERY}"),
-        ("apprise", "ntfys://ntfy.example.com/topic"),
+        pytest.param("teams", f"https://teams.example{PATH}{QUERY}", id="teams"),
+        pytest.param("apprise", "ntfys://ntfy.example.com/topic", id="apprise"),
     ],
 )
-def test_the_section_that_a_page_shows_works(page: str, text: str, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(text)
+def test_the_section_on_a_page_is_valid(page: str, secret: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(secret)
     (section,) = re.findall(r"```yaml\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
-    shown = re.sub(r"(_file: )\S+", rf"\g<1>{tmp_path / 'secret'}", section)
-    (sink,) = Config.model_validate(YAML(typ="safe").load(shown)).sinks
+    with_secret_file = re.sub(r"(_file: )\S+", rf"\g<1>{tmp_path / 'secret'}", section)
+    (sink,) = Config.model_validate(YAML(typ="safe").load(with_secret_file)).sinks
     assert getattr(sink, "kind", None) == page
 
 
-async def test_the_text_that_the_page_shows_is_what_a_service_gets() -> None:
-
-    reboot = build_event(
+async def test_the_message_on_the_apprise_page_is_what_a_service_gets() -> None:
+    reboot = event(
         "6F83E8DA-3EB4-4B0A-BFCA-0932494392AD",
         resources=("db-1", "db-2"),
         description="Host server is undergoing maintenance.",
     )
-    card = event_card(build_status(reboot), "prod", link=lambda *_: None, code=None)
-    async with service() as there:
-        given = Settings.model_validate(
-            {"kind": "apprise", "name": "p", "urls": [url_of(there.port)], "allow_http": True}
+    card = event_card(standing(reboot), "prod", link=lambda *_: None, code=None)
+    async with service() as receiver:
+        settings = Settings.model_validate(
+            {"kind": "apprise", "name": "p", "urls": [url_of(receiver.port)], "allow_http": True}
         )
-        await ServiceFanout(given).post(card)
-        title, _, body = there.messages[0].partition("\n")
+        await ServiceFanout(settings).post(card)
+        title, _, body = receiver.messages[0].partition("\n")
     assert f"```text\n{title}\n\n{body}\n```" in re.sub(
         r"(?m)^   ", "", (PAGES / "apprise.md").read_text()
     )
 
 
 @pytest.mark.parametrize("page", ["teams", "apprise", "README"])
-def test_what_a_page_leads_to_is_there(page: str) -> None:
-    """Pictures are small: nobody waits for them, and a clone stays light."""
-    leads = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (PAGES / f"{page}.md").read_text())
-    inside = [PAGES / one for one in leads if "://" not in one]
-    assert [str(one) for one in inside if not one.exists()] == []
-    assert all(one.stat().st_size < 60_000 for one in inside if one.suffix == ".png")
+def test_the_links_of_a_page_lead_to_files(page: str) -> None:
+    """Pictures are small, so that pages load and clones stay small."""
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (PAGES / f"{page}.md").read_text())
+    files = [PAGES / link for link in links if "://" not in link]
+    assert [str(file) for file in files if not file.exists()] == []
+    assert all(file.stat().st_size < 60_000 for file in files if file.suffix == ".png")

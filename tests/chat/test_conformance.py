@@ -23,7 +23,7 @@ class TeamsFarSide:
     """A workflow."""
 
     door: Door
-    workflow: teams_server.Workflow
+    workflow: teams_server.TeamsWorkflow
     kind: str = "teams"
     edits: bool = False
     telltales: tuple[str, ...] = (teams_server.SIGNATURE, teams_server.PATH)
@@ -48,20 +48,20 @@ class TeamsFarSide:
         await self.door.listen()
 
     def messages(self) -> list[str]:
-        assert self.workflow.failed == []
-        return self.workflow.texts
+        assert self.workflow.failed_runs == []
+        return self.workflow.card_texts
 
     def replies(self) -> list[str]:
         return []
 
     def slipped_in(self) -> list[str]:
-        return [mention for card in self.workflow.cards for mention in teams_server.alive(card)]
+        return [one for card in self.workflow.cards for one in teams_server.active_markup(card)]
 
 
 @asynccontextmanager
 async def teams_far_side() -> AsyncIterator[FarSide]:
     """A workflow behind a door."""
-    async with teams_server.workflow() as workflow:
+    async with teams_server.running_workflow() as workflow:
         door = Door("127.0.0.1", workflow.port)
         await door.listen()
         yield TeamsFarSide(door, workflow)

@@ -1,4 +1,4 @@
-"""A workflow of Teams: what its answers mean, what may be configured, and a story from the first notice to the end."""
+"""The Teams sink: errors of a workflow, its configuration, and a reboot from start to end."""
 
 from __future__ import annotations
 
@@ -16,282 +16,302 @@ from pydantic import ValidationError
 from relay.chat import CallbackRefused
 from relay.chat.platforms import teams
 from relay.chat.platforms.teams.settings import Settings
-from relay.chat.platforms.teams.workflow import Workflow as Posting
-from relay.chat.platforms.teams.workflow import build
+from relay.chat.platforms.teams.workflow import WorkflowWebhook, build_request
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import Deferred
-from relay.events.build import relay_event
 from relay.net.http import open_session
 from relay.simulator import Event
-from tests.approvals.builders import ORIGIN
-from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
-from tests.chat.teams_server import PATH, QUERY, SIGNATURE, State, Workflow, workflow
+from tests.chat.teams_server import (
+    PATH,
+    QUERY,
+    SIGNATURE,
+    State,
+    TeamsWorkflow,
+    running_workflow,
+)
 from tests.journey.relay_process import eventually
 
-PING = relay_event(
-    "relay.ping", ORIGIN, NOON, sink="ops", reason="asked for by local:root", count=1, head="0:0"
-)
+TWO_VOTES: dict[str, Any] = {"rules": [rule(2, "client:alice", "client:bob")]}
 
 
-def settings(url: str, **more: Any) -> Settings:
-    return Settings.model_validate(
-        {"kind": "teams", "name": "ops", "url": url, "allow_http": True, **more}
-    )
+def section(url: str) -> dict[str, Any]:
+    """Return the sink's section of the YAML document."""
+    return {"kind": "teams", "name": "ops", "url": url, "allow_http": True}
 
 
 @asynccontextmanager
-async def platform(url: str, **more: Any) -> AsyncIterator[Posting]:
-    """What posts, without a board."""
+async def webhook(settings: Settings) -> AsyncIterator[WorkflowWebhook]:
+    """Yield what posts to a workflow."""
     async with open_session() as session:
-        yield Posting(settings(url, **more), SystemClock(), session)
+        yield WorkflowWebhook(settings, SystemClock(), session)
 
 
-async def refusal(there: Workflow, url: str | None = None, **more: Any) -> Deferred:
-    """How a post fails."""
-    async with platform(url or there.url, **more) as posts:
+async def post_error(workflow: TeamsWorkflow, url: str | None = None) -> Deferred:
+    """Return the error of a post to the workflow's URL, or to another."""
+    async with webhook(Settings.model_validate(section(url or workflow.url))) as platform:
         with pytest.raises(Deferred) as caught:
-            await posts.reply_in_thread(None, [("hello",)])
+            await platform.reply_in_thread(None, [("hello",)])
     return caught.value
 
 
-# --- answers
+# --- errors
 
 
 @pytest.mark.parametrize(
     ("state", "failure", "status", "remedy"),
     [
-        ("off", "slow", 400, "turn it on in the Workflows app"),
-        ("deleted", "slow", 400, "Send webhook alerts to a channel"),
-        ("forbidding", "slow", 401, "copy all of it again"),
-        ("gone", "disabled", 410, "imds-relay resume"),
-        ("busy", "transient", 429, ""),
-        ("broken", "transient", 502, ""),
-        ("moved", "slow", 302, "redirects are not followed"),
+        pytest.param("off", "slow", 400, "turn it on in the Workflows app", id="off"),
+        pytest.param("deleted", "slow", 400, "Send webhook alerts to a channel", id="deleted"),
+        pytest.param("forbidding", "slow", 401, "copy all of it again", id="forbidding"),
+        pytest.param("gone", "disabled", 410, "imds-relay resume", id="gone"),
+        pytest.param("busy", "transient", 429, "", id="busy"),
+        pytest.param("broken", "transient", 502, "", id="broken"),
+        pytest.param("redirecting", "slow", 302, "redirects are not followed", id="redirecting"),
     ],
 )
-async def test_a_refusal_says_what_to_do(
+async def test_an_error_names_its_remedy_and_no_secret(
     state: State, failure: str, status: int, remedy: str
 ) -> None:
-    async with workflow() as there:
-        there.state = state
-        error = await refusal(there)
+    async with running_workflow() as workflow:
+        workflow.state = state
+        error = await post_error(workflow)
         assert (error.failure, error.status) == (failure, status)
         assert remedy in error.reason
-        assert there.refused == 1  # a redirect is not followed
-        for said in (error.reason, error.response or ""):
-            assert SIGNATURE not in said
-            assert PATH not in said
+        assert workflow.refused_calls == 1  # a redirect is not followed
+        for text in (error.reason, error.response or ""):
+            assert SIGNATURE not in text
+            assert PATH not in text
 
 
-async def test_a_url_of_no_workflow_and_one_without_its_signature_are_told_apart() -> None:
-    async with workflow() as there:
-        base = f"http://127.0.0.1:{there.port}"
-        assert (
-            "there is no such workflow"
-            in (await refusal(there, f"{base}/workflows/other{QUERY}")).reason
-        )
-        assert "to the end of sig=" in (await refusal(there, f"{base}{PATH}?api-version=1")).reason
-        assert "to the end of sig=" in (await refusal(there, there.url[:-3])).reason
+@pytest.mark.parametrize(
+    ("path_and_query", "reason"),
+    [
+        pytest.param(f"/workflows/other{QUERY}", "there is no such workflow", id="other path"),
+        pytest.param(f"{PATH}?api-version=1", "to the end of sig=", id="no signature"),
+        pytest.param(f"{PATH}{QUERY[:-3]}", "to the end of sig=", id="truncated signature"),
+    ],
+)
+async def test_a_wrong_url_is_explained(path_and_query: str, reason: str) -> None:
+    async with running_workflow() as workflow:
+        error = await post_error(workflow, f"http://127.0.0.1:{workflow.port}{path_and_query}")
+        assert reason in error.reason
 
 
 @pytest.mark.parametrize("state", ["busy", "forbidding"])
-async def test_the_rest_that_is_asked_for_is_passed_on(state: State) -> None:
-    async with workflow() as there:
-        there.state, there.retry_after = state, "17"
-        assert (await refusal(there)).after == 17.0
+async def test_retry_after_is_passed_on(state: State) -> None:
+    async with running_workflow() as workflow:
+        workflow.state, workflow.retry_after = state, "17"
+        assert (await post_error(workflow)).after == 17.0
 
 
-async def test_a_url_reaches_the_workflow_letter_for_letter() -> None:
-    """Its parts are signed: %2F must not become a slash on the way."""
-    async with workflow() as there, platform(there.url) as posts:
-        await posts.reply_in_thread(None, [("hello",)])
-        assert there.texts == ["hello"]
-        assert str(settings(there.url).target()) == there.url
-        assert build(settings(there.url).target(), {}).url.raw_query_string == QUERY[1:]
+async def test_the_url_reaches_the_workflow_unchanged() -> None:
+    """Its parts are signed, so %2F must not become a slash."""
+    async with running_workflow() as workflow:
+        settings = Settings.model_validate(section(workflow.url))
+        async with webhook(settings) as platform:
+            await platform.reply_in_thread(None, [("hello",)])
+        assert workflow.card_texts == ["hello"]
+        assert str(settings.webhook_url()) == workflow.url
+        request = build_request(settings.webhook_url(), {})
+        assert request.url.raw_query_string == QUERY[1:]
 
 
-async def test_a_url_from_a_file_is_read_again_and_one_that_is_broken_waits_for_somebody(
+async def test_a_url_file_is_read_again_and_a_malformed_url_is_retried_slowly(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "url"
-    async with workflow() as there:
-        file.write_text(f"{there.url}\n")
-        given_ = Settings.model_validate(
+    async with running_workflow() as workflow:
+        file.write_text(f"{workflow.url}\n")
+        settings = Settings.model_validate(
             {"kind": "teams", "name": "ops", "url_file": file, "allow_http": True}
         )
-        async with open_session() as session:
-            posts = Posting(given_, SystemClock(), session)
-            await posts.reply_in_thread(None, [("one",)])
+        async with webhook(settings) as platform:
+            await platform.reply_in_thread(None, [("one",)])
             file.write_text("nonsense")
             with pytest.raises(Deferred) as caught:
-                await posts.reply_in_thread(None, [("two",)])
+                await platform.reply_in_thread(None, [("two",)])
             assert caught.value.failure == "slow"
-            file.write_text(there.url)
-            await posts.reply_in_thread(None, [("three",)])
-        assert there.texts == ["one", "three"]
+            file.write_text(workflow.url)
+            await platform.reply_in_thread(None, [("three",)])
+        assert workflow.card_texts == ["one", "three"]
 
 
 # --- configuration
 
 
+LOGIC_APPS_HOST = "prod-01.westeurope.logic.azure.com:443"
+POWER_PLATFORM_HOST = "x.environment.api.powerplatform.com"
+
+
 @pytest.mark.parametrize(
-    ("section", "expected"),
+    ("url", "expected"),
     [
-        ({}, "expected url or url_file, got neither"),
-        ({"url": "http://127.0.0.1/x?sig=t0ken"}, "url: expected https, got http"),
-        (
-            {"url": "https://contoso.webhook.office.com/webhookb2/t0ken"},
+        pytest.param(None, "expected url or url_file, got neither", id="no URL"),
+        pytest.param("http://127.0.0.1/x?sig=t0ken", "url: expected https, got http", id="http"),
+        pytest.param(
+            "https://contoso.webhook.office.com/webhookb2/t0ken",
             "which Microsoft has retired",
+            id="connector",
         ),
-        (
-            {
-                "url": "https://prod-01.westeurope.logic.azure.com:443/workflows/t0ken/triggers/manual/paths/invoke"
-            },
+        pytest.param(
+            f"https://{LOGIC_APPS_HOST}/workflows/t0ken/triggers/manual/paths/invoke",
             "ends in sig=",
+            id="no signature",
         ),
-        (
-            {
-                "url": "https://x.environment.api.powerplatform.com/powerautomate/t0ken?api-version=1&sig="
-            },
+        pytest.param(
+            f"https://{POWER_PLATFORM_HOST}/powerautomate/t0ken?api-version=1&sig=",
             "ends in sig=",
+            id="empty signature",
         ),
-        ({"url": "https://169.254.169.254/t0ken"}, "metadata or host address"),
-        ({"url": "https://user:t0ken@example.com/"}, "without user and password"),
+        pytest.param("https://169.254.169.254/t0ken", "metadata or host address", id="metadata"),
+        pytest.param(
+            "https://user:t0ken@example.com/", "without user and password", id="password in URL"
+        ),
     ],
 )
-def test_a_wrong_section_says_what_was_expected(section: Mapping[str, Any], expected: str) -> None:
+def test_an_invalid_url_is_refused_without_showing_it(url: str | None, expected: str) -> None:
+    section_without_url = {"kind": "teams", "name": "ops"}
     with pytest.raises(ValidationError) as caught:
-        Settings.model_validate({"kind": "teams", "name": "ops", **section})
+        Settings.model_validate(section_without_url | ({} if url is None else {"url": url}))
     assert expected in str(caught.value)
     assert "t0ken" not in str(caught.value)
 
 
-def test_the_urls_that_microsoft_gives_out_are_accepted() -> None:
-    for host in (
-        "prod-01.westeurope.logic.azure.com:443",
-        "default0f3c.1a.environment.api.powerplatform.com:443",
+@pytest.mark.parametrize(
+    "host",
+    [
+        "prod-01.westeurope.logic.azure.com",
+        "default0f3c.1a.environment.api.powerplatform.com",
         "teams.proxy.example",
-    ):
-        found = Settings.model_validate(
-            {"kind": "teams", "name": "ops", "url": f"https://{host}{PATH}{QUERY}"}
-        )
-        assert found.target().host == host.partition(":")[0]
-        assert SIGNATURE not in repr(found)
+    ],
+)
+def test_the_urls_of_microsoft_and_of_proxies_are_accepted(host: str) -> None:
+    settings = Settings.model_validate(
+        {"kind": "teams", "name": "ops", "url": f"https://{host}:443{PATH}{QUERY}"}
+    )
+    assert settings.webhook_url().host == host
+    assert SIGNATURE not in repr(settings)
 
 
-def test_a_chat_sink_stands_among_the_others() -> None:
+def test_a_teams_sink_is_configured_like_any_other_sink() -> None:
     section = {"kind": "teams", "name": "ops", "url": f"https://teams.example{PATH}{QUERY}"}
-    (sink,) = Config.model_validate({"sinks": [section]}).sinks
-    assert isinstance(sink, Settings)
-    assert sink.stale == "drop"
+    (settings,) = Config.model_validate({"sinks": [section]}).sinks
+    assert isinstance(settings, Settings)
+    assert settings.stale == "drop"
 
 
-# --- calls
+# --- callbacks
 
 
 @given(
     st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3), st.binary(max_size=200)
 )
-async def test_whoever_calls_is_refused(headers: dict[str, str], body: bytes) -> None:
-    """A workflow never does."""
-    chat = teams.Teams.__new__(teams.Teams)
+async def test_every_callback_is_refused(headers: Mapping[str, str], body: bytes) -> None:
+    sink = teams.TeamsSink.__new__(teams.TeamsSink)
     with pytest.raises(CallbackRefused) as caught:
-        await chat.handle_callback(headers, body)
+        await sink.handle_callback(headers, body)
     assert caught.value.status == 401
 
 
-async def test_nothing_of_a_call_reaches_the_gate(tmp_path: Path) -> None:
-    async with workflow() as there, stage(tmp_path, [section(there)], approvals=TWO) as on:
-        on.reboot("vm-0")
-        async with on.web.post(
-            f"{on.url}/v1/chat/ops", json={"type": "message", "text": "approve"}
-        ) as answer:
-            assert answer.status == 401
+async def test_a_callback_over_http_is_401(tmp_path: Path) -> None:
+    async with (
+        running_workflow() as workflow,
+        stage(tmp_path, [section(workflow.url)], approvals=TWO_VOTES) as relay,
+    ):
+        relay.reboot("vm-0")
+        message = {"type": "message", "text": "approve"}
+        async with relay.web.post(f"{relay.url}/v1/chat/ops", json=message) as response:
+            assert response.status == 401
 
 
-async def test_doctor_reaches_for_it_and_posts_nothing() -> None:
-    async with workflow() as there:
-        (found,) = await teams.diagnose(settings(there.url), SystemClock(), "prod")
-        assert found.state == "ok"
-        assert there.calls == []
+async def test_doctor_connects_to_the_workflow_and_posts_nothing() -> None:
+    async with running_workflow() as workflow:
+        settings = Settings.model_validate(section(workflow.url))
+        (finding,) = await teams.diagnose(settings, SystemClock(), "prod")
+        assert finding.state == "ok"
+        assert workflow.calls == []
 
 
-# --- stories
+# --- with a whole relay
 
 
-TWO: dict[str, Any] = {"rules": [rule(2, "client:alice", "client:bob")]}
-
-
-def section(there: Workflow, **more: Any) -> dict[str, Any]:
-    """The sink's section of the YAML document."""
-    return {"kind": "teams", "name": "ops", "url": there.url, "allow_http": True, **more}
-
-
-async def test_a_story_from_the_first_notice_to_the_end(tmp_path: Path) -> None:
-    """Scheduled, a card with links, two votes, the StartRequest, started, ended: each told once, in a card that says which."""
-    async with workflow() as there, stage(tmp_path, [section(there)], approvals=TWO) as on:
-        reboot = on.reboot("vm-0", lasts=None)
-        await eventually(lambda: len(there.cards) == 1)
-        assert "Reboot of vm-0" in there.texts[0]
-        assert "0 of 2; 2 missing, from client:alice, client:bob" in there.texts[0]
-        links = there.links()
-        assert [*links] == ["Approve", "Hold"]
+async def test_a_reboot_is_shown_from_its_announcement_to_its_end(tmp_path: Path) -> None:
+    """Each change is told once, in a card that names the event."""
+    async with (
+        running_workflow() as workflow,
+        stage(tmp_path, [section(workflow.url)], approvals=TWO_VOTES) as relay,
+    ):
+        reboot = relay.reboot("vm-0", lasts=None)
+        await eventually(lambda: len(workflow.cards) == 1)
+        assert "Reboot of vm-0" in workflow.card_texts[0]
+        assert "0 of 2; 2 missing, from client:alice, client:bob" in workflow.card_texts[0]
+        links = workflow.links()
+        assert list(links) == ["Approve", "Hold"]
         assert all(link.startswith("https://relay.example.com/approve#") for link in links.values())
-        assert await on.approve(reboot, client=ALICE) == 202
-        await eventually(lambda: len(there.cards) == 2)
-        assert await on.approve(reboot, client=BOB) == 202
-        await eventually(lambda: "Azure began" in there.texts[-1])
-        on.azure.end(reboot)
-        await eventually(lambda: "It is over" in there.texts[-1])
-        about = f"Reboot of vm-0 ({reboot.event_id[:8]})"
-        assert all(text.startswith(about) for text in there.texts[1:])
-        told = "\n".join(there.texts[1:])
-        for words in (
+        assert await relay.approve(reboot, client=ALICE) == 202
+        await eventually(lambda: len(workflow.cards) == 2)
+        assert await relay.approve(reboot, client=BOB) == 202
+        await eventually(lambda: "Azure began" in workflow.card_texts[-1])
+        relay.azure.end(reboot)
+        await eventually(lambda: "It is over" in workflow.card_texts[-1])
+        follow_ups = workflow.card_texts[1:]
+        title = f"Reboot of vm-0 ({reboot.event_id[:8]})"
+        assert all(text.startswith(title) for text in follow_ups)
+        for line in (
             "client:alice voted to approve, 1 of 2.",
             "Approved by rule reboots: 2 of 2 votes.",
             "Azure accepted the StartRequest.",
             "Azure began, as this relay had approved.",
             "It is over: Azure has completed it.",
         ):
-            assert told.count(words) == 1
-        assert there.failed == []
-        assert on.starts(reboot) == 1
+            assert "\n".join(follow_ups).count(line) == 1
+        assert workflow.failed_runs == []
+        assert relay.starts(reboot) == 1
 
 
-async def test_a_burst_is_one_card(tmp_path: Path) -> None:
-    async with workflow() as there, stage(tmp_path, [section(there)], approvals=TWO) as on:
+async def test_fifty_events_of_one_document_are_one_card(tmp_path: Path) -> None:
+    async with (
+        running_workflow() as workflow,
+        stage(tmp_path, [section(workflow.url)], approvals=TWO_VOTES) as relay,
+    ):
         for number in range(50):
-            on.reboot(f"vm-{number}")
-        await eventually(lambda: len(there.cards) == 1)
-        assert "50 maintenance events at once" in there.texts[0]
-        assert len(there.links()) == 2  # the same two words on each of ten lines
-        assert there.failed == []
+            relay.reboot(f"vm-{number}")
+        await eventually(lambda: len(workflow.cards) == 1)
+        assert "50 maintenance events at once" in workflow.card_texts[0]
+        assert len(workflow.links()) == 2  # the same two titles on each of ten lines
+        assert workflow.failed_runs == []
 
 
-async def test_what_happened_while_teams_was_away_is_told_in_two_cards(
+async def test_after_an_outage_two_cards_tell_what_happened(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with workflow() as there, stage(tmp_path, [section(there)], approvals=TWO) as on:
-        there.state = "broken"
-        reboot = on.reboot("vm-0")
-        await eventually(lambda: there.refused > 0)
+    async with (
+        running_workflow() as workflow,
+        stage(tmp_path, [section(workflow.url)], approvals=TWO_VOTES) as relay,
+    ):
+        workflow.state = "broken"
+        reboot = relay.reboot("vm-0")
+        await eventually(lambda: workflow.refused_calls > 0)
         for client in (ALICE, BOB):
-            assert await on.approve(reboot, client=client) == 202
-        await eventually(
-            lambda: _is(on, reboot, "eventStatus", "Started"), every=0.2
-        )  # the API allows ten calls a second
-        on.azure.end(reboot)
-        await eventually(lambda: _is(on, reboot, "outcome", "completed"), every=0.2)
-        there.state = "on"
-        await eventually(lambda: len(there.cards) == 2)
-        assert "It is over: Azure has completed it." in there.texts[0]
-        assert there.links(0) == {}
-        assert "client:alice voted to approve" in there.texts[1]
+            assert await relay.approve(reboot, client=client) == 202
+        await wait_for_field(relay, reboot, "eventStatus", "Started")
+        relay.azure.end(reboot)
+        await wait_for_field(relay, reboot, "outcome", "completed")
+        workflow.state = "on"
+        await eventually(lambda: len(workflow.cards) == 2)
+        assert "It is over: Azure has completed it." in workflow.card_texts[0]
+        assert workflow.links(0) == {}
+        assert "client:alice voted to approve" in workflow.card_texts[1]
         assert SIGNATURE not in caplog.text
 
 
-async def _is(on: Stage, reboot: Event, field: str, value: str) -> bool:
-    return bool((await on.event(reboot))[field] == value)
+async def wait_for_field(relay: Stage, event: Event, name: str, value: str) -> None:
+    """Return when the API shows a field of an event with this value."""
+
+    async def has_value() -> bool:
+        return bool((await relay.event(event))[name] == value)
+
+    await eventually(has_value, every=0.2)  # the API allows ten calls a second

@@ -1,4 +1,4 @@
-"""What a message looks like in Teams: everything the card says, nothing that somebody slipped in, and never too large."""
+"""How cards look in Teams: complete, without markup from other people's texts, never too large."""
 
 from __future__ import annotations
 
@@ -14,66 +14,85 @@ from markdown_it import MarkdownIt
 from relay.chat.cards.card import Card, PrincipalRef
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.rendering import event_card
-from relay.chat.platforms.teams.card import (
-    card_message,
-    escaped,
-    follow_up,
-    moment,
-    render_markdown,
-)
-from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status
+from relay.chat.platforms.teams.card import card_message, follow_up_message
+from relay.chat.platforms.teams.markdown import escape_markdown, format_time, render_markdown
+from tests.approvals.builders import decided, event, occurrence, standing
 from tests.approvals.manual_clock import NOON
-from tests.chat.teams_server import Workflow, actions_of, lines_of, mistakes, read
+from tests.chat.teams_server import (
+    TeamsWorkflow,
+    card_actions,
+    card_lines,
+    displayed_text,
+    schema_errors,
+)
 
-DUE = NOON + timedelta(seconds=900)
-HOSTILE = "<at>everyone</at> @all [click](https://evil.example) **Approved** _by_ `rule` {{DATE(2026-01-01T00:00:00Z)}} www.evil.example ~~not~~"
+NOT_BEFORE = NOON + timedelta(seconds=900)
+HOSTILE_TEXT = (
+    "<at>everyone</at> @all [click](https://evil.example) **Approved** _by_ `rule` "
+    "{{DATE(2026-01-01T00:00:00Z)}} www.evil.example ~~not~~"
+)
+GAP = "\N{ZERO WIDTH SPACE}"
 
 
 def link(*_: Any) -> str:
+    """Return the link of every button."""
     return "https://relay.example.com/approve#t0ken"
 
 
-def one(**changes: Any) -> Card:
-    """The card of an event that waits for votes."""
-    return event_card(build_status(build_event(**changes)), "prod", link=link, code="123456")
+def waiting_card(**changes: Any) -> Card:
+    """Return the card of an event that waits for votes."""
+    return event_card(standing(event(**changes)), "prod", link=link, code="123456")
 
 
-def shown(card: Card) -> dict[str, Any]:
-    """The Adaptive Card in its envelope, looked over as the workflow does."""
-    made = card_message(card)
-    assert made["type"] == "message"
-    (attachment,) = made["attachments"]
+def adaptive_card(card: Card) -> dict[str, Any]:
+    """Return the valid Adaptive Card in a card's message."""
+    message = card_message(card)
+    assert message["type"] == "message"
+    (attachment,) = message["attachments"]
     assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
     content: dict[str, Any] = attachment["content"]
-    assert list(mistakes(content)) == []
+    assert list(schema_errors(content)) == []
     return content
 
 
-def ran(message: dict[str, Any]) -> Workflow:
-    """A workflow that was given the message."""
-    workflow = Workflow()
-    workflow._run(message)  # noqa: SLF001  # without a network
+def displayed_lines(card: Card) -> str:
+    """Return what a reader sees of a card."""
+    return "\n".join(card_lines(adaptive_card(card)))
+
+
+def workflow_after(message: dict[str, Any]) -> TeamsWorkflow:
+    """Return a workflow that has run with a message."""
+    workflow = TeamsWorkflow()
+    workflow.run(message)
     return workflow
 
 
-def test_it_says_everything_that_the_card_says() -> None:
+def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
     card = event_card(
         build_status(build_event(description="Host maintenance"), build_decision(by="bob")),
         "prod",
         link=link,
         code="123456",
     )
-    text = "\n".join(lines_of(shown(card)))
-    assert text == "\n".join(
+    voting_closes = NOT_BEFORE - timedelta(seconds=60)
+    summary = (
+        f"Azure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} or soon after, "
+        "whether or not anybody answers; earlier only when it is approved."
+    )
+    votes = (
+        "Votes: 1 of 2: client:bob; 1 missing, from client:alice, client:drain, "
+        f"until {voting_closes:%Y-%m-%d %H:%M}"
+    )
+    assert displayed_lines(card) == "\n".join(
         [
             "Reboot of db-1",
-            f"Azure begins at {DUE:%Y-%m-%d %H:%M} or soon after, whether or not anybody answers; earlier only when it is approved.",
+            summary,
             "Machines: db-1",
             "What happens: The machine is rebooted: what is in memory is lost.",
             "Who started it: Azure itself",
             "Azure says: Host maintenance",
             "Rule: databases: 2 votes from group:oncall, client:drain",
-            f"Votes: 1 of 2: client:bob; 1 missing, from client:alice, client:drain, until {DUE - timedelta(seconds=60):%Y-%m-%d %H:%M}",
+            votes,
             "Azure proceeds at NotBefore regardless.",
             "The page asks for this code: 123456",
             "E-1 · prod",
@@ -83,55 +102,51 @@ def test_it_says_everything_that_the_card_says() -> None:
     )
 
 
-def test_it_is_wide_and_says_something_where_no_card_can_be_shown() -> None:
-    card = shown(one())
+def test_an_adaptive_card_is_wide_and_has_a_text_for_clients_without_cards() -> None:
+    card = adaptive_card(waiting_card())
     assert card["msteams"] == {"width": "Full"}
     assert card["fallbackText"].startswith(
-        f"Reboot of db-1. Azure begins at {DUE:%Y-%m-%d %H:%M} UTC or soon after"
+        f"Reboot of db-1. Azure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} UTC or soon after"
     )
 
 
-def test_buttons_open_the_page_and_look_like_what_they_do() -> None:
-    assert actions_of(shown(one())) == [
+def test_buttons_open_the_page_in_the_style_of_their_decision() -> None:
+    assert card_actions(adaptive_card(waiting_card())) == [
         {"type": "Action.OpenUrl", "title": "Approve", "style": "positive", "url": link()},
         {"type": "Action.OpenUrl", "title": "Hold", "style": "destructive", "url": link()},
     ]
 
 
 def test_without_a_page_there_is_neither_a_button_nor_a_code() -> None:
-    card = shown(event_card(build_status(build_event()), "prod", link=None, code="123456"))
-    assert actions_of(card) == []
-    assert "code" not in "\n".join(lines_of(card))
+    card = adaptive_card(event_card(standing(event()), "prod", link=None, code="123456"))
+    assert card_actions(card) == []
+    assert "code" not in "\n".join(card_lines(card))
 
 
-def test_what_a_machine_or_a_person_is_called_is_no_markup() -> None:
-    text = "\n".join(lines_of(shown(one(resources=("web_01_a", "*db*")))))
-    assert "Machines: web_01_a, *db*" in text
+def test_a_name_is_not_markup() -> None:
+    card = waiting_card(resources=("web_01_a", "*db*"))
+    assert "Machines: web_01_a, *db*" in displayed_lines(card)
 
 
 @pytest.mark.parametrize(
-    "at",
+    "time",
     [
-        datetime(2026, 2, 14, 6, 8, 0, 999_999, tzinfo=UTC),
-        datetime(2026, 2, 14, 7, 8, 0, tzinfo=timezone(timedelta(hours=1))),
+        pytest.param(datetime(2026, 2, 14, 6, 8, 0, 999_999, tzinfo=UTC), id="microseconds"),
+        pytest.param(
+            datetime(2026, 2, 14, 7, 8, 0, tzinfo=timezone(timedelta(hours=1))), id="other zone"
+        ),
     ],
 )
-def test_a_moment_is_in_the_one_form_that_every_client_turns_into_the_readers_time(
-    at: datetime,
-) -> None:
-    """Whole seconds and Z, capitals, no blanks inside of the braces."""
-    assert moment(at) == "{{DATE(2026-02-14T06:08:00Z, SHORT)}} {{TIME(2026-02-14T06:08:00Z)}}"
+def test_a_time_has_the_notation_that_clients_convert(time: datetime) -> None:
+    """Whole seconds and Z, capitals, and no blanks inside the braces."""
+    timestamp = "2026-02-14T06:08:00Z"
+    assert format_time(time) == f"{{{{DATE({timestamp}, SHORT)}}}} {{{{TIME({timestamp})}}}}"
 
 
-def test_moments_are_in_textblocks_alone() -> None:
-    """Of no other element is it said that it shows the reader's time."""
-    card = shown(
-        event_card(
-            build_status(build_event(), build_decision("hold", expires=600)),
-            "prod",
-            link=link,
-            code=None,
-        )
+def test_times_are_in_text_blocks_only() -> None:
+    """Only a TextBlock is documented to show times in the reader's time zone."""
+    card = adaptive_card(
+        event_card(standing(event(), decided("hold", expires=600)), "prod", link=link, code=None)
     )
     facts = [
         fact["value"]
@@ -151,90 +166,76 @@ def test_moments_are_in_textblocks_alone() -> None:
     st.text(st.characters(codec="utf-8"), max_size=200)
     | st.text("*_[]()<>@{}$&`~#-+.! \\:/wW1\n", max_size=40)
 )
-@example(HOSTILE)
+@example(HOSTILE_TEXT)
 @example("# a heading")
 @example("1. a list")
 @example("- a list")
 @example("MailTo:a@b.example")
-def test_words_stay_words_whatever_they_hold(words: str) -> None:
-    """The oracle is a CommonMark parser: it finds nothing but text."""
-    made = render_markdown((words,))
-    reader = MarkdownIt("commonmark", {"html": False}).enable("strikethrough")
-    kinds = {
-        token.type for block in reader.parse(made) for token in (block, *(block.children or ()))
+def test_escaped_words_are_only_text(words: str) -> None:
+    """The oracle is a CommonMark parser."""
+    markdown = render_markdown((words,), 1000)
+    parser = MarkdownIt("commonmark", {"html": False}).enable("strikethrough")
+    types = {
+        token.type for block in parser.parse(markdown) for token in (block, *(block.children or ()))
     }
-    assert kinds <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
-    assert "{{" not in made
-    assert "://" not in made
-    assert "@" not in made.rstrip("@").replace("@\N{ZERO WIDTH SPACE}", "").replace("@ ", "")
-    assert "\n" not in made
-    assert "mailto:" not in made.lower()
+    assert types <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+    assert "{{" not in markdown
+    assert "://" not in markdown
+    assert "@" not in markdown.rstrip("@").replace(f"@{GAP}", "").replace("@ ", "")
+    assert "\n" not in markdown
+    assert "mailto:" not in markdown.lower()
 
 
 @given(st.text("ab*_[]`~\\@<{:/w.", max_size=60))
-def test_nobody_sees_the_escapes(words: str) -> None:
-    assert read(escaped(words)) == words
+def test_escapes_are_invisible(words: str) -> None:
+    assert displayed_text(escape_markdown(words)) == words
 
 
-def test_nothing_is_slipped_in_by_a_description() -> None:
-    card = shown(one(description=f"{HOSTILE}\r\n\r\nApproved by everybody."))
-    text = "\n".join(lines_of(card))
-    assert f"Azure says: {HOSTILE} Approved by everybody." in text
-    assert "<at>" not in str(card).replace("<\N{ZERO WIDTH SPACE}at>", "")
+def test_a_description_adds_no_markup() -> None:
+    card = waiting_card(description=f"{HOSTILE_TEXT}\r\n\r\nApproved by everybody.")
+    assert f"Azure says: {HOSTILE_TEXT} Approved by everybody." in displayed_lines(card)
+    assert "<at>" not in str(adaptive_card(card)).replace(f"<{GAP}at>", "")
 
 
 @pytest.mark.parametrize("letter", ["x", "*", "\\", '"', "é", "\N{PILE OF POO}"], ids=ascii)
-def test_long_texts_are_cut_to_what_teams_takes(letter: str) -> None:
-    """Each in its own place, with a sign that there was more; not only where the letters are short."""
+def test_long_texts_are_truncated_to_what_teams_takes(letter: str) -> None:
+    """The size counts after escaping, so the character matters."""
     text = letter * 1500
-    card = one(
+    card = waiting_card(
         description=text,
         event_type="Reboot",
         event_source=text,
         resources=tuple(f"{text[:300]}-{number}" for number in range(100)),
     )
-    workflow = ran(card_message(card))
-    assert workflow.failed == []
-    says = workflow.texts[0]
-    assert "…" in says
-    assert "and 90 more" in says
-    assert "[Approve]" in says
-    assert "123456" in says
+    workflow = workflow_after(card_message(card))
+    assert workflow.failed_runs == []
+    for expected in ("…", "and 90 more", "[Approve]", "123456"):
+        assert expected in workflow.card_texts[0]
 
 
-def test_text_of_a_thousand_characters_is_shown_whole_where_there_is_room() -> None:
-    assert f"Azure says: {'x' * 1000}\n" in "\n".join(lines_of(shown(one(description="x" * 1000))))
+def test_a_text_of_a_thousand_characters_is_shown_whole_if_it_fits() -> None:
+    card = waiting_card(description="x" * 1000)
+    assert f"Azure says: {'x' * 1000}\n" in displayed_lines(card)
 
 
 @pytest.mark.parametrize("letter", ["x", "\N{PILE OF POO}"], ids=ascii)
-def test_a_burst_fits_with_all_its_buttons(letter: str) -> None:
-    standings = [
-        build_status(
-            build_event(
-                f"E-{number}",
-                resources=tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100)),
-            )
-        )
-        for number in range(50)
-    ]
-    standings = [
-        replace(each, occurrence=replace(each.occurrence, id=number))
-        for number, each in enumerate(standings)
-    ]
-    workflow = ran(
-        card_message(
-            grouped_card(
-                standings,
-                "prod",
-                link=lambda *_: f"https://relay.example.com/approve#{'t' * 43}",
-                code="123456",
-            )
-        )
+def test_a_grouped_card_fits_with_all_its_buttons(letter: str) -> None:
+    statuses = []
+    for number in range(50):
+        names = tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100))
+        status = standing(event(f"E-{number}", resources=names))
+        statuses.append(replace(status, occurrence=replace(status.occurrence, id=number)))
+    card = grouped_card(
+        statuses,
+        "prod",
+        link=lambda *_: f"https://relay.example.com/approve#{'t' * 43}",
+        code="123456",
     )
-    assert workflow.failed == []
-    assert len(actions_of(workflow.cards[0])) == 20
-    assert "50 maintenance events at once" in workflow.texts[0]
-    assert "And 40 more" in workflow.texts[0]
+    workflow = workflow_after(card_message(card))
+    assert workflow.failed_runs == []
+    assert len(card_actions(workflow.cards[0])) == 20
+    assert "50 maintenance events at once" in workflow.card_texts[0]
+    assert "And 40 more" in workflow.card_texts[0]
 
 
 @given(
@@ -242,35 +243,28 @@ def test_a_burst_fits_with_all_its_buttons(letter: str) -> None:
         st.text(st.characters(codec="utf-8"), min_size=1, max_size=2000), min_size=1, max_size=22
     )
 )
-def test_a_follow_up_fits_whatever_it_tells(lines: list[str]) -> None:
-    workflow = ran(follow_up([(line,) for line in lines]))
-    assert [one for one in workflow.failed if "empty" not in one] == []
+def test_every_follow_up_fits(lines: list[str]) -> None:
+    workflow = workflow_after(follow_up_message([(line,) for line in lines]))
+    assert [error for error in workflow.failed_runs if "empty" not in error] == []
 
 
-def test_a_follow_up_says_first_what_it_is_about() -> None:
-    workflow = ran(
-        follow_up(
+def test_the_first_line_of_a_follow_up_is_its_heading() -> None:
+    workflow = workflow_after(
+        follow_up_message(
             [
                 ("Reboot of db-1 (C7061BAC)",),
                 (NOON, ": ", PrincipalRef("client:alice"), " voted to approve, 1 of 2."),
             ]
         )
     )
-    assert workflow.texts == [
+    assert workflow.card_texts == [
         f"Reboot of db-1 (C7061BAC)\n{NOON:%Y-%m-%d %H:%M}: client:alice voted to approve, 1 of 2."
     ]
     assert workflow.cards[0]["body"][0]["weight"] == "Bolder"
 
 
-def test_every_tone_has_its_colour_and_what_is_over_has_none() -> None:
-    over = event_card(
-        replace(
-            build_status(build_event()),
-            occurrence=build_occurrence(live=False, outcome="completed"),
-        ),
-        "prod",
-        link=link,
-        code=None,
-    )
-    styles = [shown(card)["body"][0]["style"] for card in (one(), over)]
+def test_the_style_shows_the_tone() -> None:
+    ended = replace(standing(event()), occurrence=occurrence(live=False, outcome="completed"))
+    ended_card = event_card(ended, "prod", link=link, code=None)
+    styles = [adaptive_card(card)["body"][0]["style"] for card in (waiting_card(), ended_card)]
     assert styles == ["warning", "emphasis"]
