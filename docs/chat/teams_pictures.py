@@ -22,19 +22,33 @@ from tests.journey.relay_process import eventually
 HERE = Path(__file__).parent
 READER_UTC_OFFSET = timedelta(hours=1)
 STYLE = """
-body { margin: 0; padding: 14px 18px; width: 640px; font: 14px/1.4 "Segoe UI", "DejaVu Sans", sans-serif; color: #242424;
-  background: #f5f5f5 } .post { display: flex; gap: 10px; margin-bottom: 12px } .face { flex: none; width: 32px; height: 32px;
-  border-radius: 6px; background: #5b5fc7; color: #fff; text-align: center; line-height: 32px; font-size: 12px }
-.who { font-size: 12px; color: #616161; margin-bottom: 3px } .card { width: 580px; background: #fff; border-radius: 6px;
-  box-shadow: 0 1px 3px #0003; padding: 12px 16px; overflow: hidden } .block { margin-top: 8px } .small { margin-top: 4px }
+body { margin: 0; padding: 14px 18px; width: 640px; color: #242424; background: #f5f5f5;
+  font: 14px/1.4 "Segoe UI", "DejaVu Sans", sans-serif }
+.post { display: flex; gap: 10px; margin-bottom: 12px }
+.face { flex: none; width: 32px; height: 32px; border-radius: 6px; background: #5b5fc7;
+  color: #fff; text-align: center; line-height: 32px; font-size: 12px }
+.who { font-size: 12px; color: #616161; margin-bottom: 3px }
+.card { width: 580px; background: #fff; border-radius: 6px; box-shadow: 0 1px 3px #0003;
+  padding: 12px 16px; overflow: hidden }
+.block { margin-top: 8px }
+.small { margin-top: 4px }
 .card > .block:first-child, .tone > .block:first-child, .line > .block:first-child { margin-top: 0 }
-.tone { margin: -12px -16px 8px; padding: 10px 16px } .warning { background: #fbf0d2 } .attention { background: #f9dcdc }
-.good { background: #dff2df } .accent { background: #dfe4fb } .emphasis { background: #ebebeb }
-.line { margin-top: 8px; padding-top: 8px; border-top: 1px solid #e0e0e0 } .facts b { font-weight: 600 }
+.tone { margin: -12px -16px 8px; padding: 10px 16px }
+.warning { background: #fbf0d2 }
+.attention { background: #f9dcdc }
+.good { background: #dff2df }
+.accent { background: #dfe4fb }
+.emphasis { background: #ebebeb }
+.line { margin-top: 8px; padding-top: 8px; border-top: 1px solid #e0e0e0 }
+.facts b { font-weight: 600 }
 .facts { display: grid; grid-template-columns: max-content 1fr; gap: 4px 12px; margin-top: 8px }
-.large { font-size: 18px; font-weight: 600 } .subtle { font-size: 12px; color: #707070 } .actions { margin-top: 10px }
-a { display: inline-block; margin-right: 8px; padding: 5px 14px; border-radius: 4px; border: 1px solid #d1d1d1; font-weight: 600;
-  font-size: 13px } .positive { background: #5b5fc7; border-color: #5b5fc7; color: #fff } .destructive { color: #c4314b }
+.large { font-size: 18px; font-weight: 600 }
+.subtle { font-size: 12px; color: #707070 }
+.actions { margin-top: 10px }
+a { display: inline-block; margin-right: 8px; padding: 5px 14px; border-radius: 4px;
+  border: 1px solid #d1d1d1; font-weight: 600; font-size: 13px }
+.positive { background: #5b5fc7; border-color: #5b5fc7; color: #fff }
+.destructive { color: #c4314b }
 """
 
 
