@@ -35,12 +35,12 @@ def test_the_section_on_a_page_is_valid(page: str, secret: str, tmp_path: Path) 
 
 
 async def test_the_message_on_the_apprise_page_is_what_a_service_gets() -> None:
-    reboot = event(
+    reboot = build_event(
         "6F83E8DA-3EB4-4B0A-BFCA-0932494392AD",
         resources=("db-1", "db-2"),
         description="Host server is undergoing maintenance.",
     )
-    card = event_card(standing(reboot), "prod", link=lambda *_: None, code=None)
+    card = event_card(build_status(reboot), "prod", link=lambda *_: None, code=None)
     async with service() as receiver:
         settings = Settings.model_validate(
             {"kind": "apprise", "name": "p", "urls": [url_of(receiver.port)], "allow_http": True}

@@ -24,7 +24,7 @@ from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.mattermost_server import SECRET, mattermost
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
-from tests.chat.wall_platform import Room, Wall, room
+from tests.chat.wall_platform import Wall, relay_with_wall
 from tests.journey.relay_process import eventually
 
 SECRET_IN_MESSAGE = r'/approve#[\w-]|this code: \*\*\d|"proof":"[\w-]'
@@ -50,25 +50,27 @@ async def test_what_time_has_changed_while_the_relay_was_down_is_shown_after_its
     closes_soon = {
         "rules": [rule(1, "client:alice", close_before="898s")]
     }  # Azure announces it for 900 s ahead
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as azure, running_slack() as here:
-        sinks = [here.settings(signing_secret=None, name=f"ops-{number}") for number in range(3)]
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as azure, running_slack() as workspace:
+        sinks = [
+            workspace.settings(signing_secret=None, name=f"ops-{number}") for number in range(3)
+        ]
         async with stage(tmp_path, sinks, approvals=closes_soon, azure=azure) as relay:
             event = relay.reboot("vm-0")
-            await eventually(lambda: len(here.channel_messages()) == 3)
+            await eventually(lambda: len(workspace.channel_messages()) == 3)
             closes = parse_timestamp((await relay.event(event))["approval"]["closes"])
             assert closes is not None
         await eventually(lambda: datetime.now(UTC) > closes)
         async with stage(tmp_path, sinks, approvals=closes_soon, azure=azure) as relay:
             await eventually(
-                lambda: not any("Approve" in one.links() for one in here.channel_messages())
+                lambda: not any("Approve" in post.links() for post in workspace.channel_messages())
             )
 
 
 async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Path) -> None:
     """Slack names the message in the body: without it the relay would post again and again."""
     async with (
-        running_slack() as here,
-        stage(tmp_path, [here.settings(signing_secret=None)], approvals=APPROVALS) as relay,
+        running_slack() as workspace,
+        stage(tmp_path, [workspace.settings(signing_secret=None)], approvals=APPROVALS) as relay,
     ):
 
         async def slowly(request: web.Request) -> web.StreamResponse:
@@ -82,11 +84,11 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
                 await response.write(body)
             return response
 
-        here.failures["chat.postMessage"] = slowly
+        workspace.failures["chat.postMessage"] = slowly
         relay.reboot("vm-0")
-        await eventually(lambda: here.call_count("chat.postMessage") > 0)
+        await eventually(lambda: workspace.call_count("chat.postMessage") > 0)
         await eventually(lambda: relay.running.relay.dispatcher.worker("ops").waiting == 0)
-        assert here.call_count("chat.postMessage") == 1
+        assert workspace.call_count("chat.postMessage") == 1
 
 
 async def test_links_do_not_pile_up_while_an_event_is_edited_for_days(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.rendering import event_card
 from relay.chat.platforms.teams.card import card_message, follow_up_message
 from relay.chat.platforms.teams.markdown import escape_markdown, format_time, render_markdown
-from tests.approvals.builders import decided, event, occurrence, standing
+from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status
 from tests.approvals.manual_clock import NOON
 from tests.chat.teams_server import (
     TeamsWorkflow,
@@ -41,7 +41,7 @@ def link(*_: Any) -> str:
 
 def waiting_card(**changes: Any) -> Card:
     """Return the card of an event that waits for votes."""
-    return event_card(standing(event(**changes)), "prod", link=link, code="123456")
+    return event_card(build_status(build_event(**changes)), "prod", link=link, code="123456")
 
 
 def adaptive_card(card: Card) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def test_buttons_open_the_page_in_the_style_of_their_decision() -> None:
 
 
 def test_without_a_page_there_is_neither_a_button_nor_a_code() -> None:
-    card = adaptive_card(event_card(standing(event()), "prod", link=None, code="123456"))
+    card = adaptive_card(event_card(build_status(build_event()), "prod", link=None, code="123456"))
     assert card_actions(card) == []
     assert "code" not in "\n".join(card_lines(card))
 
@@ -144,7 +144,12 @@ def test_a_time_has_the_notation_that_clients_convert(time: datetime) -> None:
 def test_times_are_in_text_blocks_only() -> None:
     """Only a TextBlock is documented to show times in the reader's time zone."""
     card = adaptive_card(
-        event_card(standing(event(), decided("hold", expires=600)), "prod", link=link, code=None)
+        event_card(
+            build_status(build_event(), build_decision("hold", expires=600)),
+            "prod",
+            link=link,
+            code=None,
+        )
     )
     facts = [
         fact["value"]
@@ -221,7 +226,7 @@ def test_a_grouped_card_fits_with_all_its_buttons(letter: str) -> None:
     statuses = []
     for number in range(50):
         names = tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100))
-        status = standing(event(f"E-{number}", resources=names))
+        status = build_status(build_event(f"E-{number}", resources=names))
         statuses.append(replace(status, occurrence=replace(status.occurrence, id=number)))
     card = grouped_card(
         statuses,
@@ -262,7 +267,9 @@ def test_the_first_line_of_a_follow_up_is_its_heading() -> None:
 
 
 def test_the_style_shows_the_tone() -> None:
-    ended = replace(standing(event()), occurrence=occurrence(live=False, outcome="completed"))
+    ended = replace(
+        build_status(build_event()), occurrence=build_occurrence(live=False, outcome="completed")
+    )
     ended_card = event_card(ended, "prod", link=link, code=None)
     styles = [adaptive_card(card)["body"][0]["style"] for card in (waiting_card(), ended_card)]
     assert styles == ["warning", "emphasis"]

@@ -24,7 +24,7 @@ def connect(
     """Open the sink's HTTP session and, if configured, Socket Mode. Does not wait for Slack."""
     from relay.chat.platforms.slack import sink  # noqa: PLC0415  # see the module's docstring
 
-    return sink.connect(settings, clock, board)
+    return sink.connect(settings, clock, context)
 
 
 async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature of all sinks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relay.approvals.request import Caller
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.identity import MemberDirectory, NotAuthorized
 from relay.chat.platforms.slack.payloads import Actor
 
@@ -11,8 +11,8 @@ from relay.chat.platforms.slack.payloads import Actor
 class Authorizer:
     """Checks an actor against Slack's directory and the principals that the rules name."""
 
-    def __init__(self, board: ChatBoard, members: MemberDirectory) -> None:
-        self._board = board
+    def __init__(self, context: ChatContext, members: MemberDirectory) -> None:
+        self._context = context
         self._members = members
 
     async def require_member(self, actor: Actor) -> None:
@@ -32,7 +32,7 @@ class Authorizer:
         """
         async with self._members.within_lookup_timeout():
             await self._members.require_workspace(actor)
-            caller = self._board.caller(actor.principal, "slack")
+            caller = self._context.decisions.caller(actor.principal, "slack")
             if caller is None:
                 raise NotAuthorized(f"no rule of this relay names you, {actor.principal}")
             await self._members.require_member(actor)

@@ -12,7 +12,7 @@ from typing import Any
 
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackReply
-from relay.chat.board import ChatBoard
+from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.action_token import ActionTokenClaims, is_valid_action_token
 from relay.chat.platforms.slack.authorization import Authorizer
 from relay.chat.platforms.slack.identity import (
@@ -48,17 +48,17 @@ class Interactions:
     def __init__(
         self,
         settings: Settings,
-        board: ChatBoard,
+        context: ChatContext,
         members: MemberDirectory,
         clock: Clock,
         send_reply: SendReply,
     ) -> None:
         self._settings = settings
-        self._board = board
+        self._context = context
         self._clock = clock
         self._send_reply = send_reply
-        self._authorizer = Authorizer(board, members)
-        self._slash_command = SlashCommandHandler(settings, board, self._authorizer, clock)
+        self._authorizer = Authorizer(context, members)
+        self._slash_command = SlashCommandHandler(settings, context, self._authorizer, clock)
         self._log_once = _LogOnce(clock, settings.name)
 
     async def handle(self, call: Call) -> CallbackReply:
@@ -108,7 +108,7 @@ class Interactions:
         status = await self._status_behind_button(click)
         if status is None:
             return text_reply((_INVALID_BUTTON,), team_id=actor.team_id)
-        answer = await self._board.decide(
+        answer = await self._context.decisions.decide(
             caller,
             event_id=action.event_id,
             decision=action.decision,
@@ -125,7 +125,7 @@ class Interactions:
         if not click.is_ephemeral:
             if action.action_token is not None:
                 return None
-            return await self._board.shown_in(
+            return await self._context.statuses.shown_in(
                 self._settings.name, click.message_ref, action.event_id
             )
         if action.action_token is None:
@@ -140,7 +140,7 @@ class Interactions:
         bot_token, now = self._settings.bot_token(), self._clock.now()
         if not is_valid_action_token(action.action_token, claims, bot_token, now):
             return None
-        statuses = await self._board.live_statuses(self._settings)
+        statuses = await self._context.statuses.live_statuses(self._settings)
         return next(iter(find_events(statuses, action.event_id, exact=True)), None)
 
 

@@ -37,7 +37,7 @@ class SlackSink(LiveMessageSink):
         clock: Clock,
         interactions: Interactions,
     ) -> None:
-        super().__init__(settings, board, platform, clock, in_chat=settings.approve_in_chat)
+        super().__init__(settings, context, platform, clock, in_chat=settings.approve_in_chat)
         self._slack_settings = settings
         self._clock = clock
         self._interactions = interactions
@@ -61,7 +61,9 @@ class SlackSink(LiveMessageSink):
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[SlackSink]:
+async def connect(
+    settings: Settings, clock: Clock, context: ChatContext
+) -> AsyncIterator[SlackSink]:
     """Open the sink's HTTP session and, if configured, Socket Mode. Does not wait for Slack."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
@@ -70,11 +72,11 @@ async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIt
         members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
         replies = ResponseUrlSender(session, api_url, allow_http=allow_http)
         await stack.enter_async_context(replies.running())
-        interactions = Interactions(settings, board, members, clock, replies.send)
+        interactions = Interactions(settings, context, members, clock, replies.send)
         channel = Channel(
             api, settings.channel, members.team_id, has_interactions=settings.has_interactions
         )
-        sink = SlackSink(settings, board, channel, clock, interactions)
+        sink = SlackSink(settings, context, channel, clock, interactions)
         await stack.enter_async_context(sink.refreshing())
         if settings.uses_socket_mode:
             connector = SocketConnector(

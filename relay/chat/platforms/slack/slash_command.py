@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat.board import ChatBoard
 from relay.chat.cards.card import Button, Card, Text
 from relay.chat.cards.confirmation_view import decision_outcome
 from relay.chat.cards.grouped_card import event_line
+from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.action_token import ActionTokenClaims, make_action_token
 from relay.chat.platforms.slack.authorization import Authorizer
 from relay.chat.platforms.slack.blocks import card_message
@@ -42,10 +42,10 @@ class SlashCommandHandler:
     """Handles the slash commands of one sink."""
 
     def __init__(
-        self, settings: Settings, board: ChatBoard, authorizer: Authorizer, clock: Clock
+        self, settings: Settings, context: ChatContext, authorizer: Authorizer, clock: Clock
     ) -> None:
         self._settings = settings
-        self._board = board
+        self._context = context
         self._authorizer = authorizer
         self._clock = clock
 
@@ -59,7 +59,7 @@ class SlashCommandHandler:
             )
         if verb == "list" and len(arguments) <= 1:
             await self._authorizer.require_member(actor)
-            return _list_reply(await self._board.live_statuses(self._settings), actor)
+            return _list_reply(await self._context.statuses.live_statuses(self._settings), actor)
         if verb not in _DECISIONS or len(arguments) < 2:
             return text_reply(*_USAGE, team_id=actor.team_id)
         decision, event_prefix = _DECISIONS[verb], arguments[1]
@@ -68,7 +68,7 @@ class SlashCommandHandler:
             caller = await self._authorizer.require_caller(actor)
         else:
             await self._authorizer.require_member(actor)
-        live = await self._board.live_statuses(self._settings)
+        live = await self._context.statuses.live_statuses(self._settings)
         matching = find_events(live, event_prefix)
         if len(matching) != 1:
             count = "More than one event" if matching else "No event"
@@ -83,7 +83,7 @@ class SlashCommandHandler:
         self, actor: Actor, caller: Caller, status: ApprovalStatus, reason: str | None
     ) -> PrivateReply:
         # A hold starts nothing, so the actor need not have seen the current state.
-        answer = await self._board.decide(
+        answer = await self._context.decisions.decide(
             caller,
             event_id=status.occurrence.event.event_id,
             decision="hold",
@@ -96,7 +96,7 @@ class SlashCommandHandler:
     async def _show_event(
         self, actor: Actor, status: ApprovalStatus, decision: DecisionKind, *, in_chat: bool
     ) -> PrivateReply:
-        card = await self._board.event_status(
+        card = await self._context.statuses.private_card(
             self._settings, status.occurrence.event.event_id, in_chat=in_chat
         )
         if card is None:

@@ -33,11 +33,13 @@ class TeamsSink(LiveMessageSink):
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, board: ChatBoard) -> AsyncIterator[TeamsSink]:
+async def connect(
+    settings: Settings, clock: Clock, context: ChatContext
+) -> AsyncIterator[TeamsSink]:
     """Open the sink's HTTP session. It connects when the first event is delivered."""
     async with open_session() as session:
         webhook = WorkflowWebhook(settings, clock, session)
-        sink = TeamsSink(settings, board, webhook, clock)
+        sink = TeamsSink(settings, context, webhook, clock)
         async with sink.refreshing():
             yield sink
 
