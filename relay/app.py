@@ -140,7 +140,15 @@ async def started(
             for name, (settings, sink) in sinks.items()
             if isinstance(settings, ChatSettings)
         }
-        relay = Relay(store, gate, dispatcher, poller, origin, clock, chats)
+        relay = Relay(
+            store=store,
+            gate=gate,
+            dispatcher=dispatcher,
+            source=poller,
+            origin=origin,
+            clock=clock,
+            chats=chats,
+        )
         _log.info(
             "relay %s of scope %s runs; the API listens on %s",
             origin.relay,

@@ -1,156 +1,178 @@
-"""Looks at the API for `doctor`: whether a relay answers there, or the address is free; and whether tokens could be verified."""
+"""Checks of the API for `doctor`: the listener, the running relay, the certificate, Entra ID."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 
-from relay.api import ApiSettings, ServerTlsSettings
 from relay.api.auth.entra_settings import OidcSettings
 from relay.api.server.sockets import open_tcp
 from relay.api.server.tls import ServerTlsContext
+from relay.api.settings import ApiSettings, ServerTlsSettings
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import ConfigError
 from relay.files import may_be_folder, may_exist
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # where one that listens everywhere is asked
+_MAX_RESPONSE_BYTES = 64 * 1024
+_LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 async def diagnose(settings: ApiSettings) -> tuple[list[Finding], bool]:
-    """What is where the relay listens, and whether it is a relay that runs."""
-    findings, runs = await _listener(settings)
+    """Return the findings, and whether something listens at the configured address."""
+    findings, is_running = await _check_listener(settings)
     findings.extend(static_findings(settings))
     if settings.tls is not None:
-        findings.append(_certificate(settings.tls))
+        findings.append(_check_certificate(settings.tls))
     if settings.oidc is not None:
-        findings.append(await _tokens(settings.oidc))
-    return findings, runs
+        findings.append(await _check_token_keys(settings.oidc))
+    return findings, is_running
 
 
 def static_findings(settings: ApiSettings) -> Iterator[Finding]:
-    """What nobody need be asked for: warnings that follow from the section and the folders of this machine."""
+    """Return warnings that follow from the configuration and this machine's folders."""
     if settings.socket is not None and not may_be_folder(settings.socket.parent):
-        said = f"there is no folder {settings.socket.parent} for {settings.socket}, and without it the relay does not start"
         yield warning(
             "local socket",
-            said,
+            f"there is no folder {settings.socket.parent} for {settings.socket}, "
+            "and without it the relay does not start",
             "make it, or let the service manager make it at start (systemd: RuntimeDirectory)",
         )
     for client in settings.clients:
         if not client.credential_kinds:
-            said = "nobody can be this client: it has no key, secrets, certificate's name or RabbitMQ user"
             yield warning(
                 f"client {client.name}",
-                said,
+                "nobody can be this client: "
+                "it has no key, secrets, certificate's name or RabbitMQ user",
                 "give it key_sha256 (see `imds-relay keys`), secrets, san or amqp_user",
             )
 
 
-async def _listener(settings: ApiSettings) -> tuple[list[Finding], bool]:
-    places = [one for one in (settings.socket, None) if one is None or may_exist(one)]
-    for place in places:
-        about, shown = (
-            ("local socket", str(place)) if place is not None else ("listener", settings.listen)
-        )
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """A place where the relay may listen: the local socket, or TCP."""
+
+    subject: str
+    address: str
+    """The address for people."""
+    url: str
+    socket: Path | None = None
+
+
+def _endpoints(settings: ApiSettings) -> Iterator[_Endpoint]:
+    if settings.socket is not None and may_exist(settings.socket):
+        yield _Endpoint("local socket", str(settings.socket), "http://relay", settings.socket)
+    scheme = "http" if settings.tls is None else "https"
+    host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
+    host = f"[{host}]" if ":" in host else host
+    yield _Endpoint("listener", settings.listen, f"{scheme}://{host}:{settings.port}")
+
+
+async def _check_listener(settings: ApiSettings) -> tuple[list[Finding], bool]:
+    needs_certificate = settings.tls is not None and settings.tls.client_ca_file is not None
+    for endpoint in _endpoints(settings):
+        subject, address = endpoint.subject, endpoint.address
         try:
-            return [await _asked(settings, place, shown)], True
+            return [await _check_readiness(endpoint)], True
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PermissionError):
-                return [
-                    warning(
-                        about,
-                        f"you may not open {shown}",
-                        "join its group, or run doctor as the service's user",
-                    )
-                ], True
+                remedy = "join its group, or run doctor as the service's user"
+                return [warning(subject, f"you may not open {address}", remedy)], True
             if isinstance(error, aiohttp.ClientSSLError):
-                return [_another(about, shown)], False
+                return [_not_a_relay(endpoint)], False
         except (aiohttp.ClientError, TimeoutError, ValueError):
-            if settings.tls is not None and settings.tls.client_ca_file is not None:
-                wants = f"somebody listens on {shown} and wants a client certificate: whether it is a relay is not known"
-                return [warning(about, wants, "set api.socket, through which doctor can ask")], True
-            return [_another(about, shown)], False
+            if not needs_certificate:
+                return [_not_a_relay(endpoint)], False
+            message = (
+                f"the program that listens on {address} needs a client certificate: "
+                "doctor cannot check whether it is a relay"
+            )
+            remedy = "set api.socket: doctor then asks through the local socket"
+            return [warning(subject, message, remedy)], True
+    return [await _check_address_is_free(settings)], False
+
+
+async def _check_address_is_free(settings: ApiSettings) -> Finding:
     try:
         for sock in await open_tcp(settings.host, settings.port):
             sock.close()
     except ConfigError as error:
-        return [
-            failure(
-                "listener", str(error), "choose another address in api.listen, or stop who has it"
-            )
-        ], False
-    return [ok("listener", f"no relay runs here, and {settings.listen} is free")], False
+        remedy = "choose another address in api.listen, or stop the program that uses it"
+        return failure("listener", str(error), remedy)
+    return ok("listener", f"no relay runs here, and {settings.listen} is free")
 
 
-async def _asked(settings: ApiSettings, place: Path | None, shown: str) -> Finding:
-    """What ``/readyz`` says. Raises what aiohttp raises, and ValueError where no relay answers so."""
-    connector = aiohttp.UnixConnector(str(place)) if place is not None else None
-    host = _EVERYWHERE.get(settings.host, settings.host)
-    host = f"[{host}]" if ":" in host else host
-    base = (
-        "http://relay"
-        if place is not None
-        else f"{'https' if settings.tls is not None else 'http'}://{host}:{settings.port}"
-    )
-    async with (
-        aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False) as session,
-        session.get(
-            f"{base}/readyz", ssl=False, allow_redirects=False
-        ) as answer,  # whose certificate it is, callers see for themselves
-    ):
-        said: Any = orjson.loads(await answer.content.read(64 * 1024))
-        if answer.status not in (200, 503) or not isinstance(said, dict) or "status" not in said:
-            raise ValueError("expected a relay's answer")
-    if answer.status != 200:
-        return failure(
-            "relay",
-            f"one runs at {shown}, and is not ready: {said.get('detail')}",
-            "its log says more",
-        )
-    troubled = [f"{name} {', '.join(sinks)}" for name, sinks in said["sinks"].items() if sinks]
-    if troubled:
-        why = "".join(f"; {name}: {reason}" for name, reason in said.get("reasons", {}).items())
+async def _check_readiness(endpoint: _Endpoint) -> Finding:
+    """Return the readiness of the relay there.
+
+    Raises aiohttp's errors, and ValueError for a response that is not a relay's.
+    """
+    status, body = await _get_readiness(endpoint)
+    if status != 200:
+        message = f"one runs at {endpoint.address}, and is not ready: {body.get('detail')}"
+        return failure("relay", message, "its log says more")
+    undelivering = [
+        f"{state} {', '.join(names)}" for state, names in body["sinks"].items() if names
+    ]
+    if undelivering:
+        reasons = "".join(f"; {sink}: {why}" for sink, why in body.get("reasons", {}).items())
         return warning(
             "relay",
-            f"one runs at {shown}; of its sinks: {'; '.join(troubled)}{why}",
+            f"one runs at {endpoint.address}; of its sinks: {'; '.join(undelivering)}{reasons}",
             "see the sinks below, and its log",
         )
-    return ok("relay", f"one runs at {shown}, and is ready")
+    return ok("relay", f"one runs at {endpoint.address}, and is ready")
 
 
-def _another(about: str, shown: str) -> Finding:
+async def _get_readiness(endpoint: _Endpoint) -> tuple[int, dict[str, Any]]:
+    connector = None
+    if endpoint.socket is not None:
+        connector = aiohttp.UnixConnector(str(endpoint.socket))
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False) as session,
+        # The certificate is not verified: its name is that of callers on other machines.
+        session.get(f"{endpoint.url}/readyz", ssl=False, allow_redirects=False) as response,
+    ):
+        body: Any = orjson.loads(await response.content.read(_MAX_RESPONSE_BYTES))
+    is_readiness = isinstance(body, dict) and "status" in body
+    if response.status not in (200, 503) or not is_readiness:
+        raise ValueError("expected a relay's response")
+    return response.status, body
+
+
+def _not_a_relay(endpoint: _Endpoint) -> Finding:
     return failure(
-        about,
-        f"something that is no relay of this configuration listens on {shown}",
+        endpoint.subject,
+        f"something that is no relay of this configuration listens on {endpoint.address}",
         "choose another address, or stop it",
     )
 
 
-def _certificate(settings: ServerTlsSettings) -> Finding:
+def _check_certificate(settings: ServerTlsSettings) -> Finding:
     try:
         ServerTlsContext(settings)
     except ConfigError as error:
-        return failure(
-            "certificate", str(error), "correct the files of api.tls, and who may read them"
-        )
+        remedy = "correct the files of api.tls, and who may read them"
+        return failure("certificate", str(error), remedy)
     return ok("certificate", f"{settings.cert_file} and its key can be used")
 
 
-async def _tokens(settings: OidcSettings) -> Finding:
-    from relay.api.auth.entra_tokens import fetch_keys  # noqa: PLC0415  # ten megabytes, for relays that take tokens
+async def _check_token_keys(settings: OidcSettings) -> Finding:
+    # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
+    from relay.api.auth.entra_keys import fetch_keys  # noqa: PLC0415
 
+    subject = "keys of the token issuer"
     try:
-        count = len(await fetch_keys(settings))
+        keys = await fetch_keys(settings)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        said = str(error) or type(error).__name__
         return failure(
-            "keys of the token issuer",
-            f"they could not be fetched from keys_url: {said}",
+            subject,
+            f"they could not be fetched from keys_url: {str(error) or type(error).__name__}",
             "correct api.oidc.keys_url",
         )
-    return ok("keys of the token issuer", f"{count} fetched")
+    return ok(subject, f"{len(keys)} fetched")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from relay.api import CLIENT_NAME
+from relay.api.settings import CLIENT_NAME_PATTERN
 from relay.cli._output import print_json, print_output
 from relay.cli.events import AsJson
 from relay.signature import PREFIX
@@ -29,9 +29,9 @@ def keys(
 
     They are shown here and kept nowhere.
     """
-    if re.search(CLIENT_NAME, name) is None:
+    if re.search(CLIENT_NAME_PATTERN, name) is None:
         raise typer.BadParameter(
-            f"expected text that matches {CLIENT_NAME}, got {name!r}", param_hint="--name"
+            f"expected text that matches {CLIENT_NAME_PATTERN}, got {name!r}", param_hint="--name"
         )
     key = f"imdsr_{secrets.token_urlsafe(_BYTES)}"
     digest = hashlib.sha256(key.encode()).hexdigest()

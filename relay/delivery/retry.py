@@ -7,7 +7,7 @@ ordinary backoff carries on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from relay.errors import Failure
@@ -24,8 +24,6 @@ LONGEST_REST = 3600.0
 DAY = 86400.0
 MAX_INTERNAL_ERRORS = 5
 """An unexpected error in a sink's own code: parked after that many tries."""
-OUTLINED = 5000
-"""So many tries ahead an outline looks: three days of one a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,51 +90,6 @@ def backoff(tries: int, left: float) -> float:
     if left > WINDOW:
         return min(grown, EARLY, max(left - WINDOW, URGENT))
     return min(grown, URGENT)
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastSegment:
-    """Tries in a row with the same pause, in seconds, before each."""
-
-    first: datetime
-    last: datetime
-    tries: int
-    pause: float
-
-
-def forecast(
-    failure: Failure,
-    *,
-    tries: int,
-    now: datetime,
-    recorded: datetime,
-    not_before: datetime | None,
-    give_up_after: float,
-    longest_pause: float = LATEST,
-) -> tuple[tuple[ForecastSegment, ...], DeadLetter | DisableSink | None]:
-    """The plan as it unfolds if a try fails now and every later one fails at once, without jitter; and how it ends.
-
-    ``tries``: as for `plan_retry`. None at the end: it goes on like that, beyond what is looked at.
-    """
-    stretches: list[ForecastSegment] = []
-    for number in range(tries, tries + OUTLINED):
-        verdict = plan_retry(
-            failure,
-            tries=number,
-            now=now,
-            recorded=recorded,
-            not_before=not_before,
-            give_up_after=give_up_after,
-            longest_pause=longest_pause,
-        )
-        if not isinstance(verdict, RetryAfter):
-            return tuple(stretches), verdict
-        now = retry_time(verdict, now)
-        if stretches and stretches[-1].pause == verdict.after:
-            stretches[-1] = replace(stretches[-1], last=now, tries=stretches[-1].tries + 1)
-        else:
-            stretches.append(ForecastSegment(now, now, 1, verdict.after))
-    return tuple(stretches), None
 
 
 def retry_time(again: RetryAfter, now: datetime) -> datetime:

@@ -7,16 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from relay.clock import Clock
-from relay.delivery.retry import (
-    DeadLetter,
-    DisableSink,
-    ForecastSegment,
-    RetryAfter,
-    Verdict,
-    forecast,
-    plan_retry,
-)
-from relay.errors import Deferred, Failure
+from relay.delivery.retry import RetryAfter, Verdict, plan_retry
+from relay.errors import Deferred
 from relay.outbox import Entry
 from relay.sinks import Sink
 
@@ -27,20 +19,6 @@ class RetryPolicy:
     def __init__(self, sink: Sink, clock: Clock) -> None:
         self._sink = sink
         self._clock = clock
-
-    def outline(
-        self, failure: Failure, *, tries: int, recorded: datetime, not_before: datetime | None
-    ) -> tuple[tuple[ForecastSegment, ...], DeadLetter | DisableSink | None]:
-        """What becomes of an entry if a try fails now, and every later one: see `relay.delivery.retry.forecast`."""
-        return forecast(
-            failure,
-            tries=tries,
-            now=self._clock.now(),
-            recorded=recorded,
-            not_before=not_before,
-            give_up_after=self._sink.give_up_after,
-            longest_pause=self._sink.longest_pause,
-        )
 
     def of(self, entry: Entry, error: Deferred, now: datetime) -> Verdict:
         """What becomes of an entry after a try that has just failed."""

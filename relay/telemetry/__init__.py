@@ -1,4 +1,4 @@
-"""What the relay tells its operator: the log and the metrics."""
+"""What the relay reports to its operator: the log and the metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from relay.settings import Section
 
 
 class TelemetrySettings(Section):
-    """How the relay speaks to its operator."""
+    """How the relay reports to its operator."""
 
     log: Literal["text", "json"] = "text"
-    """text for people, json for programs; both on standard error, one line each."""
+    """text for people, json for programs; both on standard error, one line for each record."""

@@ -1,4 +1,4 @@
-"""The verbs that send again, and that explain what a sink would do."""
+"""The verbs that send again."""
 
 from __future__ import annotations
 
@@ -23,27 +23,6 @@ async def relay(tmp_path: Path) -> AsyncIterator[Alive]:
     """A relay that runs."""
     async with alive(tmp_path) as running:
         yield running
-
-
-async def test_explain_says_that_it_is_wanted_and_prints_the_plan(relay: Alive) -> None:
-    event = await relay.announced()
-    done = await called("explain", event.event_id.lower(), "drain", "-c", relay.config)
-    assert done.code == 0
-    said = [line.split() for line in done.out.splitlines()]
-    assert ["wanted", "yes"] in said
-    assert [
-        line[:2] for line in said if line[2:4] == ["ms", done.out] or line[:2] == ["1", "500"]
-    ] == [["1", "500"]]
-    assert "then a dead letter: given up after 86400 s" in done.out
-    assert "then a dead letter: refused, and no NotBefore ahead to keep trying for" in done.out
-    found = (await called("explain", event.event_id, "drain", "-c", relay.config, "--json")).json
-    assert (found["whyNot"], found["plan"][0]["tries"][0]["pauseSeconds"]) == (None, 0.5)
-
-
-async def test_explain_of_what_is_unknown_is_exit_code_1(relay: Alive) -> None:
-    event = await relay.announced()
-    assert (await called("explain", event.event_id, "nope", "-c", relay.config)).code == 1
-    assert (await called("explain", "nope", "drain", "-c", relay.config)).code == 1
 
 
 async def test_dead_letters_go_out_again_by_sink_and_since(relay: Alive) -> None:

@@ -45,7 +45,7 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
             2,
         )
         assert found["mayVote"] == sorted(["client:alice", ME])
-        assert found["unspoken"] == ["db-0", "db-1"]
+        assert found["uncoveredResources"] == ["db-0", "db-1"]
         assert found["closes"] < found["notBefore"]
         assert [(one["name"], one["unmet"], one["decides"]) for one in found["rules"]] == [
             ("freeze", ["event_type"], False),

@@ -15,14 +15,11 @@ from hypothesis import strategies as st
 from relay.delivery.retry import (
     JITTER,
     LONGEST_REST,
-    OUTLINED,
     WINDOW,
     DeadLetter,
     DisableSink,
-    ForecastSegment,
     RetryAfter,
     Verdict,
-    forecast,
     plan_retry,
     retry_time,
 )
@@ -257,62 +254,6 @@ def test_the_moment_is_the_pause_from_now(seconds: float) -> None:
     assert retry_time(RetryAfter(seconds), NOW) == NOW + timedelta(seconds=seconds)
 
 
-def outlined(
-    failure: Failure = "transient", *, left: float | None = None, tries: int = 1
-) -> tuple[tuple[ForecastSegment, ...], DeadLetter | DisableSink | None]:
-    """The outline of an event that was just recorded."""
-    not_before = None if left is None else NOW + timedelta(seconds=left)
-    return forecast(
-        failure, tries=tries, now=NOW, recorded=NOW, not_before=not_before, give_up_after=DAY
-    )
-
-
-@given(failure=st.sampled_from(["transient", "slow"]), left=LEFT, tries=st.integers(1, 20))
-def test_an_outline_is_the_plan_followed_try_by_try(
-    failure: Failure, left: float | None, tries: int
-) -> None:
-    """What is printed is what is done: every moment, and how it ends."""
-    stretches, end = outlined(failure, left=left, tries=tries)
-    not_before = None if left is None else NOW + timedelta(seconds=left)
-    at, number = NOW, tries
-    for stretch in stretches:
-        for place in range(stretch.tries):
-            verdict = plan_retry(
-                failure,
-                tries=number,
-                now=at,
-                recorded=NOW,
-                not_before=not_before,
-                give_up_after=DAY,
-            )
-            assert verdict == RetryAfter(stretch.pause)
-            at, number = retry_time(verdict, at), number + 1
-            assert place or at == stretch.first
-        assert at == stretch.last
-    if end is not None:
-        assert (
-            plan_retry(
-                failure,
-                tries=number,
-                now=at,
-                recorded=NOW,
-                not_before=not_before,
-                give_up_after=DAY,
-            )
-            == end
-        )
-    else:
-        assert number - tries == OUTLINED
-
-
-def test_an_outline_of_ten_minutes_notice_reads_as_the_promise_does() -> None:
-    stretches, end = outlined(left=600.0)
-    ahead = [one for one in stretches if one.last < NOW + timedelta(seconds=600)]
-    assert [one.pause for one in ahead[:5]] == [0.5, 1.0, 2.0, 4.0, 7.0]
-    assert (NOW + timedelta(seconds=600) - ahead[-1].last).total_seconds() == pytest.approx(2.0)
-    assert end == DeadLetter("given up after 86400 s")
-    assert outlined("slow") == (
-        (),
-        DeadLetter("refused, and no NotBefore ahead to keep trying for"),
-    )
-    assert outlined("disabled") == ((), DisableSink())
+def test_with_ten_minutes_notice_the_pauses_double_up_to_seven_seconds() -> None:
+    pauses = [pause(tries=number, left=600.0) for number in range(1, 7)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 7.0, 7.0]

@@ -1,4 +1,4 @@
-"""Who calls: bearer keys and tokens, certificates, signed callbacks, and users of the local socket."""
+"""Identifies callers: bearer keys and tokens, certificates, signed callbacks, local users."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from relay.api import ApiSettings, Client
 from relay.api.auth.entra_settings import OidcSettings, TokenRefused
+from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
 from relay.signature import PREFIX, SignatureRefused, verify
@@ -19,47 +19,52 @@ if TYPE_CHECKING:
     from relay.api.auth.entra_tokens import TokenVerifier
 
 ALL_RIGHTS = Rights(frozenset({"read", "approve", "hold", "operate"}))
-"""What users of the local socket may do: its file rights are the authority."""
 ANONYMOUS = Caller("anonymous", "http", Rights(frozenset()))
-"""Who calls what needs no credentials."""
+"""The caller of routes that need no credentials."""
 LOOPBACK_READER = Caller("anonymous", "http", Rights(frozenset({"read"})))
-"""Who calls from this machine what may be read there without credentials."""
+"""A caller on this machine, for routes that it may read without credentials."""
 
 
 class NotAuthenticated(Exception):
-    """No or wrong credentials. The text is for our log: the caller is told no more than 401."""
+    """Missing or wrong credentials. The text is for the log; the caller learns only the 401."""
 
 
 class Authenticator:
-    """The configured clients, by what they can show."""
+    """Identifies callers by the credentials of the configured clients."""
 
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
         self._clients = settings.clients
-        self._by_name: Mapping[str, Client] = {client.name: client for client in self._clients}
-        self._by_san: Mapping[str, Client] = {
-            client.san.lower(): client for client in self._clients if client.san is not None
+        self._clients_by_name = {client.name: client for client in settings.clients}
+        self._clients_by_san = {
+            client.san.lower(): client for client in settings.clients if client.san is not None
         }
-        self._tokens = _tokens(settings.oidc, clock) if settings.oidc is not None else None
+        self._tokens = None if settings.oidc is None else _token_verifier(settings.oidc, clock)
         self._clock = clock
-        # Stands in for the secret of a client that does not exist, so that asking takes the same time.
-        self._nobodys = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+        # Checking the signature of an unknown client takes as long as that of a known client.
+        self._decoy_secret = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
     async def by_bearer(
-        self, given: Sequence[str], certificate: Mapping[str, Any] | None
+        self, authorization: Sequence[str], certificate: Mapping[str, Any] | None
     ) -> Caller:
-        """Whose key or token it is, of all values of Authorization; without any, whose certificate. Raises StrangerError."""
-        if not given and certificate and self._by_san:
+        """Return the owner of the bearer key or token, or else of the verified certificate.
+
+        `authorization` are the values of all Authorization headers. Raises NotAuthenticated.
+        """
+        if not authorization and certificate and self._clients_by_san:
             return self._by_certificate(certificate)
-        if len(given) != 1:
-            raise NotAuthenticated(f"Authorization: expected it once, got it {len(given)} times")
-        scheme, _, key = given[0].partition(" ")
+        if len(authorization) != 1:
+            raise NotAuthenticated(
+                f"Authorization: expected it once, got it {len(authorization)} times"
+            )
+        scheme, _, key = authorization[0].partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             raise NotAuthenticated("Authorization: expected Bearer and a key")
-        found = self._by_key(key)
-        if found is not None:
-            return found
-        if self._tokens is None or key.count(".") != 2:  # three parts: RFC 7515, section 3.1
+        caller = self._by_key(key)
+        if caller is not None:
+            return caller
+        is_token = key.count(".") == 2  # RFC 7515, section 3.1
+        if self._tokens is None or not is_token:
             raise NotAuthenticated("the bearer key is no client's")
         try:
             return await self._tokens.caller(key)
@@ -67,49 +72,48 @@ class Authenticator:
             raise NotAuthenticated(str(error)) from None
 
     def _by_certificate(self, certificate: Mapping[str, Any]) -> Caller:
-        """Whose certificate TLS has verified, by its names."""
         names = {
             value.lower()
             for kind, value in certificate.get("subjectAltName", ())
             if kind in ("DNS", "URI", "email")
         }
-        found = [client for san, client in self._by_san.items() if san in names]
-        if len(found) != 1:
+        clients = [client for san, client in self._clients_by_san.items() if san in names]
+        if len(clients) != 1:
             raise NotAuthenticated(
-                f"the certificate: expected the name of one client, got those of {len(found)}"
+                f"the certificate: expected the name of one client, got those of {len(clients)}"
             )
-        return Caller(f"mtls:{found[0].san}", "http", _rights(found[0]))
+        return Caller(f"mtls:{clients[0].san}", "http", _rights(clients[0]))
 
     def _by_key(self, key: str) -> Caller | None:
-        """It is compared with every client's, and each comparison takes the same time."""
-        offered = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        found = None
+        """Return the client with this key. Always compares all keys, each in constant time."""
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        owner = None
         for client in self._clients:
-            for digest in client.key_digests():
-                if hmac.compare_digest(digest, offered):
-                    found = client
-        return client_caller(found, "http") if found is not None else None
+            for client_digest in client.key_digests():
+                if hmac.compare_digest(client_digest, digest):
+                    owner = client
+        return None if owner is None else client_caller(owner, "http")
 
-    def by_signature(self, name: str, headers: Mapping[str, str], body: bytes) -> Caller:
-        """The client of that name, when it has signed the body. Raises StrangerError, after as long for an unknown one."""
-        client = self._by_name.get(name)
-        known = client.reveal_all("secrets") if client is not None else ()
+    def by_signature(self, name: str, headers: Mapping[str, str], content: bytes) -> Caller:
+        """Return the client of this name if it signed the content. Raises NotAuthenticated."""
+        client = self._clients_by_name.get(name)
+        client_secrets = () if client is None else client.reveal_all("secrets")
         try:
-            verify(known or (self._nobodys,), headers, body, self._clock.now())
+            verify(client_secrets or (self._decoy_secret,), headers, content, self._clock.now())
         except SignatureRefused as error:
             raise NotAuthenticated(str(error)) from None
-        if client is None or not known:
-            raise NotAuthenticated("no such client, or none that signs")
+        if client is None or not client_secrets:
+            raise NotAuthenticated("no client with secrets has this name")
         return client_caller(client, "callback")
 
 
 def local_caller(user: str) -> Caller:
-    """A user of the local socket."""
+    """Return a user of the local socket. The file rights of the socket are the authority."""
     return Caller(f"local:{user}", "local", ALL_RIGHTS)
 
 
 def client_caller(client: Client, channel: str) -> Caller:
-    """The client as a caller through that channel."""
+    """Return the client as a caller through a channel: http, callback or amqp."""
     return Caller(f"client:{client.name}", channel, _rights(client))
 
 
@@ -117,7 +121,8 @@ def _rights(client: Client) -> Rights:
     return Rights(frozenset(client.can), client.resources)
 
 
-def _tokens(settings: OidcSettings, clock: Clock) -> TokenVerifier:
-    from relay.api.auth.entra_tokens import TokenVerifier  # noqa: PLC0415  # ten megabytes, for relays that take tokens
+def _token_verifier(settings: OidcSettings, clock: Clock) -> TokenVerifier:
+    # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
+    from relay.api.auth.entra_tokens import TokenVerifier  # noqa: PLC0415
 
     return TokenVerifier(settings, clock)

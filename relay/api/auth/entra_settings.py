@@ -1,4 +1,4 @@
-"""``api.oidc``: whose tokens are taken, and what their roles may do. What verifies them is `relay.api.auth.entra_tokens`."""
+"""The section `api.oidc`: which bearer tokens of Entra ID are accepted, and their rights."""
 
 from __future__ import annotations
 
@@ -16,43 +16,42 @@ from relay.net.egress import parse_receiver_url
 from relay.settings import Section
 
 GUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""How Entra ID writes the ids of tenants and objects."""
+"""The form of the ids of tenants and objects in Entra ID."""
 
 
 class TokenRefused(RelayError):
-    """A token that proves nothing. The text is for our log and holds nothing of the token."""
+    """The token is invalid. The text is for the log and contains no part of the token."""
 
 
-def _guid(text: str) -> str:
+def _check_guid(text: str) -> str:
     if GUID.fullmatch(text.lower()) is None:
         raise ValueError("expected the tenant's id, 32 hexadecimal digits in five groups")
     return text.lower()
 
 
-def _safe(text: str) -> str:
-    parse_receiver_url(
-        text, allow_http=urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
-    )
+def _check_url(text: str) -> str:
+    is_loopback = urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
+    parse_receiver_url(text, allow_http=is_loopback)
     return text
 
 
 class OidcSettings(Section):
-    """Bearer tokens of Entra ID. The principal is entra:<tenant>/<object>; what it may do follows from its roles."""
+    """Bearer tokens of Entra ID. The principal is entra:<tenant>/<object>."""
 
     issuer: str = Field(min_length=1)
-    """Who issues the tokens, letter for letter as in iss."""
+    """The issuer of the tokens, exactly as in iss."""
     audience: str = Field(min_length=1)
-    """For whom they are issued, letter for letter as in aud: this relay's application."""
-    tenant: Annotated[str, AfterValidator(_guid)]
-    """The only tenant whose people are known (tid)."""
-    keys_url: Annotated[str, AfterValidator(_safe)]
-    """The only place that the issuer's keys are fetched from; https."""
+    """The recipient of the tokens, exactly as in aud: this relay's application."""
+    tenant: Annotated[str, AfterValidator(_check_guid)]
+    """The tenant whose members are accepted (tid)."""
+    keys_url: Annotated[str, AfterValidator(_check_url)]
+    """The https URL of the issuer's keys."""
     roles: Mapping[str, tuple[Right, ...]] = Field(min_length=1)
-    """What each application role (roles) may do: read, approve, hold, operate."""
+    """The rights of each application role (roles): read, approve, hold, operate."""
 
     @model_validator(mode="after")
-    def _installed(self) -> OidcSettings:
-        if find_spec("jwt") is None:  # it comes with imds-relay[entra]
+    def _check_package(self) -> OidcSettings:
+        if find_spec("jwt") is None:
             raise ValueError(
                 "expected the package imds-relay[entra], which verifies tokens; it is not installed"
             )

@@ -1,4 +1,4 @@
-"""How many calls somebody may make: token buckets, in bounded memory. No clock: time is handed in."""
+"""Limits the rate of calls for each caller: token buckets in bounded memory. Time is passed in."""
 
 from __future__ import annotations
 
@@ -6,39 +6,44 @@ from collections import OrderedDict
 
 
 class TokenBuckets:
-    """One bucket for each key: ``rate`` calls a second, ``burst`` at once. At most ``most`` keys are remembered.
+    """A token bucket for each key: `rate` calls a second, and up to `burst` calls at once.
 
-    The key that was touched longest ago is forgotten first; it then has a full bucket again.
+    At most `max_keys` keys are remembered. The least recently used key is forgotten first. Its next
+    call finds a full bucket.
     """
 
-    def __init__(self, rate: float, burst: int, most: int = 4096) -> None:
+    def __init__(self, rate: float, burst: int, max_keys: int = 4096) -> None:
         self._rate = rate
         self._burst = burst
-        self._most = most
-        self._buckets: OrderedDict[str, tuple[float, float]] = (
-            OrderedDict()
-        )  # tokens, and when they were counted
+        self._max_keys = max_keys
+        # The tokens of a key, and the monotonic time at which they were counted.
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def take(self, key: str, now: float) -> float:
-        """Take a token; returns 0, or where there is none the seconds until there is one. ``now`` is monotonic."""
+        """Take a token and return 0; without a token, return the seconds until there is one.
+
+        `now` is monotonic seconds.
+        """
         tokens = self._tokens(key, now)
-        taken = tokens >= 1.0
-        self._put(key, tokens - taken, now)
-        return 0.0 if taken else (1.0 - tokens) / self._rate
+        if tokens < 1.0:
+            self._set_tokens(key, tokens, now)
+            return (1.0 - tokens) / self._rate
+        self._set_tokens(key, tokens - 1.0, now)
+        return 0.0
 
     def refund(self, key: str, now: float) -> None:
-        """Undo a `take`: that call is not to count after all."""
-        self._put(key, min(self._tokens(key, now) + 1.0, self._burst), now)
+        """Return the token of a `take`."""
+        self._set_tokens(key, min(self._tokens(key, now) + 1.0, self._burst), now)
 
     def _tokens(self, key: str, now: float) -> float:
-        tokens, at = self._buckets.get(key, (float(self._burst), now))
-        return min(tokens + (now - at) * self._rate, self._burst)
+        tokens, counted_at = self._buckets.get(key, (float(self._burst), now))
+        return min(tokens + (now - counted_at) * self._rate, self._burst)
 
-    def _put(self, key: str, tokens: float, now: float) -> None:
+    def _set_tokens(self, key: str, tokens: float, now: float) -> None:
         self._buckets[key] = (tokens, now)
         self._buckets.move_to_end(key)
-        if len(self._buckets) > self._most:
+        if len(self._buckets) > self._max_keys:
             self._buckets.popitem(last=False)

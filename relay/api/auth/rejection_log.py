@@ -1,53 +1,74 @@
-"""Those who call without good credentials, or send what cannot be used: counted, and logged once a minute each. Never events."""
+"""Counts rejected calls and messages, and logs them at most once a minute for each sender.
+
+A rejected call has no valid credentials. A rejected AMQP message cannot be used. Neither becomes
+an event.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from relay.api.server.connection import Peer
 
 LOG_INTERVAL = 60.0
-"""Seconds between two lines in the log about one address, or user of RabbitMQ."""
-_MOST = 1024
-_LONGEST = 300  # characters of a reason that may quote what was sent
+"""Seconds between two log lines about one address or RabbitMQ user."""
+_MAX_SENDERS = 1024
+_MAX_REASON_LENGTH = 300  # characters of a reason that may quote the message
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Sender:
+    logged_at: float
+    unlogged: int = 0
+
+
 class RejectionLog:
-    """Counts them. Remembers so many and no more; while all those are fresh, others are counted alone."""
+    """Counts every rejection. Senders beyond the memory's limit are counted but not logged."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._seen: OrderedDict[str, tuple[float, int]] = (
-            OrderedDict()
-        )  # when it was logged last, how many came since
+        self._senders: OrderedDict[str, _Sender] = OrderedDict()  # the longest unlogged first
 
     def unauthenticated_call(self, peer: Peer, reason: str, now: float) -> None:
-        """A stranger called. ``now`` is monotonic, in seconds; ``reason`` holds no secret."""
-        self._note(
+        """Record a call without valid credentials. `now` is monotonic seconds.
+
+        The reason contains no secret.
+        """
+        self._record(
             peer.network,
             f"a call from {peer.address} without good credentials was refused: {reason}",
             now,
         )
 
     def unusable_message(self, user: str | None, reason: str, now: float) -> None:
-        """A message came over AMQP that could not be used. ``user``: whom the broker vouches for; ``now``: as above."""
-        self._note(
+        """Record an AMQP message that cannot be used. The broker validated the user."""
+        self._record(
             f"amqp {user}",
-            f"a message from {user or 'nobody'!r} was dead-lettered: {reason[:_LONGEST]!a}",
+            f"a message from {user or 'nobody'!r} was dead-lettered: "
+            f"{reason[:_MAX_REASON_LENGTH]!a}",
             now,
         )
 
-    def _note(self, key: str, sentence: str, now: float) -> None:
+    def _record(self, key: str, description: str, now: float) -> None:
         self.count += 1
-        logged, since = self._seen.get(key, (now - LOG_INTERVAL, 0))
-        if now - logged < LOG_INTERVAL:
-            self._seen[key] = (logged, since + 1)
+        sender = self._senders.get(key)
+        if sender is not None and now - sender.logged_at < LOG_INTERVAL:
+            sender.unlogged += 1
             return
-        while self._seen and next(iter(self._seen.values()))[0] <= now - LOG_INTERVAL:
-            self._seen.popitem(last=False)
-        if len(self._seen) >= _MOST:
+        self._forget_old_senders(now)
+        if len(self._senders) >= _MAX_SENDERS:
             return
-        self._seen[key] = (now, 0)
-        _log.warning("%s%s", sentence, f" ({since} more in the minute before)" if since else "")
+        self._senders[key] = _Sender(now)
+        repeated = sender.unlogged if sender is not None else 0
+        suffix = f" ({repeated} more in the minute before)" if repeated else ""
+        _log.warning("%s%s", description, suffix)
+
+    def _forget_old_senders(self, now: float) -> None:
+        while self._senders:
+            oldest = next(iter(self._senders.values()))
+            if now - oldest.logged_at < LOG_INTERVAL:
+                return
+            self._senders.popitem(last=False)

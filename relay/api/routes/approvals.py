@@ -1,39 +1,30 @@
-"""``/v1/approvals``: decisions about events, and the switch."""
+"""`/v1/approvals`: decisions about events, and the mode of approvals."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, cast
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import TypedDict
 
+from relay.api.schema.body import RequestBody
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.authorize import HOLD_NOTICE
-from relay.approvals.request import (
-    DecisionAnswer,
-    DecisionBody,
-    DecisionKind,
-    InvalidField,
-    MalformedBody,
-    parse_body,
-    read_json,
-)
+from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.outbox import Mode
 
-_KEY = Parameter(
-    "Idempotency-Key",
-    "header",
-    "makes a repeat known: it gets the first answer again; webhook-id does the same",
+_IDEMPOTENCY_KEY = Parameter(
+    name="Idempotency-Key",
+    place="header",
+    description="identifies a repeat, which gets the first answer again; or use webhook-id",
     pattern=r"^[\x21-\x7e]{1,256}$",
 )
-_FORM = re.compile(_KEY.pattern)
+_REQUEST_ID = re.compile(_IDEMPOTENCY_KEY.pattern)
 
 
-class Accepted(TypedDict):
+class DecisionRecorded(TypedDict):
     """The decision is on disk."""
 
     approvalId: str
@@ -45,81 +36,72 @@ class Accepted(TypedDict):
     rule: str | None
 
 
-class Switch(BaseModel):
-    """How approvals are to be."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+class ApprovalModeRequest(RequestBody):
+    """The mode that approvals should have."""
 
     mode: Mode
 
 
-class Switched(TypedDict):
-    """How approvals are now: of the configuration and the switch the stricter."""
+class ApprovalMode(TypedDict):
+    """The mode of approvals: the stricter of the configured and the requested mode."""
 
     mode: Mode
 
 
-def decision(body: bytes, request_id: str | None) -> tuple[DecisionBody, str | None]:
-    """A decision that was sent, and the id that makes a repeat of it known."""
-    return parse_body(body), request_id
-
-
-async def submit(call: Call) -> web.StreamResponse:
-    """Hand a decision to the gate, and say what it says."""
-    relay = call.relay
-    body, request_id = call.content
-    said: DecisionAnswer = await relay.gate.submit(
-        body.to_request(call.caller, relay.clock.now(), call.body, request_id=request_id)
+async def submit_decision(call: Call) -> DecisionRecorded:
+    """Submit the decision to the gate. `call.parameters` is the request id or None."""
+    body: DecisionBody = call.body
+    answer = await call.relay.gate.submit(
+        body.approval(call.caller, call.relay.clock.now(), call.content, request_id=call.parameters)
     )
-    if not said.accepted:
-        raise Problem(said.status, **said.body)
-    return json_response(said.status, said.body)
+    return recorded_decision(answer)
 
 
-def _read(request: web.Request, body: bytes) -> tuple[DecisionBody, str | None]:
-    given = {
-        value for name in (_KEY.name, "webhook-id") for value in request.headers.getall(name, [])
+def recorded_decision(answer: DecisionAnswer) -> DecisionRecorded:
+    """Return the body of the gate's answer. Raises Problem if the decision was refused."""
+    if not answer.accepted:
+        raise Problem(answer.status, **answer.body)
+    return cast("DecisionRecorded", dict(answer.body))
+
+
+def _parse_request_id(request: web.Request) -> str | None:
+    request_ids = {
+        value
+        for name in (_IDEMPOTENCY_KEY.name, "webhook-id")
+        for value in request.headers.getall(name, [])
     }
-    if len(given) > 1 or any(_FORM.fullmatch(value) is None for value in given):
-        raise Problem(400, f"expected one {_KEY.name} of at most 256 visible ASCII characters")
-    return decision(body, next(iter(given), None))
+    is_valid = all(_REQUEST_ID.fullmatch(request_id) for request_id in request_ids)
+    if len(request_ids) > 1 or not is_valid:
+        raise Problem(
+            400, f"expected one {_IDEMPOTENCY_KEY.name} of at most 256 visible ASCII characters"
+        )
+    return next(iter(request_ids), None)
 
 
-def _read_switch(_request: web.Request, body: bytes) -> Switch:
-    try:
-        return Switch.model_validate(read_json(body))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        if not first["loc"]:
-            raise MalformedBody("expected a JSON object") from error
-        raise InvalidField(".".join(str(part) for part in first["loc"]), first["msg"]) from error
-
-
-async def _switch(call: Call) -> web.StreamResponse:
-    mode = await call.relay.gate.set_mode(call.content.mode, call.caller.principal)
-    return json_response(200, {"mode": mode})
+async def _set_mode(call: Call) -> ApprovalMode:
+    body: ApprovalModeRequest = call.body
+    mode = await call.relay.gate.set_mode(body.mode, call.caller.principal)
+    return ApprovalMode(mode=mode)
 
 
 ROUTES = (
     Route(
-        "POST",
-        "/v1/approvals",
-        f"approve an event, hold it, or release it; {HOLD_NOTICE}",
-        submit,
-        {202: Accepted},
-        parse=_read,
+        method="POST",
+        path="/v1/approvals",
+        summary=f"approve an event, hold it, or release it; {HOLD_NOTICE}",
+        handler=submit_decision,
+        status=202,
+        parameters=(_IDEMPOTENCY_KEY,),
+        parse_parameters=_parse_request_id,
         body=DecisionBody,
-        parameters=(_KEY,),
         problem_statuses=(403, 404, 409),
     ),
     Route(
-        "PUT",
-        "/v1/approvals/mode",
-        "turn approvals on, to dry-run, or off; remembered over restarts",
-        _switch,
-        {200: Switched},
+        method="PUT",
+        path="/v1/approvals/mode",
+        summary="set approvals to on, dry-run or off; remembered across restarts",
+        handler=_set_mode,
         needs="operate",
-        parse=_read_switch,
-        body=Switch,
+        body=ApprovalModeRequest,
     ),
 )

@@ -1,32 +1,33 @@
-"""``/v1/events``: what Azure announced, how its approval stands, and for one event everything that was said about it."""
+"""`/v1/events`: scheduled events with the state of their approval, votes and deliveries."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
 
 import orjson
-from aiohttp import web
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from relay.api.routes.deliveries import DeliveryShown, shown_delivery
-from relay.api.schema.paging import CURSOR, PAGE, cursor, page
+from relay.api.routes.deliveries import DeliverySummary, delivery_summary
+from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor, split_page
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
-from relay.approvals.explain import approval_summary
-from relay.approvals.service import ApprovalService
+from relay.approvals.request import DecisionKind
+from relay.approvals.service import approval_summary
 from relay.approvals.status import ApprovalState
 from relay.events.catalog import EventData
+from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Occurrence
 from relay.outbox.transaction import Transaction
 
-_MOST_DELIVERIES = 1000
+T = TypeVar("T")
+_MAX_DELIVERIES = 1000
 
 
-class ApprovalShown(TypedDict):
-    """How an event's approval stands."""
+class ApprovalSummary(TypedDict):
+    """The state of an event's approval."""
 
     state: ApprovalState
     rule: str | None
@@ -37,20 +38,20 @@ class ApprovalShown(TypedDict):
     """RFC 3339: when voting closes."""
 
 
-class EventShown(EventData):
+class EventSummary(EventData):
     """A scheduled event."""
 
     occurrence: int
     """How often this EventId has been in Azure's document, this time included."""
     outcome: Literal["completed", "canceled", "unknown"] | None
     """null while it is in the document."""
-    firstSeen: str  # noqa: N815  # the documented name
-    lastChanged: str  # noqa: N815  # the same
-    approval: ApprovalShown
+    firstSeen: str  # noqa: N815
+    lastChanged: str  # noqa: N815
+    approval: ApprovalSummary
 
 
 @with_config({"extra": "allow"})
-class Said(TypedDict):
+class CloudEventDocument(TypedDict):
     """A CloudEvent; `imds-relay schema` has the schema of each type."""
 
     specversion: str
@@ -61,11 +62,11 @@ class Said(TypedDict):
     data: dict[str, Any]
 
 
-class Vote(TypedDict):
+class RecordedDecision(TypedDict):
     """A vote, hold or release that was accepted."""
 
     approvalId: str
-    decision: Literal["approve", "hold", "release"]
+    decision: DecisionKind
     principal: str
     channel: str
     revision: str
@@ -73,111 +74,118 @@ class Vote(TypedDict):
     counts: bool
 
 
-class EventInFull(EventShown):
-    """A scheduled event with all that happened to it."""
+class EventDetails(EventSummary):
+    """A scheduled event with its history."""
 
-    history: list[Said]
-    votes: list[Vote]
-    deliveries: list[DeliveryShown]
+    history: list[CloudEventDocument]
+    votes: list[RecordedDecision]
+    deliveries: list[DeliverySummary]
 
 
-class Events(TypedDict):
+class EventPage(TypedDict):
     """A page of events, the newest first."""
 
-    items: list[EventShown]
+    items: list[EventSummary]
     next: str | None
 
 
-def _shown(
-    tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occurrence
-) -> dict[str, Any]:
-    return {
-        **occurrence.data,
-        "occurrence": occurrence.number,
-        "outcome": occurrence.outcome,
-        "firstSeen": occurrence.first_seen,
-        "lastChanged": occurrence.last_changed,
-        "approval": approval_summary(ledger.status(tx, occurrence, call.relay.clock.now())),
-    }
-
-
-def _in_full(
-    tx: Transaction, ledger: ApprovalService, call: Call, occurrence: Occurrence
-) -> dict[str, Any]:
-    deliveries = tx.deliveries.page(event_key=occurrence.key, limit=_MOST_DELIVERIES)
-    return {
-        **_shown(tx, ledger, call, occurrence),
-        "history": [
-            orjson.Fragment(said.body)
-            for said in tx.journal.history(occurrence.key, occurrence.first_seen)
-        ],
-        "votes": [_vote(one) for one in tx.decisions.for_occurrence(occurrence.id)],
-        "deliveries": [
-            shown_delivery(one) for one in deliveries if one.recorded >= occurrence.first_seen
-        ],
-    }
-
-
-def _vote(decision: Decision) -> dict[str, Any]:
-    return {
-        "approvalId": decision.approval_id,
-        "decision": decision.decision,
-        "principal": decision.principal,
-        "channel": decision.channel,
-        "revision": decision.revision,
-        "at": format_rfc3339(decision.at),
-        "counts": decision.counts,
-    }
-
-
-async def _list(call: Call) -> web.StreamResponse:
-    ledger = call.relay.gate.service
-
-    def work(tx: Transaction) -> dict[str, Any]:
-        found = tx.snapshot.page(call.content, PAGE + 1)
-        return page([_shown(tx, ledger, call, one) for one in found], [one.id for one in found])
-
-    return json_response(200, await call.relay.store.read(work))
-
-
-async def _find(call: Call) -> dict[str, Any]:
-    ledger = call.relay.gate.service
+async def read_event(call: Call, read: Callable[[Transaction, Occurrence], T]) -> T:
+    """Return what `read` finds about the event that the path names. Raises Problem 404."""
     key = call.request.match_info["eventId"].lower()
 
-    def work(tx: Transaction) -> dict[str, Any] | None:
+    def work(tx: Transaction) -> T | None:
         occurrence = tx.snapshot.find(key)
-        return _in_full(tx, ledger, call, occurrence) if occurrence is not None else None
+        return None if occurrence is None else read(tx, occurrence)
 
-    found = await call.relay.store.read(work)
-    if found is None:
+    result = await call.relay.store.read(work)
+    if result is None:
         raise Problem(
             404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
         )
-    return found
+    return result
 
 
-async def _show(call: Call) -> web.StreamResponse:
-    return json_response(200, call.found)
+async def _list_events(call: Call) -> EventPage:
+    def read(tx: Transaction) -> EventPage:
+        page, next_cursor = split_page(tx.snapshot.page(call.parameters, PAGE_SIZE + 1))
+        return EventPage(items=[_summary(tx, call, row) for row in page], next=next_cursor)
+
+    return await call.relay.store.read(read)
+
+
+async def _find_event(call: Call) -> EventDetails:
+    return await read_event(call, lambda tx, occurrence: _details(tx, call, occurrence))
+
+
+async def _show_event(call: Call) -> EventDetails:
+    details: EventDetails = call.resource
+    return details
+
+
+def _summary(tx: Transaction, call: Call, occurrence: Occurrence) -> EventSummary:
+    status = call.relay.gate.service.status(tx, occurrence, call.relay.clock.now())
+    return EventSummary(
+        **cast("EventData", occurrence.data),
+        occurrence=occurrence.number,
+        outcome=cast("Literal['completed', 'canceled', 'unknown'] | None", occurrence.outcome),
+        firstSeen=occurrence.first_seen,
+        lastChanged=occurrence.last_changed,
+        approval=cast("ApprovalSummary", approval_summary(status)),
+    )
+
+
+def _details(tx: Transaction, call: Call, occurrence: Occurrence) -> EventDetails:
+    deliveries = tx.deliveries.page(event_key=occurrence.key, limit=_MAX_DELIVERIES)
+    return EventDetails(
+        **_summary(tx, call, occurrence),
+        history=[
+            _cloud_event_document(event)
+            for event in tx.journal.history(occurrence.key, occurrence.first_seen)
+        ],
+        votes=[
+            _recorded_decision(decision) for decision in tx.decisions.for_occurrence(occurrence.id)
+        ],
+        deliveries=[
+            delivery_summary(delivery)
+            for delivery in deliveries
+            if delivery.recorded >= occurrence.first_seen
+        ],
+    )
+
+
+def _cloud_event_document(event: CloudEvent) -> CloudEventDocument:
+    # The stored JSON is sent unchanged.
+    return cast("CloudEventDocument", orjson.Fragment(event.body))
+
+
+def _recorded_decision(decision: Decision) -> RecordedDecision:
+    return RecordedDecision(
+        approvalId=decision.approval_id,
+        decision=decision.decision,
+        principal=decision.principal,
+        channel=decision.channel,
+        revision=decision.revision,
+        at=format_rfc3339(decision.at),
+        counts=decision.counts,
+    )
 
 
 ROUTES = (
     Route(
-        "GET",
-        "/v1/events",
-        "current and recent events",
-        _list,
-        {200: Events},
+        method="GET",
+        path="/v1/events",
+        summary="current and recent events",
+        handler=_list_events,
         needs="read",
-        parse=cursor,
         parameters=(CURSOR,),
+        parse_parameters=parse_cursor,
     ),
     Route(
-        "GET",
-        "/v1/events/{eventId}",
-        "one event with its history, votes and deliveries",
-        _show,
-        {200: EventInFull},
+        method="GET",
+        path="/v1/events/{eventId}",
+        summary="one event with its history, votes and deliveries",
+        handler=_show_event,
         needs="read",
-        lookup=_find,
+        find_resource=_find_event,
     ),
 )

@@ -1,17 +1,13 @@
-"""``/v1/sinks/{name}/…``: a test message to a sink, stopping and starting it, and what it would do with an event."""
+"""`/v1/sinks/{name}/…`: sends a test message to a sink, pauses it and resumes it."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 from typing import Literal
 
-from aiohttp import web
 from typing_extensions import TypedDict
 
-from relay.api.routes import explain_delivery as plan
 from relay.api.schema.problems import Problem
-from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
 from relay.delivery.dispatcher import SinkStatus
 from relay.events.build import relay_event
@@ -22,15 +18,16 @@ from relay.outbox.transaction import Transaction
 _log = logging.getLogger(__name__)
 
 
-class Pinged(TypedDict):
-    """The test message waits for its sink: `id` is that of its CloudEvent."""
+class PingRecorded(TypedDict):
+    """The test message waits for delivery."""
 
     sink: str
     id: str
+    """The id of the CloudEvent."""
 
 
-class SinkShown(TypedDict):
-    """How a sink is."""
+class SinkDetails(TypedDict):
+    """The state of a sink."""
 
     name: str
     kind: str
@@ -39,96 +36,79 @@ class SinkShown(TypedDict):
     reason: str | None
     """Why it is paused, disabled or failing."""
     waiting: int
-    """How many entries wait for it."""
+    """The number of waiting deliveries."""
 
 
-async def _find(call: Call) -> SinkStatus:
-    return _status(call)
-
-
-def _status(call: Call) -> SinkStatus:
+async def _find_sink(call: Call) -> SinkStatus:
     name = call.request.match_info["name"]
-    found = next((sink for sink in call.relay.dispatcher.status() if sink.name == name), None)
-    if found is None:
-        raise Problem(404, "no such sink in the configuration")
-    return found
+    for sink in call.relay.dispatcher.status():
+        if sink.name == name:
+            return sink
+    raise Problem(404, "no such sink in the configuration")
 
 
-async def _ping(call: Call) -> web.StreamResponse:
-    relay, sink, reason = (
-        call.relay,
-        call.found.name,
-        f"a test message, asked for by {call.caller.principal}",
-    )
-    at = relay.clock.now()
+async def _ping(call: Call) -> PingRecorded:
+    relay, name, at = call.relay, call.resource.name, call.relay.clock.now()
+    reason = f"a test message, requested by {call.caller.principal}"
 
-    def work(tx: Transaction) -> CloudEvent:
+    def record_ping(tx: Transaction) -> CloudEvent:
         event = relay_event(
-            "relay.ping", relay.origin, at, sink=sink, reason=reason, count=1, head=str(tx.head())
+            "relay.ping", relay.origin, at, sink=name, reason=reason, count=1, head=str(tx.head())
         )
-        tx.record(event, at, to=[sink])
+        tx.record(event, at, to=[name])
         return event
 
-    event = await relay.store.transact(work)
-    return json_response(202, {"sink": sink, "id": event.id})
+    event = await relay.store.transact(record_ping)
+    return PingRecorded(sink=name, id=event.id)
 
 
-async def _pause(call: Call) -> web.StreamResponse:
-    return await _set(call, "paused", f"paused by {call.caller.principal}")
+async def _pause(call: Call) -> SinkDetails:
+    return await _set_state(call, "paused", f"paused by {call.caller.principal}")
 
 
-async def _resume(call: Call) -> web.StreamResponse:
-    return await _set(call, "on", None)
+async def _resume(call: Call) -> SinkDetails:
+    return await _set_state(call, "on", None)
 
 
-async def _set(
-    call: Call, state: Literal["on", "paused"], reason: str | None
-) -> web.StreamResponse:
-    name = call.found.name
+async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | None) -> SinkDetails:
+    name = call.resource.name
     await call.relay.dispatcher.set_state(name, state, reason)
     _log.warning("sink %s was set to %s by %s", name, state, call.caller.principal)
-    status = asdict(_status(call))
-    del status["tries"]  # for the metrics
-    return json_response(200, status)
+    sink = await _find_sink(call)
+    return SinkDetails(
+        name=sink.name,
+        kind=sink.kind,
+        state=sink.state,
+        failing=sink.failing,
+        reason=sink.reason,
+        waiting=sink.waiting,
+    )
 
 
 ROUTES = (
     Route(
-        "GET",
-        "/v1/sinks/{name}/plan",
-        "whether a sink wants an event, and when it would be tried again",
-        plan.show,
-        {200: plan.PlanShown},
-        needs="read",
-        parse=plan.which,
-        lookup=_find,
-        parameters=(plan.EVENT,),
+        method="POST",
+        path="/v1/sinks/{name}/ping",
+        summary="send a sink a test message",
+        handler=_ping,
+        status=202,
+        needs="operate",
+        find_resource=_find_sink,
     ),
     Route(
-        "POST",
-        "/v1/sinks/{name}/ping",
-        "send a sink a test message",
-        _ping,
-        {202: Pinged},
+        method="POST",
+        path="/v1/sinks/{name}/pause",
+        summary="let a sink's deliveries wait",
+        handler=_pause,
         needs="operate",
-        lookup=_find,
+        find_resource=_find_sink,
     ),
     Route(
-        "POST",
-        "/v1/sinks/{name}/pause",
-        "let a sink's entries wait",
-        _pause,
-        {200: SinkShown},
+        method="POST",
+        path="/v1/sinks/{name}/resume",
+        summary="send a sink's deliveries again",
+        handler=_resume,
         needs="operate",
-        lookup=_find,
-    ),
-    Route(
-        "POST",
-        "/v1/sinks/{name}/resume",
-        "let them go out",
-        _resume,
-        {200: SinkShown},
-        needs="operate",
-        lookup=_find,
+        find_resource=_find_sink,
     ),
 )

@@ -1,54 +1,54 @@
-"""``/openapi.json``: OpenAPI 3.1, made from the table of routes and the types that answers are made of."""
+"""`/openapi.json`: OpenAPI 3.1, generated from the routes and their request and response types."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
-import orjson
-from aiohttp import web
 from pydantic import TypeAdapter
 
 from relay import __version__
-from relay.api.schema import problems
-from relay.api.schema.responses import raw_response
+from relay.api.schema.problems import MEDIA_TYPE as PROBLEM_MEDIA_TYPE
+from relay.api.schema.problems import ProblemDetails
 from relay.api.schema.route import Access, Call, Parameter, Route
 
-_IN_PATH = re.compile(r"{(\w+)}")
-_BY_KEY: dict[str, list[str]] = {"bearer": []}
-_SECURITY: dict[Access, list[dict[str, list[str]]]] = {
-    "anyone": [],
-    "proof": [],
-    "key": [_BY_KEY],
-    "key or loopback": [{}, _BY_KEY],
+_PATH_PARAMETER = re.compile(r"{(\w+)}")
+_BEARER: dict[str, list[str]] = {"bearer": []}
+_SECURITY: Mapping[Access, list[dict[str, list[str]]]] = {
+    "public": [],
+    "handler": [],
+    "key": [_BEARER],
+    "key or loopback": [{}, _BEARER],
     "signature": [{"standardWebhooks": []}],
 }
-_SCHEMES = {
+_SECURITY_SCHEMES = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "the key of a client of api.clients; on the local socket none is needed",
+        "description": "the key of a client of api.clients; not needed on the local socket",
     },
     "standardWebhooks": {
         "type": "apiKey",
         "in": "header",
         "name": "webhook-signature",
-        "description": "https://www.standardwebhooks.com: webhook-id, webhook-timestamp and webhook-signature over the body",
+        "description": "https://www.standardwebhooks.com: "
+        "webhook-id, webhook-timestamp and webhook-signature over the body",
     },
 }
-_Mode = Literal["validation", "serialization"]
+_Schemas = Mapping[Any, Any]
+"""JSON schemas by type."""
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
-    """The description of these routes."""
-    schemas, components = _schemas(routes)
-    refused = sorted({status for route in routes for status in _refusals(route)})
+    """Return the OpenAPI document of these routes."""
+    schemas, components = _json_schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
+    problem_statuses = sorted({status for route in routes for status in _problem_statuses(route)})
     return {
         "openapi": "3.1.0",
         "info": {
@@ -62,124 +62,116 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "responses": {
-                _problem(status): _answer(
-                    status, (problems.MEDIA,), schemas[id(problems.ProblemBody)]
+                _problem_name(status): _response(
+                    status, (PROBLEM_MEDIA_TYPE,), schemas[ProblemDetails]
                 )
-                for status in refused
+                for status in problem_statuses
             },
-            "securitySchemes": _SCHEMES,
+            "securitySchemes": _SECURITY_SCHEMES,
         },
     }
 
 
-def routes(others: Sequence[Route]) -> tuple[Route, ...]:
-    """What can be called: the description of the other routes and of this one."""
+def description_route(routes: Sequence[Route]) -> Route:
+    """Return the route `/openapi.json`, which describes these routes and itself."""
 
-    async def show(_call: Call) -> web.StreamResponse:
-        return raw_response(200, body(), "application/json")
+    async def show_description(_call: Call) -> dict[str, Any]:
+        return document()
 
     @functools.cache
-    def body() -> bytes:
-        return orjson.dumps(describe((*others, route)))
+    def document() -> dict[str, Any]:
+        return describe((*routes, route))
 
     route = Route(
-        "GET", "/openapi.json", "this description", show, {200: dict[str, Any]}, access="anyone"
+        method="GET",
+        path="/openapi.json",
+        summary="this description",
+        handler=show_description,
+        access="public",
     )
-    return (route,)
+    return route
 
 
-def _schemas(routes: Sequence[Route]) -> tuple[dict[int, Any], dict[str, Any]]:
-    """The schema of every body by the id of its type, and the components that they refer to."""
-    read = [route.body for route in routes if route.body is not None]
-    told = [problems.ProblemBody, *(body for route in routes for body in route.responses.values())]
-    wanted: list[tuple[int, _Mode, TypeAdapter[Any]]] = [
-        (id(one), "validation", TypeAdapter(one)) for one in dict.fromkeys(read)
+def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
+    """Return the schema of every body by type, and the components to which schemas refer."""
+    requests = dict.fromkeys(route.body for route in routes if route.body is not None)
+    responses = dict.fromkeys((ProblemDetails, *(route.response_type for route in routes)))
+    inputs: list[tuple[Any, Literal["validation", "serialization"], TypeAdapter[Any]]] = [
+        *((model, "validation", TypeAdapter(model)) for model in requests),
+        *((model, "serialization", TypeAdapter(model)) for model in responses),
     ]
-    wanted += [
-        (id(one), "serialization", TypeAdapter(one))
-        for one in {id(one): one for one in told}.values()
-    ]
-    found, shared = TypeAdapter.json_schemas(wanted, ref_template="#/components/schemas/{model}")
-    return {key: schema for (key, _), schema in found.items()}, shared.get("$defs", {})
+    schemas, shared = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
+    return {model: schema for (model, _mode), schema in schemas.items()}, shared.get("$defs", {})
 
 
-def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
+def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    success = _response(route.status, route.media_types, schemas[route.response_type])
+    problems = {
+        str(status): {"$ref": f"#/components/responses/{_problem_name(status)}"}
+        for status in _problem_statuses(route)
+    }
     operation: dict[str, Any] = {
-        "operationId": _named(route),
+        "operationId": _operation_id(route),
         "summary": route.summary,
         "parameters": list(_parameters(route)),
         "security": _SECURITY[route.access],
-        "responses": {
-            **{
-                str(status): _answer(status, route.media, schemas[id(body)])
-                for status, body in route.responses.items()
-            },
-            **{
-                str(status): {"$ref": f"#/components/responses/{_problem(status)}"}
-                for status in _refusals(route)
-            },
-        },
+        "responses": {str(route.status): success, **problems},
     }
     if route.needs is not None:
         operation["description"] = f"Needs the right `{route.needs}`."
     if route.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schemas[id(route.body)]}},
+            "content": {"application/json": {"schema": schemas[route.body]}},
         }
     return operation
 
 
-def _named(route: Route) -> str:
+def _operation_id(route: Route) -> str:
     words = re.findall(r"\w+", route.path.removeprefix("/v1"))
     return "_".join((route.method.lower(), *words))
 
 
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:
-    for name in _IN_PATH.findall(route.path):
-        yield {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "minLength": 1},
-        }
-    for one in route.parameters:
-        yield _parameter(one)
+    for name in _PATH_PARAMETER.findall(route.path):
+        schema = {"type": "string", "minLength": 1}
+        yield {"name": name, "in": "path", "required": True, "schema": schema}
+    for parameter in route.parameters:
+        yield _parameter(parameter)
 
 
-def _parameter(one: Parameter) -> dict[str, Any]:
-    schema = {"type": "string", "pattern": one.pattern}
+def _parameter(parameter: Parameter) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "in": one.place,
-        "description": one.description,
-        "required": one.required,
-        "schema": schema,
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.description,
+        "required": parameter.required,
+        "schema": {"type": "string", "pattern": parameter.pattern},
     }
 
 
-def _answer(status: int, media: Sequence[str], schema: Any) -> dict[str, Any]:
+def _response(status: int, media_types: Sequence[str], schema: Any) -> dict[str, Any]:
     return {
         "description": HTTPStatus(status).phrase,
-        "content": {one: {"schema": schema} for one in media},
+        "content": {media_type: {"schema": schema} for media_type in media_types},
     }
 
 
-def _problem(status: int) -> str:
+def _problem_name(status: int) -> str:
     return f"Problem{status}"
 
 
-def _refusals(route: Route) -> list[int]:
-    """The statuses of the problems that a route can answer with: most follow from the checks that it passes."""
-    found = {400, 408, 413, 415, 417, *route.problem_statuses}
-    if route.access != "anyone":
-        found |= {429, 503}
-    if route.access not in ("anyone", "proof"):
-        found.add(401)
+def _problem_statuses(route: Route) -> list[int]:
+    """Return the statuses of all problems of a route. Most follow from its checks."""
+    statuses = {400, 408, 413, 415, 417, *route.problem_statuses}
+    if route.access != "public":
+        statuses |= {429, 503}
+    if route.access not in ("public", "handler"):
+        statuses.add(401)
     if route.needs is not None:
-        found.add(403)
-    if route.lookup is not None:
-        found.add(404)
-    if route.parse is not None:
-        found.add(422)
-    return sorted(found)
+        statuses.add(403)
+    if route.find_resource is not None:
+        statuses.add(404)
+    if route.body is not None or route.parse_parameters is not None:
+        statuses.add(422)
+    return sorted(statuses)

@@ -1,33 +1,48 @@
-"""Lists in pages: ``{"items": […], "next": cursor or null}``, taken up by ``?cursor=``."""
+"""Pages of lists: `{"items": […], "next": cursor or null}`. `?cursor=` requests the next page."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
 from relay.api.schema.problems import Problem
 from relay.api.schema.route import Parameter
 
-PAGE = 100
-"""Items on one page."""
-CURSOR = Parameter("cursor", "query", "`next` of the page before", pattern=r"^[0-9]{1,18}$")
+PAGE_SIZE = 100
+CURSOR = Parameter(
+    name="cursor",
+    place="query",
+    description="`next` of the page before",
+    pattern=r"^[0-9]{1,18}$",
+)
 _CURSOR = re.compile(CURSOR.pattern, re.ASCII)
 
 
-def cursor(request: web.Request, _body: bytes) -> int | None:
-    """The id behind which the page begins; None for the first. Raises Problem 422."""
-    given = request.query.getall("cursor", [])
-    if not given:
+class _HasId(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+_Row = TypeVar("_Row", bound=_HasId)
+
+
+def parse_cursor(request: web.Request) -> int | None:
+    """Return the id that precedes the page; None for the first page. Raises Problem 422."""
+    values = request.query.getall(CURSOR.name, [])
+    if not values:
         return None
-    if len(given) > 1 or _CURSOR.fullmatch(given[0]) is None:
-        raise Problem(422, "cursor: expected `next` of another page, once", field="cursor")
-    return int(given[0])
+    if len(values) > 1 or _CURSOR.fullmatch(values[0]) is None:
+        raise Problem(422, "cursor: expected `next` of another page, once", field=CURSOR.name)
+    return int(values[0])
 
 
-def page(items: Sequence[Any], ids: Sequence[int]) -> dict[str, Any]:
-    """A page of the items that were found, of which there may be one more than fit; ``ids`` are theirs."""
-    more = len(items) > PAGE
-    return {"items": list(items[:PAGE]), "next": str(ids[PAGE - 1]) if more else None}
+def split_page(rows: Sequence[_Row]) -> tuple[Sequence[_Row], str | None]:
+    """Return the rows of a page and the cursor of the next page; None after the last page.
+
+    The caller reads one row more than fits: it shows that there is another page.
+    """
+    page = rows[:PAGE_SIZE]
+    return page, str(page[-1].id) if len(rows) > PAGE_SIZE else None

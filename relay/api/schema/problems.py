@@ -1,4 +1,4 @@
-"""Errors as ``application/problem+json`` (RFC 9457): the one form in which this server says no."""
+"""Errors as `application/problem+json` (RFC 9457). The server sends errors in no other form."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from typing_extensions import TypedDict
 
 from relay.api.schema.responses import json_response
 
-MEDIA = "application/problem+json"
+MEDIA_TYPE = "application/problem+json"
 
 
-class ProblemBody(TypedDict):
-    """Why a call was not answered as it wished."""
+class ProblemDetails(TypedDict):
+    """Why a call failed."""
 
     type: str
-    """about:blank: the status says what kind of problem it is (RFC 9457, section 4.2.1)."""
+    """Always about:blank: the status names the kind of problem (RFC 9457, section 4.2.1)."""
     title: str
     status: int
     detail: str
     field: NotRequired[str]
-    """The field that is wrong or missing: of 422, and of 403 where a link's code is."""
+    """The wrong or missing field of a 422. Also `code` in a 403 for a wrong confirmation code."""
     revision: NotRequired[str]
-    """Of 409: the event's revision as it is now."""
+    """The current revision of the event, in a 409."""
 
 
 class Problem(Exception):
-    """Raised wherever a call cannot be answered as it wishes. ``detail`` says why, and what to do; never a secret.
+    """A call failed.
 
-    ``closes``: the connection cannot be used further, as there may be more of the request that nobody will read.
+    `detail` gives the reason and the remedy, without secrets. `closes` ends the connection, because
+    unread parts of the request may follow. `members` are further fields of the response.
     """
 
     def __init__(
@@ -52,37 +53,55 @@ class Problem(Exception):
         self.members = members
 
     def to_response(self) -> web.Response:
-        """The answer."""
-        body = {
-            "type": "about:blank",
-            "title": HTTPStatus(self.status).phrase,
-            "status": self.status,
-            "detail": self.detail,
-            **self.members,
-        }
-        response = json_response(self.status, body, media=MEDIA, headers=self.headers)
+        """Return the error response."""
+        details = ProblemDetails(
+            type="about:blank",
+            title=HTTPStatus(self.status).phrase,
+            status=self.status,
+            detail=self.detail,
+        )
+        response = json_response(
+            self.status,
+            {**details, **self.members},
+            media_type=MEDIA_TYPE,
+            headers=self.headers,
+        )
         if self.closes:
             response.force_close()
         return response
 
 
-def too_many(detail: str, wait: float) -> Problem:
-    """429; ``wait`` is in seconds."""
+def too_many_calls(description: str, wait: float) -> Problem:
+    """Return a 429. The caller may try again after `wait` seconds."""
     seconds = math.ceil(wait)
     return Problem(
-        429, f"{detail}; try again in {seconds} s", headers={"Retry-After": str(seconds)}
+        429,
+        f"too many calls {description}; try again in {seconds} s",
+        headers={"Retry-After": str(seconds)},
     )
 
 
-def of_http(error: web.HTTPException) -> Problem:
-    """What the library refuses by itself: no such path, not with that method, too large."""
+def internal_error() -> Problem:
+    """Return a 500 for an error in the relay's own code, which the log describes."""
+    return Problem(500, "an internal error of the relay; its log says more", closes=True)
+
+
+def store_unavailable() -> Problem:
+    """Return a 503 for a call that needs the state file while it cannot be used."""
+    return Problem(503, "the state file can be neither read nor written now; try again")
+
+
+def from_http_exception(error: web.HTTPException) -> Problem:
+    """Convert an error of aiohttp: unknown path, wrong method, body too large."""
     match error:
         case web.HTTPNotFound():
             return Problem(404, "no such path; see /openapi.json")
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             return Problem(
-                405, f"not with {error.method[:20]}; expected {allowed}", headers={"Allow": allowed}
+                405,
+                f"method {error.method[:20]} is not allowed; expected {allowed}",
+                headers={"Allow": allowed},
             )
         case _:
             return Problem(error.status, error.reason, closes=True)

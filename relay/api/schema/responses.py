@@ -1,4 +1,4 @@
-"""What every answer of this server has in common, problems included."""
+"""Responses in JSON and other formats, with the headers that all responses have."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from aiohttp import web
 COMMON_HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    "Server": "imds-relay",  # without it aiohttp tells the world its version and Python's
+    "Server": "imds-relay",  # aiohttp's default names its version and that of Python
 }
-"""Headers of every answer."""
 
 
 def json_response(
     status: int,
-    payload: Any,
+    body: Any,
     *,
-    media: str = "application/json",
+    media_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """An answer in JSON. ``payload`` is what orjson can write; `orjson.Fragment` is JSON already."""
-    return raw_response(status, orjson.dumps(payload), media, headers)
+    """Return a JSON response. `orjson.Fragment` marks parts of the body that are JSON already."""
+    return raw_response(status, orjson.dumps(body), media_type, headers)
 
 
 def raw_response(
-    status: int, body: bytes, media: str, headers: Mapping[str, str] | None = None
+    status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """An answer whose body is at hand. ``media`` is its whole Content-Type."""
+    """Return a response with this body and complete Content-Type."""
     return web.Response(
         status=status,
         body=body,
-        headers={**COMMON_HEADERS, "Content-Type": media, **(headers or {})},
+        headers={**COMMON_HEADERS, "Content-Type": content_type, **(headers or {})},
     )

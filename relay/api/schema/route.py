@@ -1,48 +1,60 @@
-"""The shape of one call: what the server runs, and what /openapi.json is made from."""
+"""Declares the routes of the API. The server runs them, and /openapi.json describes them.
+
+Each module of `relay.api.routes` lists its routes in `ROUTES`. The return type of a handler is the
+declaration of its response: the server sends what the handler returns, and OpenAPI describes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, get_args, get_type_hints
 
 from aiohttp import web
 from pydantic import BaseModel
 
 from relay.api import Relay
 from relay.api.schema.problems import Problem
+from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, Right
 
-Access = Literal["anyone", "proof", "key", "key or loopback", "signature"]
-"""Whose calls are heard: anyone's; those that prove themselves to the route, which gives back what the address was charged; those
-with a bearer key (or on the local socket); or a client's signed ones."""
+Access = Literal["public", "handler", "key", "key or loopback", "signature"]
+"""How the server identifies the caller.
+
+public: not at all. handler: the handler checks a proof in the request. key: by a bearer key, a
+certificate or the local socket. key or loopback: the same, and programs on this machine need none.
+signature: by a Standard Webhooks signature.
+"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call on its way. ``content`` is what the route's ``read`` made of it, ``found`` what its ``find`` found."""
+    """A call that has passed the checks before its handler. `Route` says what the fields hold."""
 
     request: web.Request
+    server: ServerState
     caller: Caller
-    body: bytes
-    content: Any
-    attached: Relay | None
-    found: Any = None
+    content: bytes
+    """The body as it was sent."""
+    body: Any
+    """The body as an instance of `Route.body`."""
+    parameters: Any
+    """The result of `Route.parse_parameters`."""
+    resource: Any = None
+    """The result of `Route.find_resource`."""
 
     @property
     def relay(self) -> Relay:
-        """The running relay. Raises Problem 503 while there is none."""
-        if self.attached is None:
-            raise Problem(
-                503,
-                "the relay is starting or stopping: nothing can be read or decided now, try again",
-            )
-        return self.attached
+        """The running relay. Raises Problem 503 while it starts or stops."""
+        if self.server.relay is None:
+            raise Problem(503, "the relay is starting or stopping; try again")
+        return self.server.relay
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A query parameter or header that a call may have."""
+    """A query parameter or header of a call."""
 
     name: str
     place: Literal["query", "header"]
@@ -51,28 +63,43 @@ class Parameter:
     required: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One call of the API. Its steps run in this order, and only where the one before had nothing to refuse."""
+    """A route of the API. `relay.api.server.pipeline` says in which order its checks run."""
 
     method: Literal["GET", "POST", "PUT"]
     path: str
     summary: str
-    handle: Callable[[Call], Awaitable[web.StreamResponse]]
-    """Does it, and answers."""
-    responses: Mapping[int, Any]
-    """Status of each answer that is no problem, and the type of its body."""
+    handler: Callable[[Call], Awaitable[Any]]
+    """Returns the body of the response, or a complete `web.StreamResponse`."""
+    status: int = 200
+    """The status of a successful response."""
+    media_types: tuple[str, ...] = ("application/json",)
+    """The content types of a successful response."""
     access: Access = "key"
     needs: Right | None = None
-    """What the caller must be allowed to do; where it depends on the event, the gate decides."""
-    parse: Callable[[web.Request, bytes], Any] | None = None
-    """Reads body, query and headers. Raises Problem 400, 422, MalformedError, WrongFieldError."""
-    lookup: Callable[[Call], Awaitable[Any]] | None = None
-    """Looks up what the path names. Raises Problem 404."""
-    body: type[BaseModel] | None = None
-    """The body that it takes; None: it takes none."""
+    """The right that the caller needs. The gate checks rights that depend on the event."""
     parameters: tuple[Parameter, ...] = ()
-    media: tuple[str, ...] = ("application/json",)
-    """The content types that its answers may have."""
-    problem_statuses: tuple[int, ...] = field(default=())
-    """Statuses of problems beyond those that follow from the rest."""
+    parse_parameters: Callable[[web.Request], Any] | None = None
+    """Raises Problem 400 or 422."""
+    body: type[BaseModel] | None = None
+    """The model of the request's body."""
+    find_resource: Callable[[Call], Awaitable[Any]] | None = None
+    """Finds what the path or body names. Raises Problem 404."""
+    problem_statuses: tuple[int, ...] = ()
+    """The statuses of further problems that the handler raises."""
+
+    @property
+    def response_type(self) -> Any:
+        """The type of the response's body: the return type of the handler.
+
+        A handler that returns only complete responses sends text.
+        """
+        returned = get_type_hints(self.handler)["return"]
+        members = get_args(returned) if isinstance(returned, UnionType) else (returned,)
+        bodies = [member for member in members if not _is_complete_response(member)]
+        return bodies[0] if bodies else str
+
+
+def _is_complete_response(returned: Any) -> bool:
+    return isinstance(returned, type) and issubclass(returned, web.StreamResponse)

@@ -1,4 +1,7 @@
-"""One connection: aiohttp's handling of HTTP/1.1, bounded, with problems instead of its own error pages and tracebacks."""
+"""One HTTP/1.1 connection: aiohttp's request handler with limits, and errors as problems.
+
+It does not decide who may connect: see `relay.api.server.listener`.
+"""
 
 from __future__ import annotations
 
@@ -12,79 +15,85 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from typing_extensions import override
 
-from relay.api.schema.problems import Problem
+from relay.api.schema.problems import Problem, internal_error
 
-IDLE_TIMEOUT = 15.0
-"""Seconds that a connection may be idle, or take for the head of a request."""
-LINGER_TIMEOUT = 1.0
-"""Seconds in which the rest of a body that was refused is read, up to a limit."""
-_LINGER_BYTES = 2**20
-_MOST_FIELDS = 64
-_LONGEST_FIELD = 8190
+_MAX_LINGER_BYTES = 2**20
+_MAX_HEADERS = 64
+_MAX_LINE_BYTES = 8190
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end: an address, or a user of the local socket (``uid``)."""
+    """The other end of a connection: an IP address, or the user id of a local socket's user."""
 
     address: str
     uid: int | None = None
 
     @property
     def network(self) -> str:
-        """Whom its calls count for: an IPv4 address for itself, an IPv6 one for its /64, all of which one host may have."""
+        """The key for rate limits: an IPv4 address, or the /64 of an IPv6 address.
+
+        One IPv6 host can use all addresses of its /64.
+        """
         if self.uid is not None:
             return self.address
-        parsed = ipaddress.ip_address(self.address.partition("%")[0])
-        if parsed.version == 4:  # the version of IP
-            return str(parsed)
-        return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
+        address = _parse_address(self.address)
+        if isinstance(address, ipaddress.IPv4Address):
+            return str(address)
+        return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is an address of this machine that others cannot have."""
-        return self.uid is None and ipaddress.ip_address(self.address.partition("%")[0]).is_loopback
+        """Whether the peer is a program on this machine that connected over TCP."""
+        return self.uid is None and _parse_address(self.address).is_loopback
+
+
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address, _, _interface = text.partition("%")
+    return ipaddress.ip_address(address)
 
 
 class Connection(web.RequestHandler):
-    """``known``: somebody with good credentials is at the other end. ``ended`` is called when it is lost.
+    """A connection.
 
-    ``wake`` is set then too, for a handler that waits and would not notice.
+    `is_authenticated`: the peer has shown valid credentials. `on_lost` is called when the
+    connection is lost. `wakeup` is set then, for handlers that wait for something else.
     """
 
-    __slots__ = ("_count", "_ended", "known", "peer", "wake")
+    __slots__ = ("_count_response", "_on_lost", "is_authenticated", "peer", "wakeup")
 
     def __init__(
         self,
         manager: web.Server,
         peer: Peer,
         *,
-        count: Callable[[int], None],
-        ended: Callable[[], None],
+        idle_timeout: float,
+        count_response: Callable[[int], None],
+        on_lost: Callable[[], object],
     ) -> None:
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # None is how aiohttp itself is told to write none
-            keepalive_timeout=IDLE_TIMEOUT,
-            lingering_time=0,  # `linger` is bounded in bytes too
-            max_headers=_MOST_FIELDS,
-            max_line_size=_LONGEST_FIELD,
-            max_field_size=_LONGEST_FIELD,
+            access_log=None,  # type: ignore[arg-type]  # aiohttp itself passes None for no log
+            keepalive_timeout=idle_timeout,
+            lingering_time=0,  # `linger` also limits the bytes
+            max_headers=_MAX_HEADERS,
+            max_line_size=_MAX_LINE_BYTES,
+            max_field_size=_MAX_LINE_BYTES,
             auto_decompress=False,
         )
         self.peer = peer
-        self.known = peer.uid is not None
-        self.wake = asyncio.Event()
-        self._count = count
-        self._ended = ended
+        self.is_authenticated = peer.uid is not None
+        self.wakeup = asyncio.Event()
+        self._count_response = count_response
+        self._on_lost = on_lost
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        self._ended()
-        self.wake.set()
+        self._on_lost()
+        self.wakeup.set()
 
     @override
     def handle_error(
@@ -94,54 +103,51 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is not HTTP, or not as we read it: a problem, and the end of the connection. Nothing is logged."""
+        """Answer malformed HTTP with a problem, log only errors of the relay, and close."""
         if isinstance(exc, ConnectionError):
             raise exc
-        if status >= 500:  # a mistake of ours, outside of what the server's own net catches
-            _log.error("a call could not be answered", exc_info=exc)
-        self._count(status)
-        detail = (
-            "expected a request in HTTP/1.1"
-            if status < 500
-            else "a mistake in the relay; its log says more"
-        )
-        return Problem(status, detail, closes=True).to_response()
+        self._count_response(status)
+        if status < 500:
+            problem = Problem(status, "expected a request in HTTP/1.1", closes=True)
+            return problem.to_response()
+        _log.error("internal error while a request was read or answered", exc_info=exc)
+        return internal_error().to_response()
 
     @override
     def log_exception(self, *args: object, **kw: object) -> None:
-        """A caller that breaks off or sends rubbish gets no traceback.
+        """Log no traceback for callers that disconnect or send malformed requests.
 
         See docs/protocol.md#malformed-requests.
         """
 
 
 def request_peer(request: web.Request) -> Peer:
-    """Who is at the other end of a request's connection."""
+    """Return the other end of the request's connection."""
     return _connection(request).peer
 
 
 def mark_authenticated(request: web.Request) -> None:
-    """Somebody with good credentials is there: the connection is not given up for a newer one."""
-    _connection(request).known = True
+    """Protect the request's connection from being closed in favor of a newer one."""
+    _connection(request).is_authenticated = True
 
 
-async def linger(request: web.Request) -> None:
-    """Read a little more of a body that was refused, so that the caller sees the answer and not a reset."""
-    left = _LINGER_BYTES
+def connection_wakeup(request: web.Request) -> asyncio.Event:
+    """Return the event that is set when the connection is lost. Others may set it too."""
+    return _connection(request).wakeup
+
+
+async def linger(request: web.Request, seconds: float) -> None:
+    """Read some of a refused body, so that the caller gets the response instead of a reset."""
+    remaining = _MAX_LINGER_BYTES
     try:
-        async with asyncio.timeout(LINGER_TIMEOUT):
-            while left > 0 and (chunk := await request.content.readany()):
-                left -= len(chunk)
+        async with asyncio.timeout(seconds):
+            while remaining > 0 and (chunk := await request.content.readany()):
+                remaining -= len(chunk)
     except (TimeoutError, OSError, web.RequestPayloadError, HttpProcessingError):
         return
 
 
-def disconnect_event(request: web.Request) -> asyncio.Event:
-    """Set when the connection is lost; whoever waits for more than that may set it too."""
-    return _connection(request).wake
-
-
 def _connection(request: web.Request) -> Connection:
     connection = request.protocol
-    assert isinstance(connection, Connection)  # noqa: S101  # the server makes no others
+    assert isinstance(connection, Connection)  # noqa: S101  # `relay.api.server.listener` makes no others
     return connection

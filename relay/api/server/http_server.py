@@ -1,4 +1,4 @@
-"""The HTTP server: its sockets, its routes, and the net below them in which every error becomes a problem."""
+"""The HTTP server: opens the sockets, serves the routes, and turns errors into problems."""
 
 from __future__ import annotations
 
@@ -13,73 +13,75 @@ from typing import Self
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from relay.api import ApiSettings, Relay
+from relay.api import Relay
 from relay.api.auth.authentication import Authenticator
 from relay.api.auth.rejection_log import RejectionLog
-from relay.api.routes import approvals, chat, deliveries, events, health, metrics, sinks
-from relay.api.routes import confirmations as confirm
-from relay.api.routes import explain as weighing
-from relay.api.routes import signed_approvals as callbacks
-from relay.api.routes.stream import MEDIA, Streams
-from relay.api.schema import openapi
-from relay.api.schema.problems import Problem, of_http
+from relay.api.routes import all_routes
+from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
+from relay.api.schema.openapi import description_route
+from relay.api.schema.problems import (
+    Problem,
+    from_http_exception,
+    internal_error,
+    store_unavailable,
+)
 from relay.api.server.connection import Connection, Peer, linger
+from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.listener import Listener
-from relay.api.server.pipeline import MAX_BODY_BYTES, RequestPipeline, check_length
+from relay.api.server.pipeline import RequestPipeline, check_content_length
 from relay.api.server.sockets import local_peer, local_socket, open_tcp, tcp_peer
+from relay.api.server.state import ServerState
 from relay.api.server.tls import ServerTlsContext
+from relay.api.settings import ApiSettings
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 
-MAX_CONNECTIONS = 256
-"""Connections on one TCP socket at once."""
-MAX_LOCAL_CONNECTIONS = 64
-"""The same on the local socket."""
-SEND_TIMEOUT = 15.0
-"""Seconds that a caller may take to receive its answer."""
-_FINISH = 1.0  # seconds that calls under way have at the end
+_SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
 
 
 class Server:
-    """Listens while its context is entered; answers what needs the relay once it is attached.
+    """Listens while its context is entered. Calls that need the relay fail until it is attached.
 
-    Entering raises ConfigError where it cannot listen: an address that is taken, a certificate that cannot be read.
+    Entering raises ConfigError if the server cannot listen, for example on a used address or with
+    an unreadable certificate.
     """
 
-    def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+    def __init__(
+        self, settings: ApiSettings, clock: Clock, limits: ServerLimits | None = None
+    ) -> None:
         self._settings = settings
-        self._desk = RequestPipeline(Authenticator(settings, clock), clock)
-        self._streams = Streams()
+        self._state = ServerState(clock=clock, limits=limits or ServerLimits())
+        self._pipeline = RequestPipeline(Authenticator(settings, clock), self._state)
         self._stack = AsyncExitStack()
         self.address = settings.listen
-        """Where it listens, for people."""
+        """Where the server listens, for people."""
         self.port = settings.port
-        """The TCP port that it listens on."""
+        """The TCP port on which the server listens."""
 
     @property
     def rejections(self) -> RejectionLog:
-        """Where those are counted who show no good credentials."""
-        return self._desk.rejections
+        """The count and log of rejected calls."""
+        return self._state.rejections
 
     def attach(self, relay: Relay) -> None:
-        """The relay runs: from now on calls reach it."""
-        self._desk.attached = relay
-        self._streams.attach(relay)
+        """Let calls reach the running relay."""
+        self._state.attach(relay)
 
     def detach(self) -> None:
-        """The relay is about to stop: calls reach it no more, and streams end."""
-        self._desk.attached = None
-        self._streams.detach()
+        """Keep calls from a relay that is about to stop, and end the streams."""
+        self._state.detach()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_FINISH)
+            runner = web.AppRunner(
+                self._application(), access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT
+            )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            listeners = await self._listeners(stack, runner)
-            accepting = asyncio.create_task(_accept(listeners), name="api: accept")
-            stack.push_async_callback(_cancel, accepting)
+            listeners = await self._open_listeners(stack, runner)
+            accept_task = asyncio.create_task(_accept(listeners), name="api: accept")
+            stack.push_async_callback(_cancel, accept_task)
             self._stack = stack.pop_all()
         return self
 
@@ -93,108 +95,116 @@ class Server:
         await self._stack.aclose()
 
     def _application(self) -> web.Application:
-        desk = self._desk
-        table = (
-            *events.ROUTES,
-            *weighing.ROUTES,
-            *approvals.ROUTES,
-            *callbacks.ROUTES,
-            *chat.routes(desk),
-            *confirm.routes(desk),
-            *deliveries.ROUTES,
-            *sinks.ROUTES,
-            *self._streams.routes(),
-            *health.ROUTES,
-            *metrics.routes(desk),
+        routes = all_routes()
+        application = web.Application(
+            middlewares=[_error_middleware(self._state)], client_max_size=MAX_BODY_BYTES
         )
-        application = web.Application(middlewares=[_net(desk)], client_max_size=MAX_BODY_BYTES)
-        for route in (*table, *openapi.routes(table)):
-            handler = desk.handler(route)
-            application.router.add_route(route.method, route.path, handler, expect_handler=_expect)
-            if route.method == "GET" and MEDIA not in route.media:
-                application.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
+        for route in (*routes, description_route(routes)):
+            handler = self._pipeline.handler(route)
+            has_head = route.method == "GET" and STREAM_MEDIA_TYPE not in route.media_types
+            for method in (route.method, "HEAD") if has_head else (route.method,):
+                application.router.add_route(
+                    method, route.path, handler, expect_handler=_ignore_expectation
+                )
         return application
 
-    async def _listeners(self, stack: AsyncExitStack, runner: web.AppRunner) -> list[Listener]:
-        manager = runner.server
-        assert manager is not None  # noqa: S101  # it was set up
-
-        def connect(peer: Peer, ended: Callable[[], None]) -> Connection:
-            return Connection(manager, peer, count=self._count, ended=ended)
-
-        tls = ServerTlsContext(self._settings.tls) if self._settings.tls is not None else None
+    async def _open_listeners(self, stack: AsyncExitStack, runner: web.AppRunner) -> list[Listener]:
+        settings, limits = self._settings, self._state.limits
+        tls = ServerTlsContext(settings.tls) if settings.tls is not None else None
+        connect = self._connection_factory(runner)
         listeners = []
-        for sock in await open_tcp(self._settings.host, self._settings.port):
+        for sock in await open_tcp(settings.host, settings.port):
             stack.enter_context(_closing(sock))
             listeners.append(
                 Listener(
-                    sock,
-                    tcp_peer,
-                    connect,
-                    MAX_CONNECTIONS,
-                    tls.context if tls is not None else None,
+                    sock=sock,
+                    identify_peer=tcp_peer,
+                    connect=connect,
+                    max_connections=limits.max_connections,
+                    handshake_timeout=limits.handshake_timeout,
+                    tls_context=tls.context if tls is not None else None,
                 )
             )
         self.port = listeners[0].sock.getsockname()[1]
-        scheme = "https" if tls is not None else "http"
-        self.address = f"{scheme}://{self._settings.listen.rpartition(':')[0]}:{self.port}"
-        if self._settings.socket is not None:
-            sock = stack.enter_context(local_socket(self._settings.socket))
-            listeners.append(Listener(sock, local_peer, connect, MAX_LOCAL_CONNECTIONS))
-            self.address += f" and {self._settings.socket}"
+        scheme = "http" if tls is None else "https"
+        self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
+        if settings.socket is not None:
+            listeners.append(
+                Listener(
+                    sock=stack.enter_context(local_socket(settings.socket)),
+                    identify_peer=local_peer,
+                    connect=connect,
+                    max_connections=limits.max_local_connections,
+                    handshake_timeout=limits.handshake_timeout,
+                )
+            )
+            self.address += f" and {settings.socket}"
         return listeners
 
-    def _count(self, status: int) -> None:
-        self._desk.responses_by_status[status] += 1
+    def _connection_factory(
+        self, runner: web.AppRunner
+    ) -> Callable[[Peer, Callable[[], object]], Connection]:
+        manager = runner.server
+        assert manager is not None  # noqa: S101  # the runner is set up
+
+        def connect(peer: Peer, on_lost: Callable[[], object]) -> Connection:
+            return Connection(
+                manager,
+                peer,
+                idle_timeout=self._state.limits.idle_timeout,
+                count_response=self._count_response,
+                on_lost=on_lost,
+            )
+
+        return connect
+
+    def _count_response(self, status: int) -> None:
+        self._state.responses_by_status[status] += 1
 
 
-def _net(desk: RequestPipeline) -> Middleware:
-    """Below every handler: errors become problems, answers are counted, and no caller holds one up by not reading it."""
+def _error_middleware(state: ServerState) -> Middleware:
+    """Return the middleware that turns errors into problems, counts responses and sends them."""
 
     @web.middleware
-    async def net(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            check_length(request)
+            check_content_length(request)
             response = await handler(request)
         except Problem as problem:
             response = problem.to_response()
         except web.HTTPException as error:
-            response = of_http(error).to_response()
+            response = from_http_exception(error).to_response()
         except StoreUnavailable:
-            response = Problem(
-                503, "the state file can be neither read nor written now, try again"
-            ).to_response()
+            response = store_unavailable().to_response()
         except ConnectionError:
             raise
-        except Exception:  # noqa: BLE001  # the last net: a mistake of ours costs one call, and is logged
-            _log.exception(
-                "%s %s could not be answered", request.method, request.match_info.route.resource
-            )
-            response = Problem(
-                500, "a mistake in the relay; its log says more", closes=True
-            ).to_response()
-        desk.responses_by_status[response.status] += 1
-        await _deliver(request, response)
+        except Exception:  # noqa: BLE001  # an internal error must not end the connection without a response
+            resource = request.match_info.route.resource
+            _log.exception("%s %s could not be answered", request.method, resource)
+            response = internal_error().to_response()
+        state.responses_by_status[response.status] += 1
+        await _send(request, response, state.limits)
         return response
 
-    return net
+    return middleware
 
 
-async def _deliver(request: web.Request, response: web.StreamResponse) -> None:
+async def _send(request: web.Request, response: web.StreamResponse, limits: ServerLimits) -> None:
+    """Send the response. Aborts the connection if the caller does not receive it in time."""
     try:
-        async with asyncio.timeout(SEND_TIMEOUT):
+        async with asyncio.timeout(limits.send_timeout):
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the caller did not take its answer") from None
+        raise ConnectionResetError("the caller did not receive its response in time") from None
     if not request.content.at_eof():
-        await linger(request)
+        await linger(request, limits.linger_timeout)
 
 
-async def _expect(_request: web.Request) -> None:
-    """Nothing yet: `read_body` says 100 Continue when it is about to read."""
+async def _ignore_expectation(_request: web.Request) -> None:
+    """Keep aiohttp from answering Expect: the pipeline does so before it reads the body."""
 
 
 async def _accept(listeners: list[Listener]) -> None:

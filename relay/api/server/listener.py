@@ -1,4 +1,7 @@
-"""Accepts connections on one socket, so many at once: when there are too many, the oldest of a stranger gives way."""
+"""Accepts connections on one socket, up to a maximum number.
+
+Beyond the maximum, a new connection replaces the oldest one without valid credentials.
+"""
 
 from __future__ import annotations
 
@@ -13,51 +16,50 @@ from typing import Any
 
 from relay.api.server.connection import Connection, Peer
 
-HANDSHAKE_TIMEOUT = 5.0
-"""Seconds for agreeing on TLS."""
-_GOODBYE = 2.0  # seconds for ending it in good order
-_REST = 0.5  # seconds before the next try where the machine cannot accept, as it has no file descriptors left
+_TLS_SHUTDOWN_TIMEOUT = 2.0
+_ACCEPT_RETRY_INTERVAL = 0.5  # seconds, for example after all file descriptors were used
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class _Guest:
-    """A connection that was accepted; ``connection`` is None while TLS is still being agreed on."""
+class _OpenConnection:
+    """An accepted socket. `connection` is None during the TLS handshake."""
 
     sock: socket.socket
     connection: Connection | None = None
 
     @property
-    def known(self) -> bool:
-        return self.connection is not None and self.connection.known
+    def is_authenticated(self) -> bool:
+        return self.connection is not None and self.connection.is_authenticated
 
-    def leave(self) -> None:
-        """Make way, at once."""
+    def abort(self) -> None:
         if self.connection is not None and self.connection.transport is not None:
             self.connection.transport.abort()
             return
-        with contextlib.suppress(OSError):  # the far side has gone already
+        with contextlib.suppress(OSError):  # the peer has disconnected already
             self.sock.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Listener:
     """One listening socket.
 
-    ``peer_of`` says who is at the other end of an accepted socket, ``connect`` makes its connection and is handed what to
-    call when that is lost; ``tls`` gives the context for the next one (None: no TLS). ``most`` may be open at once.
+    `identify_peer` returns the other end of an accepted socket. `connect` makes its connection and
+    receives the callback for its end. `tls_context` returns the context for the next connection;
+    None means no TLS.
     """
 
     sock: socket.socket
-    peer_of: Callable[[socket.socket, Any], Peer]
-    connect: Callable[[Peer, Callable[[], None]], Connection]
-    most: int
-    tls: Callable[[], ssl.SSLContext] | None = None
-    _guests: dict[_Guest, None] = field(default_factory=dict)
-    _full: bool = False
+    identify_peer: Callable[[socket.socket, Any], Peer]
+    connect: Callable[[Peer, Callable[[], object]], Connection]
+    max_connections: int
+    handshake_timeout: float
+    tls_context: Callable[[], ssl.SSLContext] | None = None
+    _open: dict[_OpenConnection, None] = field(default_factory=dict)  # the oldest first
+    _has_warned: bool = False
 
     async def run(self) -> None:
-        """Accept until cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             while True:
@@ -65,50 +67,52 @@ class Listener:
                     sock, address = await loop.sock_accept(self.sock)
                 except OSError as error:
                     _log.warning("a connection could not be accepted: %s", error.strerror)
-                    await asyncio.sleep(_REST)
+                    await asyncio.sleep(_ACCEPT_RETRY_INTERVAL)
                     continue
-                if self._room():
-                    group.create_task(self._receive(sock, address))
+                if self._make_room():
+                    group.create_task(self._open_connection(sock, address))
                 else:
                     sock.close()
 
-    async def _receive(self, sock: socket.socket, address: Any) -> None:
-        guest = _Guest(sock)
-        self._guests[guest] = None
-        tls = self.tls() if self.tls is not None else None
+    async def _open_connection(self, sock: socket.socket, address: Any) -> None:
+        opened = _OpenConnection(sock)
+        self._open[opened] = None
+        has_tls = self.tls_context is not None
         try:
             connection = self.connect(
-                self.peer_of(sock, address), lambda: self._guests.pop(guest, None)
+                self.identify_peer(sock, address), lambda: self._open.pop(opened, None)
             )
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 sock,
-                ssl=tls,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT if tls is not None else None,
-                ssl_shutdown_timeout=_GOODBYE if tls is not None else None,
+                ssl=self.tls_context() if self.tls_context is not None else None,
+                ssl_handshake_timeout=self.handshake_timeout if has_tls else None,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT if has_tls else None,
             )
-            guest.connection = connection
-        except OSError as error:  # no TLS, or not as we want it; ssl.SSLError is one of these
-            self._guests.pop(guest, None)
-            _log.debug("a connection came to nothing: %s", error)
-        except Exception:  # noqa: BLE001  # a mistake of ours may cost one connection, and not the next
-            self._guests.pop(guest, None)
-            _log.exception("a connection could not be begun")
+            opened.connection = connection
+        except OSError as error:  # includes ssl.SSLError
+            self._open.pop(opened, None)
+            _log.debug("a connection could not be established: %s", error)
+        except Exception:  # noqa: BLE001  # an internal error must not end the listener
+            self._open.pop(opened, None)
+            _log.exception("internal error while a connection was established")
 
-    def _room(self) -> bool:
-        """Whether there is room for one more, made where need be."""
-        if len(self._guests) < self.most:
-            self._full = self._full and len(self._guests) > self.most // 2
+    def _make_room(self) -> bool:
+        """Return whether another connection may be opened. Aborts an old one if necessary."""
+        if len(self._open) < self.max_connections:
+            if len(self._open) <= self.max_connections // 2:
+                self._has_warned = False
             return True
-        if not self._full:
-            self._full = True
+        if not self._has_warned:
+            self._has_warned = True
             _log.warning(
-                "%d connections are open, the most there may be: the oldest without good credentials give way",
-                self.most,
+                "the maximum of %d connections is open: new ones replace the oldest ones "
+                "without valid credentials",
+                self.max_connections,
             )
-        oldest = next((guest for guest in self._guests if not guest.known), None)
+        oldest = next((opened for opened in self._open if not opened.is_authenticated), None)
         if oldest is None:
             return False
-        del self._guests[oldest]
-        oldest.leave()
+        del self._open[oldest]
+        oldest.abort()
         return True

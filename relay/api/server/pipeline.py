@@ -1,21 +1,21 @@
-"""The order in which a call is checked (docs/api.md#order-of-checks), as one list of steps.
+"""Runs the checks of a call in order (docs/api.md#order-of-checks), then the route's handler.
 
-413 over 64 KiB, 415 wrong or encoded content, 429 too many from this address, 401, 429 too many of this client, 400
-malformed, 422 a wrong field; then 404, and 403 for want of rights. Of an approval, the gate checks the rest: a repeat,
-404, 409, 403, 503. While no relay is attached, 503 stands where its first look into the store would be.
+413 body over 64 KiB, 415 wrong content type, 429 too many calls from this address, 401
+credentials, 429 too many calls of this caller, 400 malformed body, 422 invalid field, 404 unknown
+resource, 403 missing right. The gate makes the other checks of a decision. Without an attached
+relay, the first use of the store fails with 503.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from relay.api import Relay
 from relay.api.auth.authentication import (
     ANONYMOUS,
     LOOPBACK_READER,
@@ -23,131 +23,110 @@ from relay.api.auth.authentication import (
     NotAuthenticated,
     local_caller,
 )
-from relay.api.auth.rate_limits import TokenBuckets
-from relay.api.auth.rejection_log import RejectionLog
-from relay.api.schema.problems import Problem, too_many
+from relay.api.schema.body import parse_json_body
+from relay.api.schema.problems import Problem
+from relay.api.schema.responses import json_response
 from relay.api.schema.route import Call, Route
-from relay.api.server.connection import Peer, mark_authenticated, request_peer
-from relay.approvals.request import Caller, InvalidField, MalformedBody
-from relay.clock import Clock
+from relay.api.server.connection import request_peer
+from relay.api.server.limits import MAX_BODY_BYTES
+from relay.api.server.state import ServerState
+from relay.approvals.request import Caller
 
-MAX_BODY_BYTES = 64 * 1024
-"""Bytes of a body; one that is longer is refused."""
-BODY_TIMEOUT = 10.0
-"""Seconds that a body may take."""
-_FORWARDED = ("Forwarded", "X-Forwarded-For", "Via")
+_PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "Via")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestPipeline:
-    """What the checks know from one call to the next. Addresses count only calls that showed no good credentials."""
+    """Checks calls and runs their handlers."""
 
-    clients: Authenticator
-    clock: Clock
-    attached: Relay | None = None
-    rejections: RejectionLog = field(default_factory=RejectionLog)
-    responses_by_status: Counter[int] = field(default_factory=Counter)
-    """Answers so far, by status."""
-    by_address: TokenBuckets = field(default_factory=lambda: TokenBuckets(rate=20, burst=100))
-    by_client: TokenBuckets = field(default_factory=lambda: TokenBuckets(rate=10, burst=50))
+    authenticator: Authenticator
+    state: ServerState
 
     def handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """The route as aiohttp calls it."""
+        """Return the route as a handler for aiohttp."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            body = await read_body(request)
-            _check_content(route, request)
-            caller = await self._caller(route, request, body)
-            call = Call(request, caller, body, _content(route, request, body), self.attached)
-            if route.lookup is not None:
-                call = replace(call, found=await route.lookup(call))
+            content = await _read_content(request, self.state.limits.body_timeout)
+            _check_content_type(route, request)
+            caller = await self._identify_caller(route, request, content)
+            call = _parse_call(route, request, caller, content, self.state)
+            if route.find_resource is not None:
+                call = replace(call, resource=await route.find_resource(call))
             if route.needs is not None and route.needs not in caller.rights.can:
                 raise Problem(
                     403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
                 )
-            return await route.handle(call)
+            return _to_response(route, await route.handler(call))
 
         return handle
 
-    async def _caller(self, route: Route, request: web.Request, body: bytes) -> Caller:
-        """Who calls. Raises Problem 429, 401, 429."""
-        peer = request_peer(request)
-        if route.access == "anyone":
+    async def _identify_caller(self, route: Route, request: web.Request, content: bytes) -> Caller:
+        """Return the caller. Raises Problem 429 or 401."""
+        state, peer = self.state, request_peer(request)
+        if route.access == "public":
             return ANONYMOUS
-        if route.access == "proof":
-            if wait := self.by_address.take(peer.network, self.clock.monotonic()):
-                raise too_many("too many calls from this address that prove nothing", wait)
+        if route.access == "handler":
+            state.charge_address(request)
             return ANONYMOUS
-        if route.access == "key or loopback" and _is_neighbour(request, peer):
+        if route.access == "key or loopback" and _is_on_this_machine(request):
             return LOOPBACK_READER
         if peer.uid is not None and route.access != "signature":
-            return local_caller(await asyncio.to_thread(_user, peer.uid))
-        network, now = peer.network, self.clock.monotonic()
-        if wait := self.by_address.take(network, now):
-            raise too_many("too many calls from this address without good credentials", wait)
+            return local_caller(await asyncio.to_thread(_user_name, peer.uid))
+        state.charge_address(request)
         try:
-            if route.access == "signature":
-                caller = self.clients.by_signature(
-                    request.match_info["client"], request.headers, body
-                )
-            else:
-                certificate = request.get_extra_info(
-                    "peercert"
-                )  # verified, or there would be no connection
-                caller = await self.clients.by_bearer(
-                    request.headers.getall("Authorization", []), certificate
-                )
+            caller = await self._authenticate(route, request, content)
         except NotAuthenticated as error:
-            self.rejections.unauthenticated_call(peer, str(error), now)
-            raise _unknown(route) from None
-        self.by_address.refund(network, now)
-        mark_authenticated(request)
-        if wait := self.by_client.take(caller.principal, now):
-            raise too_many(f"too many calls of {caller.principal}", wait)
+            state.reject_credentials(request, str(error))
+            raise _unauthorized(route) from None
+        state.accept_credentials(request)
+        state.charge_caller(caller.principal, f"of {caller.principal}")
         return caller
 
+    async def _authenticate(self, route: Route, request: web.Request, content: bytes) -> Caller:
+        if route.access == "signature":
+            client = request.match_info["client"]
+            return self.authenticator.by_signature(client, request.headers, content)
+        authorization = request.headers.getall("Authorization", [])
+        certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
+        return await self.authenticator.by_bearer(authorization, certificate)
 
-def check_length(request: web.Request) -> None:
-    """Refuse a body that is announced to be too long before any of it is read. Raises Problem 413."""
+
+def check_content_length(request: web.Request) -> None:
+    """Refuse a body that is announced as too long before reading it. Raises Problem 413."""
     if (request.content_length or 0) > MAX_BODY_BYTES:
-        raise _too_long()
+        raise _content_too_long()
 
 
-async def read_body(request: web.Request) -> bytes:
-    """The body, at most 64 KiB within ten seconds. Raises Problem 413, 408, 400, 417, ConnectionResetError."""
-    expected = request.headers.get("Expect", "")
-    if expected and expected.lower() != "100-continue":
+async def _read_content(request: web.Request, seconds: float) -> bytes:
+    """Return the body. Raises Problem 413, 408, 400 or 417, ConnectionResetError."""
+    expectation = request.headers.get("Expect", "")
+    if expectation and expectation.lower() != "100-continue":
         raise Problem(417, "Expect: only 100-continue is understood", closes=True)
-    if expected and request.version >= HttpVersion11 and request.transport is not None:
+    if expectation and request.version >= HttpVersion11 and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        async with asyncio.timeout(BODY_TIMEOUT):
+        async with asyncio.timeout(seconds):
             return await request.read()
     except TimeoutError:
-        raise Problem(
-            408, f"the body did not come within {BODY_TIMEOUT:g} s", closes=True
-        ) from None
+        raise Problem(408, f"the body did not arrive within {seconds:g} s", closes=True) from None
     except web.HTTPRequestEntityTooLarge:
-        raise _too_long() from None
+        raise _content_too_long() from None
     except (web.RequestPayloadError, HttpProcessingError):
         raise Problem(400, "the body's framing is malformed", closes=True) from None
     except OSError as error:
-        raise ConnectionResetError("the caller has gone") from error
+        raise ConnectionResetError("the caller has disconnected") from error
 
 
-def _too_long() -> Problem:
+def _content_too_long() -> Problem:
     return Problem(413, f"expected a body of at most {MAX_BODY_BYTES} bytes", closes=True)
 
 
-def _check_content(route: Route, request: web.Request) -> None:
-    # Each that there is: of several, what unpacks a body may go by another than who looks at the first.
-    if any(
-        one.strip().lower() != "identity" for one in request.headers.getall("Content-Encoding", [])
-    ):
+def _check_content_type(route: Route, request: web.Request) -> None:
+    # All values count: a proxy that unpacks bodies may read another one than we would.
+    encodings = request.headers.getall("Content-Encoding", [])
+    if any(encoding.strip().lower() != "identity" for encoding in encodings):
         raise Problem(
-            415,
-            "expected a body as it is, without Content-Encoding",
-            headers={"Accept-Encoding": "identity"},
+            415, "expected a body without Content-Encoding", headers={"Accept-Encoding": "identity"}
         )
     if route.body is None:
         return
@@ -160,16 +139,25 @@ def _check_content(route: Route, request: web.Request) -> None:
         )
 
 
-def _content(route: Route, request: web.Request, body: bytes) -> object:
-    try:
-        return route.parse(request, body) if route.parse is not None else None
-    except MalformedBody as error:
-        raise Problem(400, str(error)) from None
-    except InvalidField as error:
-        raise Problem(422, str(error), field=error.field) from None
+def _parse_call(
+    route: Route, request: web.Request, caller: Caller, content: bytes, state: ServerState
+) -> Call:
+    parameters = None if route.parse_parameters is None else route.parse_parameters(request)
+    return Call(
+        request=request,
+        server=state,
+        caller=caller,
+        content=content,
+        body=None if route.body is None else parse_json_body(route.body, content),
+        parameters=parameters,
+    )
 
 
-def _unknown(route: Route) -> Problem:
+def _to_response(route: Route, result: Any) -> web.StreamResponse:
+    return result if isinstance(result, web.StreamResponse) else json_response(route.status, result)
+
+
+def _unauthorized(route: Route) -> Problem:
     if route.access == "signature":
         return Problem(
             401,
@@ -183,15 +171,15 @@ def _unknown(route: Route) -> Problem:
     )
 
 
-def _is_neighbour(request: web.Request, peer: Peer) -> bool:
-    """Whether the call comes from this machine, and not through a proxy on it."""
-    return (peer.uid is not None or peer.is_loopback) and not any(
-        name in request.headers for name in _FORWARDED
-    )
+def _is_on_this_machine(request: web.Request) -> bool:
+    """Whether the caller is on this machine. A proxy on this machine serves callers elsewhere."""
+    peer = request_peer(request)
+    is_local = peer.uid is not None or peer.is_loopback
+    return is_local and not any(name in request.headers for name in _PROXY_HEADERS)
 
 
-def _user(uid: int) -> str:
-    import pwd  # noqa: PLC0415  # POSIX alone has it, and local sockets whose users are known
+def _user_name(uid: int) -> str:
+    import pwd  # noqa: PLC0415  # missing on Windows, like local sockets with known users
 
     try:
         return pwd.getpwuid(uid).pw_name

@@ -1,4 +1,4 @@
-"""Opens the sockets that the API listens on. What cannot be opened is told as a wrong configuration, before anything starts."""
+"""Opens the sockets of the API: TCP, and the local socket. Failures are configuration errors."""
 
 from __future__ import annotations
 
@@ -16,91 +16,101 @@ from relay.api.server.connection import Peer
 from relay.errors import ConfigError
 
 _BACKLOG = 128
-_RIGHTS = 0o660
+_SOCKET_MODE = 0o660
 
 
 async def open_tcp(host: str, port: int) -> list[socket.socket]:
-    """One socket for each address that the host's name stands for; port 0 takes a free one. Raises ConfigError."""
-    opened: list[socket.socket] = []
+    """Return a listening socket for each address of the host. Raises ConfigError.
+
+    Port 0 selects a free port, the same for all addresses.
+    """
+    sockets: list[socket.socket] = []
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        results = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        for family, address in dict.fromkeys(
-            (family, address[0]) for family, _, _, _, address in found
-        ):
+        addresses = dict.fromkeys((family, address[0]) for family, _, _, _, address in results)
+        for family, address in addresses:
             sock = socket.create_server((str(address), port), family=family, backlog=_BACKLOG)
             sock.settimeout(0)
-            opened.append(sock)
+            sockets.append(sock)
             port = sock.getsockname()[1]
     except OSError as error:
-        for sock in opened:
+        for sock in sockets:
             sock.close()
         raise ConfigError(
-            f"api.listen: expected an address that is free, {host}:{port}: {error.strerror or error}"
+            f"api.listen: expected an address that is free, {host}:{port}: "
+            f"{error.strerror or error}"
         ) from error
-    return opened
+    return sockets
 
 
 def tcp_peer(_sock: socket.socket, address: Any) -> Peer:
-    """Who is at the other end of a connection over TCP."""
+    """Return the other end of a TCP connection."""
     return Peer(address[0])
 
 
 @contextlib.contextmanager
 def local_socket(path: Path) -> Iterator[socket.socket]:
-    """The local socket, for its user and group alone; it is gone afterwards.
+    """Listen on a local socket for the owner and group, and remove it at the end.
 
-    One that a relay left behind is replaced; one on which somebody listens is not. Raises ConfigError.
+    Replaces the socket of a relay that has ended, but not one that accepts connections. Raises
+    ConfigError.
     """
     try:
-        with _alone_in(path.parent):
-            _clear(path)
-            sock = _bound(path)
-            mine = path.stat()
+        with _folder_lock(path.parent):
+            _remove_stale_socket(path)
+            sock = _bind(path)
+            own_file = path.stat()
     except OSError as error:
         raise ConfigError(
-            f"api.socket: expected a path where a socket can be made, {path}: {error.strerror or error}"
+            f"api.socket: expected a path where a socket can be made, {path}: "
+            f"{error.strerror or error}"
         ) from error
     try:
         yield sock
     finally:
         sock.close()
-        with contextlib.suppress(OSError), _alone_in(path.parent):
-            if os.path.samestat(path.stat(), mine):
+        with contextlib.suppress(OSError), _folder_lock(path.parent):
+            if os.path.samestat(path.stat(), own_file):
                 path.unlink()
 
 
 def local_peer(sock: socket.socket, _address: Any) -> Peer:
-    """Who is at the other end of a local connection: the kernel says which user (Linux, unix(7), SO_PEERCRED)."""
-    _, uid, _ = struct.unpack(
-        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    """Return the user at the other end of a local connection, from the kernel.
+
+    Source: unix(7), SO_PEERCRED (Linux).
+    """
+    size = struct.calcsize("3i")
+    _pid, uid, _gid = struct.unpack(
+        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     )
     return Peer("the local socket", uid)
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other relays from looking and binding in this folder at the same time."""
-    import fcntl  # noqa: PLC0415  # POSIX alone has it, and local sockets whose users are known
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other relays from changing sockets in this folder at the same time."""
+    import fcntl  # noqa: PLC0415  # missing on Windows, like local sockets with known users
 
-    opened = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
-def _clear(path: Path) -> None:
-    """Remove a socket on which nobody listens. Raises ConfigError for anything else that is there."""
+def _remove_stale_socket(path: Path) -> None:
+    """Remove a socket that accepts no connections. Raises ConfigError for any other file."""
     try:
-        found = path.lstat()
+        mode = path.lstat().st_mode
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(mode):
         raise ConfigError(
-            f"api.socket: expected a socket or nothing at {path}, something else is there; remove it or name another path"
+            f"api.socket: expected a socket or nothing at {path}, got another file; "
+            "remove it or choose another path"
         )
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(0)
@@ -110,19 +120,20 @@ def _clear(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # somebody listens, and is busy
+            pass  # the listener's queue is full
     raise ConfigError(
-        f"api.socket: another relay listens on {path}: stop it, or give this one a path of its own"
+        f"api.socket: another relay listens on {path}; stop it, or choose another path"
     )
 
 
-def _bound(path: Path) -> socket.socket:
+def _bind(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
-        # On Linux the file gets the rights that its socket has, less the umask: never more than these, for no moment.
-        os.fchmod(sock.fileno(), _RIGHTS)
+        # Linux derives the mode of the file from that of the socket and the umask. So the file
+        # never has a wider mode.
+        os.fchmod(sock.fileno(), _SOCKET_MODE)
         sock.bind(str(path))
-        path.chmod(_RIGHTS)
+        path.chmod(_SOCKET_MODE)
         sock.listen(_BACKLOG)
         sock.settimeout(0)
     except BaseException:

@@ -1,0 +1,128 @@
+"""The signing keys of Entra ID: fetches them from the configured URL and keeps them for a day.
+
+Nothing in a token chooses the URL. Imported only where `api.oidc` is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import jwt
+import orjson
+
+from relay.api.auth.entra_settings import OidcSettings, TokenRefused
+from relay.clock import Clock
+from relay.net.egress import guarded_socket
+from relay.net.tls_context import default_context
+
+KEY_REFETCH_INTERVAL = 300.0
+"""Seconds between two fetches. Tokens with unknown key ids cause no more fetches than that."""
+MAX_KEY_AGE = 86400.0
+"""Seconds until the keys are fetched again, so that a withdrawn key expires."""
+_FETCH_TIMEOUT = 10.0
+_MAX_DOCUMENT_BYTES = 256 * 1024
+_MIN_KEY_BITS = 2048  # RSA: RFC 7518, section 3.3
+_log = logging.getLogger(__name__)
+
+
+class SigningKeys:
+    """The issuer's current keys."""
+
+    def __init__(self, settings: OidcSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._keys: Mapping[str, Any] = {}
+        self._tried_at: float | None = None
+        self._fetched_at: float | None = None
+        self._lock = asyncio.Lock()
+
+    async def find(self, key_id: str) -> Any:
+        """Return the key with this id. Raises TokenRefused if there is none or keys are stale."""
+        async with self._lock:
+            if key_id not in self._keys or self._age() >= MAX_KEY_AGE:
+                await self._refetch()
+            if self._age() >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL:
+                raise TokenRefused("the issuer's keys are not at hand: they could not be fetched")
+        if key_id not in self._keys:
+            raise TokenRefused("the token's kid: expected one of the issuer's keys, got another")
+        return self._keys[key_id]
+
+    def _age(self) -> float:
+        if self._fetched_at is None:
+            return float("inf")
+        return self._clock.monotonic() - self._fetched_at
+
+    async def _refetch(self) -> None:
+        """Fetch the keys unless that was tried recently. After a failure the old keys stay."""
+        now = self._clock.monotonic()
+        if self._tried_at is not None and now - self._tried_at < KEY_REFETCH_INTERVAL:
+            return
+        self._tried_at = now
+        try:
+            self._keys = await fetch_keys(self._settings)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            _log.warning(
+                "api.oidc: the keys could not be fetched from keys_url: %s",
+                str(error) or type(error).__name__,
+            )
+            return
+        self._fetched_at = now
+
+
+async def fetch_keys(settings: OidcSettings) -> dict[str, Any]:
+    """Return the issuer's keys by id. Raises ValueError, ClientError, TimeoutError, OSError."""
+    return _parse_keys(await _fetch_document(settings.keys_url))
+
+
+async def _fetch_document(url: str) -> bytes:
+    connector = aiohttp.TCPConnector(socket_factory=guarded_socket, ssl=default_context())
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+    async with (
+        aiohttp.ClientSession(
+            connector=connector,
+            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=_FETCH_TIMEOUT),
+            auto_decompress=False,
+        ) as session,
+        session.get(url, allow_redirects=False, headers=headers) as response,
+    ):
+        if response.status != 200:
+            raise ValueError(f"expected 200, got {response.status}")
+        document = bytearray()
+        async for chunk in response.content.iter_chunked(16 * 1024):
+            document += chunk
+            if len(document) > _MAX_DOCUMENT_BYTES:
+                raise ValueError(f"expected at most {_MAX_DOCUMENT_BYTES} bytes, got more")
+        return bytes(document)
+
+
+def _parse_keys(content: bytes) -> dict[str, Any]:
+    """Return the usable RSA signature keys of a JSON Web Key Set (RFC 7517) by id."""
+    document = orjson.loads(content)
+    entries = document.get("keys") if isinstance(document, dict) else None
+    keys: dict[str, Any] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        key = _parse_key(entry)
+        if key is not None:
+            keys[entry["kid"]] = key
+    if not keys:
+        raise ValueError("expected a JSON Web Key Set with RSA keys for signatures, got none")
+    return keys
+
+
+def _parse_key(entry: object) -> Any:
+    """Return the public key of an entry; None if it is no strong RSA key for signatures."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("kid"), str):
+        return None
+    is_private = "d" in entry
+    if entry.get("kty") != "RSA" or entry.get("use", "sig") != "sig" or is_private:
+        return None
+    try:
+        key = jwt.PyJWK.from_dict(entry, algorithm="RS256").key
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return None
+    return key if key.key_size >= _MIN_KEY_BITS else None

@@ -1,0 +1,74 @@
+"""`GET /approve`: the page behind the links in chat messages.
+
+The page is the same for all links and decides nothing. The link's token is in the fragment, which
+browsers do not send. The page calls `relay.api.routes.confirmations`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+
+from aiohttp import web
+
+from relay.api.schema.responses import raw_response
+from relay.api.schema.route import Call, Route
+
+_PAGE = resources.files("relay.api.routes").joinpath("confirm_page.html").read_bytes()
+
+
+def page_headers() -> dict[str, str]:
+    """Return the page's headers: it may run its own script and style and call this relay."""
+    policy = (
+        "default-src 'none'",
+        f"script-src '{_inline_hash('script')}'",
+        f"style-src '{_inline_hash('style')}'",
+        "img-src data:",  # the page's empty icon; without it, browsers ask for /favicon.ico
+        "connect-src 'self'",
+        "form-action 'none'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+    return {
+        "Content-Security-Policy": "; ".join(policy),
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Permissions-Policy": "camera=(), display-capture=(), geolocation=(), microphone=(), "
+        "payment=(), usb=()",
+        "Referrer-Policy": "no-referrer",
+        "X-Frame-Options": "DENY",
+        "X-Robots-Tag": "noindex, nofollow",
+    }
+
+
+def _inline_hash(tag: str) -> str:
+    """Return the source expression for the page's only element of this kind.
+
+    Source: https://www.w3.org/TR/CSP3/, section 2.3.1.
+    """
+    _, _, rest = _PAGE.partition(f"<{tag}>".encode())
+    content, _, _ = rest.partition(f"</{tag}>".encode())
+    return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
+
+
+_HEADERS = page_headers()
+
+
+async def _show_page(_call: Call) -> web.Response:
+    return raw_response(200, _PAGE, "text/html; charset=utf-8", _HEADERS)
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/approve",
+        summary="the page behind the links in messages; "
+        "the link's token is in the fragment, which browsers do not send",
+        handler=_show_page,
+        access="public",
+        media_types=("text/html",),
+    ),
+)

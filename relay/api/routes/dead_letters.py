@@ -1,0 +1,163 @@
+"""`/v1/dead-letters`: deliveries that were given up, and their redelivery."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
+
+from relay.api.routes.deliveries import DeliveryPage, read_delivery, read_page
+from relay.api.schema.body import RequestBody
+from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor
+from relay.api.schema.problems import Problem
+from relay.api.schema.route import Call, Route
+from relay.delivery.dispatcher import redeliver, redeliver_matching
+from relay.events.cloudevent import event_name
+from relay.events.timestamps import format_rfc3339, parse_timestamp
+from relay.outbox import EntryState
+from relay.outbox.deliveries import DeadLetterFilter, Delivery
+
+
+class Redelivery(TypedDict):
+    """The dead letter is sent again now."""
+
+    id: int
+    sink: str
+    state: EntryState
+
+
+class BulkRedelivery(TypedDict):
+    """The number of dead letters that are sent again now.
+
+    To send more, call again with this `until`, and with `next` as `after`.
+    """
+
+    redelivered: int
+    left: int
+    """The number of further dead letters that meet the conditions."""
+    until: str
+    next: int | None
+    """null: nothing is left."""
+
+
+def _parse_time(value: object) -> datetime:
+    time = parse_timestamp(value) if isinstance(value, str) else None
+    if time is None:
+        raise ValueError("expected a moment such as 2026-04-11T22:26:58Z")
+    return time
+
+
+def _parse_whole_number(value: object) -> object:
+    # JSON Schema and writers with one type of number regard 1.0 as an integer.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Time = Annotated[datetime, BeforeValidator(_parse_time)]
+
+
+class BulkRedeliveryRequest(RequestBody):
+    """Selects the dead letters that meet every given condition. Without conditions, all."""
+
+    sink: str | None = Field(default=None, max_length=64)
+    type: str | None = Field(default=None, max_length=64)
+    """Such as event.scheduled."""
+    eventId: str | None = Field(default=None, max_length=256)  # noqa: N815
+    """Compared without case."""
+    since: _Time | None = None
+    """Given up at this time (RFC 3339) or later."""
+    until: _Time | None = None
+    """Given up by this time; by default, by now.
+
+    Repeat the time of the first call in later calls, so that nothing is sent twice.
+    """
+    after: Annotated[int, BeforeValidator(_parse_whole_number)] = Field(default=0, ge=0, lt=2**63)
+    """`next` of the call before."""
+
+
+async def _list_dead_letters(call: Call) -> DeliveryPage:
+    return await read_page(call, ("parked",))
+
+
+async def _find_dead_letter(call: Call) -> Delivery:
+    delivery = await read_delivery(call)
+    if delivery is None or delivery.state != "parked":
+        raise _no_such_dead_letter()
+    return delivery
+
+
+def _no_such_dead_letter() -> Problem:
+    return Problem(
+        404, "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
+    )
+
+
+async def _redeliver(call: Call) -> Redelivery:
+    relay = call.relay
+    dead_letter: Delivery = call.resource
+    if dead_letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
+        raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
+    if not await relay.store.transact(redeliver(dead_letter.id, relay.clock.now())):
+        raise _no_such_dead_letter()
+    return Redelivery(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
+
+
+async def _redeliver_matching(call: Call) -> BulkRedelivery:
+    relay, now = call.relay, call.relay.clock.now()
+    body: BulkRedeliveryRequest = call.body
+    sinks = [sink.name for sink in relay.dispatcher.status()]
+    if body.sink is not None and body.sink not in sinks:
+        raise Problem(
+            404,
+            f"no sink {body.sink!r} in the configuration; there are: {', '.join(sinks) or 'none'}",
+        )
+    condition = DeadLetterFilter(
+        sink=body.sink,
+        type=None if body.type is None else event_name(body.type),
+        event_key=None if body.eventId is None else body.eventId.lower(),
+        since=body.since,
+    )
+    until = body.until or now
+    ids, left = await relay.store.transact(
+        redeliver_matching(condition, now, after=body.after, until=until, limit=PAGE_SIZE)
+    )
+    return BulkRedelivery(
+        redelivered=len(ids),
+        left=left,
+        until=format_rfc3339(until),
+        next=ids[-1] if left else None,
+    )
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/v1/dead-letters",
+        summary="deliveries that were given up, and the reasons",
+        handler=_list_dead_letters,
+        needs="read",
+        parameters=(CURSOR,),
+        parse_parameters=parse_cursor,
+    ),
+    Route(
+        method="POST",
+        path="/v1/dead-letters/redeliver",
+        summary=f"send up to {PAGE_SIZE} selected dead letters again, the oldest first",
+        handler=_redeliver_matching,
+        status=202,
+        needs="operate",
+        body=BulkRedeliveryRequest,
+        problem_statuses=(404,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/dead-letters/{id}/redeliver",
+        summary="send a dead letter again",
+        handler=_redeliver,
+        status=202,
+        needs="operate",
+        find_resource=_find_dead_letter,
+        problem_statuses=(409,),
+    ),
+)

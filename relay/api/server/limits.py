@@ -1,0 +1,33 @@
+"""Limits that protect the server from slow, broken and hostile callers. Times are in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_BODY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """The limits of one server. Tests set lower ones."""
+
+    max_connections: int = 256
+    """Open connections on one TCP socket."""
+    max_local_connections: int = 64
+    """Open connections on the local socket."""
+    handshake_timeout: float = 5.0
+    """Time for a TLS handshake."""
+    idle_timeout: float = 15.0
+    """Time that a connection may be idle, and time for the head of a request."""
+    body_timeout: float = 10.0
+    """Time for the body of a request."""
+    linger_timeout: float = 1.0
+    """Time for reading the rest of a refused body."""
+    send_timeout: float = 15.0
+    """Time in which a caller must receive its response."""
+    max_streams: int = 64
+    """Open event streams."""
+    stream_keep_alive_interval: float = 15.0
+    """Silence after which a stream sends a comment, so that proxies keep the connection."""
+    stream_send_timeout: float = 10.0
+    """Time in which the reader of a stream must make room for more."""

@@ -1,0 +1,211 @@
+"""The section `api` of the configuration: where the API listens and which clients may call it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+
+from relay.api.auth.entra_settings import OidcSettings
+from relay.settings import Section
+from relay.signature import key_of
+
+CLIENT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_MAX_SOCKET_PATH_BYTES = 107  # unix(7): the size of sun_path without the final null byte
+_LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?")
+_LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})")
+
+
+def _check_sha256(text: str) -> str:
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text) is None:
+        raise ValueError(
+            "expected 64 hexadecimal digits: the SHA-256 of the key, as `imds-relay keys` prints it"
+        )
+    return text.lower()
+
+
+def _check_listen(text: str) -> str:
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError("expected <host>:<port> such as 127.0.0.1:8080")
+    return text
+
+
+def _check_socket_path(path: Path) -> Path:
+    length = len(os.fsencode(path))
+    if length > _MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"expected a path of at most {_MAX_SOCKET_PATH_BYTES} bytes, "
+            f"the limit for a socket, got {length} bytes"
+        )
+    return path
+
+
+class Client(Section):
+    """A program or person that may call the API, with its credentials and rights."""
+
+    name: str = Field(pattern=CLIENT_NAME_PATTERN)
+    """The principal is client:<name>."""
+    key_sha256: tuple[Annotated[str, AfterValidator(_check_sha256)], ...] = Field(
+        default=(), max_length=2
+    )
+    """SHA-256 of the bearer key; two during a key rotation."""
+    key: SecretStr | None = None
+    """The bearer key itself. Prefer key_sha256."""
+    key_file: Path | None = None
+    secrets: tuple[SecretStr, ...] = ()
+    """Sign this client's callbacks; several during a rotation."""
+    secrets_file: Path | None = None
+    san: str | None = Field(default=None, pattern=r"^[^*\s]+$")
+    """A name in the client's certificate (subjectAltName: DNS, URI or e-mail).
+
+    A caller with this certificate needs no key. Its principal is mtls:<name>.
+    """
+    amqp_user: str | None = None
+    """The RabbitMQ user whose messages count as this client's."""
+    can: tuple[Literal["read", "approve", "hold", "operate"], ...] = ("read",)
+    """What the client may do."""
+    resources: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Patterns. The client may decide about an event if every resource of it matches a pattern."""
+
+    @field_validator("key_sha256", mode="before")
+    @classmethod
+    def _accept_single_digest(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("secrets")
+    @classmethod
+    def _check_secrets(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for value in values:
+            key_of(value.get_secret_value())
+        return values
+
+    @property
+    def principals(self) -> tuple[str, ...]:
+        """The principals that this client can have: one for its key, one for its certificate."""
+        by_name = f"client:{self.name}"
+        return (by_name,) if self.san is None else (by_name, f"mtls:{self.san}")
+
+    @property
+    def credential_kinds(self) -> tuple[str, ...]:
+        """The configured kinds of credentials, for people. Without any, nobody can call."""
+        configured = {
+            "key": self.key_sha256 or self.key or self.key_file,
+            "signature": self.secrets or self.secrets_file,
+            "certificate": self.san,
+            f"RabbitMQ user {self.amqp_user}": self.amqp_user,
+        }
+        return tuple(kind for kind, value in configured.items() if value)
+
+    def key_digests(self) -> tuple[bytes, ...]:
+        """Return the SHA-256 of every valid bearer key. A changed key file is read again."""
+        digests = tuple(bytes.fromhex(digest) for digest in self.key_sha256)
+        key = self.reveal("key")
+        return (*digests, hashlib.sha256(key.encode()).digest()) if key else digests
+
+    def signing_keys(self) -> tuple[bytes, ...]:
+        """Return the keys in the client's secrets. Raises ValueError for an invalid secret."""
+        try:
+            return tuple(key_of(secret) for secret in self.reveal_all("secrets"))
+        except ValueError as error:
+            field = "secrets" if self.secrets_file is None else "secrets_file"
+            raise ValueError(f"clients: {self.name}: {field}: {error}") from None
+
+
+class ServerTlsSettings(Section):
+    """TLS on the listener."""
+
+    cert_file: Path
+    key_file: Path
+    client_ca_file: Path | None = None
+    """Callers must then show a certificate that this CA signed. `san` maps it to a client."""
+
+
+class ApiSettings(Section):
+    """Where the API listens, and who may call it."""
+
+    listen: Annotated[str, AfterValidator(_check_listen)] = "127.0.0.1:8080"
+    socket: Annotated[Path, AfterValidator(_check_socket_path)] | None = None
+    """A local socket for the command line; its file rights are the authority."""
+    tls: ServerTlsSettings | None = None
+    allow_http: bool = False
+    """Needed to listen beyond loopback without tls, behind a proxy."""
+    public_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """What links in messages start with."""
+    clients: tuple[Client, ...] = ()
+    oidc: OidcSettings | None = None
+    """Also accept bearer tokens of Entra ID."""
+
+    @property
+    def host(self) -> str:
+        """The address to listen on."""
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port to listen on. 0 selects a free port."""
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def client_resources(self) -> dict[str, tuple[str, ...] | None]:
+        """Resource patterns by the principal of each client that may approve. None: no limit."""
+        return {
+            principal: client.resources
+            for client in self.clients
+            if "approve" in client.can
+            for principal in client.principals
+        }
+
+    @model_validator(mode="after")
+    def _check_section(self) -> ApiSettings:
+        if self.tls is None and not self.allow_http and _LOOPBACK.fullmatch(self.host) is None:
+            raise ValueError(
+                "listen: expected tls, or allow_http: true behind a proxy, "
+                f"to listen on {self.listen}"
+            )
+        has_client_ca = self.tls is not None and self.tls.client_ca_file is not None
+        if not has_client_ca and any(client.san for client in self.clients):
+            raise ValueError(
+                "clients: expected tls.client_ca_file, the CA of the certificates that san names"
+            )
+        _check_unique("name", (client.name for client in self.clients))
+        _check_unique("amqp_user", (client.amqp_user for client in self.clients))
+        # Names in certificates are compared without case.
+        _check_unique("san", (client.san and client.san.lower() for client in self.clients))
+        _check_credentials_not_shared(self.clients)
+        return self
+
+
+def _check_unique(field: str, values: Iterable[str | None]) -> None:
+    configured = [value for value in values if value is not None]
+    repeated = sorted({value for value in configured if configured.count(value) > 1})
+    if repeated:
+        raise ValueError(f"clients: duplicate {field}: {', '.join(repeated)}")
+
+
+def _check_credentials_not_shared(clients: Iterable[Client]) -> None:
+    """Reject a credential of two clients: each could decide in the name of the other.
+
+    A signature covers the body, but not the name of the client that sends it.
+    """
+    owners: dict[bytes, str] = {}
+    for client in clients:
+        for kind, credential in _credentials(client):
+            owner = owners.setdefault(credential, client.name)
+            if owner != client.name:
+                raise ValueError(
+                    f"clients: {owner} and {client.name} have the same {kind}; "
+                    "give each client its own"
+                )
+
+
+def _credentials(client: Client) -> Iterator[tuple[str, bytes]]:
+    for digest in client.key_digests():
+        yield "key", digest
+    for key in client.signing_keys():
+        yield "secret", key
