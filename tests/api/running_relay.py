@@ -19,6 +19,7 @@ from yarl import URL
 
 from relay.api import ApiSettings, Relay
 from relay.api.server.http_server import Server
+from relay.api.server.limits import ServerLimits
 from relay.approvals import ApprovalsSettings
 from relay.approvals.gate import Gate
 from relay.approvals.service import ApprovalService
@@ -306,6 +307,7 @@ async def running(
     approvals: Mapping[str, Any] | None = None,
     sinks: Sequence[str] = ("box",),
     attached: bool = True,
+    limits: ServerLimits | None = None,
     **api: Any,
 ) -> AsyncIterator[Running]:
     """A relay whose API listens on a free port of loopback. ``approvals`` and ``api`` are its sections of the YAML document."""
@@ -315,7 +317,7 @@ async def running(
     boxes = {name: Box() for name in sinks}
     kinds = [BoxSettings(name=name) for name in sinks]
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(Server(settings, clock))
+        server = await stack.enter_async_context(Server(settings, clock, limits))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         store = await stack.enter_async_context(
             open_store(
@@ -349,7 +351,14 @@ async def running(
             clock,
             lambda _: True,
         )
-        relay = Relay(store, gate, dispatcher, azure, ORIGIN, clock)
+        relay = Relay(
+            store=store,
+            gate=gate,
+            dispatcher=dispatcher,
+            source=azure,
+            origin=ORIGIN,
+            clock=clock,
+        )
         async with _beside(gate.run(), dispatcher.run()):
             if attached:
                 server.attach(relay)

@@ -189,12 +189,12 @@ async def test_strangers_are_logged_once_a_minute_and_never_journalled(
 def test_strangers_from_everywhere_take_no_more_memory_than_some(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    strangers = RejectionLog()
+    rejections = RejectionLog()
     for number in range(5000):
-        strangers.unauthenticated_call(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
-    assert strangers.count == 5000
-    assert len(strangers._seen) == len(caplog.records) == 1024  # noqa: SLF001  # what may not grow
-    strangers.unauthenticated_call(Peer("192.0.2.1"), "no key", now=62.0)
+        rejections.unauthenticated_call(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
+    assert rejections.count == 5000
+    assert len(rejections._senders) == len(caplog.records) == 1024  # what may not grow
+    rejections.unauthenticated_call(Peer("192.0.2.1"), "no key", now=62.0)
     assert len(caplog.records) == 1025
 
 

@@ -110,9 +110,9 @@ async def _prepare(relay: Running, sent: Message, names: set[str]) -> None:
 
 async def _sent(relay: Running, one: Try) -> int:
     relay.clock.stop()
-    desk = relay.server._desk  # noqa: SLF001  # a hundred calls would do the same
+    state = relay.server._state  # a hundred calls would do the same
     for key in one.flooded:
-        bucket = desk.by_client if key.startswith("client:") else desk.by_address
+        bucket = state.caller_buckets if key.startswith("client:") else state.address_buckets
         while not bucket.take(key, relay.clock.monotonic()):
             pass
     headers = {"Content-Encoding": one.encoding}

@@ -89,7 +89,7 @@ async def test_metrics_tell_how_the_relay_is(relay: Running) -> None:
     assert found[("imds_relay_sink_state", "box", "box", "on")] == 1
     assert found[("imds_relay_sink_tries_total", "", "box", "box", "deferred")] >= 1
     assert found[("imds_relay_sink_state", "box", "box", "disabled")] == 0
-    assert found[("imds_relay_strangers_total",)] == 1
+    assert found[("imds_relay_rejected_calls_total",)] == 1
     assert found[("imds_relay_http_answers_total", "401")] == 1
     assert found[("imds_relay_http_answers_total", "202")] == 1
 

@@ -19,9 +19,7 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.api.server import connection
-from relay.api.server import http_server as server
-from relay.api.server import pipeline as checks
+from relay.api.server.limits import ServerLimits
 from tests.api.running_relay import EVENT_ID, Running, event, running
 
 HOST = b"Host: relay\r\n"
@@ -87,14 +85,33 @@ def refused(answers: list[Said], *statuses: int) -> None:
     assert orjson.loads(last.body)["status"] == last.status
 
 
+PATIENT = ServerLimits(idle_timeout=LONG, linger_timeout=LONG, body_timeout=LONG)
+"""The server closes no connection because of time while a test runs."""
+IMPATIENT = ServerLimits(idle_timeout=0.5, linger_timeout=0.2, body_timeout=0.5)
+
+
+def _with_limits(limits: ServerLimits) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("limits", [limits], indirect=True, ids=[""])
+
+
+@pytest.fixture
+def limits(request: pytest.FixtureRequest) -> ServerLimits:
+    """The limits of the server: those of `_with_limits`, or PATIENT."""
+    limits: ServerLimits = getattr(request, "param", PATIENT)
+    return limits
+
+
+@pytest.fixture
+async def relay(tmp_path: Path, limits: ServerLimits) -> AsyncIterator[Running]:
+    """A relay with these limits, whose document holds `event()`."""
+    async with running(tmp_path, limits=limits) as started:
+        await started.see(event())
+        yield started
+
+
 @pytest.fixture(autouse=True)
-async def _unharmed(
-    relay: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[None]:
-    """After each of them the server answers, nothing was decided, and no traceback was logged. It gives up nobody by time meanwhile."""
-    monkeypatch.setattr(connection, "IDLE", LONG)
-    monkeypatch.setattr(connection, "LINGER", LONG)
-    monkeypatch.setattr(checks, "PATIENCE", LONG)
+async def _unharmed(relay: Running, caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """After each test the server answers, nothing was decided, and no traceback was logged."""
     caplog.set_level("DEBUG", "aiohttp")
     yield
     async with asyncio.timeout(SOON):
@@ -102,18 +119,13 @@ async def _unharmed(
         assert (await relay.call("GET", f"/v1/events/{EVENT_ID}", by="bob")).status == 200
     assert await relay.said("approval.recorded") == []
     assert relay.azure.started == []
-    assert [
-        one for one in caplog.records if one.exc_info or one.levelname in ("ERROR", "CRITICAL")
-    ] == []
+    errors = [
+        record
+        for record in caplog.records
+        if record.exc_info or record.levelname in ("ERROR", "CRITICAL")
+    ]
+    assert errors == []
     assert "Traceback" not in caplog.text
-
-
-@pytest.fixture
-def _impatient(_unharmed: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who says nothing for half a second is given up."""
-    monkeypatch.setattr(connection, "IDLE", 0.5)
-    monkeypatch.setattr(connection, "LINGER", 0.2)
-    monkeypatch.setattr(checks, "PATIENCE", 0.5)
 
 
 def _body(relay: Running, **changes: Any) -> bytes:
@@ -131,10 +143,10 @@ def _chunked(*chunks: bytes) -> bytes:
 # --- bodies
 
 
+@_with_limits(replace(PATIENT, linger_timeout=0.2))
 async def test_a_length_over_the_limit_is_refused_before_any_byte_of_the_body(
-    relay: Running, monkeypatch: pytest.MonkeyPatch
+    relay: Running,
 ) -> None:
-    monkeypatch.setattr(connection, "LINGER", 0.2)
     began = time.monotonic()
     refused(await send(relay, POST + b"Content-Length: 65537\r\n\r\n"), 413)
     refused(await send(relay, POST + b"Content-Length: 99999999999999999\r\n\r\n"), 413)
@@ -172,7 +184,7 @@ async def test_who_asks_first_and_may_is_told_to_go_on(relay: Running) -> None:
     writer.close()
 
 
-@pytest.mark.usefixtures("_impatient")
+@_with_limits(IMPATIENT)
 async def test_chunks_over_the_limit_are_refused(relay: Running) -> None:
     answers = await send(
         relay, POST + b"Transfer-Encoding: chunked\r\n\r\n" + _chunked(*[b"x" * 8192] * 9)
@@ -224,13 +236,13 @@ async def test_another_content_type_is_refused(relay: Running, media: bytes) -> 
     refused(await send(relay, head + body), 415)
 
 
-@pytest.mark.usefixtures("_impatient")
+@_with_limits(IMPATIENT)
 async def test_a_body_that_comes_too_slowly_is_given_up(relay: Running) -> None:
     drip = [bytes([byte]) for byte in _body(relay)]
     refused(await send(relay, POST + _length(_body(relay)), *drip, pause=0.03), 408)
 
 
-@pytest.mark.usefixtures("_impatient")
+@_with_limits(IMPATIENT)
 async def test_a_body_that_never_comes_is_given_up(relay: Running) -> None:
     refused(await send(relay, POST + b"Content-Length: 10\r\n\r\n"), 408)
 
@@ -368,7 +380,7 @@ async def test_what_is_no_request_is_400_and_the_end_of_the_connection(
     assert len(answers) == 1
 
 
-@pytest.mark.usefixtures("_impatient")
+@_with_limits(IMPATIENT)
 @pytest.mark.parametrize("upgrade", [b"websocket", b"h2c", b"TLS/1.0"])
 async def test_an_upgrade_is_not_made(relay: Running, upgrade: bytes) -> None:
     head = (
@@ -429,7 +441,7 @@ async def test_two_credentials_are_none(relay: Running) -> None:
 # --- connections
 
 
-@pytest.mark.usefixtures("_impatient")
+@_with_limits(IMPATIENT)
 async def test_a_connection_that_says_nothing_is_closed(relay: Running) -> None:
     began = time.monotonic()
     assert await send(relay) == []
@@ -438,7 +450,7 @@ async def test_a_connection_that_says_nothing_is_closed(relay: Running) -> None:
     assert time.monotonic() - began < SOON
 
 
-@pytest.mark.usefixtures("_impatient")
+@_with_limits(IMPATIENT)
 async def test_an_idle_connection_is_closed_after_its_answer(relay: Running) -> None:
     began = time.monotonic()
     (answer,) = await send(relay, b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
@@ -447,14 +459,14 @@ async def test_an_idle_connection_is_closed_after_its_answer(relay: Running) -> 
 
 
 async def test_who_opens_connections_without_end_locks_nobody_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The oldest that has shown no good credentials gives way; those of clients stay, at work or not."""
-    monkeypatch.setattr(server, "MOST", 40)
+    """New connections replace the oldest one without valid credentials; those of clients stay."""
+    limits = replace(PATIENT, max_connections=40)
     folder = tmp_path / "crowded"
     folder.mkdir()
     with ExitStack() as flood:
-        async with running(folder) as crowded:
+        async with running(folder, limits=limits) as crowded:
             await crowded.see(event())
             kept, writer = await asyncio.open_connection("127.0.0.1", crowded.server.port)
             writer.write(b"GET /v1/stream HTTP/1.1\r\n" + HOST + KEY + b"\r\n")
@@ -471,7 +483,9 @@ async def test_who_opens_connections_without_end_locks_nobody_out(
                 await asyncio.sleep(0)
             async with asyncio.timeout(SOON):
                 assert (await crowded.decide(revision="stale")).status == 409
-            assert sum("give way" in one.getMessage() for one in caplog.records) == 1
+            assert (
+                sum("replace the oldest" in record.getMessage() for record in caplog.records) == 1
+            )
             await crowded.see(event(resources=("WestNO_0",)))
             async with asyncio.timeout(SOON):
                 while not (await kept.readline()).startswith(b"event: io.imdsrelay.event.updated"):
@@ -480,22 +494,20 @@ async def test_who_opens_connections_without_end_locks_nobody_out(
 
 
 async def test_connections_that_have_ended_count_no_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "MOST", 3)
+    limits = replace(PATIENT, max_connections=3)
     folder = tmp_path / "small"
     folder.mkdir()
-    async with running(folder) as small:
+    async with running(folder, limits=limits) as small:
         for _ in range(10):
             async with aiohttp.ClientSession() as client:
                 assert (await small.call("GET", "/v1/events", session=client)).status == 200
-    assert "give way" not in caplog.text
+    assert "replace the oldest" not in caplog.text
 
 
-async def test_who_does_not_read_answers_is_dropped(
-    relay: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "TAKE", 0.5)
+@_with_limits(replace(PATIENT, send_timeout=0.5))
+async def test_who_does_not_read_answers_is_dropped(relay: Running) -> None:
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect(("127.0.0.1", relay.server.port))
@@ -555,7 +567,9 @@ async def test_a_mistake_of_ours_is_500_and_tells_the_caller_nothing(
     relay.server.attach(replace(relay.relay, source=None))  # type: ignore[arg-type]  # so that readiness stumbles
     (answer,) = await send(relay, b"GET /readyz HTTP/1.1\r\n" + HOST + b"\r\n")
     assert answer.status == 500
-    assert orjson.loads(answer.body)["detail"] == "a mistake in the relay; its log says more"
+    assert (
+        orjson.loads(answer.body)["detail"] == "an internal error of the relay; its log says more"
+    )
     assert "AttributeError" in caplog.text
     assert b"Attribute" not in answer.body
     caplog.clear()

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_tokens import KEY_REFETCH_INTERVAL, MAX_KEY_AGE
+from relay.api.auth.entra_keys import KEY_REFETCH_INTERVAL, MAX_KEY_AGE
 from tests.api.running_relay import Running, event, running
 from tests.certificates import LOCALHOST, Authority
 

@@ -32,7 +32,6 @@ GET /v1/deliveries/{id}
 GET /v1/dead-letters
 POST /v1/dead-letters/redeliver
 POST /v1/dead-letters/{id}/redeliver
-GET /v1/sinks/{name}/plan
 POST /v1/sinks/{name}/ping
 POST /v1/sinks/{name}/pause
 POST /v1/sinks/{name}/resume
@@ -85,11 +84,11 @@ async def test_it_describes_the_calls_that_are_served(relay: Running) -> None:
 
 async def test_what_a_body_may_hold_is_what_is_read(relay: Running) -> None:
     document = await _description(relay)
-    described = document["components"]["schemas"]["Body"]
+    described = document["components"]["schemas"]["DecisionBody"]
     assert described == DecisionBody.model_json_schema()
     operation = document["paths"]["/v1/approvals"]["post"]
     assert operation["requestBody"]["content"] == {
-        "application/json": {"schema": {"$ref": "#/components/schemas/Body"}}
+        "application/json": {"schema": {"$ref": "#/components/schemas/DecisionBody"}}
     }
 
 

@@ -129,10 +129,10 @@ async def test_of_reads_too_401_comes_before_422_and_404_before_403(relay: Runni
 def _flood(relay: Running, wish: Try) -> None:
     """Empty the buckets that the call would take from."""
     relay.clock.stop()
-    desk = relay.server._desk  # noqa: SLF001  # a hundred calls would do the same, and test_auth has them
-    buckets = {"stranger": (desk.by_address, "127.0.0.1")}
+    state = relay.server._state  # a hundred calls would do the same, and test_auth has them
+    buckets = {"stranger": (state.address_buckets, "127.0.0.1")}
     for who in wish.flooded:
-        bucket, key = buckets.get(who, (desk.by_client, f"client:{who}"))
+        bucket, key = buckets.get(who, (state.caller_buckets, f"client:{who}"))
         while not bucket.take(key, relay.clock.monotonic()):
             pass
 

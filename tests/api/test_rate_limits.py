@@ -53,7 +53,7 @@ def test_what_is_given_back_never_counted(given_back: list[bool]) -> None:
 
 
 def test_keys_have_a_bucket_each_and_the_oldest_is_forgotten() -> None:
-    buckets = TokenBuckets(rate=1, burst=1, most=3)
+    buckets = TokenBuckets(rate=1, burst=1, max_keys=3)
     for key in "abc":
         assert not buckets.take(key, 0.0)
         assert buckets.take(key, 0.0)

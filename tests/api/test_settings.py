@@ -68,10 +68,10 @@ def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -
             {"clients": [{"name": "a", "key": "x", "key_file": "y"}]},
             "expected one of key and key_file",
         ),
-        ({"clients": [{"name": "a"}, {"name": "a"}]}, "expected every name once, a comes again"),
+        ({"clients": [{"name": "a"}, {"name": "a"}]}, "duplicate name: a"),
         (
             {"clients": [{"name": "a", "amqp_user": "u"}, {"name": "b", "amqp_user": "u"}]},
-            "expected every amqp_user once",
+            "duplicate amqp_user: u",
         ),
         (
             {
@@ -80,18 +80,18 @@ def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -
                     {"name": "b", "key_sha256": SHA256.upper()},
                 ]
             },
-            "a and b have the same",
+            "a and b have the same key",
         ),
         (
             {"clients": [{"name": "a", "secrets": [SECRET]}, {"name": "b", "secrets": [SECRET]}]},
-            "a and b share one",
+            "a and b have the same secret",
         ),
         (
             {
                 "tls": TLS | {"client_ca_file": "ca.pem"},
                 "clients": [{"name": "a", "san": "a.b"}, {"name": "b", "san": "A.b"}],
             },
-            "expected every san once, a.b comes again",
+            "duplicate san: a.b",
         ),
     ],
     ids=str,

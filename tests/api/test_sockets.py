@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 
 from relay.api import ApiSettings
-from relay.api.server import listener
 from relay.api.server.http_server import Server
+from relay.api.server.limits import ServerLimits
 from relay.clock import SystemClock
 from relay.errors import ConfigError
 from tests.api.running_relay import event, running
@@ -33,10 +33,11 @@ async def _over(path: Path) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @asynccontextmanager
-async def _listening(**settings: object) -> AsyncIterator[Server]:
-    async with Server(
-        ApiSettings.model_validate({"listen": "127.0.0.1:0", **settings}), SystemClock()
-    ) as server:
+async def _listening(
+    limits: ServerLimits | None = None, **settings: object
+) -> AsyncIterator[Server]:
+    api = ApiSettings.model_validate({"listen": "127.0.0.1:0", **settings})
+    async with Server(api, SystemClock(), limits) as server:
         yield server
 
 
@@ -300,10 +301,10 @@ async def test_certificates_that_cannot_be_used_are_a_wrong_configuration(
 
 
 async def test_who_does_not_speak_tls_is_gone_in_a_moment(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKE", 0.5)
-    async with _listening(tls={"cert_file": SERVER, "key_file": SERVER}) as server:
+    limits = ServerLimits(handshake_timeout=0.5)
+    async with _listening(limits, tls={"cert_file": SERVER, "key_file": SERVER}) as server:
         for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x00", b"", b"\xff" * 5000):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(rubbish)

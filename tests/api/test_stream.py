@@ -15,9 +15,11 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.api.routes import stream
+from relay.api.server.limits import ServerLimits
 from relay.events.catalog import CATALOG
 from tests.api.running_relay import EVENT_ID, Running, event, eventually, running
+
+KEEP_ALIVE_INTERVAL = ServerLimits().stream_keep_alive_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +141,11 @@ async def test_a_last_event_id_that_is_none_is_400(relay: Running, last: str) ->
     assert (await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": last})).status == 400
 
 
-async def test_silence_is_broken_by_comments(
-    relay: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "KEEP_ALIVE", 0.05)
+async def test_silence_is_broken_by_comments(tmp_path: Path) -> None:
     headers = {"Authorization": "Bearer key-of-bob"}
+    limits = ServerLimits(stream_keep_alive_interval=0.05)
     async with (
+        running(tmp_path, limits=limits) as relay,
         relay.session.get(
             f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers
         ) as response,
@@ -162,7 +163,7 @@ async def test_streams_end_when_the_relay_does(relay: Running) -> None:
         await _take(second, 1)
         await anext(first)
         relay.server.detach()
-        async with asyncio.timeout(stream.KEEP_ALIVE_INTERVAL - 1):
+        async with asyncio.timeout(KEEP_ALIVE_INTERVAL - 1):
             assert [one async for one in first] == []
             assert [one async for one in second] == []
 
@@ -176,18 +177,18 @@ async def test_a_server_with_streams_stops_promptly(tmp_path: Path) -> None:
         )
         assert response.status == 200
         began = time.monotonic()
-    assert time.monotonic() - began < stream.KEEP_ALIVE_INTERVAL - 1  # it waits for none of them
+    assert time.monotonic() - began < KEEP_ALIVE_INTERVAL - 1  # it waits for none of them
     response.close()
     await session.close()
 
 
 async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "relay.api.routes.stream")
-    monkeypatch.setattr(stream, "SLOW", 3.0)
+    limits = ServerLimits(stream_send_timeout=3.0)
     with socket.socket() as deaf:
-        async with running(tmp_path, sinks=()) as relay:
+        async with running(tmp_path, sinks=(), limits=limits) as relay:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.connect(("127.0.0.1", relay.server.port))
             deaf.sendall(
@@ -207,7 +208,9 @@ async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
                 await relay.see(*big, event())
                 (message,) = await _take(messages, 1)
                 assert message.event["subject"] == EVENT_ID
-            await eventually(lambda: not relay.server._streams._wakes)  # noqa: SLF001  # nothing is left of them
+            await eventually(
+                lambda: not len(relay.server._state.streams)
+            )  # nothing is left of them
 
 
 def _read_all(sock: socket.socket) -> bytes:
@@ -228,13 +231,11 @@ async def test_a_stream_with_nothing_to_say_does_nothing(relay: Running) -> None
         assert time.process_time() - before < 0.2
 
 
-async def test_there_are_only_so_many_streams(
-    relay: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "MOST", 2)
-    async with following(relay), following(relay):
-        assert (await relay.call("GET", "/v1/stream")).status == 429
-    await eventually(lambda: not relay.server._streams._wakes)  # noqa: SLF001  # nothing is left of them
+async def test_there_are_only_so_many_streams(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=ServerLimits(max_streams=2)) as relay:
+        async with following(relay), following(relay):
+            assert (await relay.call("GET", "/v1/stream")).status == 429
+        await eventually(lambda: not len(relay.server._state.streams))  # nothing is left of them
 
 
 async def test_head_of_a_stream_is_not_answered_with_one(relay: Running) -> None:

@@ -49,7 +49,7 @@ async def _find_sink(call: Call) -> SinkStatus:
 
 async def _ping(call: Call) -> PingRecorded:
     relay, name, at = call.relay, call.resource.name, call.relay.clock.now()
-    reason = f"a test message, requested by {call.caller.principal}"
+    reason = f"a test message, asked for by {call.caller.principal}"
 
     def record_ping(tx: Transaction) -> CloudEvent:
         event = relay_event(

@@ -28,8 +28,8 @@ class ServerState:
     rejections: RejectionLog = field(default_factory=RejectionLog)
     responses_by_status: Counter[int] = field(default_factory=Counter)
     streams: OpenStreams = field(default_factory=OpenStreams)
-    _address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
-    _caller_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(10, 50))
+    address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
+    caller_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(10, 50))
 
     def attach(self, relay: Relay) -> None:
         """Let calls reach this relay."""
@@ -43,19 +43,19 @@ class ServerState:
 
     def charge_address(self, request: web.Request) -> None:
         """Charge the caller's address until its credentials prove valid. Raises Problem 429."""
-        wait = self._address_buckets.take(request_peer(request).network, self.clock.monotonic())
+        wait = self.address_buckets.take(request_peer(request).network, self.clock.monotonic())
         if wait:
             raise too_many_calls("from this address without valid credentials", wait)
 
     def charge_caller(self, name: str, description: str) -> None:
         """Charge an identified caller for a call. Raises Problem 429."""
-        wait = self._caller_buckets.take(name, self.clock.monotonic())
+        wait = self.caller_buckets.take(name, self.clock.monotonic())
         if wait:
             raise too_many_calls(description, wait)
 
     def accept_credentials(self, request: web.Request) -> None:
         """Refund the address and protect the connection: the caller's credentials are valid."""
-        self._address_buckets.refund(request_peer(request).network, self.clock.monotonic())
+        self.address_buckets.refund(request_peer(request).network, self.clock.monotonic())
         mark_authenticated(request)
 
     def reject_credentials(self, request: web.Request, reason: str) -> None:
