@@ -12,10 +12,10 @@ from typing import Any
 
 from playwright.async_api import Browser, Page
 
-from tests.api.confirmation_links import Message, confirm, message
-from tests.api.running_relay import Running
-from tests.api.running_relay import event as announced
-from tests.api.running_relay import running as relay_running
+from tests.api.confirmation_links import MessageLinks, post_confirmation, render_message
+from tests.api.running_relay import RunningRelay
+from tests.api.running_relay import make_event as announced
+from tests.api.running_relay import run_relay as relay_running
 from tests.chromium import executable, running
 
 HERE = Path(__file__).parent
@@ -40,22 +40,22 @@ async def main() -> None:
     with TemporaryDirectory() as folder:
         async with running(program) as browser, relay_running(Path(folder)) as relay:
             await relay.see(announced(**SEEN))
-            sent = await message(relay)
+            sent = await render_message(relay)
             await _ready(browser, relay, sent, "approve", DESK)
             await _ready(browser, relay, sent, "hold", PHONE)
-            await confirm(relay, sent.tokens["approve"], sent.code, by="bob")
+            await post_confirmation(relay, sent.tokens["approve"], sent.code, by="bob")
             await _granted(browser, relay, sent)
 
 
 async def _ready(
-    browser: Browser, relay: Running, sent: Message, decision: str, visitor: dict[str, Any]
+    browser: Browser, relay: RunningRelay, sent: MessageLinks, decision: str, visitor: dict[str, Any]
 ) -> None:
     page = await _opened(browser, relay, sent.tokens[decision], visitor)
     await page.locator("#decide").wait_for()
     await page.screenshot(path=HERE / f"page-{decision}.png", full_page=visitor is DESK)
 
 
-async def _granted(browser: Browser, relay: Running, sent: Message) -> None:
+async def _granted(browser: Browser, relay: RunningRelay, sent: MessageLinks) -> None:
     page = await _opened(browser, relay, sent.tokens["approve"], DESK)
     await page.locator("#code").fill(sent.wrong_code)
     await page.locator("#key").fill("key-of-alice")
@@ -68,7 +68,7 @@ async def _granted(browser: Browser, relay: Running, sent: Message) -> None:
     await page.screenshot(path=HERE / "page-approved.png", full_page=True)
 
 
-async def _opened(browser: Browser, relay: Running, token: str, visitor: dict[str, Any]) -> Page:
+async def _opened(browser: Browser, relay: RunningRelay, token: str, visitor: dict[str, Any]) -> Page:
     context = await browser.new_context(locale="en-GB", timezone_id="Europe/Oslo", **visitor)
     page = await context.new_page()
     await page.goto(f"http://127.0.0.1:{relay.server.port}/approve#{token}")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.running_relay import Running, event, running
+from tests.api.running_relay import RunningRelay, make_event, run_relay
 
 
 @pytest.fixture
-async def relay(tmp_path: Path) -> AsyncIterator[Running]:
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
     """A relay with the usual clients and rules, whose document holds `event()`."""
-    async with running(tmp_path) as one:
-        await one.see(event())
-        yield one
+    async with run_relay(tmp_path) as running_relay:
+        await running_relay.observe(make_event())
+        yield running_relay

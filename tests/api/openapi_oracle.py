@@ -49,8 +49,8 @@ class Description:
     def _operation(self, method: str, path: str) -> dict[str, Any] | None:
         for template, item in self.document["paths"].items():
             if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path):
-                found: dict[str, Any] | None = item.get(
+                operation: dict[str, Any] | None = item.get(
                     "get" if method == "HEAD" else method.lower()
                 )
-                return found
+                return operation
         return None

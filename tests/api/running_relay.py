@@ -1,4 +1,7 @@
-"""A relay for the API to stand before: a real store, gate, dispatcher and server; Azure is what a test says that it is."""
+"""Runs a relay behind its API: a real store, gate, dispatcher and server.
+
+The tests play Azure: they say which events its document holds, and see the StartRequests.
+"""
 
 from __future__ import annotations
 
@@ -75,98 +78,99 @@ APPROVALS = {
 
 
 async def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> None:
-    """Wait until the condition holds. Raises TimeoutError where it takes too long."""
+    """Wait until the condition holds. Raises TimeoutError after `within` seconds."""
     async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110  # what is waited for has no event
+        while not condition():  # noqa: ASYNC110  # nothing signals the change
             await asyncio.sleep(0.005)
 
 
-async def until(look: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
-    """Look until it holds of what is seen, and return that. Raises TimeoutError where it takes too long."""
+async def poll_until(read: Callable[[], Awaitable[T]], is_done: Callable[[T], bool]) -> T:
+    """Read until `is_done` accepts a result, and return it. Raises TimeoutError after a minute."""
     async with asyncio.timeout(60):
         while True:
-            found = await look()
-            if holds(found):
-                return found
+            result = await read()
+            if is_done(result):
+                return result
             await asyncio.sleep(0.02)
 
 
-class Shifted(SystemClock):
-    """The machine's clocks, moved ahead by as many seconds as a test says; the one for intervals can be stopped."""
+class ShiftedClock(SystemClock):
+    """The machine's clocks, ahead by `offset` seconds. The monotonic clock can be frozen."""
 
-    ahead = 0.0
+    offset = 0.0
     _stopped: float | None = None
 
     @override
     def now(self) -> datetime:
-        return super().now() + timedelta(seconds=self.ahead)
+        return super().now() + timedelta(seconds=self.offset)
 
     @override
     def monotonic(self) -> float:
-        return (super().monotonic() if self._stopped is None else self._stopped) + self.ahead
+        return (super().monotonic() if self._stopped is None else self._stopped) + self.offset
 
-    def stop(self) -> None:
-        """From now on no interval passes by itself.
+    def freeze_monotonic(self) -> None:
+        """Let no interval pass unless a test changes `offset`.
 
-        It stops at a whole second. With fractions, `(now + 300.0) - now` can be a little less than 300.0: floats are rounded.
+        The clock stops at a whole second: with fractions, rounding can make `(now + 300.0) - now`
+        less than 300.0.
         """
         self._stopped = float(math.ceil(super().monotonic()))
 
 
 @dataclass(slots=True)
-class Azure:
-    """The way to IMDS: remembers what it was asked to start. ``lost``, ``polls`` and ``failures`` are the poller's."""
+class ScriptedAzure:
+    """Stands in for IMDS and the poller, and records the StartRequests."""
 
     started: list[tuple[str, ...]] = field(default_factory=list)
     lost: bool = False
     polls: int = 7
     failures: int = 0
-    open: asyncio.Event = field(default_factory=asyncio.Event)
-    """While it is not set, a StartRequest hangs on its way."""
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is not set, StartRequests get no response."""
 
     def __post_init__(self) -> None:
-        self.open.set()
+        self.may_answer.set()
 
     async def read_fresh(self) -> None:
-        """Nothing has changed."""
+        """Return: the document has not changed."""
 
     async def start(self, event_ids: Sequence[str]) -> None:
-        """Accepted."""
+        """Accept a StartRequest."""
         self.started.append(tuple(event_ids))
-        await self.open.wait()
+        await self.may_answer.wait()
 
 
-class BoxSettings(SinkSettings):
-    """A sink of these tests."""
+class RecordingSinkSettings(SinkSettings):
+    """The settings of a recording sink."""
 
     kind: Literal["box"] = "box"
 
 
 @dataclass(slots=True)
-class Box:
-    """A sink that keeps what it gets, or fails as it is told."""
+class RecordingSink:
+    """A sink that records its events, or raises `failure`."""
 
-    got: list[CloudEvent] = field(default_factory=list)
-    trouble: Deferred | Rejected | None = None
+    delivered: list[CloudEvent] = field(default_factory=list)
+    failure: Deferred | Rejected | None = None
     concurrency: int = 4
     longest_pause: float = 300.0
     give_up_after: float = 86400.0
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """Keep it."""
-        if self.trouble is not None:
-            raise self.trouble
-        self.got.append(event)
+        """Record the event."""
+        if self.failure is not None:
+            raise self.failure
+        self.delivered.append(event)
         return Receipt(204)
 
-    def names(self) -> list[str]:
-        """What came."""
-        return [event.name for event in self.got]
+    def delivered_names(self) -> list[str]:
+        """Return the names of the delivered events, in order."""
+        return [event.name for event in self.delivered]
 
 
 @dataclass(slots=True)
-class Answer:
-    """What a call was answered."""
+class Response:
+    """The response to a call."""
 
     status: int
     headers: Mapping[str, str]
@@ -174,22 +178,22 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body, read."""
+        """The parsed body."""
         return orjson.loads(self.body)
 
 
-@dataclass(slots=True)
-class Running:
-    """A relay that runs, and how to call it."""
+@dataclass(slots=True, kw_only=True)
+class RunningRelay:
+    """A running relay with its parts, and a client for its API."""
 
     server: Server
     store: Store
     gate: Gate
     dispatcher: Dispatcher
     relay: Relay
-    azure: Azure
-    clock: Shifted
-    boxes: dict[str, Box]
+    azure: ScriptedAzure
+    clock: ShiftedClock
+    sinks: dict[str, RecordingSink]
     session: aiohttp.ClientSession
 
     async def call(
@@ -201,8 +205,8 @@ class Running:
         by: str | None = "alice",
         headers: Mapping[str, str] | None = None,
         session: aiohttp.ClientSession | None = None,
-    ) -> Answer:
-        """Call the API with a client's key, and compare the answer with the description in /openapi.json."""
+    ) -> Response:
+        """Call the API with a client's key, and check the response against /openapi.json."""
         sent = {"Authorization": f"Bearer key-of-{by}"} if by is not None else {}
         data = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
         if data is not None:
@@ -211,7 +215,7 @@ class Running:
         async with (session or self.session).request(
             method, url, data=data, headers={**sent, **(headers or {})}
         ) as response:
-            answer = Answer(response.status, response.headers, await response.read())
+            answer = Response(response.status, response.headers, await response.read())
         (await self._description()).check(
             method,
             path.partition("?")[0],
@@ -236,21 +240,28 @@ class Running:
         by: str = "alice",
         headers: Mapping[str, str] | None = None,
         **changes: Any,
-    ) -> Answer:
-        """POST /v1/approvals about the event of `document`, with ``changes`` to the body; None takes a field away."""
+    ) -> Response:
+        """POST /v1/approvals about `make_event()`, with changes to the body; None removes a field."""
         return await self.call(
-            "POST", "/v1/approvals", self.wish(decision, **changes), by=by, headers=headers
+            "POST", "/v1/approvals", self.decision_body(decision, **changes), by=by, headers=headers
         )
 
-    def wish(self, decision: str = "approve", **changes: Any) -> dict[str, Any]:
-        """The body of a decision about `event()`."""
-        body = {"eventId": EVENT_ID, "decision": decision, "revision": event().revision} | changes
+    def decision_body(self, decision: str = "approve", **changes: Any) -> dict[str, Any]:
+        """Return the body of a decision about `make_event()`."""
+        body = {
+            "eventId": EVENT_ID,
+            "decision": decision,
+            "revision": make_event().revision,
+        } | changes
         return {name: value for name, value in body.items() if value is not None}
 
-    async def callback(
+    async def post_callback(
         self, body: bytes, *, client: str = "drain", secret: str = SECRET, **headers: str | None
-    ) -> Answer:
-        """POST /v1/callbacks/{client} as the reference library signs it; ``headers`` (with _ for -) replace or, with None, take away."""
+    ) -> Response:
+        """POST /v1/callbacks/{client}, signed by the reference library.
+
+        `headers` (with _ for -) replace a header or, with None, remove it.
+        """
         now = datetime.now(UTC)
         signed: dict[str, str | None] = {
             "webhook-id": "msg_1",
@@ -263,31 +274,32 @@ class Running:
         kept = {name: value for name, value in signed.items() if value is not None}
         return await self.call("POST", f"/v1/callbacks/{client}", body, by=None, headers=kept)
 
-    def spoil_disk(self) -> None:
-        """From now on nothing can be written, as on a disk that was mounted read-only after an error."""
-        self.store._opened.connection.execute("PRAGMA query_only = ON")  # noqa: SLF001  # how SQLite is made to fail
+    def make_store_read_only(self) -> None:
+        """Make every write fail, as on a disk that was remounted read-only after an error."""
+        connection = self.store._opened.connection  # noqa: SLF001  # no other way to break the disk
+        connection.execute("PRAGMA query_only = ON")
 
-    async def see(self, *events: Event) -> None:
-        """Azure's document holds these events, and the relay has read it."""
+    async def observe(self, *events: Event) -> None:
+        """Let the relay record a document with these events."""
         recorder = Recorder(ORIGIN, "boot", frozenset({"westno-0"}))
         sighting = PollResult(Document(1, events), self.clock.now(), gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, sighting))
 
-    async def said(self, name: str) -> list[dict[str, Any]]:
-        """What was journalled under this name, oldest first."""
-        found = await self.store.read(lambda tx: tx.journal.events_after(0, 10_000))
-        return [orjson.loads(said.body) for _, said in found if said.name == name]
+    async def recorded_events(self, name: str) -> list[dict[str, Any]]:
+        """Return the CloudEvents of this name in the journal, oldest first."""
+        events = await self.store.read(lambda tx: tx.journal.events_after(0, 10_000))
+        return [orjson.loads(event.body) for _, event in events if event.name == name]
 
 
-def event(**changes: Any) -> Event:
-    """A reboot of two machines, two hours from when these tests were begun."""
+def make_event(**changes: Any) -> Event:
+    """Return a reboot of two machines, two hours after the start of the test run."""
     fields: dict[str, Any] = {
         "event_id": EVENT_ID,
         "event_type": "Reboot",
         "event_status": "Scheduled",
         "resource_type": "VirtualMachine",
         "resources": ("WestNO_0", "WestNO_1"),
-        "not_before": format_rfc3339(_BEGUN + timedelta(hours=2)),
+        "not_before": format_rfc3339(_STARTED_AT + timedelta(hours=2)),
         "description": "Host maintenance: påvirker «WestNO»",
         "event_source": "Platform",
         "duration": 5,
@@ -296,12 +308,12 @@ def event(**changes: Any) -> Event:
 
 
 _DESCRIPTION: list[Description] = []
-"""/openapi.json, once it was asked for: it is the same of every relay."""
-_BEGUN = datetime.now(UTC).replace(microsecond=0)
+"""A cache of /openapi.json, which is the same for every relay."""
+_STARTED_AT = datetime.now(UTC).replace(microsecond=0)
 
 
 @asynccontextmanager
-async def running(
+async def run_relay(
     folder: Path,
     *,
     approvals: Mapping[str, Any] | None = None,
@@ -309,13 +321,16 @@ async def running(
     attached: bool = True,
     limits: ServerLimits | None = None,
     **api: Any,
-) -> AsyncIterator[Running]:
-    """A relay whose API listens on a free port of loopback. ``approvals`` and ``api`` are its sections of the YAML document."""
+) -> AsyncIterator[RunningRelay]:
+    """Run a relay whose API listens on a free port of 127.0.0.1.
+
+    `approvals` and `api` are sections of its configuration.
+    """
     settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "clients": CLIENTS} | api)
     rules = ApprovalsSettings.model_validate({**APPROVALS, **(approvals or {})})
-    clock, azure = Shifted(), Azure()
-    boxes = {name: Box() for name in sinks}
-    kinds = [BoxSettings(name=name) for name in sinks]
+    clock, azure = ShiftedClock(), ScriptedAzure()
+    recording_sinks = {name: RecordingSink() for name in sinks}
+    sink_settings = [RecordingSinkSettings(name=name) for name in sinks]
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(Server(settings, clock, limits))
         session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -324,11 +339,11 @@ async def running(
                 StoreSettings(path=folder / "relay.db"),
                 Identity(SCOPE, "vm"),
                 clock,
-                lambda said: tuple(matching_sinks(said, kinds)),
+                lambda event: tuple(matching_sinks(event, sink_settings)),
             )
         )
 
-        def say(name: str, sink: str | None, reason: str, count: int) -> None:
+        def report(name: str, sink: str | None, reason: str, count: int) -> None:
             at = clock.now()
             store.submit(
                 lambda tx: tx.record(
@@ -341,7 +356,13 @@ async def running(
             )
 
         dispatcher = Dispatcher(
-            {one.name: (one, boxes[one.name]) for one in kinds}, store, clock, say
+            {
+                settings.name: (settings, recording_sinks[settings.name])
+                for settings in sink_settings
+            },
+            store,
+            clock,
+            report,
         )
         await dispatcher.start()
         gate = Gate(
@@ -359,18 +380,28 @@ async def running(
             origin=ORIGIN,
             clock=clock,
         )
-        async with _beside(gate.run(), dispatcher.run()):
+        async with _BackgroundTasks(gate.run(), dispatcher.run()):
             if attached:
                 server.attach(relay)
-            yield Running(server, store, gate, dispatcher, relay, azure, clock, boxes, session)
+            yield RunningRelay(
+                server=server,
+                store=store,
+                gate=gate,
+                dispatcher=dispatcher,
+                relay=relay,
+                azure=azure,
+                clock=clock,
+                sinks=recording_sinks,
+                session=session,
+            )
             server.detach()
 
 
-class _beside:  # noqa: N801  # reads as what it does
-    """Runs these while the context is entered."""
+class _BackgroundTasks:
+    """Runs coroutines while the context is entered."""
 
     def __init__(self, *work: Awaitable[None]) -> None:
-        self._tasks = [asyncio.ensure_future(one) for one in work]
+        self._tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
 
     async def __aenter__(self) -> Self:
         return self

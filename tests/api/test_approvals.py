@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from relay.errors import Deferred
-from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
+from tests.api.running_relay import (
+    EVENT_ID,
+    RunningRelay,
+    eventually,
+    make_event,
+    poll_until,
+    run_relay,
+)
 
 
-async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: Running) -> None:
+async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: RunningRelay) -> None:
     first = await relay.decide(by="alice")
     assert first.status == 202
     assert first.json == {
@@ -29,12 +36,14 @@ async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: Running)
 
 
 async def test_the_event_id_is_compared_without_case_and_told_as_azure_wrote_it(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
     assert (await relay.decide(eventId=EVENT_ID.lower())).json["eventId"] == EVENT_ID
 
 
-async def test_the_decision_is_on_disk_before_the_answer(relay: Running, tmp_path: Path) -> None:
+async def test_the_decision_is_on_disk_before_the_answer(
+    relay: RunningRelay, tmp_path: Path
+) -> None:
     approval = (await relay.decide()).json["approvalId"]
     assert (
         approval.encode()
@@ -42,9 +51,9 @@ async def test_the_decision_is_on_disk_before_the_answer(relay: Running, tmp_pat
     )
 
 
-async def test_a_vote_tells_who_through_what_and_why(relay: Running) -> None:
+async def test_a_vote_tells_who_through_what_and_why(relay: RunningRelay) -> None:
     await relay.decide(reason="drained")
-    (recorded,) = await relay.said("approval.recorded")
+    (recorded,) = await relay.recorded_events("approval.recorded")
     data = recorded["data"]
     assert (data["principal"], data["channel"], data["reason"], data["decision"]) == (
         "client:alice",
@@ -56,128 +65,132 @@ async def test_a_vote_tells_who_through_what_and_why(relay: Running) -> None:
 
 @pytest.mark.parametrize("header", ["Idempotency-Key", "webhook-id"])
 async def test_a_repeat_gets_its_first_answer_again_and_does_nothing(
-    relay: Running, header: str
+    relay: RunningRelay, header: str
 ) -> None:
     first = await relay.decide(headers={header: "one"})
-    await relay.see()  # the event has ended: a request of its own would get a 409
+    await relay.observe()  # the event has ended: a request of its own would get a 409
     again = await relay.decide(headers={header: "one"})
     assert (again.status, again.json) == (202, first.json)
-    assert len(await relay.said("approval.recorded")) == 1
-    assert await relay.said("approval.refused") == []
+    assert len(await relay.recorded_events("approval.recorded")) == 1
+    assert await relay.recorded_events("approval.refused") == []
 
 
 @pytest.mark.parametrize(
     ("by", "changes", "status"), [("reader", {}, 403), ("alice", {"revision": "another"}, 409)]
 )
 async def test_a_refusal_is_a_first_answer_too(
-    relay: Running, by: str, changes: dict[str, str], status: int
+    relay: RunningRelay, by: str, changes: dict[str, str], status: int
 ) -> None:
     first = await relay.decide(by=by, headers={"Idempotency-Key": "one"}, **changes)
     again = await relay.decide(by=by, headers={"Idempotency-Key": "one"}, **changes)
     assert (first.status, again.status, again.json) == (status, status, first.json)
-    assert len(await relay.said("approval.refused")) == 1
+    assert len(await relay.recorded_events("approval.refused")) == 1
 
 
-async def test_404_and_503_are_not_remembered(relay: Running) -> None:
+async def test_404_and_503_are_not_remembered(relay: RunningRelay) -> None:
     unknown = {
         "eventId": "D0000000-0000-0000-0000-000000000000",
-        "revision": event(event_id="D0000000-0000-0000-0000-000000000000").revision,
+        "revision": make_event(event_id="D0000000-0000-0000-0000-000000000000").revision,
     }
     assert (await relay.decide(headers={"Idempotency-Key": "one"}, **unknown)).status == 404
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
     assert (await relay.decide(headers={"Idempotency-Key": "two"})).status == 503
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "on"})
-    await relay.see(event(), event(event_id=unknown["eventId"]))
+    await relay.observe(make_event(), make_event(event_id=unknown["eventId"]))
     assert (await relay.decide(headers={"Idempotency-Key": "one"}, **unknown)).status == 202
     assert (await relay.decide(headers={"Idempotency-Key": "two"})).status == 202
 
 
-async def test_another_body_under_a_known_id_is_409(relay: Running) -> None:
+async def test_another_body_under_a_known_id_is_409(relay: RunningRelay) -> None:
     await relay.decide(headers={"Idempotency-Key": "one"})
     other = await relay.decide("hold", headers={"Idempotency-Key": "one"})
     assert other.status == 409
     assert (await relay.decide(headers={"Idempotency-Key": "one"})).status == 202
 
 
-async def test_an_id_of_one_principal_says_nothing_of_anothers(relay: Running) -> None:
+async def test_an_id_of_one_principal_says_nothing_of_anothers(relay: RunningRelay) -> None:
     first = await relay.decide(by="alice", headers={"Idempotency-Key": "one"})
     second = await relay.decide(by="bob", headers={"Idempotency-Key": "one"})
     assert first.json["approvalId"] != second.json["approvalId"]
 
 
-async def test_without_an_id_the_same_vote_twice_is_one_live_vote(relay: Running) -> None:
+async def test_without_an_id_the_same_vote_twice_is_one_live_vote(relay: RunningRelay) -> None:
     first, second = await relay.decide(), await relay.decide(reason="said again")
     assert first.json == second.json
-    assert len(await relay.said("approval.recorded")) == 1
+    assert len(await relay.recorded_events("approval.recorded")) == 1
 
 
-async def test_a_hundred_copies_at_once_are_one_vote(relay: Running) -> None:
+async def test_a_hundred_copies_at_once_are_one_vote(relay: RunningRelay) -> None:
     answers = await asyncio.gather(
         *(relay.decide(headers={"Idempotency-Key": "one"}) for _ in range(40))
     )
     assert {answer.status for answer in answers} == {202}
     assert len({answer.json["approvalId"] for answer in answers}) == 1
-    assert len(await relay.said("approval.recorded")) == 1
+    assert len(await relay.recorded_events("approval.recorded")) == 1
 
 
-async def test_404_of_an_unknown_event(relay: Running) -> None:
+async def test_404_of_an_unknown_event(relay: RunningRelay) -> None:
     answer = await relay.decide(eventId="nobody-knows-it")
     assert answer.status == 404
-    (refused,) = await relay.said("approval.refused")
+    (refused,) = await relay.recorded_events("approval.refused")
     assert (refused["subject"], refused["data"]["eventType"]) == ("nobody-knows-it", None)
 
 
-async def test_404_of_another_scope(relay: Running) -> None:
+async def test_404_of_another_scope(relay: RunningRelay) -> None:
     assert (await relay.decide(scope="another-scope")).status == 404
     assert (await relay.decide(scope="prod-vmss-a-1f0c33ab")).status == 202
 
 
-async def test_409_after_a_change_gives_the_current_revision(relay: Running) -> None:
-    seen = event().revision
-    changed = event(resources=("WestNO_0",))
-    await relay.see(changed)
+async def test_409_after_a_change_gives_the_current_revision(relay: RunningRelay) -> None:
+    seen = make_event().revision
+    changed = make_event(resources=("WestNO_0",))
+    await relay.observe(changed)
     answer = await relay.decide(revision=seen)
     assert (answer.status, answer.json["revision"]) == (409, changed.revision)
     assert (await relay.decide(revision=changed.revision)).status == 202
 
 
-async def test_409_once_it_has_started_or_ended(relay: Running) -> None:
-    started = event(event_status="Started", not_before=None)
-    await relay.see(started)
+async def test_409_once_it_has_started_or_ended(relay: RunningRelay) -> None:
+    started = make_event(event_status="Started", not_before=None)
+    await relay.observe(started)
     assert (await relay.decide(revision=started.revision)).status == 409
-    await relay.see()
+    await relay.observe()
     assert (await relay.decide(revision=started.revision)).status == 409
 
 
-async def test_409_when_it_is_too_late(relay: Running) -> None:
+async def test_409_when_it_is_too_late(relay: RunningRelay) -> None:
     """``close_before`` is 60 s: of a vote it counts, of a hold it does not."""
-    due = event().not_before_time
+    due = make_event().not_before_time
     assert due is not None
     left = (
         due - relay.clock.now()
     ).total_seconds()  # less than two hours by what the tests before took
-    relay.clock.ahead = left - 30
+    relay.clock.offset = left - 30
     assert (await relay.decide()).status == 409
     assert (await relay.decide("hold")).status == 202
-    relay.clock.ahead = left + 1
+    relay.clock.offset = left + 1
     assert (await relay.decide("hold", by="bob")).status == 409
 
 
-async def test_403_says_why(relay: Running) -> None:
+async def test_403_says_why(relay: RunningRelay) -> None:
     for by, words in (("reader", "approve"), ("databases", "resources")):
         answer = await relay.decide(by=by)
         assert (answer.status, words in answer.json["detail"]) == (403, True), answer.json
-    refusals = [one["data"]["refusal"] for one in await relay.said("approval.refused")]
+    refusals = [
+        event["data"]["refusal"] for event in await relay.recorded_events("approval.refused")
+    ]
     assert len(refusals) == 2
 
 
-async def test_403_where_no_rule_allows_it_or_the_rule_asks_others(relay: Running) -> None:
-    other = event(event_type="Redeploy")
-    await relay.see(other)
+async def test_403_where_no_rule_allows_it_or_the_rule_asks_others(relay: RunningRelay) -> None:
+    other = make_event(event_type="Redeploy")
+    await relay.observe(other)
     assert (await relay.decide(revision=other.revision)).status == 403
 
 
-async def test_404_comes_before_409_and_409_before_403_and_403_before_503(relay: Running) -> None:
+async def test_404_comes_before_409_and_409_before_403_and_403_before_503(
+    relay: RunningRelay,
+) -> None:
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
     assert (await relay.decide(by="reader", eventId="unknown")).status == 404
     assert (await relay.decide(by="reader", revision="stale")).status == 409
@@ -186,15 +199,17 @@ async def test_404_comes_before_409_and_409_before_403_and_403_before_503(relay:
 
 
 async def test_503_while_the_store_cannot_be_written(tmp_path: Path) -> None:
-    async with running(tmp_path) as relay:
-        await relay.see(event())
-        relay.spoil_disk()
+    async with run_relay(tmp_path) as relay:
+        await relay.observe(make_event())
+        relay.make_store_read_only()
         answer = await relay.decide()
         assert answer.status == 503
         assert (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["votes"] == []
 
 
-async def test_a_hold_stops_a_grant_and_its_release_weighs_the_votes_again(relay: Running) -> None:
+async def test_a_hold_stops_a_grant_and_its_release_weighs_the_votes_again(
+    relay: RunningRelay,
+) -> None:
     assert (await relay.decide("hold", by="bob")).json["state"] == "held"
     assert (await relay.decide(by="alice")).json["state"] == "held"
     assert (await relay.decide(by="bob")).json["state"] == "held"
@@ -204,7 +219,7 @@ async def test_a_hold_stops_a_grant_and_its_release_weighs_the_votes_again(relay
 
 
 async def test_release_answers_released_where_nobody_has_voted_and_pending_where_somebody_has(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
     await relay.decide("hold")
     assert (await relay.decide("release")).json["state"] == "released"
@@ -213,7 +228,9 @@ async def test_release_answers_released_where_nobody_has_voted_and_pending_where
     assert (await relay.decide("release")).json["state"] == "pending"
 
 
-async def test_each_holder_has_a_hold_and_one_who_may_operate_releases_all(relay: Running) -> None:
+async def test_each_holder_has_a_hold_and_one_who_may_operate_releases_all(
+    relay: RunningRelay,
+) -> None:
     await relay.decide("hold", by="bob")
     await relay.decide("hold", by="drain")
     assert (await relay.decide("release", by="bob")).json["state"] == "held"
@@ -223,81 +240,81 @@ async def test_each_holder_has_a_hold_and_one_who_may_operate_releases_all(relay
     assert (await relay.decide("release", by="alice")).status == 409
 
 
-async def test_a_hold_outlives_a_change_and_needs_no_current_revision(relay: Running) -> None:
+async def test_a_hold_outlives_a_change_and_needs_no_current_revision(relay: RunningRelay) -> None:
     assert (await relay.decide("hold", revision="long-gone")).json["state"] == "held"
-    await relay.see(event(resources=("WestNO_0",)))
+    await relay.observe(make_event(resources=("WestNO_0",)))
     assert (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["approval"]["state"] == "held"
     assert (await relay.decide("release", revision="long-gone")).json["state"] == "released"
 
 
-async def test_a_hold_is_409_once_the_startrequest_is_on_its_way(relay: Running) -> None:
-    relay.azure.open.clear()
+async def test_a_hold_is_409_once_the_startrequest_is_on_its_way(relay: RunningRelay) -> None:
+    relay.azure.may_answer.clear()
     await relay.decide(by="alice")
     await relay.decide(by="bob")
     await eventually(lambda: bool(relay.azure.started))
     assert (await relay.decide("hold", by="drain")).status == 409
-    relay.azure.open.set()
+    relay.azure.may_answer.set()
 
 
 async def test_a_hold_stops_an_automatic_rule(tmp_path: Path) -> None:
-    """Also when it comes after the grant, as long as the StartRequest was not claimed: here ``tell_first`` leaves time."""
-    async with running(tmp_path, approvals={"tell_first": "30s"}) as relay:
-        relay.boxes["box"].trouble = Deferred(
+    """It stops a grant until the StartRequest is claimed: `tell_first` leaves time for it."""
+    async with run_relay(tmp_path, approvals={"tell_first": "30s"}) as relay:
+        relay.sinks["box"].failure = Deferred(
             "busy", after=60
         )  # so that there is something left to tell first
-        freeze = event(event_type="Freeze")
-        await relay.see(freeze)
-        await until(lambda: relay.said("approval.granted"), bool)
+        freeze = make_event(event_type="Freeze")
+        await relay.observe(freeze)
+        await poll_until(lambda: relay.recorded_events("approval.granted"), bool)
         assert (await relay.decide("hold", revision=freeze.revision)).json["state"] == "held"
-        relay.clock.ahead = 31
-        relay.gate.wake()
+        relay.clock.offset = 31
+        relay.gate.changed()
         assert (await relay.decide("release", revision=freeze.revision)).json["state"] == "granted"
-        assert len(await relay.said("approval.granted")) == 1
+        assert len(await relay.recorded_events("approval.granted")) == 1
         await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
 async def test_of_file_and_switch_the_stricter_mode_holds(tmp_path: Path) -> None:
-    async with running(tmp_path, approvals={"dry_run": True}) as relay:
+    async with run_relay(tmp_path, approvals={"dry_run": True}) as relay:
         for asked, holds in (("on", "dry-run"), ("off", "off"), ("dry-run", "dry-run")):
             answer = await relay.call("PUT", "/v1/approvals/mode", {"mode": asked})
             assert (answer.status, answer.json) == (200, {"mode": holds})
 
 
 async def test_the_switch_is_remembered_over_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path) as relay:
+    async with run_relay(tmp_path) as relay:
         await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
-    async with running(tmp_path) as relay:
-        await relay.see(event())
+    async with run_relay(tmp_path) as relay:
+        await relay.observe(make_event())
         assert (await relay.decide()).status == 503
         notes = await relay.store.read(
-            lambda tx: tx._connection.execute(
+            lambda tx: tx._connection.execute(  # noqa: SLF001
                 "SELECT body FROM journal WHERE kind = 'mode'"
             ).fetchall()
         )  # noqa: SLF001  # the audit's own row
         assert b"client:alice" in notes[0][0]
 
 
-async def test_in_a_dry_run_everything_happens_but_the_post(relay: Running) -> None:
+async def test_in_a_dry_run_everything_happens_but_the_post(relay: RunningRelay) -> None:
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
     await relay.decide(by="alice")
     assert (await relay.decide(by="bob")).json["state"] == "granted"
-    (granted,) = await relay.said("approval.granted")
+    (granted,) = await relay.recorded_events("approval.granted")
     assert granted["data"]["dryRun"] is True
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "on"})
     assert relay.azure.started == []
 
 
 @pytest.mark.parametrize("body", [{"mode": "ON"}, {}, {"mode": "on", "more": 1}, {"mode": None}])
-async def test_a_wrong_mode_is_422(relay: Running, body: dict[str, object]) -> None:
+async def test_a_wrong_mode_is_422(relay: RunningRelay, body: dict[str, object]) -> None:
     answer = await relay.call("PUT", "/v1/approvals/mode", body)
     assert (answer.status, answer.json["field"]) == (422, "more" if "more" in body else "mode")
 
 
-async def test_a_get_approves_nothing(relay: Running) -> None:
+async def test_a_get_approves_nothing(relay: RunningRelay) -> None:
     for method in ("GET", "HEAD", "DELETE", "PATCH", "OPTIONS", "PUT"):
-        answer = await relay.call(method, "/v1/approvals", relay.wish())
+        answer = await relay.call(method, "/v1/approvals", relay.decision_body())
         assert (answer.status, answer.headers["Allow"]) == (405, "POST")
-    assert await relay.said("approval.recorded") == []
+    assert await relay.recorded_events("approval.recorded") == []
 
 
 @pytest.mark.parametrize(
@@ -309,5 +326,5 @@ async def test_a_get_approves_nothing(relay: Running) -> None:
         {"Idempotency-Key": "one", "webhook-id": "two"},
     ],
 )
-async def test_an_unusable_id_is_400(relay: Running, headers: dict[str, str]) -> None:
+async def test_an_unusable_id_is_400(relay: RunningRelay, headers: dict[str, str]) -> None:
     assert (await relay.decide(headers=headers)).status == 400

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from relay.api import ApiSettings
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.server.connection import Peer
-from tests.api.running_relay import EVENT_ID, Running, event, running
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 
 DIGEST = {
     key: hashlib.sha256(key.encode()).hexdigest()
@@ -21,7 +21,7 @@ DIGEST = {
 
 
 @pytest.fixture
-async def keyed(tmp_path: Path) -> AsyncIterator[Running]:
+async def keyed(tmp_path: Path) -> AsyncIterator[RunningRelay]:
     """A relay with keys in each of their forms."""
     (tmp_path / "key").write_text("key-of-file\n")
     clients = (
@@ -31,16 +31,18 @@ async def keyed(tmp_path: Path) -> AsyncIterator[Running]:
         {"name": "umlaut", "key": "key-of-Åse"},
         {"name": "keyless"},
     )
-    async with running(tmp_path, clients=clients) as one:
-        yield one
+    async with run_relay(tmp_path, clients=clients) as running_relay:
+        yield running_relay
 
 
 @pytest.mark.parametrize("who", ["old", "new", "file", "plain", "Åse"])
-async def test_a_key_is_known_in_each_of_its_forms(keyed: Running, who: str) -> None:
+async def test_a_key_is_known_in_each_of_its_forms(keyed: RunningRelay, who: str) -> None:
     assert (await keyed.call("GET", "/v1/events", by=who)).status == 200
 
 
-async def test_a_key_file_is_read_again_when_it_changes(keyed: Running, tmp_path: Path) -> None:
+async def test_a_key_file_is_read_again_when_it_changes(
+    keyed: RunningRelay, tmp_path: Path
+) -> None:
     (tmp_path / "key").write_text("key-of-tomorrow")
     assert (await keyed.call("GET", "/v1/events", by="file")).status == 401
     assert (await keyed.call("GET", "/v1/events", by="tomorrow")).status == 200
@@ -61,7 +63,7 @@ async def test_a_key_file_is_read_again_when_it_changes(keyed: Running, tmp_path
         "Bearer é",
     ],
 )
-async def test_anything_but_a_clients_key_is_401(keyed: Running, authorization: str) -> None:
+async def test_anything_but_a_clients_key_is_401(keyed: RunningRelay, authorization: str) -> None:
     answer = await keyed.call(
         "GET", "/v1/events", by=None, headers={"Authorization": authorization}
     )
@@ -70,7 +72,7 @@ async def test_anything_but_a_clients_key_is_401(keyed: Running, authorization: 
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER"])
-async def test_the_name_of_the_scheme_has_no_case(keyed: Running, scheme: str) -> None:
+async def test_the_name_of_the_scheme_has_no_case(keyed: RunningRelay, scheme: str) -> None:
     assert (
         await keyed.call(
             "GET", "/v1/events", by=None, headers={"Authorization": f"{scheme} key-of-plain"}
@@ -83,9 +85,9 @@ def test_two_clients_with_one_key_are_a_wrong_configuration() -> None:
         {"name": "one", "key": "key-of-old"},
         {"name": "two", "key_sha256": DIGEST["key-of-old"]},
     ]
-    with pytest.raises(ValidationError, match="one and two have the same") as told:
+    with pytest.raises(ValidationError, match="one and two have the same") as error:
         ApiSettings.model_validate({"clients": clients})
-    assert "key-of-old" not in str(told.value)
+    assert "key-of-old" not in str(error.value)
     ApiSettings.model_validate(
         {"clients": [{"name": "one", "key": "key-of-old", "key_sha256": [DIGEST["key-of-old"]]}]}
     )
@@ -100,37 +102,37 @@ OPERATIONS = (
 
 
 @pytest.mark.parametrize("path", READS)
-async def test_what_is_read_needs_read(relay: Running, path: str) -> None:
+async def test_what_is_read_needs_read(relay: RunningRelay, path: str) -> None:
     assert (await relay.call("GET", path, by=None)).status == 401
     refused = await relay.call("GET", path, by="drain")
     assert (refused.status, "read" in refused.json["detail"]) == (403, True)
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-async def test_what_is_operated_needs_operate(relay: Running, method: str, path: str) -> None:
+async def test_what_is_operated_needs_operate(relay: RunningRelay, method: str, path: str) -> None:
     assert (await relay.call(method, path, by=None)).status == 401
     assert (await relay.call(method, path, by="bob")).status == 403
     assert (await relay.call(method, path, by="alice")).status in (200, 202)
 
 
-async def test_the_switch_needs_operate(relay: Running) -> None:
+async def test_the_switch_needs_operate(relay: RunningRelay) -> None:
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"}, by="bob")).status == 403
     assert (await relay.decide()).status == 202
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json"])
-async def test_health_and_the_description_need_nothing(relay: Running, path: str) -> None:
+async def test_health_and_the_description_need_nothing(relay: RunningRelay, path: str) -> None:
     assert (await relay.call("GET", path, by=None)).status == 200
     assert (await relay.call("GET", path, by="nobody")).status == 200
 
 
 async def test_a_client_lets_50_calls_through_at_once_and_10_a_second_after_that(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
-    relay.clock.stop()
+    relay.clock.freeze_monotonic()
     statuses = [(await relay.call("GET", "/v1/events")).status for _ in range(60)]
     assert statuses == [200] * 50 + [429] * 10
-    relay.clock.ahead = 1.0
+    relay.clock.offset = 1.0
     statuses = [(await relay.call("GET", "/v1/events")).status for _ in range(12)]
     assert statuses == [200] * 10 + [429] * 2
     refused = await relay.call("GET", "/v1/events")
@@ -141,19 +143,19 @@ async def test_a_client_lets_50_calls_through_at_once_and_10_a_second_after_that
     assert (await relay.call("GET", "/v1/events", by="bob")).status == 200
 
 
-async def test_callbacks_and_keys_of_one_client_share_its_allowance(relay: Running) -> None:
-    relay.clock.stop()
+async def test_callbacks_and_keys_of_one_client_share_its_allowance(relay: RunningRelay) -> None:
+    relay.clock.freeze_monotonic()
     for _ in range(50):
         assert (
             await relay.decide(by="drain", revision="stale", headers={"Idempotency-Key": "one"})
         ).status == 409
-    assert (await relay.callback(b"{}")).status == 429
+    assert (await relay.post_callback(b"{}")).status == 429
 
 
 async def test_good_calls_do_not_count_against_their_address_and_bad_ones_do(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
-    relay.clock.stop()
+    relay.clock.freeze_monotonic()
     for name in ("alice", "bob", "reader"):
         for _ in range(50):
             assert (await relay.call("GET", "/v1/events", by=name)).status in (200, 403)
@@ -161,25 +163,27 @@ async def test_good_calls_do_not_count_against_their_address_and_bad_ones_do(
     assert statuses == [401] * 100 + [429] * 5
     assert (await relay.call("GET", "/v1/events", by="databases")).status == 429
     assert (await relay.call("GET", "/healthz", by=None)).status == 200
-    relay.clock.ahead = 1.0
+    relay.clock.offset = 1.0
     assert (await relay.call("GET", "/v1/events", by="databases")).status == 200
 
 
 async def test_strangers_are_logged_once_a_minute_and_never_journalled(
-    relay: Running, caplog: pytest.LogCaptureFixture
+    relay: RunningRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = await relay.store.read(lambda tx: tx.head())
-    relay.clock.stop()
+    relay.clock.freeze_monotonic()
     for _ in range(5):
         await relay.call("GET", "/v1/events", by="s3cret-of-somebody")
-        await relay.callback(b"{}", client="nobody")
+        await relay.post_callback(b"{}", client="nobody")
     lines = [
-        one.getMessage() for one in caplog.records if one.name == "relay.api.auth.rejection_log"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "relay.api.auth.rejection_log"
     ]
     assert lines == [
         "a call from 127.0.0.1 without good credentials was refused: the bearer key is no client's"
     ]
-    relay.clock.ahead = 61.0
+    relay.clock.offset = 61.0
     await relay.call("GET", "/v1/events", by="nobody")
     assert "(9 more in the minute before)" in caplog.records[-1].getMessage()
     assert "s3cret" not in caplog.text
@@ -193,12 +197,12 @@ def test_strangers_from_everywhere_take_no_more_memory_than_some(
     for number in range(5000):
         rejections.unauthenticated_call(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
     assert rejections.count == 5000
-    assert len(rejections._senders) == len(caplog.records) == 1024  # what may not grow
+    assert len(rejections._senders) == len(caplog.records) == 1024  # noqa: SLF001
     rejections.unauthenticated_call(Peer("192.0.2.1"), "no key", now=62.0)
     assert len(caplog.records) == 1025
 
 
-async def test_no_answer_tells_which_software_runs_here(relay: Running) -> None:
+async def test_no_answer_tells_which_software_runs_here(relay: RunningRelay) -> None:
     for path in ("/healthz", "/nothing", "/v1/events"):
         answer = await relay.call("GET", path, by=None)
         assert (answer.headers["Server"], answer.headers["Cache-Control"]) == (
@@ -210,8 +214,8 @@ async def test_no_answer_tells_which_software_runs_here(relay: Running) -> None:
 async def test_while_no_relay_is_attached_all_but_health_and_the_description_is_503(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, attached=False) as relay:
-        await relay.see(event())
+    async with run_relay(tmp_path, attached=False) as relay:
+        await relay.observe(make_event())
         for path in (*READS, "/readyz", "/metrics"):
             answer = await relay.call("GET", path)
             assert (answer.status, "starting" in answer.json["detail"]) == (503, True), path
@@ -219,7 +223,7 @@ async def test_while_no_relay_is_attached_all_but_health_and_the_description_is_
             assert (await relay.call(method, path)).status == 503
         assert (await relay.decide()).status == 503
         assert (
-            await relay.callback(b'{"eventId":"x","decision":"hold","revision":"x"}')
+            await relay.post_callback(b'{"eventId":"x","decision":"hold","revision":"x"}')
         ).status == 503
         assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})).status == 503
         assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401

@@ -1,4 +1,4 @@
-"""POST /v1/chat/{sink}: what a platform calls reaches its member; who proves nothing is a stranger, and is held up."""
+"""POST /v1/chat/{sink}: a platform's call reaches its sink; without proof it is rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relay.chat import CallbackRefused, CallbackReply
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.api.running_relay import Running, running
+from tests.api.running_relay import RunningRelay, run_relay
 
 
 @dataclass(slots=True)
@@ -52,29 +52,29 @@ async def wall() -> Wall:
 
 
 @pytest.fixture
-async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[Running]:
+async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[RunningRelay]:
     """A relay with the chat sink ops."""
-    async with running(tmp_path) as one:
-        one.server.attach(replace(one.relay, chats={"ops": wall}))
-        yield one
+    async with run_relay(tmp_path) as running_relay:
+        running_relay.server.attach(replace(running_relay.relay, chats={"ops": wall}))
+        yield running_relay
 
 
 async def test_what_a_platform_calls_reaches_its_member_and_is_answered_by_it(
-    relay: Running, wall: Wall
+    relay: RunningRelay, wall: Wall
 ) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", b"payload=%7B%7D", by=None, headers=GOOD)
     assert (answer.status, answer.json, wall.heard) == (200, {"text": "done"}, [b"payload=%7B%7D"])
     assert relay.server.rejections.count == 0
 
 
-async def test_an_empty_answer_is_empty(relay: Running) -> None:
+async def test_an_empty_answer_is_empty(relay: RunningRelay) -> None:
     url = f"http://127.0.0.1:{relay.server.port}/v1/chat/ops"
     async with relay.session.post(url, data=b"", headers=GOOD) as answer:
         assert (answer.status, await answer.read()) == (200, b"")
 
 
 @pytest.mark.parametrize("name", ["nobody", "box", "..", "%00"])
-async def test_a_sink_that_is_no_chat_is_404(relay: Running, name: str) -> None:
+async def test_a_sink_that_is_no_chat_is_404(relay: RunningRelay, name: str) -> None:
     assert (await relay.call("POST", f"/v1/chat/{name}", b"x", by=None, headers=GOOD)).status == 404
 
 
@@ -82,7 +82,7 @@ async def test_a_sink_that_is_no_chat_is_404(relay: Running, name: str) -> None:
     ("body", "headers", "status"), [(b"x", {}, 401), (b"unreadable", GOOD, 400)]
 )
 async def test_who_is_refused_is_told_nothing_and_is_a_stranger(
-    relay: Running,
+    relay: RunningRelay,
     caplog: pytest.LogCaptureFixture,
     body: bytes,
     headers: Mapping[str, str],
@@ -99,9 +99,9 @@ async def test_who_is_refused_is_told_nothing_and_is_a_stranger(
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/chat/ops", 401), ("/v1/chat/unknown", 404)])
 async def test_an_address_is_refused_after_a_hundred_calls_that_prove_nothing(
-    relay: Running, wall: Wall, path: str, status: int
+    relay: RunningRelay, wall: Wall, path: str, status: int
 ) -> None:
-    relay.clock.stop()
+    relay.clock.freeze_monotonic()
     answers = Counter([(await relay.call("POST", path, b"x", by=None)).status for _ in range(101)])
     assert answers == {status: 100, 429: 1}
     last = await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)
@@ -109,16 +109,18 @@ async def test_an_address_is_refused_after_a_hundred_calls_that_prove_nothing(
     assert int(last.headers["Retry-After"]) >= 1
 
 
-async def test_a_platform_that_proves_itself_is_never_too_many(relay: Running, wall: Wall) -> None:
+async def test_a_platform_that_proves_itself_is_never_too_many(
+    relay: RunningRelay, wall: Wall
+) -> None:
     """All its users come from its own few addresses."""
-    relay.clock.stop()
+    relay.clock.freeze_monotonic()
     for _ in range(130):
         assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 200
     assert len(wall.heard) == 130
 
 
 async def test_a_body_that_is_too_long_or_encoded_reaches_no_member(
-    relay: Running, wall: Wall
+    relay: RunningRelay, wall: Wall
 ) -> None:
     too_long = await relay.call("POST", "/v1/chat/ops", b"x" * 65537, by=None, headers=GOOD)
     encoded = await relay.call(
@@ -128,12 +130,14 @@ async def test_a_body_that_is_too_long_or_encoded_reaches_no_member(
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
-async def test_a_platform_calls_with_post_alone(relay: Running, wall: Wall, method: str) -> None:
+async def test_a_platform_calls_with_post_alone(
+    relay: RunningRelay, wall: Wall, method: str
+) -> None:
     assert (await relay.call(method, "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 405
     assert wall.heard == []
 
 
-async def test_while_the_relay_stops_or_cannot_write_it_says_so(relay: Running) -> None:
+async def test_while_the_relay_stops_or_cannot_write_it_says_so(relay: RunningRelay) -> None:
     """So the platform, or whoever clicked, tries again."""
     assert (await relay.call("POST", "/v1/chat/ops", b"disk", by=None, headers=GOOD)).status == 503
     relay.server.detach()
@@ -141,7 +145,7 @@ async def test_while_the_relay_stops_or_cannot_write_it_says_so(relay: Running) 
 
 
 async def test_a_mistake_of_a_member_costs_one_call(
-    relay: Running, caplog: pytest.LogCaptureFixture
+    relay: RunningRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"http://127.0.0.1:{relay.server.port}/v1/chat/ops"
     async with relay.session.post(url, data=b"mistake", headers=GOOD) as answer:

@@ -13,8 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.api.confirmation_links import Message, message
-from tests.api.running_relay import Running, event, running
+from tests.api.confirmation_links import MessageLinks, render_message
+from tests.api.running_relay import RunningRelay, make_event, run_relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +30,36 @@ class Try:
 
 Spoil = Callable[[Try], Try]
 FAULTS: tuple[tuple[int, str, Spoil], ...] = (
-    (413, "too long", lambda one: replace(one, after=one.after + b" " * 65536)),
-    (415, "encoded", lambda one: replace(one, encoding="gzip")),
-    (429, "address", lambda one: replace(one, flooded=(*one.flooded, "127.0.0.1"))),
-    (401, "no key", lambda one: replace(one, by="nobody")),
-    (429, "client", lambda one: replace(one, flooded=(*one.flooded, f"client:{one.by}"))),
-    (400, "malformed", lambda one: replace(one, after=b"}" + one.after)),
-    (422, "wrong field", lambda one: replace(one, fields={**one.fields, "revision": "x"})),
-    (404, "unknown", lambda one: replace(one, fields={**one.fields, "token": "x" * 43})),
-    (202, "a repeat", lambda one: replace(one, by="bob")),
-    (409, "changed", lambda one: one),
-    (403, "not allowed", lambda one: replace(one, by="reader")),
-    (503, "off", lambda one: one),
-    (403, "wrong code", lambda one: replace(one, fields={**one.fields, "code": "0"})),
+    (413, "too long", lambda attempt: replace(attempt, after=attempt.after + b" " * 65536)),
+    (415, "encoded", lambda attempt: replace(attempt, encoding="gzip")),
+    (429, "address", lambda attempt: replace(attempt, flooded=(*attempt.flooded, "127.0.0.1"))),
+    (401, "no key", lambda attempt: replace(attempt, by="nobody")),
+    (
+        429,
+        "client",
+        lambda attempt: replace(attempt, flooded=(*attempt.flooded, f"client:{attempt.by}")),
+    ),
+    (400, "malformed", lambda attempt: replace(attempt, after=b"}" + attempt.after)),
+    (
+        422,
+        "wrong field",
+        lambda attempt: replace(attempt, fields={**attempt.fields, "revision": "x"}),
+    ),
+    (
+        404,
+        "unknown",
+        lambda attempt: replace(attempt, fields={**attempt.fields, "token": "x" * 43}),
+    ),
+    (202, "a repeat", lambda attempt: replace(attempt, by="bob")),
+    (409, "changed", lambda attempt: attempt),
+    (403, "not allowed", lambda attempt: replace(attempt, by="reader")),
+    (503, "off", lambda attempt: attempt),
+    (403, "wrong code", lambda attempt: replace(attempt, fields={**attempt.fields, "code": "0"})),
 )
 """What can be wrong, in the order in which it must be told.
 
-A code is looked at only where nothing else refuses, the switch included: so who may not decide cannot find it out. A link
-that is none names no event, so nobody can have used it.
+The code is checked after everything else, the mode of approvals included: whoever may not decide
+cannot guess the code. An unknown link names no event, so nobody can have used it.
 """
 ALONE: tuple[set[str], ...] = (
     {"no key", "client"},
@@ -65,63 +77,63 @@ PAIRS = [
 
 
 @pytest.fixture
-async def relay(tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(tmp_path) as one:
-        await one.see(event())
-        yield one
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
+    async with run_relay(tmp_path) as running_relay:
+        await running_relay.observe(make_event())
+        yield running_relay
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 async def test_of_two_faults_the_earlier_is_told(
-    relay: Running, first: tuple[int, str, Spoil], second: tuple[int, str, Spoil]
+    relay: RunningRelay, first: tuple[int, str, Spoil], second: tuple[int, str, Spoil]
 ) -> None:
-    sent = await message(relay)
+    message = await render_message(relay)
     names = {first[1], second[1]}
-    await _prepare(relay, sent, names)
-    answer = await _sent(relay, first[2](second[2](_good(sent))))
+    await _prepare(relay, message, names)
+    answer = await _sent(relay, first[2](second[2](_good(message))))
     assert answer == first[0], names
 
 
 @pytest.mark.parametrize(("status", "name", "spoil"), FAULTS)
 async def test_each_fault_alone_is_told(
-    relay: Running, status: int, name: str, spoil: Spoil
+    relay: RunningRelay, status: int, name: str, spoil: Spoil
 ) -> None:
-    sent = await message(relay)
-    await _prepare(relay, sent, {name})
-    assert await _sent(relay, spoil(_good(sent))) == status
+    message = await render_message(relay)
+    await _prepare(relay, message, {name})
+    assert await _sent(relay, spoil(_good(message))) == status
 
 
-async def test_without_a_fault_it_is_done(relay: Running) -> None:
-    assert await _sent(relay, _good(await message(relay))) == 202
+async def test_without_a_fault_it_is_done(relay: RunningRelay) -> None:
+    assert await _sent(relay, _good(await render_message(relay))) == 202
 
 
-def _good(sent: Message) -> Try:
-    return Try({"token": sent.tokens["approve"], "code": sent.code})
+def _good(message: MessageLinks) -> Try:
+    return Try({"token": message.tokens["approve"], "code": message.code})
 
 
-async def _prepare(relay: Running, sent: Message, names: set[str]) -> None:
+async def _prepare(relay: RunningRelay, message: MessageLinks, names: set[str]) -> None:
     if "a repeat" in names:
-        assert await _sent(relay, replace(_good(sent), by="bob")) == 202
+        assert await _sent(relay, replace(_good(message), by="bob")) == 202
     if "changed" in names:
-        await relay.see(event(duration=9))
+        await relay.observe(make_event(duration=9))
     if "off" in names:
         await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
 
 
-async def _sent(relay: Running, one: Try) -> int:
-    relay.clock.stop()
-    state = relay.server._state  # a hundred calls would do the same
-    for key in one.flooded:
+async def _sent(relay: RunningRelay, attempt: Try) -> int:
+    relay.clock.freeze_monotonic()
+    state = relay.server._state  # noqa: SLF001  # faster than a hundred calls
+    for key in attempt.flooded:
         bucket = state.caller_buckets if key.startswith("client:") else state.address_buckets
         while not bucket.take(key, relay.clock.monotonic()):
             pass
-    headers = {"Content-Encoding": one.encoding}
+    headers = {"Content-Encoding": attempt.encoding}
     return (
         await relay.call(
             "POST",
             "/v1/confirmations",
-            orjson.dumps(one.fields) + one.after,
-            by=one.by,
+            orjson.dumps(attempt.fields) + attempt.after,
+            by=attempt.by,
             headers=headers,
         )
     ).status

@@ -1,4 +1,4 @@
-"""The page behind the links in messages, in a real browser: every state of it, for eyes, keyboards and small screens."""
+"""The confirm page in a real browser: every state, with keyboards and small screens."""
 
 from __future__ import annotations
 
@@ -15,49 +15,54 @@ from yarl import URL
 from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.events.timestamps import parse_timestamp
-from tests.api.confirmation_links import confirm, message, proxy
-from tests.api.running_relay import EVENT_ID, Running, event, eventually, running
+from tests.api.confirmation_links import post_confirmation, proxy_application, render_message
+from tests.api.running_relay import EVENT_ID, RunningRelay, eventually, make_event, run_relay
 
 CONTRAST = """() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+  const linear = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => [r, g, b].map(c => linear(c / 255))
     .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
-  const behind = one => {
-    for (let at = one; at; at = at.parentElement) {
+  const behind = node => {
+    for (let at = node; at; at = at.parentElement) {
       const colour = rgb(getComputedStyle(at).backgroundColor);
       if (colour.length === 3 || colour[3] > 0) return colour;
     }
     return [255, 255, 255];
   };
   return [...document.querySelectorAll("body *")]
-    .filter(one => one.checkVisibility() && [...one.childNodes].some(child => child.nodeType === 3 && child.data.trim()))
-    .map(one => {
-      const [a, b] = [light(rgb(getComputedStyle(one).color)), light(behind(one))];
-      return [one.tagName + " " + one.textContent.slice(0, 40), (Math.max(a, b) + .05) / (Math.min(a, b) + .05)];
+    .filter(node => node.checkVisibility() &&
+      [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim()))
+    .map(node => {
+      const [a, b] = [light(rgb(getComputedStyle(node).color)), light(behind(node))];
+      const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+      return [node.tagName + " " + node.textContent.slice(0, 40), contrast];
     });
 }"""
-"""Each piece of text that is seen, with its contrast as WCAG 2.2 reckons it."""
-LABELS = """() => [...document.querySelectorAll("input, textarea, button, summary")].filter(one => one.checkVisibility()).map(one => ({
-  name: one.labels && one.labels.length ? one.labels[0].textContent : one.textContent,
-  described: (one.getAttribute("aria-describedby") || "").split(" ").filter(id => id).every(id => document.getElementById(id)),
-  height: one.getBoundingClientRect().height,
+"""Returns every visible text with its contrast by WCAG 2.2."""
+LABELS = """() => [...document.querySelectorAll("input, textarea, button, summary")]
+.filter(node => node.checkVisibility()).map(node => ({
+  name: node.labels && node.labels.length ? node.labels[0].textContent : node.textContent,
+  described: (node.getAttribute("aria-describedby") || "").split(" ")
+    .filter(id => id).every(id => document.getElementById(id)),
+  height: node.getBoundingClientRect().height,
 }))"""
 SHOW = """link => new Promise(done => {
   const image = new Image();
   image.onload = image.onerror = () => done(link.href);
   image.src = link.href;
 })"""
-"""Load the icon of the page as a tab does; a browser without a window shows no icon."""
+"""Loads the page's icon as a tab does; a headless browser loads none."""
 PHONE = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobile": True}
 
 
-def url(relay: Running, token: str = "") -> str:
-    """Of the page, with a link's fragment."""
+def url(relay: RunningRelay, token: str = "") -> str:
+    """Return the URL of the page, with a link's fragment."""
     return f"http://127.0.0.1:{relay.server.port}/approve" + (f"#{token}" if token else "")
 
 
-async def opened(page: Page, relay: Running, token: str, button: str = "Approve") -> None:
-    """The page, when it is ready for a decision."""
+async def opened(page: Page, relay: RunningRelay, token: str, button: str = "Approve") -> None:
+    """Open the page, and wait until it is ready for a decision."""
     await page.goto("about:blank")
     await page.goto(url(relay, token))
     await page.get_by_role("button", name=button, exact=True).wait_for()
@@ -66,7 +71,7 @@ async def opened(page: Page, relay: Running, token: str, button: str = "Approve"
 async def decide(
     page: Page, *, key: str, code: str | None = None, reason: str = "", button: str = "Approve"
 ) -> None:
-    """Fill the form, and send it."""
+    """Fill in the form and submit it."""
     if code is not None:
         await page.get_by_label("Code in the message").fill(code)
     await page.get_by_label("Your key or token").fill(key)
@@ -75,38 +80,38 @@ async def decide(
 
 
 def heading(page: Page, name: str) -> Any:
-    """What the page says on top."""
+    """Return the heading of this name, for assertions."""
     return expect(page.get_by_role("heading", name=name, exact=True))
 
 
-async def votes(relay: Running) -> list[tuple[str, str, str | None]]:
+async def votes(relay: RunningRelay) -> list[tuple[str, str, str | None]]:
     """What was recorded: decision, principal, reason."""
     return [
-        (one["data"]["decision"], one["data"]["principal"], one["data"]["reason"])
-        for one in await relay.said("approval.recorded")
+        (event["data"]["decision"], event["data"]["principal"], event["data"]["reason"])
+        for event in await relay.recorded_events("approval.recorded")
     ]
 
 
 # --- a decision
 
 
-async def test_two_people_approve_and_azure_starts(page: Page, relay: Running) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
+async def test_two_people_approve_and_azure_starts(page: Page, relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
     await expect(page.get_by_text("Azure proceeds at NotBefore regardless.")).to_be_visible()
     await expect(
         page.get_by_text("it may begin within seconds, and cannot be taken back.")
     ).to_be_visible()
     await decide(
-        page, key="key-of-alice", code=f"{sent.code[:3]} {sent.code[3:]}", reason="drained"
+        page, key="key-of-alice", code=f"{message.code[:3]} {message.code[3:]}", reason="drained"
     )
     await heading(page, "Recorded").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text("1 of 2 votes. More are missing")
     await expect(page.locator("form")).to_be_hidden()
     assert await page.locator("#key").input_value() == ""
-    await opened(page, relay, sent.tokens["approve"])
+    await opened(page, relay, message.tokens["approve"])
     await expect(page.locator("#facts")).to_contain_text("1 of 2: client:alice")
-    await decide(page, key="key-of-bob", code=sent.code)
+    await decide(page, key="key-of-bob", code=message.code)
     await heading(page, "Approved").to_be_focused()
     assert await votes(relay) == [
         ("approve", "client:alice", "drained"),
@@ -116,43 +121,43 @@ async def test_two_people_approve_and_azure_starts(page: Page, relay: Running) -
 
 
 async def test_who_answers_twice_is_told_so_and_nothing_happens_twice(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    sent = await message(relay)
-    await confirm(relay, sent.tokens["approve"], sent.code)
-    await opened(page, relay, sent.tokens["approve"])
-    await decide(page, key="key-of-alice", code=sent.code)
+    message = await render_message(relay)
+    await post_confirmation(relay, message.tokens["approve"], message.code)
+    await opened(page, relay, message.tokens["approve"])
+    await decide(page, key="key-of-alice", code=message.code)
     await heading(page, "You have answered already").to_be_focused()
     assert len(await votes(relay)) == 1
 
 
 async def test_a_hold_and_its_release_ask_for_no_code_and_say_what_a_hold_is(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["hold"], "Hold")
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["hold"], "Hold")
     await expect(page.get_by_label("Code in the message")).to_be_hidden()
     await expect(page.locator("form")).to_contain_text(HOLD_NOTICE)
     await decide(page, key="key-of-bob", button="Hold")
     await heading(page, "Recorded").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(HOLD_NOTICE)
-    held = await message(relay)
+    held = await render_message(relay)
     await opened(page, relay, held.tokens["release"], "Release the hold")
     await expect(page.locator("#notes")).to_contain_text(HOLD_NOTICE[2:])
     await decide(page, key="key-of-bob", button="Release the hold")
     await expect(page.get_by_role("status")).to_contain_text(
         f"The hold is released, and nobody has voted. A{HOLD_NOTICE[1:]}."
     )
-    assert [one for one, _, _ in await votes(relay)] == ["hold", "release"]
+    assert [decision for decision, _, _ in await votes(relay)] == ["hold", "release"]
 
 
-async def test_without_a_mouse(page: Page, relay: Running) -> None:
+async def test_without_a_mouse(page: Page, relay: RunningRelay) -> None:
     """What is reached is in the order in which it is read, and Enter sends the form."""
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
     await expect(page.get_by_role("heading", level=1)).to_be_focused()
     await page.keyboard.press("Tab")
-    await page.keyboard.type(sent.wrong_code)
+    await page.keyboard.type(message.wrong_code)
     await page.keyboard.press("Tab")
     await page.keyboard.type("key-of-alice")
     await page.keyboard.press("Enter")
@@ -161,7 +166,7 @@ async def test_without_a_mouse(page: Page, relay: Running) -> None:
         "This is not the code that the message shows; the link takes 4 more tries."
     )
     await page.keyboard.press("ControlOrMeta+a")
-    await page.keyboard.type(sent.code)
+    await page.keyboard.type(message.code)
     for _ in range(3):
         await page.keyboard.press("Tab")
     await expect(page.get_by_role("button", name="Approve")).to_be_focused()
@@ -174,11 +179,11 @@ async def test_without_a_mouse(page: Page, relay: Running) -> None:
     assert await votes(relay) == [("approve", "client:alice", None)]
 
 
-async def test_a_double_click_is_one_call(page: Page, relay: Running) -> None:
+async def test_a_double_click_is_one_call(page: Page, relay: RunningRelay) -> None:
     calls: list[str] = []
     page.on("request", lambda request: calls.append(request.url.rpartition("/")[2]))
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["hold"], "Hold")
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["hold"], "Hold")
     await page.get_by_label("Your key or token").fill("key-of-alice")
     await page.get_by_role("button", name="Hold").dblclick()
     await heading(
@@ -190,14 +195,14 @@ async def test_a_double_click_is_one_call(page: Page, relay: Running) -> None:
 # --- what can be wrong
 
 
-async def test_a_page_without_a_link_says_where_one_is(page: Page, relay: Running) -> None:
+async def test_a_page_without_a_link_says_where_one_is(page: Page, relay: RunningRelay) -> None:
     await page.goto(url(relay))
     await heading(page, "No link").to_be_focused()
     await expect(page.locator("form")).to_be_hidden()
     await expect(page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
 
 
-async def test_a_link_that_is_none_is_void(page: Page, relay: Running) -> None:
+async def test_a_link_that_is_none_is_void(page: Page, relay: RunningRelay) -> None:
     for fragment in ("nonsense", "%00%F0", "x" * 5000, "<img src=x onerror=alert(1)>"):
         await page.goto("about:blank")
         await page.goto(url(relay, fragment))
@@ -206,49 +211,49 @@ async def test_a_link_that_is_none_is_void(page: Page, relay: Running) -> None:
 
 
 async def test_what_is_missing_or_wrong_is_said_beside_its_field(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
     code, key = page.get_by_label("Code in the message"), page.get_by_label("Your key or token")
     await decide(page, key="key-of-alice", code=" ")
     await expect(code).to_be_focused()
     await expect(code).to_have_attribute("aria-invalid", "true")
-    await decide(page, key="", code=sent.code)
+    await decide(page, key="", code=message.code)
     await expect(key).to_be_focused()
     await expect(code).not_to_have_attribute("aria-invalid", "true")
-    await decide(page, key="schlüssel von alice", code=sent.code)
+    await decide(page, key="schlüssel von alice", code=message.code)
     await expect(page.locator("#key-wrong")).to_contain_text("This cannot be a key")
-    await decide(page, key="key-of-nobody", code=sent.code)
+    await decide(page, key="key-of-nobody", code=message.code)
     await expect(page.locator("#key-wrong")).to_contain_text("The relay does not know this key")
-    assert (await key.input_value(), await code.input_value()) == ("", sent.code)
-    await decide(page, key="key-of-alice", code=sent.wrong_code)
+    assert (await key.input_value(), await code.input_value()) == ("", message.code)
+    await decide(page, key="key-of-alice", code=message.wrong_code)
     await expect(code).to_be_focused()
     assert await key.input_value() == "key-of-alice"  # the same person tries again
     assert await votes(relay) == []
 
 
 async def test_a_link_dies_of_five_wrong_codes_and_says_what_to_do(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
     for _ in range(MAX_WRONG_CODES - 1):
-        await confirm(relay, sent.tokens["approve"], sent.wrong_code)
-    await decide(page, key="key-of-alice", code=sent.wrong_code)
+        await post_confirmation(relay, message.tokens["approve"], message.wrong_code)
+    await decide(page, key="key-of-alice", code=message.wrong_code)
     await heading(page, "Refused").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(
         "the message gets a new link when it is edited next"
     )
     await page.goto("about:blank")
-    await page.goto(url(relay, sent.tokens["approve"]))
+    await page.goto(url(relay, message.tokens["approve"]))
     await heading(page, "This link is void").to_be_focused()
 
 
-async def test_who_may_not_is_told_why(page: Page, relay: Running) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
-    await decide(page, key="key-of-reader", code=sent.code)
+async def test_who_may_not_is_told_why(page: Page, relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
+    await decide(page, key="key-of-reader", code=message.code)
     await heading(page, "Refused").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(
         "You may not approve: it is not in your rights (can)."
@@ -257,12 +262,12 @@ async def test_who_may_not_is_told_why(page: Page, relay: Running) -> None:
 
 
 async def test_what_changed_meanwhile_is_said_and_nothing_is_approved(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
-    await relay.see(event(resources=("WestNO_0", "db-1")))
-    await decide(page, key="key-of-alice", code=sent.code)
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
+    await relay.observe(make_event(resources=("WestNO_0", "db-1")))
+    await decide(page, key="key-of-alice", code=message.code)
     await heading(page, "It cannot be decided now").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(
         "machines: now WestNO_0, db-1; before WestNO_0, WestNO_1."
@@ -271,19 +276,19 @@ async def test_what_changed_meanwhile_is_said_and_nothing_is_approved(
     assert await votes(relay) == []
 
 
-async def test_when_it_is_too_late_nothing_can_be_sent(page: Page, relay: Running) -> None:
-    sent = await message(relay)
-    relay.clock.ahead = 7200 - 30
-    await page.goto(url(relay, sent.tokens["approve"]))
+async def test_when_it_is_too_late_nothing_can_be_sent(page: Page, relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    relay.clock.offset = 7200 - 30
+    await page.goto(url(relay, message.tokens["approve"]))
     await expect(page.get_by_role("status")).to_contain_text("Too late: it closed at")
     await expect(page.locator("form")).to_be_hidden()
 
 
-async def test_while_approvals_are_off_one_may_look_again(page: Page, relay: Running) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
+async def test_while_approvals_are_off_one_may_look_again(page: Page, relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
-    await decide(page, key="key-of-alice", code=sent.code)
+    await decide(page, key="key-of-alice", code=message.code)
     await heading(page, "It cannot be decided now").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(
         "Approvals are off: nothing can be decided now."
@@ -294,39 +299,42 @@ async def test_while_approvals_are_off_one_may_look_again(page: Page, relay: Run
     await expect(page.get_by_role("status")).to_be_hidden()
 
 
-async def test_while_nothing_can_be_recorded_the_form_is_kept(page: Page, relay: Running) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
-    relay.spoil_disk()
-    await decide(page, key="key-of-alice", code=sent.code)
+async def test_while_nothing_can_be_recorded_the_form_is_kept(
+    page: Page, relay: RunningRelay
+) -> None:
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
+    relay.make_store_read_only()
+    await decide(page, key="key-of-alice", code=message.code)
     await heading(page, "Nothing can be decided now").to_be_focused()
-    relay.store._opened.connection.execute("PRAGMA query_only = OFF")  # noqa: SLF001  # it heals
+    connection = relay.store._opened.connection  # noqa: SLF001  # the disk works again
+    connection.execute("PRAGMA query_only = OFF")
     await eventually(lambda: relay.store.failing is None)
     await page.get_by_role("button", name="Approve", exact=True).click()
     await heading(page, "Recorded").to_be_focused()
 
 
 async def test_while_the_relay_cannot_be_reached_one_may_try_again(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
     await page.context.set_offline(True)
-    await decide(page, key="key-of-alice", code=sent.code)
+    await decide(page, key="key-of-alice", code=message.code)
     await heading(page, "The relay cannot be reached").to_be_focused()
-    await page.evaluate("token => { location.hash = token }", sent.tokens["hold"])
+    await page.evaluate("token => { location.hash = token }", message.tokens["hold"])
     await expect(page.get_by_role("status")).to_contain_text("Nothing was decided.")
     await page.context.set_offline(False)
     await page.get_by_role("button", name="Look again").click()
     await decide(page, key="key-of-alice", button="Hold")
     await heading(page, "Recorded").to_be_focused()
-    assert [one for one, _, _ in await votes(relay)] == ["hold"]
+    assert [decision for decision, _, _ in await votes(relay)] == ["hold"]
 
 
-async def test_while_the_relay_starts_the_page_says_so(page: Page, relay: Running) -> None:
-    sent = await message(relay)
+async def test_while_the_relay_starts_the_page_says_so(page: Page, relay: RunningRelay) -> None:
+    message = await render_message(relay)
     relay.server.detach()
-    await page.goto(url(relay, sent.tokens["approve"]))
+    await page.goto(url(relay, message.tokens["approve"]))
     await heading(page, "Nothing can be decided now").to_be_focused()
     relay.server.attach(relay.relay)
     await page.get_by_role("button", name="Look again").click()
@@ -334,7 +342,7 @@ async def test_while_the_relay_starts_the_page_says_so(page: Page, relay: Runnin
 
 
 @pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
-async def test_without_scripts_it_says_how_else_to_decide(page: Page, relay: Running) -> None:
+async def test_without_scripts_it_says_how_else_to_decide(page: Page, relay: RunningRelay) -> None:
     await page.goto(url(relay, "x"))
     await expect(page.get_by_role("heading", name="This page needs JavaScript")).to_be_visible()
     await expect(page.locator("form")).to_be_hidden()
@@ -348,28 +356,28 @@ async def test_without_scripts_it_says_how_else_to_decide(page: Page, relay: Run
     [{"color_scheme": "light"}, {"color_scheme": "dark"}, {**PHONE, "color_scheme": "dark"}],
     indirect=True,
 )
-async def test_everything_can_be_read_and_has_a_name(page: Page, relay: Running) -> None:
+async def test_everything_can_be_read_and_has_a_name(page: Page, relay: RunningRelay) -> None:
     """WCAG 2.2: contrast of 4.5 (1.4.3), labels (3.3.2), targets of 24 pixels (2.5.8)."""
-    sent = await message(relay)
+    message = await render_message(relay)
 
     async def is_well() -> None:
         for text, contrast in await page.evaluate(CONTRAST):
             assert contrast >= 4.5, text
-        for one in await page.evaluate(LABELS):
-            assert one["name"].strip()
-            assert one["described"]
-            assert one["height"] >= 24
+        for field in await page.evaluate(LABELS):
+            assert field["name"].strip()
+            assert field["described"]
+            assert field["height"] >= 24
 
-    await opened(page, relay, sent.tokens["approve"])
+    await opened(page, relay, message.tokens["approve"])
     await expect(page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
     await is_well()
-    await decide(page, key="key-of-alice", code=sent.wrong_code)
+    await decide(page, key="key-of-alice", code=message.wrong_code)
     await expect(page.locator("#code-wrong")).to_contain_text("more tries")
     await is_well()
-    await decide(page, key="key-of-reader", code=sent.code)
+    await decide(page, key="key-of-reader", code=message.code)
     await heading(page, "Refused").to_be_focused()
     await is_well()
-    await decide(page, key="key-of-alice", code=sent.code)
+    await decide(page, key="key-of-alice", code=message.code)
     await heading(page, "Recorded").to_be_focused()
     await is_well()
     assert await page.locator("html").get_attribute("lang") == "en"
@@ -384,15 +392,15 @@ async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(
         f"machine-with-a-very-long-name-in-production-of-western-europe-{number:06}"
         for number in range(100)
     )
-    async with running(tmp_path) as relay:
-        await relay.see(event(resources=names, description="x" * 1000))
-        sent = await message(relay)
-        await opened(page, relay, sent.tokens["approve"])
+    async with run_relay(tmp_path) as relay:
+        await relay.observe(make_event(resources=names, description="x" * 1000))
+        message = await render_message(relay)
+        await opened(page, relay, message.tokens["approve"])
         await page.get_by_text("All 100 machines").tap()
         await expect(page.get_by_role("listitem").filter(has_text=names[99])).to_be_visible()
         assert await page.evaluate("() => document.documentElement.scrollWidth") == 320
         assert await page.evaluate(
-            "() => [...document.querySelectorAll('body *')].every(one => one.scrollWidth <= 320)"
+            "() => [...document.querySelectorAll('body *')].every(node => node.scrollWidth <= 320)"
         )
         assert await page.evaluate("() => document.getAnimations().length") == 0
 
@@ -401,28 +409,28 @@ async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(
     "page", [{"timezone_id": "Asia/Kathmandu", "locale": "en-GB"}], indirect=True
 )
 async def test_moments_are_in_the_readers_own_zone_and_count_down_by_the_relays_clock(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    due = parse_timestamp(event().not_before)
+    due = parse_timestamp(make_event().not_before)
     assert isinstance(due, datetime)
-    relay.clock.ahead = (
+    relay.clock.offset = (
         due - datetime.now(UTC)
     ).total_seconds() - 3600  # a run of tests may have begun long ago
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
-    shown = await page.locator("#summary time").inner_text()
-    assert f"{due.astimezone(ZoneInfo('Asia/Kathmandu')):%H:%M:%S} GMT+5:45" in shown
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
+    text = await page.locator("#summary time").inner_text()
+    assert f"{due.astimezone(ZoneInfo('Asia/Kathmandu')):%H:%M:%S} GMT+5:45" in text
     assert (
-        "(in 6" in shown or "(in 5" in shown
+        "(in 6" in text or "(in 5" in text
     )  # about an hour: 60 minutes, or a few less on a slow machine
 
 
 async def test_what_others_wrote_is_text(page: Page, tmp_path: Path) -> None:
     spell = "<img src=x onerror=document.title='caught'><script>document.title='caught'</script>"
-    async with running(tmp_path) as relay:
-        await relay.see(event(resources=(spell,), description=spell, event_source=spell))
-        sent = await message(relay)
-        await opened(page, relay, sent.tokens["approve"])
+    async with run_relay(tmp_path) as relay:
+        await relay.observe(make_event(resources=(spell,), description=spell, event_source=spell))
+        message = await render_message(relay)
+        await opened(page, relay, message.tokens["approve"])
         await expect(page.get_by_role("heading", level=1)).to_contain_text(spell)
         assert await page.locator("img").count() == 0
         assert await page.locator("script").count() == 1
@@ -430,44 +438,44 @@ async def test_what_others_wrote_is_text(page: Page, tmp_path: Path) -> None:
 
 
 async def test_behind_a_path_of_a_proxy(
-    page: Page, relay: Running, aiohttp_server: AiohttpServer
+    page: Page, relay: RunningRelay, aiohttp_server: AiohttpServer
 ) -> None:
     """``public_url`` may have a path: the page calls what stands beside it."""
-    server = await aiohttp_server(proxy(relay, "/ops", []))
-    sent = await message(relay)
-    await page.goto(f"{server.make_url('/ops/approve')}#{sent.tokens['hold']}")
+    server = await aiohttp_server(proxy_application(relay, "/ops", []))
+    message = await render_message(relay)
+    await page.goto(f"{server.make_url('/ops/approve')}#{message.tokens['hold']}")
     await page.get_by_role("button", name="Hold", exact=True).wait_for()
     await decide(page, key="key-of-alice", button="Hold")
     await heading(page, "Recorded").to_be_focused()
 
 
 async def test_another_link_in_the_same_tab_takes_the_place_of_the_first(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
     await page.get_by_label("Your key or token").fill("key-of-alice")
-    await page.goto(url(relay, sent.tokens["hold"]))
+    await page.goto(url(relay, message.tokens["hold"]))
     await page.get_by_role("button", name="Hold", exact=True).wait_for()
     assert await page.get_by_label("Your key or token").input_value() == ""
 
 
-async def test_the_console_of_the_browser_stays_empty(page: Page, relay: Running) -> None:
-    """From opening the link to the answer: no error, no warning, and nobody asks for an icon that is not there."""
-    said: list[str] = []
-    asked: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("requestfailed", lambda request: said.append(request.url))
-    page.on("request", lambda request: asked.append(request.url))
-    sent = await message(relay)
-    await opened(page, relay, sent.tokens["approve"])
-    await decide(page, key="key-of-alice", code=sent.code)
+async def test_the_console_of_the_browser_stays_empty(page: Page, relay: RunningRelay) -> None:
+    """There is no error or warning, and the browser requests no missing icon."""
+    messages: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("requestfailed", lambda request: messages.append(request.url))
+    page.on("request", lambda request: requests.append(request.url))
+    message = await render_message(relay)
+    await opened(page, relay, message.tokens["approve"])
+    await decide(page, key="key-of-alice", code=message.code)
     await heading(page, "Recorded").to_be_focused()
     icon = await page.locator("link[rel=icon]").evaluate(SHOW)
     assert icon == "data:,"
-    assert said == []
-    assert {URL(one).path for one in asked if one.startswith("http")} == {
+    assert messages == []
+    assert {URL(address).path for address in requests if address.startswith("http")} == {
         "/approve",
         "/v1/confirmations",
         "/v1/confirmations/look",

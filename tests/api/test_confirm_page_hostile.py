@@ -1,4 +1,4 @@
-"""The page behind the links in messages, among other pages: what loads it, frames it, posts to it or gets into it approves nothing."""
+"""The confirm page and hostile pages: loading, framing, posting or injecting approves nothing."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from aiohttp import web
 from playwright.async_api import Error, Page, Route, expect
 from pytest_aiohttp import AiohttpServer
 
-from tests.api.confirmation_links import Message, message, proxy
-from tests.api.running_relay import EVENT_ID, Running, event, until
+from tests.api.confirmation_links import MessageLinks, proxy_application, render_message
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, poll_until
 
 KEPT = """() => JSON.stringify([
-  localStorage, sessionStorage, document.cookie, history.state, name, document.referrer, document.documentElement.outerHTML])"""
-"""All that a page keeps or shows, but for its variables."""
+  localStorage, sessionStorage, document.cookie, history.state, name, document.referrer,
+  document.documentElement.outerHTML])"""
+"""Returns everything that a page stores or shows, except its variables."""
 ATTACKS = (
-    "document.body.appendChild(document.createElement('script')).text = 'document.title = \"caught\"'",
+    """document.body.appendChild(document.createElement('script'))
+      .text = 'document.title = "caught"'""",
     "document.body.innerHTML += '<img src=x onerror=\"document.title = `caught`\">'",
     "document.body.setAttribute('onclick', 'document.title = \"caught\"'); document.body.click()",
     "setTimeout('document.title = \"caught\"', 0)",
     "setTimeout(() => new Function('document.title = \"caught\"')())",
-    "document.body.appendChild(document.createElement('script')).src = 'data:text/javascript,document.title=`caught`'",
+    """document.body.appendChild(document.createElement('script'))
+      .src = 'data:text/javascript,document.title=`caught`'""",
 )
 """Ways to get a script into a page."""
 BY_HASH = ("script-src-elem", "script-src-attr", "script-src")
 Elsewhere = Callable[[str], str]
-"""Makes a page of another origin from its body."""
+"""Serves a body as a page of another origin, and returns its URL."""
 
 
 @pytest.fixture
 async def elsewhere(aiohttp_server: AiohttpServer) -> Elsewhere:
-    """A server of other pages."""
+    """A server of another origin."""
     bodies: list[str] = []
 
     async def serve(_: web.Request) -> web.Response:
@@ -52,42 +55,44 @@ async def elsewhere(aiohttp_server: AiohttpServer) -> Elsewhere:
     return put
 
 
-def here(relay: Running) -> str:
-    """Where the relay is."""
+def relay_url(relay: RunningRelay) -> str:
+    """Return the URL of the relay."""
     return f"http://127.0.0.1:{relay.server.port}"
 
 
-async def opened(page: Page, relay: Running) -> Message:
+async def opened(page: Page, relay: RunningRelay) -> MessageLinks:
     """The page, ready to approve."""
-    sent = await message(relay)
-    await page.goto(f"{here(relay)}/approve#{sent.tokens['approve']}")
+    message = await render_message(relay)
+    await page.goto(f"{relay_url(relay)}/approve#{message.tokens['approve']}")
     await page.get_by_role("button", name="Approve", exact=True).wait_for()
-    return sent
+    return message
 
 
-async def nothing_happened(relay: Running) -> None:
+async def nothing_happened(relay: RunningRelay) -> None:
     """No vote, no hold, no refusal, no StartRequest, and no guess that was counted."""
-    said = [
-        one
+    events = [
+        event
         for name in ("approval.recorded", "approval.refused", "approval.granted")
-        for one in await relay.said(name)
+        for event in await relay.recorded_events(name)
     ]
     wrong = await relay.store.read(
-        lambda tx: tx._connection.execute("SELECT sum(wrong) FROM invitation").fetchone()[0]
-    )  # noqa: SLF001  # what is kept
-    assert (said, relay.azure.started, wrong or 0) == ([], [], 0)
+        lambda tx: tx._connection.execute(  # noqa: SLF001
+            "SELECT sum(wrong) FROM invitation"
+        ).fetchone()[0]
+    )  # what is kept
+    assert (events, relay.azure.started, wrong or 0) == ([], [], 0)
 
 
 async def test_the_link_is_gone_from_the_address_bar_and_kept_nowhere(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    sent = await opened(page, relay)
-    token = sent.tokens["approve"]
-    assert page.url == f"{here(relay)}/approve"
+    message = await opened(page, relay)
+    token = message.tokens["approve"]
+    assert page.url == f"{relay_url(relay)}/approve"
     await page.get_by_label("Your key or token").fill("key-of-alice")
-    found = await page.evaluate(KEPT)
-    assert token not in found
-    assert "key-of-alice" not in found
+    kept = await page.evaluate(KEPT)
+    assert token not in kept
+    assert "key-of-alice" not in kept
     assert await page.context.cookies() == []
     await page.reload()
     await expect(page.get_by_role("heading", name="No link")).to_be_visible()
@@ -97,47 +102,49 @@ async def test_the_link_is_gone_from_the_address_bar_and_kept_nowhere(
 
 
 async def test_the_link_is_in_no_address_and_no_header_and_nothing_comes_from_anywhere_else(
-    page: Page, relay: Running, aiohttp_server: AiohttpServer
+    page: Page, relay: RunningRelay, aiohttp_server: AiohttpServer
 ) -> None:
     """As a proxy on the way sees it."""
     seen: list[web.Request] = []
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    server = await aiohttp_server(proxy(relay, "", seen))
-    sent = await message(relay)
-    token = sent.tokens["approve"]
+    server = await aiohttp_server(proxy_application(relay, "", seen))
+    message = await render_message(relay)
+    token = message.tokens["approve"]
     await page.goto(f"{server.make_url('/approve')}#{token}")
-    await page.get_by_label("Code in the message").fill(sent.code)
+    await page.get_by_label("Code in the message").fill(message.code)
     await page.get_by_label("Your key or token").fill("key-of-alice")
     await page.get_by_role("button", name="Approve", exact=True).click()
     await expect(page.get_by_role("heading", name="Recorded")).to_be_visible()
-    assert [one.raw_path for one in seen] == [
+    assert [request.raw_path for request in seen] == [
         "/approve",
         "/v1/confirmations/look",
         "/v1/confirmations",
         "/v1/confirmations/look",
     ]
     assert len(asked) == len(seen)
-    for one in seen:
-        assert "Referer" not in one.headers
-        assert token not in str(one.raw_headers)
-        assert ("Authorization" in one.headers) == (one.path == "/v1/confirmations")
+    for request in seen:
+        assert "Referer" not in request.headers
+        assert token not in str(request.raw_headers)
+        assert ("Authorization" in request.headers) == (request.path == "/v1/confirmations")
 
 
-async def test_a_script_that_gets_into_the_page_does_not_run(page: Page, relay: Running) -> None:
-    """What this test itself runs comes from the debugger, which no policy stops; what that puts into the page is stopped."""
-    sent = await message(relay)
+async def test_a_script_that_gets_into_the_page_does_not_run(
+    page: Page, relay: RunningRelay
+) -> None:
+    """The policy does not stop the test's own script, but what that inserts into the page."""
+    message = await render_message(relay)
     for attack in ATTACKS:
-        assert await _stopped(page, relay, sent, attack) in (
+        assert await _stopped(page, relay, message, attack) in (
             *BY_HASH,
             "require-trusted-types-for",
         ), attack
 
 
 async def test_nor_does_it_in_a_browser_that_knows_no_trusted_types(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    """The page's script is known by its hash, and no other runs; even one that is in the page from the beginning."""
+    """Only the script with the known hash runs, even if the page arrives with another one."""
 
     async def older(route: Route) -> None:
         answer = await route.fetch()
@@ -152,15 +159,15 @@ async def test_nor_does_it_in_a_browser_that_knows_no_trusted_types(
         )
 
     await page.route("**/approve", older)
-    sent = await message(relay)
+    message = await render_message(relay)
     for attack in ATTACKS:
-        assert await _stopped(page, relay, sent, attack) in BY_HASH, attack
+        assert await _stopped(page, relay, message, attack) in BY_HASH, attack
 
 
-async def _stopped(page: Page, relay: Running, sent: Message, attack: str) -> object:
+async def _stopped(page: Page, relay: RunningRelay, message: MessageLinks, attack: str) -> object:
     """The directive of the policy that an attack ran into."""
     await page.goto("about:blank")
-    await page.goto(f"{here(relay)}/approve#{sent.tokens['approve']}")
+    await page.goto(f"{relay_url(relay)}/approve#{message.tokens['approve']}")
     directive = await page.evaluate(f"""() => new Promise(done => {{
       addEventListener('securitypolicyviolation', event => done(event.effectiveDirective));
       try {{ {attack} }} catch {{ }}
@@ -171,41 +178,46 @@ async def _stopped(page: Page, relay: Running, sent: Message, attack: str) -> ob
 
 
 async def test_the_page_can_call_nobody_else(
-    page: Page, relay: Running, elsewhere: Elsewhere
+    page: Page, relay: RunningRelay, elsewhere: Elsewhere
 ) -> None:
     await opened(page, relay)
-    there = elsewhere("")
+    foreign_url = elsewhere("")
     with pytest.raises(Error, match="Failed to fetch"):
         await page.evaluate(
-            "there => fetch(there, {method: 'POST', mode: 'no-cors', body: 'x'})", there
+            "url => fetch(url, {method: 'POST', mode: 'no-cors', body: 'x'})", foreign_url
         )
     with pytest.raises(Error, match="stopped"):
         await page.evaluate(
-            "there => new Promise((_, stopped) => Object.assign(new Image(), {onerror: () => stopped('stopped'), src: there}))",
-            there,
+            "url => new Promise((_, stopped) => "
+            "Object.assign(new Image(), {onerror: () => stopped('stopped'), src: url}))",
+            foreign_url,
         )
     form = """where => new Promise(done => {
       addEventListener('securitypolicyviolation', event => done(event.effectiveDirective));
-      Object.assign(document.body.appendChild(document.createElement('form')), {action: where, method: 'POST'}).submit();
+      const form = document.body.appendChild(document.createElement('form'));
+      Object.assign(form, {action: where, method: 'POST'}).submit();
     })"""
-    for where in (there, ""):
+    for where in (foreign_url, ""):
         assert await page.evaluate(form, where) == "form-action"
-    assert page.url == f"{here(relay)}/approve"
+    assert page.url == f"{relay_url(relay)}/approve"
 
 
-async def test_no_other_page_frames_it(page: Page, relay: Running, elsewhere: Elsewhere) -> None:
+async def test_no_other_page_frames_it(
+    page: Page, relay: RunningRelay, elsewhere: Elsewhere
+) -> None:
     """Nor one of the relay's own origin, were there any."""
-    sent = await message(relay)
-    link = f"{here(relay)}/approve#{sent.tokens['hold']}"
+    message = await render_message(relay)
+    link = f"{relay_url(relay)}/approve#{message.tokens['hold']}"
     refused: list[str] = []
-    page.on("console", lambda said: refused.append(said.text))
+    page.on("console", lambda logged: refused.append(logged.text))
     await page.goto(
         elsewhere(
             f"<iframe src='{link}'></iframe><object data='{link}'></object><embed src='{link}'>"
         )
     )
-    await until(
-        lambda: page.evaluate("1"), lambda _: sum("frame-ancestors" in one for one in refused) >= 1
+    await poll_until(
+        lambda: page.evaluate("1"),
+        lambda _: sum("frame-ancestors" in message for message in refused) >= 1,
     )
     for frame in page.frames[1:]:
         assert await frame.locator("form").count() == 0
@@ -213,47 +225,57 @@ async def test_no_other_page_frames_it(page: Page, relay: Running, elsewhere: El
 
 
 async def test_who_loads_or_prefetches_a_link_approves_nothing(
-    page: Page, relay: Running, elsewhere: Elsewhere
+    page: Page, relay: RunningRelay, elsewhere: Elsewhere
 ) -> None:
-    sent = await message(relay)
-    link = f"{here(relay)}/approve#{sent.tokens['hold']}"
+    message = await render_message(relay)
+    link = f"{relay_url(relay)}/approve#{message.tokens['hold']}"
     seen: list[str] = []
     page.on("requestfinished", lambda request: seen.append(request.url))
     page.on("requestfailed", lambda request: seen.append(request.url))
     rules = orjson.dumps({"prerender": [{"urls": [link]}], "prefetch": [{"urls": [link]}]}).decode()
-    body = f"<link rel=prefetch href='{link}'><img src='{link}'><script src='{link}'></script><script type=speculationrules>{rules}</script>"
+    body = (
+        f"<link rel=prefetch href='{link}'><img src='{link}'><script src='{link}'></script>"
+        f"<script type=speculationrules>{rules}</script>"
+    )
     await page.goto(elsewhere(body))
-    await until(lambda: page.evaluate("1"), lambda _: sum(here(relay) in one for one in seen) >= 2)
+    await poll_until(
+        lambda: page.evaluate("1"), lambda _: sum(relay_url(relay) in url for url in seen) >= 2
+    )
     await nothing_happened(relay)
 
 
 async def test_a_scanner_that_runs_scripts_and_presses_every_button_approves_nothing(
-    page: Page, relay: Running
+    page: Page, relay: RunningRelay
 ) -> None:
-    """It has no code and no key, and what it guesses is no key: nothing is used up for those who have both."""
+    """It has neither code nor key. Its guesses do not use up the link for others."""
     await opened(page, relay)
-    press = """() => [...document.querySelectorAll('form, button')].filter(one => one.checkVisibility())
-      .forEach(one => one.requestSubmit ? one.requestSubmit() : one.click())"""
+    press = """() => [...document.querySelectorAll('form, button')]
+      .filter(node => node.checkVisibility())
+      .forEach(node => node.requestSubmit ? node.requestSubmit() : node.click())"""
     await page.evaluate(press)
     await expect(page.locator("#code-wrong")).to_contain_text("The code is missing")
     await page.evaluate(
-        "() => document.querySelectorAll('input, textarea').forEach(one => { one.value = '123456' })"
+        "() => document.querySelectorAll('input, textarea')"
+        ".forEach(node => { node.value = '123456' })"
     )
     async with page.expect_response("**/v1/confirmations") as answered:
         await page.evaluate(press)
     assert (await answered.value).status == 401
     await page.evaluate("() => document.querySelector('form').submit()")
-    assert page.url == f"{here(relay)}/approve"
+    assert page.url == f"{relay_url(relay)}/approve"
     await nothing_happened(relay)
 
 
 async def test_a_form_of_another_page_decides_nothing(
-    page: Page, relay: Running, elsewhere: Elsewhere
+    page: Page, relay: RunningRelay, elsewhere: Elsewhere
 ) -> None:
-    sent = await message(relay)
-    wish = orjson.dumps({"token": sent.tokens["hold"], "reason": "x"}).decode()[:-2]
+    message = await render_message(relay)
+    body = orjson.dumps({"token": message.tokens["hold"], "reason": "x"}).decode()[:-2]
     for encoding in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
-        form = f"<form method=post enctype='{encoding}' action='{here(relay)}/v1/confirmations'><input name='{wish}' value='\"}}'></form>"
+        form = (
+            f"<form method=post enctype='{encoding}' action='{relay_url(relay)}/v1/confirmations'>"
+            f"<input name='{body}' value='\"}}'></form>"
+        )
         async with page.expect_response("**/v1/confirmations") as answered:
             await page.goto(elsewhere(f"{form}<script>document.forms[0].submit()</script>"))
         assert (await answered.value).status == 415, encoding
@@ -261,24 +283,26 @@ async def test_a_form_of_another_page_decides_nothing(
 
 
 async def test_a_script_of_another_page_is_not_let_through(
-    page: Page, relay: Running, elsewhere: Elsewhere
+    page: Page, relay: RunningRelay, elsewhere: Elsewhere
 ) -> None:
     """It may not send JSON or a key, and may not read an answer."""
-    sent = await message(relay)
+    message = await render_message(relay)
     await page.goto(elsewhere(""))
-    wish = {
-        "token": sent.tokens["hold"],
+    body = {
+        "token": message.tokens["hold"],
         "eventId": EVENT_ID,
         "decision": "hold",
-        "revision": event().revision,
+        "revision": make_event().revision,
     }
-    call = """([to, wish, kind, mode]) => fetch(to, {
-      method: 'POST', mode, credentials: 'include', body: JSON.stringify(wish),
-      headers: {'Content-Type': kind, ...(mode === 'cors' && {Authorization: 'Bearer key-of-alice'})},
+    call = """([to, body, kind, mode]) => fetch(to, {
+      method: 'POST', mode, credentials: 'include', body: JSON.stringify(body),
+      headers: {
+        'Content-Type': kind, ...(mode === 'cors' && {Authorization: 'Bearer key-of-alice'}),
+      },
     }).then(answer => answer.type, () => 'stopped')"""
     for path in ("/v1/confirmations", "/v1/confirmations/look", "/v1/approvals"):
         answers = [
-            await page.evaluate(call, [here(relay) + path, wish, kind, mode])
+            await page.evaluate(call, [relay_url(relay) + path, body, kind, mode])
             for kind, mode in (
                 ("application/json", "cors"),
                 ("text/plain", "cors"),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.api.confirmation_links import look, message
-from tests.api.running_relay import Running
+from tests.api.confirmation_links import post_preview, render_message
+from tests.api.running_relay import RunningRelay
 
 JSON = st.recursive(
     st.none()
@@ -51,7 +51,7 @@ CORPUS = (
 )
 
 
-async def _refused(relay: Running, path: str, body: bytes) -> None:
+async def _refused(relay: RunningRelay, path: str, body: bytes) -> None:
     answer = await relay.call("POST", path, body)
     assert answer.status in (400, 404, 422, 429), (body, answer.body)
     assert "\n" not in answer.json["detail"]
@@ -59,36 +59,38 @@ async def _refused(relay: Running, path: str, body: bytes) -> None:
 
 @given(PATHS, BODIES)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_whatever_is_sent_is_refused(relay: Running, path: str, body: bytes) -> None:
-    relay.clock.ahead += 10  # nobody is too often there
+async def test_whatever_is_sent_is_refused(relay: RunningRelay, path: str, body: bytes) -> None:
+    relay.clock.offset += 10  # nobody is too often there
     await _refused(relay, path, body)
 
 
 @pytest.mark.parametrize("path", ["/v1/confirmations", "/v1/confirmations/look"])
 async def test_what_others_have_sent_elsewhere_is_refused_and_leaves_no_trace(
-    relay: Running, caplog: pytest.LogCaptureFixture, path: str
+    relay: RunningRelay, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    sent = await message(relay)
+    message = await render_message(relay)
     before = await relay.store.read(lambda tx: tx.head())
     for body in CORPUS:
-        relay.clock.ahead += 10
+        relay.clock.offset += 10
         await _refused(relay, path, body)
     assert await relay.store.read(lambda tx: tx.head()) == before
-    assert not [one for one in caplog.records if one.exc_info or one.levelno > logging.WARNING]
-    assert (await look(relay, sent.tokens["approve"])).json["whyNot"] is None
+    assert not [
+        record for record in caplog.records if record.exc_info or record.levelno > logging.WARNING
+    ]
+    assert (await post_preview(relay, message.tokens["approve"])).json["whyNot"] is None
 
 
 @given(st.text(max_size=70), st.none() | st.text(max_size=1001))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_no_text_but_the_code_is_the_code(
-    relay: Running, code: str, reason: str | None
+    relay: RunningRelay, code: str, reason: str | None
 ) -> None:
     """Of a link that is good; each try is on a fresh one, as five wrong codes void it."""
-    relay.clock.ahead += 10
-    sent = await message(relay, f"ops-{relay.clock.ahead:.0f}")
-    wish: dict[str, Any] = {"token": sent.tokens["approve"], "code": code, "reason": reason}
-    answer = await relay.call("POST", "/v1/confirmations", wish)
-    right = "".join(code.split()) == sent.code
+    relay.clock.offset += 10
+    message = await render_message(relay, f"ops-{relay.clock.offset:.0f}")
+    body: dict[str, Any] = {"token": message.tokens["approve"], "code": code, "reason": reason}
+    answer = await relay.call("POST", "/v1/confirmations", body)
+    right = "".join(code.split()) == message.code
     assert answer.status == (
         202
         if right and len(reason or "") <= 1000
@@ -96,4 +98,4 @@ async def test_no_text_but_the_code_is_the_code(
         if len(code) > 64 or len(reason or "") > 1000
         else 403
     )
-    assert right or await relay.said("approval.recorded") == []
+    assert right or await relay.recorded_events("approval.recorded") == []

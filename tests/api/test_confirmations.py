@@ -1,4 +1,4 @@
-"""Links of messages: what they show to whoever has one, and the decision behind them, which needs a key, a code, and happens once."""
+"""Confirmation links: what they show, and their decisions, which need a key and a code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.outbox.chat_messages import token_digest
 from relay.outbox.transaction import Transaction
-from tests.api.confirmation_links import confirm, look, message
-from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
+from tests.api.confirmation_links import post_confirmation, post_preview, render_message
+from tests.api.running_relay import (
+    EVENT_ID,
+    RunningRelay,
+    eventually,
+    make_event,
+    poll_until,
+    run_relay,
+)
 from tests.api.test_identity import PERSON, TENANT, VOTE, Entra, issuing, section
 
 VOID = "a" * 43
@@ -27,106 +34,112 @@ EMPTY_ICON = b'<link rel="icon" href="data:,">'
 """The only reference in the page. Without it, browsers ask for /favicon.ico."""
 
 
-async def _votes(relay: Running) -> list[dict[str, Any]]:
-    return [one["data"] for one in await relay.said("approval.recorded")]
+async def _votes(relay: RunningRelay) -> list[dict[str, Any]]:
+    return [event["data"] for event in await relay.recorded_events("approval.recorded")]
 
 
-async def _wrong(relay: Running, token: str) -> int:
+async def _wrong(relay: RunningRelay, token: str) -> int:
     def work(tx: Transaction) -> int:
-        found = tx.messages.find_link(token)
-        assert found is not None
-        return found.wrong_codes
+        link = tx.messages.find_link(token)
+        assert link is not None
+        return link.wrong_codes
 
     return await relay.store.read(work)
 
 
 def _plain(text: list[Any]) -> str:
-    return "".join(one if isinstance(one, str) else next(iter(one.values())) for one in text)
+    return "".join(part if isinstance(part, str) else next(iter(part.values())) for part in text)
 
 
 # --- what a link shows
 
 
-async def test_a_link_shows_what_it_stands_for(relay: Running) -> None:
-    sent = await message(relay)
+async def test_a_link_shows_what_it_stands_for(relay: RunningRelay) -> None:
+    message = await render_message(relay)
     await relay.decide(by="bob")
-    shown = (await look(relay, sent.tokens["approve"])).json
-    facts = {one["label"]: one["text"] for one in shown["facts"]}
-    assert (shown["decision"], shown["label"], shown["title"]) == (
+    preview = (await post_preview(relay, message.tokens["approve"])).json
+    facts = {fact["label"]: fact["text"] for fact in preview["facts"]}
+    assert (preview["decision"], preview["label"], preview["title"]) == (
         "approve",
         "Approve",
         "Reboot of WestNO_0, WestNO_1",
     )
-    assert (shown["machines"], shown["code"], shown["whyNot"], shown["changes"]) == (
+    assert (preview["machines"], preview["code"], preview["whyNot"], preview["changes"]) == (
         ["WestNO_0", "WestNO_1"],
         True,
         None,
         [],
     )
-    assert "cannot be taken back" in _plain(shown["question"])
-    assert {"moment": event().not_before} in shown["summary"]
+    assert "cannot be taken back" in _plain(preview["question"])
+    assert {"moment": make_event().not_before} in preview["summary"]
     assert {"who": "client:bob"} in facts["Votes"]
-    assert "Azure proceeds at NotBefore regardless." in [_plain(one) for one in shown["notes"]]
+    assert "Azure proceeds at NotBefore regardless." in [_plain(note) for note in preview["notes"]]
 
 
 @pytest.mark.parametrize("decision", ["hold", "release"])
-async def test_what_is_said_of_a_hold_says_what_a_hold_is(relay: Running, decision: str) -> None:
+async def test_what_is_said_of_a_hold_says_what_a_hold_is(
+    relay: RunningRelay, decision: str
+) -> None:
     if decision == "release":
         await relay.decide("hold")
-    sent = await message(relay)
-    shown = (await look(relay, sent.tokens[decision])).json
-    assert HOLD_NOTICE[2:] in " ".join(_plain(one) for one in (shown["question"], *shown["notes"]))
-    answer = await confirm(relay, sent.tokens[decision])
+    message = await render_message(relay)
+    preview = (await post_preview(relay, message.tokens[decision])).json
+    assert HOLD_NOTICE[2:] in " ".join(
+        _plain(text) for text in (preview["question"], *preview["notes"])
+    )
+    answer = await post_confirmation(relay, message.tokens[decision])
     assert HOLD_NOTICE[2:] in _plain(answer.json["said"])
 
 
-async def test_looking_decides_nothing_and_uses_nothing_up(relay: Running) -> None:
-    sent = await message(relay)
+async def test_looking_decides_nothing_and_uses_nothing_up(relay: RunningRelay) -> None:
+    message = await render_message(relay)
     before = await relay.store.read(lambda tx: tx.head())
     for _ in range(20):
-        assert (await look(relay, sent.tokens["approve"])).status == 200
+        assert (await post_preview(relay, message.tokens["approve"])).status == 200
     assert await relay.store.read(lambda tx: tx.head()) == before
     assert relay.server.rejections.count == 0
-    assert (await confirm(relay, sent.tokens["approve"], sent.code)).status == 202
+    assert (await post_confirmation(relay, message.tokens["approve"], message.code)).status == 202
 
 
-async def test_every_link_that_is_none_gets_the_same_answer(relay: Running) -> None:
-    sent = await message(relay)
+async def test_every_link_that_is_none_gets_the_same_answer(relay: RunningRelay) -> None:
+    message = await render_message(relay)
     for _ in range(MAX_WRONG_CODES):
-        await confirm(relay, sent.tokens["approve"], sent.wrong_code)
-    await relay.see()
+        await post_confirmation(relay, message.tokens["approve"], message.wrong_code)
+    await relay.observe()
     await relay.store.transact(lambda tx: tx.messages.prune())
     answers = [
-        await look(relay, one)
-        for one in (
+        await post_preview(relay, token)
+        for token in (
             VOID,
-            sent.tokens["approve"],
-            sent.tokens["hold"],
+            message.tokens["approve"],
+            message.tokens["hold"],
             "%00",
-            token_digest(sent.tokens["hold"]),
+            token_digest(message.tokens["hold"]),
         )
     ]
-    assert {(one.status, one.body) for one in answers} == {(404, answers[0].body)}
+    assert {(answer.status, answer.body) for answer in answers} == {(404, answers[0].body)}
 
 
 async def test_who_looks_at_links_that_are_none_is_a_stranger_and_is_refused_after_a_hundred(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
-    sent = await message(relay)
-    relay.clock.stop()
-    answers = Counter([(await look(relay, VOID)).status for _ in range(101)])
+    message = await render_message(relay)
+    relay.clock.freeze_monotonic()
+    answers = Counter([(await post_preview(relay, VOID)).status for _ in range(101)])
     assert answers == {404: 100, 429: 1}
     assert relay.server.rejections.count == 100
-    assert (await look(relay, sent.tokens["approve"])).status == 429
+    assert (await post_preview(relay, message.tokens["approve"])).status == 429
 
 
-async def test_a_link_is_looked_at_as_often_as_a_client_may_call(relay: Running) -> None:
-    sent = await message(relay)
-    relay.clock.stop()
+async def test_a_link_is_looked_at_as_often_as_a_client_may_call(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    relay.clock.freeze_monotonic()
     for decision in ("hold", "approve"):  # together more than strangers may
-        answers = Counter([(await look(relay, sent.tokens[decision])).status for _ in range(52)])
+        answers = Counter(
+            [(await post_preview(relay, message.tokens[decision])).status for _ in range(52)]
+        )
         assert answers == {200: 50, 429: 2}
-    assert (await confirm(relay, sent.tokens["hold"])).status == 202
+    assert (await post_confirmation(relay, message.tokens["hold"])).status == 202
 
 
 @pytest.mark.parametrize(
@@ -143,20 +156,20 @@ async def test_a_link_is_looked_at_as_often_as_a_client_may_call(relay: Running)
     ],
 )
 async def test_a_link_says_why_it_is_too_late(
-    relay: Running, happens: str, decision: str, why: str
+    relay: RunningRelay, happens: str, decision: str, why: str
 ) -> None:
     if happens == "released":
         await relay.decide("hold")
-    sent = await message(relay)
+    message = await render_message(relay)
     match happens:
         case "changed":
-            await relay.see(event(duration=9))
+            await relay.observe(make_event(duration=9))
         case "ended":
-            await relay.see()
+            await relay.observe()
         case "started":
-            await relay.see(event(event_status="Started"))
+            await relay.observe(make_event(event_status="Started"))
         case "late":
-            relay.clock.ahead = 7300
+            relay.clock.offset = 7300
         case "off":
             await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
         case "granted":
@@ -164,47 +177,49 @@ async def test_a_link_says_why_it_is_too_late(
             await relay.decide(by="bob")
         case "released":
             await relay.decide("release")
-    assert why in _plain((await look(relay, sent.tokens[decision])).json["whyNot"])
+    assert why in _plain((await post_preview(relay, message.tokens[decision])).json["whyNot"])
 
 
-async def test_a_link_says_what_has_changed_since_it_was_made(relay: Running) -> None:
-    await relay.see(event(duration=6))
-    sent = await message(relay)
-    await relay.see(event(duration=7, description="More."))
-    await relay.see(
-        event(
+async def test_a_link_says_what_has_changed_since_it_was_made(relay: RunningRelay) -> None:
+    await relay.observe(make_event(duration=6))
+    message = await render_message(relay)
+    await relay.observe(make_event(duration=7, description="More."))
+    await relay.observe(
+        make_event(
             duration=7, description="More.", not_before="2099-01-01T00:00:00Z", resources=("db-1",)
         )
     )
-    shown = (await look(relay, sent.tokens["approve"])).json
-    lines = [_plain(one[1:]) for one in shown["changes"]]
+    preview = (await post_preview(relay, message.tokens["approve"])).json
+    lines = [_plain(line[1:]) for line in preview["changes"]]
     assert sorted(lines) == sorted(
         [
             ": seconds that it takes: now 7; before 6.",
             ": Azure says now More.; before Host maintenance: påvirker «WestNO».",
-            f": NotBefore: now 2099-01-01T00:00:00Z; before {event().not_before}.",
+            f": NotBefore: now 2099-01-01T00:00:00Z; before {make_event().not_before}.",
             ": machines: now db-1; before WestNO_0, WestNO_1.",
         ]
     )
     assert {"moment": "2099-01-01T00:00:00Z"} in next(
-        one for one in shown["changes"] if "NotBefore: now " in one
+        line for line in preview["changes"] if "NotBefore: now " in line
     )
 
 
-async def test_a_link_whose_event_has_not_changed_tells_of_no_change(relay: Running) -> None:
-    await relay.see(event(duration=6))
-    sent = await message(relay)
-    await relay.see(event(duration=6, description="The revision is the same."))
-    shown = (await look(relay, sent.tokens["approve"])).json
-    assert (shown["whyNot"], shown["changes"]) == (None, [])
+async def test_a_link_whose_event_has_not_changed_tells_of_no_change(relay: RunningRelay) -> None:
+    await relay.observe(make_event(duration=6))
+    message = await render_message(relay)
+    await relay.observe(make_event(duration=6, description="The revision is the same."))
+    preview = (await post_preview(relay, message.tokens["approve"])).json
+    assert (preview["whyNot"], preview["changes"]) == (None, [])
 
 
 # --- the decision
 
 
-async def test_the_vote_is_that_of_the_key_and_came_by_the_page(relay: Running) -> None:
-    sent = await message(relay)
-    answer = await confirm(relay, sent.tokens["approve"], sent.code, reason="drained")
+async def test_the_vote_is_that_of_the_key_and_came_by_the_page(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    answer = await post_confirmation(
+        relay, message.tokens["approve"], message.code, reason="drained"
+    )
     assert (answer.status, answer.json["state"], answer.json["votes"], answer.json["repeat"]) == (
         202,
         "pending",
@@ -217,271 +232,289 @@ async def test_the_vote_is_that_of_the_key_and_came_by_the_page(relay: Running) 
         "client:alice",
         "page",
         "drained",
-        event().revision,
+        make_event().revision,
     )
 
 
 async def test_a_person_with_a_token_votes_under_their_own_name(tmp_path: Path) -> None:
     async with (
         issuing() as (issuer, url),
-        running(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay,
+        run_relay(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay,
     ):
-        await relay.see(event())
-        sent = await message(relay)
+        await relay.observe(make_event())
+        message = await render_message(relay)
         headers = {"Authorization": f"Bearer {Entra(relay, issuer).token()}"}
-        wish = {"token": sent.tokens["approve"], "code": sent.code}
-        assert (await relay.call("POST", "/v1/confirmations", wish, by=None, headers=headers)).json[
+        body = {"token": message.tokens["approve"], "code": message.code}
+        assert (await relay.call("POST", "/v1/confirmations", body, by=None, headers=headers)).json[
             "state"
         ] == "granted"
-        assert [one["principal"] for one in await _votes(relay)] == [f"entra:{TENANT}/{PERSON}"]
+        assert [vote["principal"] for vote in await _votes(relay)] == [f"entra:{TENANT}/{PERSON}"]
 
 
-async def test_another_may_use_the_same_link_and_two_votes_start_it_once(relay: Running) -> None:
-    sent = await message(relay)
-    await confirm(relay, sent.tokens["approve"], sent.code, by="alice")
-    answer = await confirm(relay, sent.tokens["approve"], sent.code, by="bob")
+async def test_another_may_use_the_same_link_and_two_votes_start_it_once(
+    relay: RunningRelay,
+) -> None:
+    message = await render_message(relay)
+    await post_confirmation(relay, message.tokens["approve"], message.code, by="alice")
+    answer = await post_confirmation(relay, message.tokens["approve"], message.code, by="bob")
     assert answer.json["state"] == "granted"
     await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
 @pytest.mark.parametrize("between", [" ", "\u00a0", "\t", "\u202f"])
-async def test_spaces_in_a_code_do_not_matter(relay: Running, between: str) -> None:
-    sent = await message(relay)
-    spaced = f" {sent.code[:3]}{between}{sent.code[3:]} "
-    assert (await confirm(relay, sent.tokens["approve"], spaced)).status == 202
+async def test_spaces_in_a_code_do_not_matter(relay: RunningRelay, between: str) -> None:
+    message = await render_message(relay)
+    spaced = f" {message.code[:3]}{between}{message.code[3:]} "
+    assert (await post_confirmation(relay, message.tokens["approve"], spaced)).status == 202
 
 
 async def test_a_wrong_code_is_refused_told_and_counted_and_the_right_one_counts_afterwards(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
-    sent = await message(relay)
-    answer = await confirm(relay, sent.tokens["approve"], sent.wrong_code)
+    message = await render_message(relay)
+    answer = await post_confirmation(relay, message.tokens["approve"], message.wrong_code)
     assert (answer.status, answer.json["field"]) == (403, "code")
-    (refused,) = await relay.said("approval.refused")
+    (refused,) = await relay.recorded_events("approval.refused")
     assert (
         refused["data"]["refusal"]
         == answer.json["detail"]
         == "this is not the code that the message shows; the link takes 4 more tries"
     )
-    assert await _wrong(relay, sent.tokens["approve"]) == 1
-    assert (await confirm(relay, sent.tokens["approve"], sent.code)).status == 202
+    assert await _wrong(relay, message.tokens["approve"]) == 1
+    assert (await post_confirmation(relay, message.tokens["approve"], message.code)).status == 202
 
 
 @pytest.mark.parametrize("given", [None, "", "  "])
 async def test_without_a_code_nothing_is_approved_and_nothing_counted(
-    relay: Running, given: str | None
+    relay: RunningRelay, given: str | None
 ) -> None:
-    sent = await message(relay)
-    answer = await confirm(relay, sent.tokens["approve"], given)
+    message = await render_message(relay)
+    answer = await post_confirmation(relay, message.tokens["approve"], given)
     assert (answer.status, answer.json["field"]) == (403, "code")
-    assert await _wrong(relay, sent.tokens["approve"]) == 0
+    assert await _wrong(relay, message.tokens["approve"]) == 0
 
 
 @pytest.mark.parametrize("given", ["0", "000000000000000000000000", "à\U0001f600", "१२३४५६"])
-async def test_a_code_of_another_shape_is_a_wrong_one(relay: Running, given: str) -> None:
-    sent = await message(relay)
-    assert (await confirm(relay, sent.tokens["approve"], given)).json["field"] == "code"
-    assert await _wrong(relay, sent.tokens["approve"]) == 1
+async def test_a_code_of_another_shape_is_a_wrong_one(relay: RunningRelay, given: str) -> None:
+    message = await render_message(relay)
+    assert (await post_confirmation(relay, message.tokens["approve"], given)).json[
+        "field"
+    ] == "code"
+    assert await _wrong(relay, message.tokens["approve"]) == 1
 
 
 async def test_five_wrong_codes_void_a_link_and_the_next_edit_brings_another(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
-    sent = await message(relay)
+    message = await render_message(relay)
     for _ in range(MAX_WRONG_CODES - 1):
-        await confirm(relay, sent.tokens["approve"], sent.wrong_code)
-    last = await confirm(relay, sent.tokens["approve"], sent.wrong_code)
+        await post_confirmation(relay, message.tokens["approve"], message.wrong_code)
+    last = await post_confirmation(relay, message.tokens["approve"], message.wrong_code)
     assert "the message gets a new link when it is edited next" in last.json["detail"]
-    after = await confirm(relay, sent.tokens["approve"], sent.code, by="bob")
+    after = await post_confirmation(relay, message.tokens["approve"], message.code, by="bob")
     assert (after.status, await _votes(relay)) == (403, [])
     assert "it is void" in after.json["detail"]
-    assert (await look(relay, sent.tokens["approve"])).status == 404
-    assert (await confirm(relay, sent.tokens["hold"])).status == 202
-    fresh = await message(relay)
-    assert (await confirm(relay, fresh.tokens["approve"], fresh.code)).status == 202
+    assert (await post_preview(relay, message.tokens["approve"])).status == 404
+    assert (await post_confirmation(relay, message.tokens["hold"])).status == 202
+    fresh = await render_message(relay)
+    assert (await post_confirmation(relay, fresh.tokens["approve"], fresh.code)).status == 202
 
 
-async def test_fifty_guesses_at_once_are_five(relay: Running) -> None:
-    sent = await message(relay)
+async def test_fifty_guesses_at_once_are_five(relay: RunningRelay) -> None:
+    message = await render_message(relay)
     answers = await asyncio.gather(
-        *(confirm(relay, sent.tokens["approve"], f"9{number:06d}") for number in range(50))
+        *(
+            post_confirmation(relay, message.tokens["approve"], f"9{number:06d}")
+            for number in range(50)
+        )
     )
-    assert Counter(("field" in one.json) for one in answers) == {
+    assert Counter(("field" in answer.json) for answer in answers) == {
         True: MAX_WRONG_CODES - 1,
         False: 50 - MAX_WRONG_CODES + 1,
     }
-    assert await _wrong(relay, sent.tokens["approve"]) == MAX_WRONG_CODES
+    assert await _wrong(relay, message.tokens["approve"]) == MAX_WRONG_CODES
 
 
 async def test_who_may_not_decide_learns_nothing_of_the_code_and_uses_nothing_up(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
-    sent = await message(relay)
+    message = await render_message(relay)
     answers = [
-        await confirm(relay, sent.tokens["approve"], code, by="reader")
-        for code in (sent.code, sent.wrong_code, None)
+        await post_confirmation(relay, message.tokens["approve"], code, by="reader")
+        for code in (message.code, message.wrong_code, None)
     ]
-    assert {(one.status, one.body) for one in answers} == {(403, answers[0].body)}
-    assert await _wrong(relay, sent.tokens["approve"]) == 0
+    assert {(answer.status, answer.body) for answer in answers} == {(403, answers[0].body)}
+    assert await _wrong(relay, message.tokens["approve"]) == 0
 
 
-async def test_a_stranger_uses_nothing_up_and_is_counted(relay: Running) -> None:
-    sent = await message(relay)
+async def test_a_stranger_uses_nothing_up_and_is_counted(relay: RunningRelay) -> None:
+    message = await render_message(relay)
     for by in (None, "nobody"):
-        for code in (sent.code, sent.wrong_code):
-            assert (await confirm(relay, sent.tokens["approve"], code, by=by)).status == 401
-    assert await _wrong(relay, sent.tokens["approve"]) == 0
+        for code in (message.code, message.wrong_code):
+            assert (
+                await post_confirmation(relay, message.tokens["approve"], code, by=by)
+            ).status == 401
+    assert await _wrong(relay, message.tokens["approve"]) == 0
     assert (await _votes(relay), relay.server.rejections.count) == ([], 4)
 
 
-async def test_hold_and_release_ask_for_no_code(relay: Running) -> None:
-    sent = await message(relay)
-    assert (await confirm(relay, sent.tokens["hold"])).json["state"] == "held"
-    held = await message(relay)
-    assert (await confirm(relay, held.tokens["release"])).json["state"] == "released"
+async def test_hold_and_release_ask_for_no_code(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    assert (await post_confirmation(relay, message.tokens["hold"])).json["state"] == "held"
+    held = await render_message(relay)
+    assert (await post_confirmation(relay, held.tokens["release"])).json["state"] == "released"
 
 
-async def test_a_repeat_gets_the_first_answer_whatever_else_it_says(relay: Running) -> None:
-    sent = await message(relay)
-    first = await confirm(relay, sent.tokens["approve"], sent.code)
-    await confirm(relay, sent.tokens["approve"], sent.code, by="bob")
-    again = await confirm(relay, sent.tokens["approve"], sent.wrong_code, reason="once more")
+async def test_a_repeat_gets_the_first_answer_whatever_else_it_says(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    first = await post_confirmation(relay, message.tokens["approve"], message.code)
+    await post_confirmation(relay, message.tokens["approve"], message.code, by="bob")
+    again = await post_confirmation(
+        relay, message.tokens["approve"], message.wrong_code, reason="once more"
+    )
     assert {**again.json, "repeat": False, "said": first.json["said"]} == first.json
     assert (again.json["repeat"], _plain(again.json["said"])[:25]) == (
         True,
         "You have used this link b",
     )
     assert len(await _votes(relay)) == 2
-    assert await _wrong(relay, sent.tokens["approve"]) == 0
+    assert await _wrong(relay, message.tokens["approve"]) == 0
 
 
-async def test_a_used_link_brings_back_no_vote_that_is_void(relay: Running) -> None:
-    sent = await message(relay)
-    await confirm(relay, sent.tokens["hold"])
+async def test_a_used_link_brings_back_no_vote_that_is_void(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    await post_confirmation(relay, message.tokens["hold"])
     await relay.decide("release")
-    again = await confirm(relay, sent.tokens["hold"])
+    again = await post_confirmation(relay, message.tokens["hold"])
     assert again.json["repeat"] is True
     assert (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["approval"][
         "state"
     ] == "pending"
 
 
-async def test_a_right_that_was_lacking_can_be_given_later(relay: Running) -> None:
+async def test_a_right_that_was_lacking_can_be_given_later(relay: RunningRelay) -> None:
     """A refusal uses no link up."""
-    sent = await message(relay)
-    await relay.see(event(duration=9))
-    assert (await confirm(relay, sent.tokens["approve"], sent.code)).status == 409
-    await relay.see(event())
-    assert (await confirm(relay, sent.tokens["approve"], sent.code)).status == 202
+    message = await render_message(relay)
+    await relay.observe(make_event(duration=9))
+    assert (await post_confirmation(relay, message.tokens["approve"], message.code)).status == 409
+    await relay.observe(make_event())
+    assert (await post_confirmation(relay, message.tokens["approve"], message.code)).status == 202
 
 
-async def test_fifty_copies_at_once_are_one_vote(relay: Running) -> None:
-    sent = await message(relay)
+async def test_fifty_copies_at_once_are_one_vote(relay: RunningRelay) -> None:
+    message = await render_message(relay)
     answers = await asyncio.gather(
-        *(confirm(relay, sent.tokens["approve"], sent.code) for _ in range(50))
+        *(post_confirmation(relay, message.tokens["approve"], message.code) for _ in range(50))
     )
-    assert Counter((one.status, one.json["repeat"]) for one in answers) == {
+    assert Counter((answer.status, answer.json["repeat"]) for answer in answers) == {
         (202, False): 1,
         (202, True): 49,
     }
-    assert len({one.json["approvalId"] for one in answers}) == 1
+    assert len({answer.json["approvalId"] for answer in answers}) == 1
     assert len(await _votes(relay)) == 1
 
 
 @pytest.mark.parametrize("field", ["eventId", "revision", "decision", "scope"])
-async def test_what_is_decided_is_never_taken_from_the_body(relay: Running, field: str) -> None:
-    sent = await message(relay)
-    answer = await confirm(relay, sent.tokens["hold"], **{field: "approve"})
+async def test_what_is_decided_is_never_taken_from_the_body(
+    relay: RunningRelay, field: str
+) -> None:
+    message = await render_message(relay)
+    answer = await post_confirmation(relay, message.tokens["hold"], **{field: "approve"})
     assert (answer.status, answer.json["field"]) == (422, field)
 
 
-async def test_a_link_to_approve_is_of_no_use_after_a_change(relay: Running) -> None:
-    sent = await message(relay)
-    await relay.see(event(duration=9))
-    answer = await confirm(relay, sent.tokens["approve"], sent.code)
-    assert (answer.status, answer.json["revision"]) == (409, event(duration=9).revision)
-    assert (await confirm(relay, sent.tokens["hold"])).status == 202
+async def test_a_link_to_approve_is_of_no_use_after_a_change(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    await relay.observe(make_event(duration=9))
+    answer = await post_confirmation(relay, message.tokens["approve"], message.code)
+    assert (answer.status, answer.json["revision"]) == (409, make_event(duration=9).revision)
+    assert (await post_confirmation(relay, message.tokens["hold"])).status == 202
 
 
 async def test_a_link_to_an_event_that_is_over_does_nothing_to_its_next_occurrence(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
     """The EventId is the same, and a hold needs no current revision: the link does."""
-    sent = await message(relay)
-    await relay.see()
-    await relay.see(event())
+    message = await render_message(relay)
+    await relay.observe()
+    await relay.observe(make_event())
     answers = [
-        await confirm(relay, sent.tokens["hold"]),
-        await confirm(relay, sent.tokens["approve"], sent.code),
+        await post_confirmation(relay, message.tokens["hold"]),
+        await post_confirmation(relay, message.tokens["approve"], message.code),
     ]
-    assert [one.status for one in answers] == [409, 409]
+    assert [answer.status for answer in answers] == [409, 409]
     assert await _votes(relay) == []
 
 
-async def test_a_dry_run_says_so(relay: Running) -> None:
+async def test_a_dry_run_says_so(relay: RunningRelay) -> None:
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
-    sent = await message(relay)
+    message = await render_message(relay)
     assert "no StartRequest is sent" in _plain(
-        (await confirm(relay, sent.tokens["approve"], sent.code)).json["said"]
+        (await post_confirmation(relay, message.tokens["approve"], message.code)).json["said"]
     )
 
 
 async def test_while_nothing_can_be_written_links_are_shown_and_nothing_is_decided(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
-    sent = await message(relay)
-    relay.spoil_disk()
-    answer = await confirm(relay, sent.tokens["approve"], sent.code)
-    assert (answer.status, (await look(relay, sent.tokens["approve"])).status) == (503, 200)
+    message = await render_message(relay)
+    relay.make_store_read_only()
+    answer = await post_confirmation(relay, message.tokens["approve"], message.code)
+    assert (answer.status, (await post_preview(relay, message.tokens["approve"])).status) == (
+        503,
+        200,
+    )
     assert await _votes(relay) == []
 
 
-async def test_while_the_relay_stops_nothing_is_shown_or_decided(relay: Running) -> None:
-    sent = await message(relay)
+async def test_while_the_relay_stops_nothing_is_shown_or_decided(relay: RunningRelay) -> None:
+    message = await render_message(relay)
     relay.server.detach()
-    assert (await look(relay, sent.tokens["approve"])).status == 503
-    assert (await confirm(relay, sent.tokens["approve"], sent.code)).status == 503
+    assert (await post_preview(relay, message.tokens["approve"])).status == 503
+    assert (await post_confirmation(relay, message.tokens["approve"], message.code)).status == 503
 
 
 # --- what is kept, and what is told to whom
 
 
 async def test_no_token_is_on_disk_and_no_secret_in_a_log_or_an_event(
-    relay: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    relay: RunningRelay, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    sent = await message(relay)
-    token = sent.tokens["approve"]
-    await look(relay, token)
-    await look(relay, VOID)
-    await confirm(relay, VOID, sent.code)
-    await confirm(relay, token, sent.code, by="nobody")
-    await confirm(relay, token, sent.wrong_code)
-    await confirm(relay, token, sent.code)
-    kept = b"".join(one.read_bytes() for one in (tmp_path / "relay.db", tmp_path / "relay.db-wal"))
-    journal = await relay.store.read(
-        lambda tx: b"".join(said.body for _, said in tx.journal.events_after(0, 1000))
+    message = await render_message(relay)
+    token = message.tokens["approve"]
+    await post_preview(relay, token)
+    await post_preview(relay, VOID)
+    await post_confirmation(relay, VOID, message.code)
+    await post_confirmation(relay, token, message.code, by="nobody")
+    await post_confirmation(relay, token, message.wrong_code)
+    await post_confirmation(relay, token, message.code)
+    kept = b"".join(
+        file.read_bytes() for file in (tmp_path / "relay.db", tmp_path / "relay.db-wal")
     )
-    logged = "\n".join(str(one.__dict__) for one in caplog.records)
+    journal = await relay.store.read(
+        lambda tx: b"".join(event.body for _, event in tx.journal.events_after(0, 1000))
+    )
+    logged = "\n".join(str(record.__dict__) for record in caplog.records)
     assert token_digest(token).encode() in kept
     for secret in (token, VOID, "key-of-alice", "key-of-nobody"):
         assert secret.encode() not in kept
-    for secret in (token, token_digest(token), VOID, sent.code, "key-of-alice", "key-of-nobody"):
+    for secret in (token, token_digest(token), VOID, message.code, "key-of-alice", "key-of-nobody"):
         assert secret.encode() not in journal
         assert secret not in logged
 
 
-async def test_no_answer_repeats_what_was_sent(relay: Running) -> None:
-    sent = await message(relay)
-    token = sent.tokens["approve"]
-    wishes: list[dict[str, Any]] = [
+async def test_no_answer_repeats_what_was_sent(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    token = message.tokens["approve"]
+    bodies: list[dict[str, Any]] = [
         {"token": token, "code": 7},
         {"token": [token]},
         {"token": token, "code": "654321"},
         {"token": token},
     ]
-    for wish in wishes:
-        answer = await relay.call("POST", "/v1/confirmations", wish)
+    for body in bodies:
+        answer = await relay.call("POST", "/v1/confirmations", body)
         assert token.encode() not in answer.body
         assert b"654321" not in answer.body
 
@@ -491,10 +524,13 @@ async def test_no_answer_repeats_what_was_sent(relay: Running) -> None:
 
 @pytest.mark.parametrize("path", ["/approve", "/v1/confirmations", "/v1/confirmations/look"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
-async def test_no_other_method_decides_anything(relay: Running, method: str, path: str) -> None:
-    sent = await message(relay)
+async def test_no_other_method_decides_anything(
+    relay: RunningRelay, method: str, path: str
+) -> None:
+    message = await render_message(relay)
     purpose = {"Sec-Purpose": "prefetch", "Authorization": "Bearer key-of-alice"}
-    url = f"http://127.0.0.1:{relay.server.port}{path}?token={sent.tokens['approve']}&code={sent.code}"
+    query = f"token={message.tokens['approve']}&code={message.code}"
+    url = f"http://127.0.0.1:{relay.server.port}{path}?{query}"
     async with relay.session.request(method, url, headers=purpose) as answer:
         assert answer.status == (200 if (method in ("GET", "HEAD") and path == "/approve") else 405)
     assert await _votes(relay) == []
@@ -505,11 +541,11 @@ async def test_no_other_method_decides_anything(relay: Running, method: str, pat
     ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain", None],
 )
 async def test_what_a_form_of_another_page_can_send_is_not_taken(
-    relay: Running, kind: str | None
+    relay: RunningRelay, kind: str | None
 ) -> None:
     """A browser sends JSON across origins only after it was allowed to, and it is not."""
-    sent = await message(relay)
-    body = orjson.dumps({"token": sent.tokens["approve"], "code": sent.code})
+    message = await render_message(relay)
+    body = orjson.dumps({"token": message.tokens["approve"], "code": message.code})
     headers = {"Authorization": "Bearer key-of-alice"} | ({"Content-Type": kind} if kind else {})
     for path in ("/v1/confirmations", "/v1/confirmations/look"):
         url = f"http://127.0.0.1:{relay.server.port}{path}"
@@ -526,7 +562,7 @@ async def test_what_a_form_of_another_page_can_send_is_not_taken(
 
 
 async def _page(
-    relay: Running, method: str = "GET", path: str = "/approve"
+    relay: RunningRelay, method: str = "GET", path: str = "/approve"
 ) -> tuple[aiohttp.ClientResponse, bytes]:
     async with relay.session.request(
         method, f"http://127.0.0.1:{relay.server.port}{path}"
@@ -534,11 +570,14 @@ async def _page(
         return answer, await answer.read()
 
 
-async def test_the_page_may_run_its_own_script_and_nothing_else(relay: Running) -> None:
+async def test_the_page_may_run_its_own_script_and_nothing_else(relay: RunningRelay) -> None:
     answer, page = await _page(relay)
     headers = answer.headers
     assert headers["Content-Type"] == "text/html; charset=utf-8"
-    policy = dict(one.partition(" ")[::2] for one in headers["Content-Security-Policy"].split("; "))
+    policy = dict(
+        directive.partition(" ")[::2]
+        for directive in headers["Content-Security-Policy"].split("; ")
+    )
     for tag in (b"script", b"style"):
         assert page.count(b"<%b" % tag) == 1
         inline = page.partition(b"<%b>" % tag)[2].partition(b"</%b>" % tag)[0]
@@ -557,10 +596,10 @@ async def test_the_page_may_run_its_own_script_and_nothing_else(relay: Running) 
 
 
 async def test_the_page_is_kept_by_nobody_framed_by_nobody_and_tells_nobody_where_one_comes_from(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
     answer, page = await _page(relay)
-    wanted = {
+    expected_headers = {
         "Cache-Control": "no-store",
         "Referrer-Policy": "no-referrer",
         "X-Frame-Options": "DENY",
@@ -569,7 +608,7 @@ async def test_the_page_is_kept_by_nobody_framed_by_nobody_and_tells_nobody_wher
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cross-Origin-Resource-Policy": "same-origin",
     }
-    assert wanted.items() <= dict(answer.headers).items()
+    assert expected_headers.items() <= dict(answer.headers).items()
     assert "camera=()" in answer.headers["Permissions-Policy"]
     assert "Set-Cookie" not in answer.headers
     assert page.count(EMPTY_ICON) == 1
@@ -588,7 +627,7 @@ async def test_the_page_is_kept_by_nobody_framed_by_nobody_and_tells_nobody_wher
         assert word not in page
 
 
-async def test_head_says_the_same_as_get(relay: Running) -> None:
+async def test_head_says_the_same_as_get(relay: RunningRelay) -> None:
     (got, page), (head, nothing) = await _page(relay), await _page(relay, "HEAD")
     assert nothing == b""
     assert head.headers["Content-Length"] == str(len(page))
@@ -596,20 +635,21 @@ async def test_head_says_the_same_as_get(relay: Running) -> None:
 
 
 async def test_the_page_is_the_same_for_everybody_and_while_the_relay_starts(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
     _, page = await _page(relay)
     relay.server.detach()
     assert (await _page(relay, path="/approve?token=x"))[1] == page
 
 
-async def test_the_page_shows_the_grant_that_another_completes(relay: Running) -> None:
-    sent = await message(relay)
-    await confirm(relay, sent.tokens["approve"], sent.code)
+async def test_the_page_shows_the_grant_that_another_completes(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    await post_confirmation(relay, message.tokens["approve"], message.code)
     await relay.decide(by="bob")
-    shown = await until(
-        lambda: look(relay, sent.tokens["approve"]), lambda one: "accepted" in one.body.decode()
+    preview = await poll_until(
+        lambda: post_preview(relay, message.tokens["approve"]),
+        lambda response: "accepted" in response.body.decode(),
     )
     assert "Azure has accepted the StartRequest" in " ".join(
-        _plain(one) for one in shown.json["notes"]
+        _plain(note) for note in preview.json["notes"]
     )

@@ -8,29 +8,38 @@ from typing import Any
 import pytest
 
 from relay.errors import Deferred, Rejected
-from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
+from tests.api.running_relay import (
+    EVENT_ID,
+    RunningRelay,
+    eventually,
+    make_event,
+    poll_until,
+    run_relay,
+)
 
 
-async def _listed(relay: Running, path: str, count: int, state: str) -> list[dict[str, Any]]:
+async def _listed(relay: RunningRelay, path: str, count: int, state: str) -> list[dict[str, Any]]:
     """The list, once it has so many entries of that state."""
 
-    async def look() -> list[dict[str, Any]]:
+    async def read_items() -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = (await relay.call("GET", path)).json["items"]
         return items
 
-    return await until(look, lambda items: [one["state"] for one in items].count(state) == count)
+    return await poll_until(
+        read_items, lambda items: [delivery["state"] for delivery in items].count(state) == count
+    )
 
 
 def _all_tried(items: list[dict[str, Any]]) -> bool:
-    return all(one["attempts"] for one in items)
+    return all(delivery["attempts"] for delivery in items)
 
 
 async def test_deliveries_are_listed_newest_first_with_their_outcome(tmp_path: Path) -> None:
-    async with running(tmp_path, sinks=("good", "bad")) as relay:
-        relay.boxes["bad"].trouble = Deferred("it is down", status=503)
-        await relay.see(event())
+    async with run_relay(tmp_path, sinks=("good", "bad")) as relay:
+        relay.sinks["bad"].failure = Deferred("it is down", status=503)
+        await relay.observe(make_event())
         items = await _listed(relay, "/v1/deliveries", 1, "delivered")
-        bad, good = sorted(items, key=lambda one: str(one["sink"]))
+        bad, good = sorted(items, key=lambda delivery: str(delivery["sink"]))
         assert (good["state"], good["attempts"], good["reason"], good["lastStatus"]) == (
             "delivered",
             1,
@@ -45,103 +54,114 @@ async def test_deliveries_are_listed_newest_first_with_their_outcome(tmp_path: P
         assert good["settled"] is not None
         assert (bad["state"], bad["settled"]) == ("waiting", None)
         (bad,) = (
-            one
-            for one in await until(
+            delivery
+            for delivery in await poll_until(
                 lambda: _listed(relay, "/v1/deliveries", 1, "waiting"), _all_tried
             )
-            if one["sink"] == "bad"
+            if delivery["sink"] == "bad"
         )
         assert (bad["reason"], bad["lastStatus"]) == ("it is down", 503)
         assert bad["nextAttempt"] is not None
 
 
-async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(relay: Running) -> None:
-    await eventually(lambda: bool(relay.boxes["box"].got))
-    relay.boxes["box"].trouble = Rejected("it is not wanted", status=400)
-    await relay.see(event(resources=("WestNO_0",)))
-    (letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
-    assert (letter["type"], letter["reason"], letter["lastStatus"]) == (
+async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(
+    relay: RunningRelay,
+) -> None:
+    await eventually(lambda: bool(relay.sinks["box"].delivered))
+    relay.sinks["box"].failure = Rejected("it is not wanted", status=400)
+    await relay.observe(make_event(resources=("WestNO_0",)))
+    (dead_letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
+    assert (dead_letter["type"], dead_letter["reason"], dead_letter["lastStatus"]) == (
         "io.imdsrelay.event.updated.v1",
         "it is not wanted",
         400,
     )
-    relay.boxes["box"].trouble = None
+    relay.sinks["box"].failure = None
     assert (
-        await relay.call("POST", f"/v1/dead-letters/{letter['id'] + 1}/redeliver")
+        await relay.call("POST", f"/v1/dead-letters/{dead_letter['id'] + 1}/redeliver")
     ).status == 404
-    answer = await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")
+    answer = await relay.call("POST", f"/v1/dead-letters/{dead_letter['id']}/redeliver")
     assert (answer.status, answer.json) == (
         202,
-        {"id": letter["id"], "sink": "box", "state": "waiting"},
+        {"id": dead_letter["id"], "sink": "box", "state": "waiting"},
     )
-    await eventually(lambda: "event.updated" in relay.boxes["box"].names())
+    await eventually(lambda: "event.updated" in relay.sinks["box"].delivered_names())
     assert await _listed(relay, "/v1/dead-letters", 0, "parked") == []
-    assert (await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")).status == 404
+    assert (
+        await relay.call("POST", f"/v1/dead-letters/{dead_letter['id']}/redeliver")
+    ).status == 404
 
 
 @pytest.mark.parametrize(
-    "letter", ["1", "999", "0", "-1", "x", "1x", "9" * 18, "9" * 30, "%D9%A1", "1%2F2"]
+    "dead_letter", ["1", "999", "0", "-1", "x", "1x", "9" * 18, "9" * 30, "%D9%A1", "1%2F2"]
 )
-async def test_what_is_no_dead_letter_is_404(relay: Running, letter: str) -> None:
+async def test_what_is_no_dead_letter_is_404(relay: RunningRelay, dead_letter: str) -> None:
     """Entry 1 was delivered."""
-    await eventually(lambda: bool(relay.boxes["box"].got))
-    assert (await relay.call("POST", f"/v1/dead-letters/{letter}/redeliver")).status == 404
+    await eventually(lambda: bool(relay.sinks["box"].delivered))
+    assert (await relay.call("POST", f"/v1/dead-letters/{dead_letter}/redeliver")).status == 404
 
 
 async def test_a_dead_letter_of_a_sink_that_is_gone_is_409(tmp_path: Path) -> None:
-    async with running(tmp_path, sinks=("old",)) as relay:
-        relay.boxes["old"].trouble = Rejected("no")
-        await relay.see(event())
-        (letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
-    async with running(tmp_path, sinks=("new",)) as relay:
-        answer = await relay.call("POST", f"/v1/dead-letters/{letter['id']}/redeliver")
+    async with run_relay(tmp_path, sinks=("old",)) as relay:
+        relay.sinks["old"].failure = Rejected("no")
+        await relay.observe(make_event())
+        (dead_letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
+    async with run_relay(tmp_path, sinks=("new",)) as relay:
+        answer = await relay.call("POST", f"/v1/dead-letters/{dead_letter['id']}/redeliver")
         assert (answer.status, "old" in answer.json["detail"]) == (409, True)
         assert [
-            one["state"] for one in (await relay.call("GET", "/v1/dead-letters")).json["items"]
+            delivery["state"]
+            for delivery in (await relay.call("GET", "/v1/dead-letters")).json["items"]
         ] == ["parked"]
 
 
-async def test_what_is_not_about_an_event_has_no_event_id(relay: Running) -> None:
+async def test_what_is_not_about_an_event_has_no_event_id(relay: RunningRelay) -> None:
     await relay.call("POST", "/v1/sinks/box/ping")
     items = await _listed(relay, "/v1/deliveries", 2, "delivered")
-    assert [(one["type"], one["eventId"]) for one in items] == [
+    assert [(delivery["type"], delivery["eventId"]) for delivery in items] == [
         ("io.imdsrelay.relay.ping.v1", None),
         ("io.imdsrelay.event.scheduled.v1", EVENT_ID),
     ]
 
 
 async def test_deliveries_and_dead_letters_come_in_pages(tmp_path: Path) -> None:
-    async with running(tmp_path, sinks=("box",)) as relay:
-        relay.boxes["box"].trouble = Rejected("no")
-        await relay.see(
-            *(event(event_id=f"event-{number}", event_type="Redeploy") for number in range(101))
+    async with run_relay(tmp_path, sinks=("box",)) as relay:
+        relay.sinks["box"].failure = Rejected("no")
+        await relay.observe(
+            *(
+                make_event(event_id=f"event-{number}", event_type="Redeploy")
+                for number in range(101)
+            )
         )
         await _listed(relay, "/v1/dead-letters", 100, "parked")
         first = (await relay.call("GET", "/v1/dead-letters")).json
         second = (await relay.call("GET", f"/v1/dead-letters?cursor={first['next']}")).json
         assert (len(first["items"]), len(second["items"]), second["next"]) == (100, 1, None)
-        assert len({one["eventId"] for page in (first, second) for one in page["items"]}) == 101
+        assert (
+            len({delivery["eventId"] for page in (first, second) for delivery in page["items"]})
+            == 101
+        )
 
 
 async def test_a_ping_goes_to_its_sink_alone(tmp_path: Path) -> None:
-    async with running(tmp_path, sinks=("one", "two")) as relay:
+    async with run_relay(tmp_path, sinks=("one", "two")) as relay:
         answer = await relay.call("POST", "/v1/sinks/two/ping")
         assert (answer.status, answer.json["sink"]) == (202, "two")
-        await eventually(lambda: bool(relay.boxes["two"].got))
-        (ping,) = relay.boxes["two"].got
+        await eventually(lambda: bool(relay.sinks["two"].delivered))
+        (ping,) = relay.sinks["two"].delivered
         assert (ping.name, ping.subject, ping.id) == ("relay.ping", "two", answer.json["id"])
         assert ping.data == {
             "sink": "two",
             "reason": "a test message, asked for by client:alice",
             "count": 1,
         }
-        assert relay.boxes["one"].got == []
+        assert relay.sinks["one"].delivered == []
 
 
 async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restart(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path) as relay:
+    async with run_relay(tmp_path) as relay:
         paused = (await relay.call("POST", "/v1/sinks/box/pause")).json
         assert paused == {
             "name": "box",
@@ -151,18 +171,18 @@ async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restar
             "reason": "paused by client:alice",
             "waiting": 0,
         }
-        await relay.see(event())
-    async with running(tmp_path) as relay:
+        await relay.observe(make_event())
+    async with run_relay(tmp_path) as relay:
         assert (await relay.call("GET", "/readyz")).json["sinks"]["paused"] == ["box"]
-        assert relay.boxes["box"].got == []
+        assert relay.sinks["box"].delivered == []
         resumed = (await relay.call("POST", "/v1/sinks/box/resume")).json
         assert (resumed["state"], resumed["reason"]) == ("on", None)
-        await eventually(lambda: relay.boxes["box"].names() == ["event.scheduled"])
+        await eventually(lambda: relay.sinks["box"].delivered_names() == ["event.scheduled"])
 
 
 @pytest.mark.parametrize("verb", ["ping", "pause", "resume"])
 @pytest.mark.parametrize("name", ["unknown", "BOX", "box%00", "%2e%2e"])
-async def test_an_unknown_sink_is_404(relay: Running, name: str, verb: str) -> None:
+async def test_an_unknown_sink_is_404(relay: RunningRelay, name: str, verb: str) -> None:
     assert (await relay.call("POST", f"/v1/sinks/{name}/{verb}")).status == 404
 
 
@@ -175,13 +195,15 @@ async def test_an_unknown_sink_is_404(relay: Running, name: str, verb: str) -> N
         "/v1/dead-letters/1/redeliver",
     ],
 )
-async def test_a_get_operates_nothing(relay: Running, path: str) -> None:
+async def test_a_get_operates_nothing(relay: RunningRelay, path: str) -> None:
     assert (await relay.call("GET", path)).status == 405
     assert relay.dispatcher.status()[0].state == "on"
 
 
-async def test_while_the_store_cannot_be_written_operators_are_told_503(relay: Running) -> None:
-    relay.spoil_disk()
+async def test_while_the_store_cannot_be_written_operators_are_told_503(
+    relay: RunningRelay,
+) -> None:
+    relay.make_store_read_only()
     for verb in ("ping", "pause"):
         assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status == 503
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})).status == 503

@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from relay import __version__
 from relay.errors import Deferred
-from tests.api.running_relay import SCOPE, Running, event, eventually, running
+from tests.api.running_relay import SCOPE, RunningRelay, eventually, make_event, run_relay
 
 
-async def test_a_relay_that_does_its_work_is_alive_and_ready(relay: Running) -> None:
+async def test_a_relay_that_does_its_work_is_alive_and_ready(relay: RunningRelay) -> None:
     assert (await relay.call("GET", "/healthz", by=None)).json == {"status": "ok"}
     ready = await relay.call("GET", "/readyz", by=None)
     assert (ready.status, ready.json) == (
@@ -28,13 +28,15 @@ async def test_a_relay_that_does_its_work_is_alive_and_ready(relay: Running) -> 
 
 
 async def test_sinks_in_trouble_are_named_and_leave_it_ready(tmp_path: Path) -> None:
-    async with running(tmp_path, sinks=("well", "sick", "gone", "resting")) as relay:
-        relay.boxes["sick"].trouble = Deferred("it is down")
-        relay.boxes["gone"].trouble = Deferred("it is gone", failure="disabled")
+    async with run_relay(tmp_path, sinks=("well", "sick", "gone", "resting")) as relay:
+        relay.sinks["sick"].failure = Deferred("it is down")
+        relay.sinks["gone"].failure = Deferred("it is gone", failure="disabled")
         await relay.call("POST", "/v1/sinks/resting/pause")
-        await relay.see(*(event(event_id=f"event-{number}") for number in range(5)))
-        await eventually(lambda: any(one.failing for one in relay.dispatcher.status()))
-        await eventually(lambda: any(one.state == "disabled" for one in relay.dispatcher.status()))
+        await relay.observe(*(make_event(event_id=f"event-{number}") for number in range(5)))
+        await eventually(lambda: any(sink.failing for sink in relay.dispatcher.status()))
+        await eventually(
+            lambda: any(sink.state == "disabled" for sink in relay.dispatcher.status())
+        )
         ready = await relay.call("GET", "/readyz", by=None)
         assert (ready.status, ready.json["sinks"]) == (
             200,
@@ -47,7 +49,7 @@ async def test_sinks_in_trouble_are_named_and_leave_it_ready(tmp_path: Path) -> 
         }
 
 
-async def test_a_lost_source_turns_it_red(relay: Running) -> None:
+async def test_a_lost_source_turns_it_red(relay: RunningRelay) -> None:
     relay.azure.lost = True
     ready = await relay.call("GET", "/readyz", by=None)
     assert (ready.status, ready.json["source"], ready.json["store"]) == (503, "lost", "ok")
@@ -55,46 +57,46 @@ async def test_a_lost_source_turns_it_red(relay: Running) -> None:
     assert (await relay.call("GET", "/healthz", by=None)).status == 200
 
 
-async def test_a_store_that_cannot_be_written_turns_it_red(relay: Running) -> None:
-    relay.spoil_disk()
+async def test_a_store_that_cannot_be_written_turns_it_red(relay: RunningRelay) -> None:
+    relay.make_store_read_only()
     assert (await relay.decide()).status == 503
     ready = await relay.call("GET", "/readyz", by=None)
     assert (ready.status, ready.json["source"], ready.json["store"]) == (503, "ok", "failing")
 
 
-async def test_metrics_tell_how_the_relay_is(relay: Running) -> None:
-    relay.boxes["box"].trouble = Deferred("it is down")
+async def test_metrics_tell_how_the_relay_is(relay: RunningRelay) -> None:
+    relay.sinks["box"].failure = Deferred("it is down")
     await relay.call("GET", "/v1/events", by="nobody")
     await relay.decide()
     await eventually(lambda: relay.dispatcher.status()[0].waiting > 0)
     scraped = await relay.call("GET", "/metrics", by=None)
-    found = {
+    values = {
         (sample.name, *sorted(sample.labels.values())): sample.value
         for family in read_text(scraped.body.decode())
         for sample in family.samples
     }
     head = await relay.store.read(lambda tx: tx.head())
-    assert found[("imds_relay_build_info", *sorted((__version__, SCOPE, "westno-0")))] == 1
-    assert found[("imds_relay_polls_total",)] == 7
-    assert found[("imds_relay_poll_failures",)] == 0
-    assert found[("imds_relay_source_lost",)] == 0
-    assert found[("imds_relay_store_failing",)] == 0
-    assert found[("imds_relay_journal_position",)] == head.position
-    assert [found[("imds_relay_approvals_mode", mode)] for mode in ("on", "dry-run", "off")] == [
+    assert values[("imds_relay_build_info", *sorted((__version__, SCOPE, "westno-0")))] == 1
+    assert values[("imds_relay_polls_total",)] == 7
+    assert values[("imds_relay_poll_failures",)] == 0
+    assert values[("imds_relay_source_lost",)] == 0
+    assert values[("imds_relay_store_failing",)] == 0
+    assert values[("imds_relay_journal_position",)] == head.position
+    assert [values[("imds_relay_approvals_mode", mode)] for mode in ("on", "dry-run", "off")] == [
         1,
         0,
         0,
     ]
-    assert found[("imds_relay_sink_waiting", "box", "box")] == relay.dispatcher.status()[0].waiting
-    assert found[("imds_relay_sink_state", "box", "box", "on")] == 1
-    assert found[("imds_relay_sink_tries_total", "", "box", "box", "deferred")] >= 1
-    assert found[("imds_relay_sink_state", "box", "box", "disabled")] == 0
-    assert found[("imds_relay_rejected_calls_total",)] == 1
-    assert found[("imds_relay_http_answers_total", "401")] == 1
-    assert found[("imds_relay_http_answers_total", "202")] == 1
+    assert values[("imds_relay_sink_waiting", "box", "box")] == relay.dispatcher.status()[0].waiting
+    assert values[("imds_relay_sink_state", "box", "box", "on")] == 1
+    assert values[("imds_relay_sink_tries_total", "", "box", "box", "deferred")] >= 1
+    assert values[("imds_relay_sink_state", "box", "box", "disabled")] == 0
+    assert values[("imds_relay_rejected_calls_total",)] == 1
+    assert values[("imds_relay_http_answers_total", "401")] == 1
+    assert values[("imds_relay_http_answers_total", "202")] == 1
 
 
-async def test_metrics_come_as_openmetrics_where_that_is_asked_for(relay: Running) -> None:
+async def test_metrics_come_as_openmetrics_where_that_is_asked_for(relay: RunningRelay) -> None:
     scraped = await relay.call(
         "GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
     )
@@ -107,7 +109,7 @@ async def test_metrics_come_as_openmetrics_where_that_is_asked_for(relay: Runnin
 
 @pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "Via"])
 async def test_what_a_proxy_on_this_machine_passes_on_is_not_from_this_machine(
-    relay: Running, header: str
+    relay: RunningRelay, header: str
 ) -> None:
     assert (await relay.call("GET", "/metrics", by=None)).status == 200
     assert (await relay.call("GET", "/metrics", by=None, headers={header: "x"})).status == 401

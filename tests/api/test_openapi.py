@@ -10,9 +10,10 @@ import orjson
 from jsonschema import Draft202012Validator
 
 from relay.approvals.request import DecisionBody
-from tests.api.running_relay import Running
+from tests.api.running_relay import RunningRelay
 
-# The OpenAPI Initiative's own schema, version 2022-10-07, Apache-2.0: https://spec.openapis.org/oas/3.1/schema/2022-10-07
+# The OpenAPI Initiative's own schema, version 2022-10-07, Apache-2.0:
+# https://spec.openapis.org/oas/3.1/schema/2022-10-07
 _SCHEMA = orjson.loads(Path(__file__).with_name("openapi-3.1.json").read_bytes())
 
 DOCUMENTED = """
@@ -42,18 +43,18 @@ GET /openapi.json
 """
 
 
-async def _description(relay: Running) -> dict[str, Any]:
+async def _description(relay: RunningRelay) -> dict[str, Any]:
     answer = await relay.call("GET", "/openapi.json", by=None)
-    found: dict[str, Any] = answer.json
-    return found
+    document: dict[str, Any] = answer.json
+    return document
 
 
-async def test_it_is_openapi(relay: Running) -> None:
+async def test_it_is_openapi(relay: RunningRelay) -> None:
     Draft202012Validator(_SCHEMA).validate(await _description(relay))
 
 
 async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somewhere(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
     document = await _description(relay)
     for schema in document["components"]["schemas"].values():
@@ -64,7 +65,9 @@ async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somew
             place = place[part]
 
 
-async def test_it_describes_the_calls_of_the_documentation_and_no_others(relay: Running) -> None:
+async def test_it_describes_the_calls_of_the_documentation_and_no_others(
+    relay: RunningRelay,
+) -> None:
     document = await _description(relay)
     described = {
         f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item
@@ -72,8 +75,8 @@ async def test_it_describes_the_calls_of_the_documentation_and_no_others(relay: 
     assert described == set(DOCUMENTED.split("\n")) - {""}
 
 
-async def test_it_describes_the_calls_that_are_served(relay: Running) -> None:
-    """A path that is described is there: without credentials 401, or an answer, or a fault in what was sent."""
+async def test_it_describes_the_calls_that_are_served(relay: RunningRelay) -> None:
+    """Each described path exists: it gives 401, a response, or an error about the request."""
     document = await _description(relay)
     for path, item in document["paths"].items():
         for method in item:
@@ -82,7 +85,7 @@ async def test_it_describes_the_calls_that_are_served(relay: Running) -> None:
             assert b"no such path" not in answer.body, (method, path)
 
 
-async def test_what_a_body_may_hold_is_what_is_read(relay: Running) -> None:
+async def test_what_a_body_may_hold_is_what_is_read(relay: RunningRelay) -> None:
     document = await _description(relay)
     described = document["components"]["schemas"]["DecisionBody"]
     assert described == DecisionBody.model_json_schema()
@@ -93,13 +96,15 @@ async def test_what_a_body_may_hold_is_what_is_read(relay: Running) -> None:
 
 
 async def test_every_operation_has_a_name_of_its_own_and_every_parameter_of_its_path(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
     document = await _description(relay)
-    operations = [(path, one) for path, item in document["paths"].items() for one in item.values()]
-    names = [one["operationId"] for _, one in operations]
+    operations = [
+        (path, operation) for path, item in document["paths"].items() for operation in item.values()
+    ]
+    names = [operation["operationId"] for _, operation in operations]
     assert len(names) == len(set(names))
-    for path, one in operations:
-        assert {found["name"] for found in one["parameters"] if found["in"] == "path"} == set(
-            re.findall(r"{(\w+)}", path)
-        )
+    for path, operation in operations:
+        assert {
+            parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"
+        } == set(re.findall(r"{(\w+)}", path))

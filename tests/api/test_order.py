@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.api.running_relay import EVENT_ID, Running, event, running
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,43 +31,44 @@ class Try:
         return self.body if isinstance(self.body, bytes) else orjson.dumps(self.body)
 
 
-def _with(one: Try, **changes: Any) -> Try:
-    assert isinstance(one.body, Mapping)
-    return replace(one, body={**one.body, **changes})
+def _with(attempt: Try, **changes: Any) -> Try:
+    assert isinstance(attempt.body, Mapping)
+    return replace(attempt, body={**attempt.body, **changes})
 
 
-def _header(one: Try, name: str, value: str) -> Try:
-    return replace(one, headers={**(one.headers or {}), name: value})
+def _header(attempt: Try, name: str, value: str) -> Try:
+    return replace(attempt, headers={**(attempt.headers or {}), name: value})
 
 
 FAULTS: tuple[tuple[int, str, Callable[[Try], Try]], ...] = (
-    (413, "too long", lambda one: replace(one, body=one.sent() + b" " * 65536)),
-    (415, "encoded", lambda one: _header(one, "Content-Encoding", "gzip")),
-    (429, "address", lambda one: replace(one, flooded=(*one.flooded, "stranger"))),
-    (401, "no key", lambda one: replace(one, by="nobody")),
-    (429, "client", lambda one: replace(one, flooded=(*one.flooded, one.by))),
-    (400, "malformed", lambda one: replace(one, body=one.sent()[:-1])),
-    (422, "wrong field", lambda one: _with(one, decision="aprove")),
-    (202, "a repeat", lambda one: _header(one, "Idempotency-Key", "seen")),
-    (404, "unknown", lambda one: _with(one, eventId="unknown")),
-    (409, "changed", lambda one: _with(one, revision="stale")),
-    (403, "not allowed", lambda one: replace(one, by="reader")),
+    (413, "too long", lambda attempt: replace(attempt, body=attempt.sent() + b" " * 65536)),
+    (415, "encoded", lambda attempt: _header(attempt, "Content-Encoding", "gzip")),
+    (429, "address", lambda attempt: replace(attempt, flooded=(*attempt.flooded, "stranger"))),
+    (401, "no key", lambda attempt: replace(attempt, by="nobody")),
+    (429, "client", lambda attempt: replace(attempt, flooded=(*attempt.flooded, attempt.by))),
+    (400, "malformed", lambda attempt: replace(attempt, body=attempt.sent()[:-1])),
+    (422, "wrong field", lambda attempt: _with(attempt, decision="aprove")),
+    (202, "a repeat", lambda attempt: _header(attempt, "Idempotency-Key", "seen")),
+    (404, "unknown", lambda attempt: _with(attempt, eventId="unknown")),
+    (409, "changed", lambda attempt: _with(attempt, revision="stale")),
+    (403, "not allowed", lambda attempt: replace(attempt, by="reader")),
 )
-"""What can be wrong, in the order in which it must be told. Applied from the last to the first, so that bodies spoil last."""
+"""Faults in the order of their checks. Applied in reverse, so that bodies are malformed last."""
 
 
 @pytest.fixture
-async def relay(tmp_path: Path) -> AsyncIterator[Running]:
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
     """Approvals are off at the end, so that a call with no other fault gets a 503."""
-    async with running(tmp_path) as one:
-        await one.see(event())
-        await one.decide(headers={"Idempotency-Key": "seen"})
-        await one.call("PUT", "/v1/approvals/mode", {"mode": "off"})
-        yield one
+    async with run_relay(tmp_path) as running_relay:
+        await running_relay.observe(make_event())
+        await running_relay.decide(headers={"Idempotency-Key": "seen"})
+        await running_relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
+        yield running_relay
 
 
 def _compatible(first: str, second: str) -> bool:
-    # Another body is no repeat, a repeat is of one who may, and a stranger has no bucket of a client's.
+    # Another body is no repeat, a repeat has an allowed caller, and an unknown caller has no
+    # bucket of a client.
     together = {first, second}
     alone: tuple[set[str], ...] = (
         {"a repeat", "unknown"},
@@ -88,35 +89,37 @@ PAIRS = [
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 async def test_of_two_faults_the_earlier_is_told(
-    relay: Running,
+    relay: RunningRelay,
     first: tuple[int, str, Callable[[Try], Try]],
     second: tuple[int, str, Callable[[Try], Try]],
 ) -> None:
-    wish = first[2](second[2](Try(body=relay.wish())))
-    _flood(relay, wish)
+    attempt = first[2](second[2](Try(body=relay.decision_body())))
+    _flood(relay, attempt)
     answer = await relay.call(
-        "POST", "/v1/approvals", wish.sent(), by=wish.by, headers=wish.headers
+        "POST", "/v1/approvals", attempt.sent(), by=attempt.by, headers=attempt.headers
     )
     assert answer.status == first[0], answer.body
     _is_that_429(answer.body, first[1])
 
 
-async def test_with_no_other_fault_it_is_503(relay: Running) -> None:
-    assert (await relay.call("POST", "/v1/approvals", relay.wish())).status == 503
+async def test_with_no_other_fault_it_is_503(relay: RunningRelay) -> None:
+    assert (await relay.call("POST", "/v1/approvals", relay.decision_body())).status == 503
 
 
 @pytest.mark.parametrize(("status", "_name", "spoil"), FAULTS)
 async def test_each_fault_is_told_before_503(
-    relay: Running, status: int, _name: str, spoil: Callable[[Try], Try]
+    relay: RunningRelay, status: int, _name: str, spoil: Callable[[Try], Try]
 ) -> None:
-    wish = spoil(Try(body=relay.wish()))
-    _flood(relay, wish)
+    attempt = spoil(Try(body=relay.decision_body()))
+    _flood(relay, attempt)
     assert (
-        await relay.call("POST", "/v1/approvals", wish.sent(), by=wish.by, headers=wish.headers)
+        await relay.call(
+            "POST", "/v1/approvals", attempt.sent(), by=attempt.by, headers=attempt.headers
+        )
     ).status == status
 
 
-async def test_of_reads_too_401_comes_before_422_and_404_before_403(relay: Running) -> None:
+async def test_of_reads_too_401_comes_before_422_and_404_before_403(relay: RunningRelay) -> None:
     assert (await relay.call("GET", "/v1/events?cursor=x", by="nobody")).status == 401
     assert (await relay.call("GET", "/v1/events?cursor=x", by="mute")).status == 422
     assert (await relay.call("GET", "/v1/events", by="mute")).status == 403
@@ -126,12 +129,12 @@ async def test_of_reads_too_401_comes_before_422_and_404_before_403(relay: Runni
     assert (await relay.call("POST", "/v1/sinks/box/ping", by="reader")).status == 403
 
 
-def _flood(relay: Running, wish: Try) -> None:
+def _flood(relay: RunningRelay, attempt: Try) -> None:
     """Empty the buckets that the call would take from."""
-    relay.clock.stop()
-    state = relay.server._state  # a hundred calls would do the same, and test_auth has them
+    relay.clock.freeze_monotonic()
+    state = relay.server._state  # noqa: SLF001  # faster than a hundred calls
     buckets = {"stranger": (state.address_buckets, "127.0.0.1")}
-    for who in wish.flooded:
+    for who in attempt.flooded:
         bucket, key = buckets.get(who, (state.caller_buckets, f"client:{who}"))
         while not bucket.take(key, relay.clock.monotonic()):
             pass

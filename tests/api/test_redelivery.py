@@ -10,39 +10,48 @@ import pytest
 
 from relay.errors import Deferred, Rejected
 from relay.events.timestamps import format_rfc3339
-from tests.api.running_relay import EVENT_ID, Running, event, eventually, running, until
+from tests.api.running_relay import (
+    EVENT_ID,
+    RunningRelay,
+    eventually,
+    make_event,
+    poll_until,
+    run_relay,
+)
 
 
-async def _parked(relay: Running, count: int) -> list[dict[str, Any]]:
+async def _parked(relay: RunningRelay, count: int) -> list[dict[str, Any]]:
     """The dead letters, once there are so many."""
 
-    async def look() -> list[dict[str, Any]]:
+    async def read_dead_letters() -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = (await relay.call("GET", "/v1/dead-letters")).json["items"]
         return items
 
-    return await until(look, lambda items: len(items) == count)
+    return await poll_until(read_dead_letters, lambda items: len(items) == count)
 
 
 async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path) as relay:
-        relay.boxes["box"].trouble = Deferred("it is down", status=503, answer="come back later")
-        await relay.see(event())
+    async with run_relay(tmp_path) as relay:
+        relay.sinks["box"].failure = Deferred("it is down", status=503, answer="come back later")
+        await relay.observe(make_event())
 
-        async def look() -> dict[str, Any]:
-            found: dict[str, Any] = (await relay.call("GET", "/v1/deliveries/1")).json
-            return found
+        async def read_delivery() -> dict[str, Any]:
+            delivery: dict[str, Any] = (await relay.call("GET", "/v1/deliveries/1")).json
+            return delivery
 
-        await until(look, lambda found: found["attempts"] >= 1)
-        relay.boxes["box"].trouble = None
-        found = await until(look, lambda found: found["state"] == "delivered")
-        first, last = found["log"][0], found["log"][-1]
+        await poll_until(read_delivery, lambda delivery: delivery["attempts"] >= 1)
+        relay.sinks["box"].failure = None
+        delivery = await poll_until(
+            read_delivery, lambda delivery: delivery["state"] == "delivered"
+        )
+        first, last = delivery["log"][0], delivery["log"][-1]
         assert (first["number"], first["outcome"], first["status"]) == (1, "deferred", 503)
         assert (first["reason"], first["answer"]) == ("it is down", "come back later")
         assert 0 <= first["tookSeconds"] < 60
         assert (last["number"], last["outcome"], last["status"], last["reason"]) == (
-            found["attempts"],
+            delivery["attempts"],
             "delivered",
             204,
             None,
@@ -50,18 +59,18 @@ async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
 
 
 @pytest.mark.parametrize("number", ["999", "0", "-1", "x", "9" * 18, "9" * 30])
-async def test_what_is_no_delivery_is_404(relay: Running, number: str) -> None:
+async def test_what_is_no_delivery_is_404(relay: RunningRelay, number: str) -> None:
     assert (await relay.call("GET", f"/v1/deliveries/{number}")).status == 404
 
 
 async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: Path) -> None:
-    async with running(tmp_path, sinks=("one", "two")) as relay:
-        for box in relay.boxes.values():
-            box.trouble = Rejected("no")
-        await relay.see(event(), event(event_id="other", event_type="Redeploy"))
+    async with run_relay(tmp_path, sinks=("one", "two")) as relay:
+        for box in relay.sinks.values():
+            box.failure = Rejected("no")
+        await relay.observe(make_event(), make_event(event_id="other", event_type="Redeploy"))
         await _parked(relay, 4)
-        for box in relay.boxes.values():
-            box.trouble = None
+        for box in relay.sinks.values():
+            box.failure = None
         done = await relay.call(
             "POST", "/v1/dead-letters/redeliver", {"sink": "one", "eventId": EVENT_ID.lower()}
         )
@@ -71,7 +80,7 @@ async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: P
             0,
             None,
         )
-        await eventually(lambda: len(relay.boxes["one"].got) == 1)
+        await eventually(lambda: len(relay.sinks["one"].delivered) == 1)
         later = format_rfc3339(relay.clock.now() + timedelta(hours=1))
         for nothing in (
             {"type": "event.ended"},
@@ -83,12 +92,12 @@ async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: P
             ] == 0
         assert (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json["redelivered"] == 3
         await eventually(
-            lambda: (len(relay.boxes["one"].got), len(relay.boxes["two"].got)) == (2, 2)
+            lambda: (len(relay.sinks["one"].delivered), len(relay.sinks["two"].delivered)) == (2, 2)
         )
 
 
 async def test_an_unknown_sink_is_named_and_is_no_redelivery_of_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, sinks=("one", "two")) as relay:
+    async with run_relay(tmp_path, sinks=("one", "two")) as relay:
         answer = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "nope"})
         assert (answer.status, answer.json["detail"]) == (
             404,
@@ -99,10 +108,13 @@ async def test_an_unknown_sink_is_named_and_is_no_redelivery_of_nothing(tmp_path
 async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_again(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path) as relay:
-        relay.boxes["box"].trouble = Rejected("no")
-        await relay.see(
-            *(event(event_id=f"event-{number}", event_type="Redeploy") for number in range(101))
+    async with run_relay(tmp_path) as relay:
+        relay.sinks["box"].failure = Rejected("no")
+        await relay.observe(
+            *(
+                make_event(event_id=f"event-{number}", event_type="Redeploy")
+                for number in range(101)
+            )
         )
 
         async def counted() -> int:
@@ -110,10 +122,10 @@ async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_agai
                 lambda tx: len(tx.deliveries.page(states=("parked",), limit=1000))
             )
 
-        await until(counted, lambda count: count == 101)
+        await poll_until(counted, lambda count: count == 101)
         first = (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json
         assert (first["redelivered"], first["left"]) == (100, 1)
-        await until(counted, lambda count: count == 101)
+        await poll_until(counted, lambda count: count == 101)
         again = {"until": first["until"], "after": first["next"]}
         second = (await relay.call("POST", "/v1/dead-letters/redeliver", again)).json
         assert (second["redelivered"], second["left"], second["next"]) == (1, 0, None)
@@ -122,11 +134,11 @@ async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_agai
 @pytest.mark.parametrize(
     "body", [{"since": "soon"}, {"until": 5}, {"after": -1}, {"state": "parked"}, {"sink": 1}]
 )
-async def test_a_wrong_field_redelivers_nothing(relay: Running, body: dict[str, Any]) -> None:
+async def test_a_wrong_field_redelivers_nothing(relay: RunningRelay, body: dict[str, Any]) -> None:
     answer = await relay.call("POST", "/v1/dead-letters/redeliver", body)
     assert (answer.status, answer.json["field"]) == (422, next(iter(body)))
 
 
-async def test_who_may_not_operate_redelivers_nothing(relay: Running) -> None:
+async def test_who_may_not_operate_redelivers_nothing(relay: RunningRelay) -> None:
     assert (await relay.call("POST", "/v1/dead-letters/redeliver", {}, by="reader")).status == 403
     assert (await relay.call("POST", "/v1/dead-letters/redeliver", b"[]")).status == 400

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from relay.api.routes import all_routes
-from tests.api.running_relay import Running
+from tests.api.running_relay import RunningRelay
 
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/approvals": {"eventId": "unknown", "decision": "hold", "revision": "x"},
@@ -21,10 +21,10 @@ BODIES: dict[str, dict[str, Any]] = {
 """A valid body for each route that has one."""
 
 
-async def _send(relay: Running, call: str, body: bytes) -> tuple[int, dict[str, Any]]:
+async def _send(relay: RunningRelay, call: str, body: bytes) -> tuple[int, dict[str, Any]]:
     method, path = call.split()
     if path.startswith("/v1/callbacks/"):
-        answer = await relay.callback(body)
+        answer = await relay.post_callback(body)
     else:
         answer = await relay.call(method, path, body)
     return answer.status, answer.json
@@ -36,7 +36,7 @@ def test_every_route_with_a_body_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("call", BODIES)
-async def test_a_key_that_appears_twice_is_400(relay: Running, call: str) -> None:
+async def test_a_key_that_appears_twice_is_400(relay: RunningRelay, call: str) -> None:
     """Readers of JSON disagree on which of two values counts (RFC 8259, section 4)."""
     body = orjson.dumps(BODIES[call])
     first_field = body[1:].partition(b",")[0].removesuffix(b"}")
@@ -46,18 +46,20 @@ async def test_a_key_that_appears_twice_is_400(relay: Running, call: str) -> Non
 
 @pytest.mark.parametrize("call", BODIES)
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'"text"', b"{"], ids=repr)
-async def test_anything_but_an_object_is_400(relay: Running, call: str, content: bytes) -> None:
+async def test_anything_but_an_object_is_400(
+    relay: RunningRelay, call: str, content: bytes
+) -> None:
     status, _problem = await _send(relay, call, content)
     assert status == 400
 
 
 @pytest.mark.parametrize("call", BODIES)
-async def test_an_unknown_field_is_422_and_named(relay: Running, call: str) -> None:
+async def test_an_unknown_field_is_422_and_named(relay: RunningRelay, call: str) -> None:
     status, problem = await _send(relay, call, orjson.dumps({**BODIES[call], "unknown": 1}))
     assert (status, problem["field"]) == (422, "unknown")
 
 
 @pytest.mark.parametrize("call", BODIES)
-async def test_a_valid_body_is_read(relay: Running, call: str) -> None:
+async def test_a_valid_body_is_read(relay: RunningRelay, call: str) -> None:
     status, _problem = await _send(relay, call, orjson.dumps(BODIES[call]))
     assert status in (200, 202, 404)

@@ -132,6 +132,6 @@ def test_no_secret_is_ever_told() -> None:
     settings = ApiSettings.model_validate({"clients": [client]})
     assert "hidden-key" not in repr(settings)
     assert SECRET not in repr(settings)
-    with pytest.raises(ValidationError) as told:
+    with pytest.raises(ValidationError) as error:
         ApiSettings.model_validate({"clients": [client, {**client, "name": "b"}]})
-    assert "hidden-key" not in str(told.value)
+    assert "hidden-key" not in str(error.value)

@@ -9,42 +9,42 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from tests.api.running_relay import OTHER_SECRET, SECRET, Running
+from tests.api.running_relay import OTHER_SECRET, SECRET, RunningRelay
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _body(relay: Running, decision: str = "approve", **changes: object) -> bytes:
-    return orjson.dumps(relay.wish(decision, **changes))
+def _body(relay: RunningRelay, decision: str = "approve", **changes: object) -> bytes:
+    return orjson.dumps(relay.decision_body(decision, **changes))
 
 
-async def test_a_signed_callback_is_a_vote_of_its_client(relay: Running) -> None:
-    answer = await relay.callback(_body(relay))
+async def test_a_signed_callback_is_a_vote_of_its_client(relay: RunningRelay) -> None:
+    answer = await relay.post_callback(_body(relay))
     assert (answer.status, answer.json["state"]) == (202, "pending")
-    (recorded,) = await relay.said("approval.recorded")
+    (recorded,) = await relay.recorded_events("approval.recorded")
     assert (recorded["data"]["principal"], recorded["data"]["channel"]) == (
         "client:drain",
         "callback",
     )
 
 
-async def test_the_webhook_id_makes_a_repeat_known_and_over_http_too(relay: Running) -> None:
+async def test_the_webhook_id_makes_a_repeat_known_and_over_http_too(relay: RunningRelay) -> None:
     """They are one principal: what came as a callback is not done again with a key."""
     body = _body(relay)
-    first = await relay.callback(body)
-    later = await relay.callback(body, webhook_timestamp=str(int(time.time())))
+    first = await relay.post_callback(body)
+    later = await relay.post_callback(body, webhook_timestamp=str(int(time.time())))
     over_http = await relay.call(
         "POST", "/v1/approvals", body, by="drain", headers={"webhook-id": "msg_1"}
     )
     assert first.json == later.json == over_http.json
-    assert len(await relay.said("approval.recorded")) == 1
+    assert len(await relay.recorded_events("approval.recorded")) == 1
 
 
-async def test_another_body_under_a_known_id_is_409(relay: Running) -> None:
-    await relay.callback(_body(relay))
-    assert (await relay.callback(_body(relay, "hold"))).status == 409
+async def test_another_body_under_a_known_id_is_409(relay: RunningRelay) -> None:
+    await relay.post_callback(_body(relay))
+    assert (await relay.post_callback(_body(relay, "hold"))).status == 409
 
 
 @pytest.mark.parametrize(
@@ -69,32 +69,32 @@ async def test_another_body_under_a_known_id_is_409(relay: Running) -> None:
     ids=str,
 )
 async def test_anything_wrong_with_the_signature_is_401_and_nothing_else_is_said(
-    relay: Running, wrong: dict[str, str]
+    relay: RunningRelay, wrong: dict[str, str]
 ) -> None:
-    answer = await relay.callback(_body(relay), **wrong)
+    answer = await relay.post_callback(_body(relay), **wrong)
     assert answer.status == 401
     assert (
         answer.json["detail"]
         == "expected a body signed as Standard Webhooks with this client's secret"
     )
-    assert await relay.said("approval.recorded") == []
-    assert await relay.said("approval.refused") == []
+    assert await relay.recorded_events("approval.recorded") == []
+    assert await relay.recorded_events("approval.refused") == []
 
 
-async def test_a_signature_covers_every_byte(relay: Running) -> None:
+async def test_a_signature_covers_every_byte(relay: RunningRelay) -> None:
     body = _body(relay)
     good = Webhook(SECRET).sign("msg_1", _now(), body.decode())
-    assert (await relay.callback(body + b" ", webhook_signature=good)).status == 401
-    assert (await relay.callback(body, webhook_signature=f"v1,AAAA {good}")).status == 202
+    assert (await relay.post_callback(body + b" ", webhook_signature=good)).status == 401
+    assert (await relay.post_callback(body, webhook_signature=f"v1,AAAA {good}")).status == 202
 
 
 async def test_a_signature_of_five_minutes_ago_is_good_and_an_older_one_is_not(
-    relay: Running,
+    relay: RunningRelay,
 ) -> None:
     for age, status in ((290, 202), (310, 401), (-50, 202), (-70, 401)):
         at = _now() - timedelta(seconds=age)
         signed = Webhook(SECRET).sign(f"msg{age}", at, _body(relay).decode())
-        answer = await relay.callback(
+        answer = await relay.post_callback(
             _body(relay),
             webhook_id=f"msg{age}",
             webhook_timestamp=str(int(at.timestamp())),
@@ -103,10 +103,10 @@ async def test_a_signature_of_five_minutes_ago_is_good_and_an_older_one_is_not(
         assert answer.status == status, age
 
 
-async def test_a_key_does_not_sign_and_a_signature_is_no_key(relay: Running) -> None:
+async def test_a_key_does_not_sign_and_a_signature_is_no_key(relay: RunningRelay) -> None:
     body = _body(relay)
     assert (await relay.call("POST", "/v1/callbacks/alice", body, by="alice")).status == 401
-    assert (await relay.callback(body)).status == 202
+    assert (await relay.post_callback(body)).status == 202
     signed = {
         "webhook-id": "msg_9",
         "webhook-timestamp": str(int(time.time())),
@@ -115,16 +115,20 @@ async def test_a_key_does_not_sign_and_a_signature_is_no_key(relay: Running) -> 
     assert (await relay.call("POST", "/v1/approvals", body, by=None, headers=signed)).status == 401
 
 
-async def test_what_is_signed_and_malformed_is_400_and_a_wrong_field_422(relay: Running) -> None:
-    assert (await relay.callback(b"{")).status == 400
-    answer = await relay.callback(_body(relay, revision=None))
+async def test_what_is_signed_and_malformed_is_400_and_a_wrong_field_422(
+    relay: RunningRelay,
+) -> None:
+    assert (await relay.post_callback(b"{")).status == 400
+    answer = await relay.post_callback(_body(relay, revision=None))
     assert (answer.status, answer.json["field"]) == (422, "revision")
 
 
-async def test_a_client_that_does_not_exist_takes_as_long_as_one_that_does(relay: Running) -> None:
+async def test_a_client_that_does_not_exist_takes_as_long_as_one_that_does(
+    relay: RunningRelay,
+) -> None:
     """A digest over the body is made for both: with 60 KiB that is most of the work."""
-    body = orjson.dumps({**relay.wish(), "reason": "x" * 60_000})
-    clients = relay.server._pipeline.authenticator  # timed without the network
+    body = orjson.dumps({**relay.decision_body(), "reason": "x" * 60_000})
+    clients = relay.server._pipeline.authenticator  # noqa: SLF001  # timed without the network
     headers = {
         "webhook-id": "msg_1",
         "webhook-timestamp": str(int(time.time())),

@@ -22,7 +22,7 @@ from relay.api.server.http_server import Server
 from relay.api.server.limits import ServerLimits
 from relay.clock import SystemClock
 from relay.errors import ConfigError
-from tests.api.running_relay import event, running
+from tests.api.running_relay import make_event, run_relay
 from tests.certificates import AUTHORITY, CLIENT, IMPOSTOR, RENEWED, SERVER
 
 
@@ -49,13 +49,15 @@ async def test_a_user_of_the_local_socket_may_do_everything_under_their_own_name
 ) -> None:
     rule = {"name": "person", "approve": {"votes": 1, "from": [f"local:{getpass.getuser()}"]}}
     async with (
-        running(tmp_path, socket=tmp_path / "relay.sock", approvals={"rules": [rule]}) as relay,
+        run_relay(tmp_path, socket=tmp_path / "relay.sock", approvals={"rules": [rule]}) as relay,
         _over(tmp_path / "relay.sock") as local,
     ):
-        await relay.see(event())
-        vote = await relay.call("POST", "/v1/approvals", relay.wish(), by=None, session=local)
+        await relay.observe(make_event())
+        vote = await relay.call(
+            "POST", "/v1/approvals", relay.decision_body(), by=None, session=local
+        )
         assert (vote.status, vote.json["state"]) == (202, "granted")
-        (recorded,) = await relay.said("approval.recorded")
+        (recorded,) = await relay.recorded_events("approval.recorded")
         assert (recorded["data"]["principal"], recorded["data"]["channel"]) == (
             f"local:{getpass.getuser()}",
             "local",
@@ -73,11 +75,13 @@ async def test_a_user_of_the_local_socket_may_do_everything_under_their_own_name
 
 async def test_a_callback_on_the_local_socket_must_be_signed_too(tmp_path: Path) -> None:
     async with (
-        running(tmp_path, socket=tmp_path / "relay.sock") as relay,
+        run_relay(tmp_path, socket=tmp_path / "relay.sock") as relay,
         _over(tmp_path / "relay.sock") as local,
     ):
         assert (
-            await relay.call("POST", "/v1/callbacks/drain", relay.wish(), by=None, session=local)
+            await relay.call(
+                "POST", "/v1/callbacks/drain", relay.decision_body(), by=None, session=local
+            )
         ).status == 401
 
 
@@ -85,10 +89,10 @@ async def test_the_limits_of_strangers_and_clients_are_not_those_of_the_local_so
     tmp_path: Path,
 ) -> None:
     async with (
-        running(tmp_path, socket=tmp_path / "relay.sock") as relay,
+        run_relay(tmp_path, socket=tmp_path / "relay.sock") as relay,
         _over(tmp_path / "relay.sock") as local,
     ):
-        relay.clock.stop()
+        relay.clock.freeze_monotonic()
         statuses = {
             (await relay.call("GET", "/v1/events", by=None, session=local)).status
             for _ in range(150)
@@ -141,9 +145,9 @@ async def test_a_socket_whose_queue_is_full_is_left_alone_too(tmp_path: Path) ->
     ):
         busy.bind(str(path))
         busy.listen(0)
-        for one in (first, second):
-            one.setblocking(False)
-            one.connect_ex(str(path))
+        for client in (first, second):
+            client.setblocking(False)
+            client.connect_ex(str(path))
         with pytest.raises(ConfigError, match="another relay listens"):
             async with _listening(socket=path):
                 pass
@@ -158,12 +162,12 @@ async def test_at_the_end_only_our_own_socket_is_removed(tmp_path: Path) -> None
     assert path.read_text() == "somebody else's"
 
 
-@pytest.mark.parametrize("there", ["file", "folder", "no folder", "link"])
+@pytest.mark.parametrize("obstacle", ["file", "folder", "no folder", "link"])
 async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(
-    tmp_path: Path, there: str
+    tmp_path: Path, obstacle: str
 ) -> None:
     path = tmp_path / "relay.sock"
-    match there:
+    match obstacle:
         case "file":
             path.write_text("precious")
         case "folder":
@@ -176,7 +180,7 @@ async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(
     with pytest.raises(ConfigError, match=r"api\.socket: expected"):
         async with _listening(socket=path):
             pass
-    if there == "file":
+    if obstacle == "file":
         assert path.read_text() == "precious"
 
 
@@ -206,10 +210,10 @@ async def test_a_failed_start_leaves_nothing_open(tmp_path: Path) -> None:
 
 async def test_a_name_is_listened_on_at_all_of_its_addresses() -> None:
     async with _listening(listen="localhost:0") as server:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        results = await asyncio.get_running_loop().getaddrinfo(
             "localhost", server.port, type=socket.SOCK_STREAM
         )
-        for *_, address in found:
+        for *_, address in results:
             _, writer = await asyncio.open_connection(*address[:2])
             writer.close()
             await writer.wait_closed()
@@ -281,9 +285,9 @@ def _serial(port: int) -> str:
         socket.create_connection(("127.0.0.1", port)) as plain,
         _client().wrap_socket(plain, server_hostname="localhost") as secure,
     ):
-        found = secure.getpeercert()
-        assert found is not None
-        return str(found["serialNumber"])
+        certificate = secure.getpeercert()
+        assert certificate is not None
+        return str(certificate["serialNumber"])
 
 
 @pytest.mark.parametrize("part", ["cert_file", "key_file", "client_ca_file"])

@@ -1,4 +1,4 @@
-"""GET /v1/stream: server-sent events, resumed without gap or repeat, that a slow consumer cannot make grow."""
+"""GET /v1/stream: resumes without gap or repeat, in bounded memory for slow readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from relay.api.server.limits import ServerLimits
 from relay.events.catalog import CATALOG
-from tests.api.running_relay import EVENT_ID, Running, event, eventually, running
+from tests.api.running_relay import EVENT_ID, RunningRelay, eventually, make_event, run_relay
 
 KEEP_ALIVE_INTERVAL = ServerLimits().stream_keep_alive_interval
 
@@ -36,7 +36,7 @@ class Message:
 
 @asynccontextmanager
 async def following(
-    relay: Running, last: str | None = None
+    relay: RunningRelay, last: str | None = None
 ) -> AsyncIterator[AsyncIterator[Message]]:
     """A stream, and its messages as they come; comments left out."""
     headers = {"Authorization": "Bearer key-of-bob"} | (
@@ -63,37 +63,37 @@ async def _messages(response: aiohttp.ClientResponse) -> AsyncIterator[Message]:
 
 async def _take(messages: AsyncIterator[Message], count: int) -> list[Message]:
     """So many events."""
-    found: list[Message] = []
+    messages_taken: list[Message] = []
     async with asyncio.timeout(60):
-        while len(found) < count:
+        while len(messages_taken) < count:
             message = await anext(messages)
             if "data" in message.fields:
-                found.append(message)
-    return found
+                messages_taken.append(message)
+    return messages_taken
 
 
-async def test_what_is_recorded_comes_at_once_as_it_was_journalled(relay: Running) -> None:
+async def test_what_is_recorded_comes_at_once_as_it_was_journalled(relay: RunningRelay) -> None:
     async with following(relay) as messages:
         await relay.decide()
         (message,) = await _take(messages, 1)
-    ((position, said),) = await relay.store.read(
+    ((position, event),) = await relay.store.read(
         lambda tx: tx.journal.events_after(tx.head().position - 1, 10)
     )
     assert message.fields == {
         "id": str(position),
         "event": "io.imdsrelay.approval.recorded.v1",
-        "data": said.body.decode(),
+        "data": event.body.decode(),
     }
 
 
-async def test_without_last_event_id_it_begins_with_what_comes(relay: Running) -> None:
+async def test_without_last_event_id_it_begins_with_what_comes(relay: RunningRelay) -> None:
     async with following(relay) as messages:
-        await relay.see(event(resources=("WestNO_0",)))
+        await relay.observe(make_event(resources=("WestNO_0",)))
         (message,) = await _take(messages, 1)
     assert message.event["type"] == "io.imdsrelay.event.updated.v1"
 
 
-async def test_it_says_where_to_resume_before_there_is_an_event(relay: Running) -> None:
+async def test_it_says_where_to_resume_before_there_is_an_event(relay: RunningRelay) -> None:
     """An id without data is no event, and is kept by every consumer that follows the standard."""
     async with following(relay) as messages:
         begun = await anext(messages)
@@ -102,26 +102,28 @@ async def test_it_says_where_to_resume_before_there_is_an_event(relay: Running) 
 
 
 async def test_it_resumes_without_gap_or_repeat_however_often_it_breaks(tmp_path: Path) -> None:
-    async with running(tmp_path, sinks=()) as relay:
-        many = [event(event_id=f"event-{number}", event_type="Redeploy") for number in range(60)]
+    async with run_relay(tmp_path, sinks=()) as relay:
+        events = [
+            make_event(event_id=f"event-{number}", event_type="Redeploy") for number in range(60)
+        ]
         seen: list[str] = []
         last = "0"
 
         async def record() -> None:
-            for count in range(1, len(many) + 1):
-                await relay.see(*many[:count])
+            for count in range(1, len(events) + 1):
+                await relay.observe(*events[:count])
 
         async with asyncio.TaskGroup() as group:
             group.create_task(record())
-            while len(seen) < len(many):
+            while len(seen) < len(events):
                 async with following(relay, last) as messages:
-                    for message in await _take(messages, min(7, len(many) - len(seen))):
+                    for message in await _take(messages, min(7, len(events) - len(seen))):
                         seen.append(message.event["subject"])
                         last = message.fields["id"]
-        assert seen == [one.event_id for one in many]
+        assert seen == [recorded.event_id for recorded in events]
 
 
-async def test_what_is_no_cloudevent_in_the_journal_is_passed_over(relay: Running) -> None:
+async def test_what_is_no_cloudevent_in_the_journal_is_passed_over(relay: RunningRelay) -> None:
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
     await relay.decide()
     async with following(relay, "0") as messages:
@@ -129,7 +131,7 @@ async def test_what_is_no_cloudevent_in_the_journal_is_passed_over(relay: Runnin
     assert types == ["event.scheduled.v1", "approval.recorded.v1"]
 
 
-async def test_a_position_of_another_journal_begins_at_the_beginning(relay: Running) -> None:
+async def test_a_position_of_another_journal_begins_at_the_beginning(relay: RunningRelay) -> None:
     """The state file was set aside: to send again is better than to leave out."""
     async with following(relay, "999999") as messages:
         (message,) = await _take(messages, 1)
@@ -137,7 +139,7 @@ async def test_a_position_of_another_journal_begins_at_the_beginning(relay: Runn
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1.0", "9" * 19, "1 2"])
-async def test_a_last_event_id_that_is_none_is_400(relay: Running, last: str) -> None:
+async def test_a_last_event_id_that_is_none_is_400(relay: RunningRelay, last: str) -> None:
     assert (await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": last})).status == 400
 
 
@@ -145,7 +147,7 @@ async def test_silence_is_broken_by_comments(tmp_path: Path) -> None:
     headers = {"Authorization": "Bearer key-of-bob"}
     limits = ServerLimits(stream_keep_alive_interval=0.05)
     async with (
-        running(tmp_path, limits=limits) as relay,
+        run_relay(tmp_path, limits=limits) as relay,
         relay.session.get(
             f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers
         ) as response,
@@ -158,18 +160,18 @@ async def test_silence_is_broken_by_comments(tmp_path: Path) -> None:
                 break
 
 
-async def test_streams_end_when_the_relay_does(relay: Running) -> None:
+async def test_streams_end_when_the_relay_does(relay: RunningRelay) -> None:
     async with following(relay) as first, following(relay, "0") as second:
         await _take(second, 1)
         await anext(first)
         relay.server.detach()
         async with asyncio.timeout(KEEP_ALIVE_INTERVAL - 1):
-            assert [one async for one in first] == []
-            assert [one async for one in second] == []
+            assert [message async for message in first] == []
+            assert [message async for message in second] == []
 
 
 async def test_a_server_with_streams_stops_promptly(tmp_path: Path) -> None:
-    async with running(tmp_path) as relay:
+    async with run_relay(tmp_path) as relay:
         session = aiohttp.ClientSession()
         response = await session.get(
             f"http://127.0.0.1:{relay.server.port}/v1/stream",
@@ -187,43 +189,47 @@ async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
 ) -> None:
     caplog.set_level("INFO", "relay.api.routes.stream")
     limits = ServerLimits(stream_send_timeout=3.0)
-    with socket.socket() as deaf:
-        async with running(tmp_path, sinks=(), limits=limits) as relay:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.connect(("127.0.0.1", relay.server.port))
-            deaf.sendall(
-                b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-bob\r\nLast-Event-ID: 0\r\n\r\n"
+    with socket.socket() as slow_reader:
+        async with run_relay(tmp_path, sinks=(), limits=limits) as relay:
+            slow_reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow_reader.connect(("127.0.0.1", relay.server.port))
+            slow_reader.sendall(
+                b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-bob\r\n"
+                b"Last-Event-ID: 0\r\n\r\n"
             )
             big = [
-                event(event_id=f"event-{number}", event_type="Redeploy", description="x" * 100_000)
+                make_event(
+                    event_id=f"event-{number}", event_type="Redeploy", description="x" * 100_000
+                )
                 for number in range(100)
             ]
             async with following(relay) as messages:
-                await relay.see(*big)
+                await relay.observe(*big)
                 await _take(messages, len(big))
                 await eventually(lambda: "was dropped" in caplog.text)
-                assert not (await asyncio.to_thread(_read_all, deaf)).endswith(
-                    b"0\r\n\r\n"
-                )  # cut off, not flushed
-                await relay.see(*big, event())
+                content = await asyncio.to_thread(_read_all, slow_reader)
+                assert not content.endswith(b"0\r\n\r\n")  # aborted, not completed
+                await relay.observe(*big, make_event())
                 (message,) = await _take(messages, 1)
                 assert message.event["subject"] == EVENT_ID
-            await eventually(
-                lambda: not len(relay.server._state.streams)
-            )  # nothing is left of them
+            await _no_open_streams(relay)
+
+
+async def _no_open_streams(relay: RunningRelay) -> None:
+    await eventually(lambda: len(relay.server._state.streams) == 0)  # noqa: SLF001
 
 
 def _read_all(sock: socket.socket) -> bytes:
     sock.settimeout(5)
-    found = b""
+    content = b""
     while chunk := sock.recv(2**20):
-        found += chunk
-    return found
+        content += chunk
+    return content
 
 
-async def test_a_stream_with_nothing_to_say_does_nothing(relay: Running) -> None:
+async def test_a_stream_with_nothing_to_say_does_nothing(relay: RunningRelay) -> None:
     async with following(relay) as messages:
-        await relay.see(event(resources=("WestNO_0",)))
+        await relay.observe(make_event(resources=("WestNO_0",)))
         await _take(messages, 1)
         await asyncio.sleep(0.1)
         before = time.process_time()
@@ -232,15 +238,15 @@ async def test_a_stream_with_nothing_to_say_does_nothing(relay: Running) -> None
 
 
 async def test_there_are_only_so_many_streams(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=ServerLimits(max_streams=2)) as relay:
+    async with run_relay(tmp_path, limits=ServerLimits(max_streams=2)) as relay:
         async with following(relay), following(relay):
             assert (await relay.call("GET", "/v1/stream")).status == 429
-        await eventually(lambda: not len(relay.server._state.streams))  # nothing is left of them
+        await _no_open_streams(relay)
 
 
-async def test_head_of_a_stream_is_not_answered_with_one(relay: Running) -> None:
+async def test_head_of_a_stream_is_not_answered_with_one(relay: RunningRelay) -> None:
     assert (await relay.call("HEAD", "/v1/stream")).status == 405
 
 
 def test_no_type_could_break_out_of_its_line() -> None:
-    assert all(one.type.isprintable() for one in CATALOG)
+    assert all(event_type.type.isprintable() for event_type in CATALOG)
