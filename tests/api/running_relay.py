@@ -241,7 +241,7 @@ class RunningRelay:
         headers: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> Response:
-        """POST /v1/approvals about `make_event()`, with changes to the body; None removes a field."""
+        """POST /v1/approvals about `make_event()`. A change to None removes a field."""
         return await self.call(
             "POST", "/v1/approvals", self.decision_body(decision, **changes), by=by, headers=headers
         )

@@ -35,7 +35,7 @@ async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: RunningR
     await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
-async def test_the_event_id_is_compared_without_case_and_told_as_azure_wrote_it(
+async def test_the_event_id_is_compared_without_case_and_shown_as_azure_wrote_it(
     relay: RunningRelay,
 ) -> None:
     assert (await relay.decide(eventId=EVENT_ID.lower())).json["eventId"] == EVENT_ID
@@ -51,7 +51,7 @@ async def test_the_decision_is_on_disk_before_the_answer(
     )
 
 
-async def test_a_vote_tells_who_through_what_and_why(relay: RunningRelay) -> None:
+async def test_a_recorded_vote_has_principal_channel_and_reason(relay: RunningRelay) -> None:
     await relay.decide(reason="drained")
     (recorded,) = await relay.recorded_events("approval.recorded")
     data = recorded["data"]
@@ -108,7 +108,7 @@ async def test_another_body_under_a_known_id_is_409(relay: RunningRelay) -> None
     assert (await relay.decide(headers={"Idempotency-Key": "one"})).status == 202
 
 
-async def test_an_id_of_one_principal_says_nothing_of_anothers(relay: RunningRelay) -> None:
+async def test_request_ids_of_different_principals_are_independent(relay: RunningRelay) -> None:
     first = await relay.decide(by="alice", headers={"Idempotency-Key": "one"})
     second = await relay.decide(by="bob", headers={"Idempotency-Key": "one"})
     assert first.json["approvalId"] != second.json["approvalId"]
@@ -150,7 +150,7 @@ async def test_409_after_a_change_gives_the_current_revision(relay: RunningRelay
     assert (await relay.decide(revision=changed.revision)).status == 202
 
 
-async def test_409_once_it_has_started_or_ended(relay: RunningRelay) -> None:
+async def test_409_after_the_event_started_or_ended(relay: RunningRelay) -> None:
     started = make_event(event_status="Started", not_before=None)
     await relay.observe(started)
     assert (await relay.decide(revision=started.revision)).status == 409
@@ -182,7 +182,7 @@ async def test_403_says_why(relay: RunningRelay) -> None:
     assert len(refusals) == 2
 
 
-async def test_403_where_no_rule_allows_it_or_the_rule_asks_others(relay: RunningRelay) -> None:
+async def test_403_if_no_rule_allows_it_or_the_rule_names_others(relay: RunningRelay) -> None:
     other = make_event(event_type="Redeploy")
     await relay.observe(other)
     assert (await relay.decide(revision=other.revision)).status == 403
@@ -218,7 +218,7 @@ async def test_a_hold_stops_a_grant_and_its_release_weighs_the_votes_again(
     await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
-async def test_release_answers_released_where_nobody_has_voted_and_pending_where_somebody_has(
+async def test_release_answers_released_without_votes_and_pending_with_votes(
     relay: RunningRelay,
 ) -> None:
     await relay.decide("hold")
@@ -228,7 +228,7 @@ async def test_release_answers_released_where_nobody_has_voted_and_pending_where
     assert (await relay.decide("release")).json["state"] == "pending"
 
 
-async def test_each_holder_has_a_hold_and_one_who_may_operate_releases_all(
+async def test_each_holder_has_a_hold_and_an_operator_releases_all(
     relay: RunningRelay,
 ) -> None:
     await relay.decide("hold", by="bob")
@@ -240,7 +240,7 @@ async def test_each_holder_has_a_hold_and_one_who_may_operate_releases_all(
     assert (await relay.decide("release", by="alice")).status == 409
 
 
-async def test_a_hold_outlives_a_change_and_needs_no_current_revision(relay: RunningRelay) -> None:
+async def test_a_hold_survives_a_change_and_needs_no_current_revision(relay: RunningRelay) -> None:
     assert (await relay.decide("hold", revision="long-gone")).json["state"] == "held"
     await relay.observe(make_event(resources=("WestNO_0",)))
     assert (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["approval"]["state"] == "held"
@@ -273,14 +273,14 @@ async def test_a_hold_stops_an_automatic_rule(tmp_path: Path) -> None:
         await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
-async def test_of_file_and_switch_the_stricter_mode_holds(tmp_path: Path) -> None:
+async def test_the_stricter_of_the_configured_and_the_requested_mode_holds(tmp_path: Path) -> None:
     async with run_relay(tmp_path, approvals={"dry_run": True}) as relay:
         for asked, holds in (("on", "dry-run"), ("off", "off"), ("dry-run", "dry-run")):
             answer = await relay.call("PUT", "/v1/approvals/mode", {"mode": asked})
             assert (answer.status, answer.json) == (200, {"mode": holds})
 
 
-async def test_the_switch_is_remembered_over_a_restart(tmp_path: Path) -> None:
+async def test_the_mode_is_remembered_across_a_restart(tmp_path: Path) -> None:
     async with run_relay(tmp_path) as relay:
         await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
     async with run_relay(tmp_path) as relay:
@@ -294,7 +294,7 @@ async def test_the_switch_is_remembered_over_a_restart(tmp_path: Path) -> None:
         assert b"client:alice" in notes[0][0]
 
 
-async def test_in_a_dry_run_everything_happens_but_the_post(relay: RunningRelay) -> None:
+async def test_a_dry_run_does_everything_except_the_post(relay: RunningRelay) -> None:
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
     await relay.decide(by="alice")
     assert (await relay.decide(by="bob")).json["state"] == "granted"

@@ -1,4 +1,4 @@
-"""Who calls: bearer keys however they are given, strangers, and what is needed where."""
+"""Callers: every form of bearer key, missing credentials, and the rights that routes need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def keyed(tmp_path: Path) -> AsyncIterator[RunningRelay]:
 
 
 @pytest.mark.parametrize("who", ["old", "new", "file", "plain", "Åse"])
-async def test_a_key_is_known_in_each_of_its_forms(keyed: RunningRelay, who: str) -> None:
+async def test_a_key_is_accepted_in_each_of_its_forms(keyed: RunningRelay, who: str) -> None:
     assert (await keyed.call("GET", "/v1/events", by=who)).status == 200
 
 
@@ -80,7 +80,7 @@ async def test_the_name_of_the_scheme_has_no_case(keyed: RunningRelay, scheme: s
     ).status == 200
 
 
-def test_two_clients_with_one_key_are_a_wrong_configuration() -> None:
+def test_two_clients_with_one_key_are_a_configuration_error() -> None:
     clients = [
         {"name": "one", "key": "key-of-old"},
         {"name": "two", "key_sha256": DIGEST["key-of-old"]},
@@ -102,26 +102,28 @@ OPERATIONS = (
 
 
 @pytest.mark.parametrize("path", READS)
-async def test_what_is_read_needs_read(relay: RunningRelay, path: str) -> None:
+async def test_reads_need_read(relay: RunningRelay, path: str) -> None:
     assert (await relay.call("GET", path, by=None)).status == 401
     refused = await relay.call("GET", path, by="drain")
     assert (refused.status, "read" in refused.json["detail"]) == (403, True)
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-async def test_what_is_operated_needs_operate(relay: RunningRelay, method: str, path: str) -> None:
+async def test_operations_need_operate(relay: RunningRelay, method: str, path: str) -> None:
     assert (await relay.call(method, path, by=None)).status == 401
     assert (await relay.call(method, path, by="bob")).status == 403
     assert (await relay.call(method, path, by="alice")).status in (200, 202)
 
 
-async def test_the_switch_needs_operate(relay: RunningRelay) -> None:
+async def test_setting_the_mode_needs_operate(relay: RunningRelay) -> None:
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"}, by="bob")).status == 403
     assert (await relay.decide()).status == 202
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json"])
-async def test_health_and_the_description_need_nothing(relay: RunningRelay, path: str) -> None:
+async def test_health_and_the_description_need_no_credentials(
+    relay: RunningRelay, path: str
+) -> None:
     assert (await relay.call("GET", path, by=None)).status == 200
     assert (await relay.call("GET", path, by="nobody")).status == 200
 
@@ -167,7 +169,7 @@ async def test_good_calls_do_not_count_against_their_address_and_bad_ones_do(
     assert (await relay.call("GET", "/v1/events", by="databases")).status == 200
 
 
-async def test_strangers_are_logged_once_a_minute_and_never_journalled(
+async def test_unauthenticated_calls_are_logged_once_a_minute_and_not_journaled(
     relay: RunningRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = await relay.store.read(lambda tx: tx.head())
@@ -190,7 +192,7 @@ async def test_strangers_are_logged_once_a_minute_and_never_journalled(
     assert await relay.store.read(lambda tx: tx.head()) == head
 
 
-def test_strangers_from_everywhere_take_no_more_memory_than_some(
+def test_unauthenticated_calls_from_many_addresses_take_bounded_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rejections = RejectionLog()
@@ -202,7 +204,7 @@ def test_strangers_from_everywhere_take_no_more_memory_than_some(
     assert len(caplog.records) == 1025
 
 
-async def test_no_answer_tells_which_software_runs_here(relay: RunningRelay) -> None:
+async def test_no_response_reveals_software_versions(relay: RunningRelay) -> None:
     for path in ("/healthz", "/nothing", "/v1/events"):
         answer = await relay.call("GET", path, by=None)
         assert (answer.headers["Server"], answer.headers["Cache-Control"]) == (
@@ -211,7 +213,7 @@ async def test_no_answer_tells_which_software_runs_here(relay: RunningRelay) -> 
         )
 
 
-async def test_while_no_relay_is_attached_all_but_health_and_the_description_is_503(
+async def test_without_an_attached_relay_all_but_health_and_the_description_is_503(
     tmp_path: Path,
 ) -> None:
     async with run_relay(tmp_path, attached=False) as relay:

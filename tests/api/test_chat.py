@@ -59,7 +59,7 @@ async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[RunningRelay]:
         yield running_relay
 
 
-async def test_what_a_platform_calls_reaches_its_member_and_is_answered_by_it(
+async def test_a_platform_call_reaches_its_sink_which_answers_it(
     relay: RunningRelay, wall: Wall
 ) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", b"payload=%7B%7D", by=None, headers=GOOD)
@@ -81,7 +81,7 @@ async def test_a_sink_that_is_no_chat_is_404(relay: RunningRelay, name: str) -> 
 @pytest.mark.parametrize(
     ("body", "headers", "status"), [(b"x", {}, 401), (b"unreadable", GOOD, 400)]
 )
-async def test_who_is_refused_is_told_nothing_and_is_a_stranger(
+async def test_a_refused_platform_call_learns_no_reason_and_is_counted(
     relay: RunningRelay,
     caplog: pytest.LogCaptureFixture,
     body: bytes,
@@ -98,7 +98,7 @@ async def test_who_is_refused_is_told_nothing_and_is_a_stranger(
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/chat/ops", 401), ("/v1/chat/unknown", 404)])
-async def test_an_address_is_refused_after_a_hundred_calls_that_prove_nothing(
+async def test_an_address_is_refused_after_a_hundred_calls_without_proof(
     relay: RunningRelay, wall: Wall, path: str, status: int
 ) -> None:
     relay.clock.freeze_monotonic()
@@ -109,7 +109,7 @@ async def test_an_address_is_refused_after_a_hundred_calls_that_prove_nothing(
     assert int(last.headers["Retry-After"]) >= 1
 
 
-async def test_a_platform_that_proves_itself_is_never_too_many(
+async def test_a_platform_with_a_proof_is_not_limited_by_its_address(
     relay: RunningRelay, wall: Wall
 ) -> None:
     """All its users come from its own few addresses."""
@@ -119,7 +119,7 @@ async def test_a_platform_that_proves_itself_is_never_too_many(
     assert len(wall.heard) == 130
 
 
-async def test_a_body_that_is_too_long_or_encoded_reaches_no_member(
+async def test_a_body_that_is_too_long_or_encoded_reaches_no_chat_sink(
     relay: RunningRelay, wall: Wall
 ) -> None:
     too_long = await relay.call("POST", "/v1/chat/ops", b"x" * 65537, by=None, headers=GOOD)
@@ -130,7 +130,7 @@ async def test_a_body_that_is_too_long_or_encoded_reaches_no_member(
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
-async def test_a_platform_calls_with_post_alone(
+async def test_a_platform_can_call_only_with_post(
     relay: RunningRelay, wall: Wall, method: str
 ) -> None:
     assert (await relay.call(method, "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 405
@@ -144,7 +144,7 @@ async def test_while_the_relay_stops_or_cannot_write_it_says_so(relay: RunningRe
     assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 503
 
 
-async def test_a_mistake_of_a_member_costs_one_call(
+async def test_an_internal_error_of_a_chat_sink_fails_one_call(
     relay: RunningRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"http://127.0.0.1:{relay.server.port}/v1/chat/ops"

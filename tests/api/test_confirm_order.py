@@ -1,4 +1,4 @@
-"""The order of the checks of POST /v1/confirmations: the earlier of two faults is told.
+"""The order of the checks of POST /v1/confirmations: the earlier of two faults is reported.
 
 See docs/api.md#order-of-checks.
 """
@@ -18,7 +18,7 @@ from tests.api.running_relay import RunningRelay, make_event, run_relay
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class Attempt:
     """A call to be spoiled, from alice and with the right code."""
 
     fields: dict[str, str]
@@ -28,8 +28,8 @@ class Try:
     flooded: tuple[str, ...] = ()
 
 
-Spoil = Callable[[Try], Try]
-FAULTS: tuple[tuple[int, str, Spoil], ...] = (
+ApplyFault = Callable[[Attempt], Attempt]
+FAULTS: tuple[tuple[int, str, ApplyFault], ...] = (
     (413, "too long", lambda attempt: replace(attempt, after=attempt.after + b" " * 65536)),
     (415, "encoded", lambda attempt: replace(attempt, encoding="gzip")),
     (429, "address", lambda attempt: replace(attempt, flooded=(*attempt.flooded, "127.0.0.1"))),
@@ -56,7 +56,7 @@ FAULTS: tuple[tuple[int, str, Spoil], ...] = (
     (503, "off", lambda attempt: attempt),
     (403, "wrong code", lambda attempt: replace(attempt, fields={**attempt.fields, "code": "0"})),
 )
-"""What can be wrong, in the order in which it must be told.
+"""Faults in the order of their checks.
 
 The code is checked after everything else, the mode of approvals included: whoever may not decide
 cannot guess the code. An unknown link names no event, so nobody can have used it.
@@ -68,7 +68,7 @@ ALONE: tuple[set[str], ...] = (
     {"a repeat", "not allowed"},
     {"a repeat", "client"},
 )
-"""A stranger has no bucket of a client's, and a call is of one client."""
+"""A caller without valid key has no bucket of a client, and a call has one client."""
 PAIRS = [
     pytest.param(first, second, id=f"{first[1]} before {second[1]}")
     for first, second in itertools.combinations(FAULTS, 2)
@@ -84,8 +84,8 @@ async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-async def test_of_two_faults_the_earlier_is_told(
-    relay: RunningRelay, first: tuple[int, str, Spoil], second: tuple[int, str, Spoil]
+async def test_the_earlier_of_two_faults_is_reported(
+    relay: RunningRelay, first: tuple[int, str, ApplyFault], second: tuple[int, str, ApplyFault]
 ) -> None:
     message = await render_message(relay)
     names = {first[1], second[1]}
@@ -94,21 +94,21 @@ async def test_of_two_faults_the_earlier_is_told(
     assert answer == first[0], names
 
 
-@pytest.mark.parametrize(("status", "name", "spoil"), FAULTS)
-async def test_each_fault_alone_is_told(
-    relay: RunningRelay, status: int, name: str, spoil: Spoil
+@pytest.mark.parametrize(("status", "name", "apply_fault"), FAULTS)
+async def test_each_fault_alone_is_reported(
+    relay: RunningRelay, status: int, name: str, apply_fault: ApplyFault
 ) -> None:
     message = await render_message(relay)
     await _prepare(relay, message, {name})
-    assert await _sent(relay, spoil(_good(message))) == status
+    assert await _sent(relay, apply_fault(_good(message))) == status
 
 
-async def test_without_a_fault_it_is_done(relay: RunningRelay) -> None:
+async def test_without_a_fault_the_decision_is_recorded(relay: RunningRelay) -> None:
     assert await _sent(relay, _good(await render_message(relay))) == 202
 
 
-def _good(message: MessageLinks) -> Try:
-    return Try({"token": message.tokens["approve"], "code": message.code})
+def _good(message: MessageLinks) -> Attempt:
+    return Attempt({"token": message.tokens["approve"], "code": message.code})
 
 
 async def _prepare(relay: RunningRelay, message: MessageLinks, names: set[str]) -> None:
@@ -120,7 +120,7 @@ async def _prepare(relay: RunningRelay, message: MessageLinks, names: set[str]) 
         await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
 
 
-async def _sent(relay: RunningRelay, attempt: Try) -> int:
+async def _sent(relay: RunningRelay, attempt: Attempt) -> int:
     relay.clock.freeze_monotonic()
     state = relay.server._state  # noqa: SLF001  # faster than a hundred calls
     for key in attempt.flooded:

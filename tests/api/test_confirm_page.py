@@ -120,7 +120,7 @@ async def test_two_people_approve_and_azure_starts(page: Page, relay: RunningRel
     await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
 
 
-async def test_who_answers_twice_is_told_so_and_nothing_happens_twice(
+async def test_a_second_answer_of_a_person_changes_nothing_and_says_so(
     page: Page, relay: RunningRelay
 ) -> None:
     message = await render_message(relay)
@@ -131,7 +131,7 @@ async def test_who_answers_twice_is_told_so_and_nothing_happens_twice(
     assert len(await votes(relay)) == 1
 
 
-async def test_a_hold_and_its_release_ask_for_no_code_and_say_what_a_hold_is(
+async def test_a_hold_and_its_release_need_no_code_and_explain_holds(
     page: Page, relay: RunningRelay
 ) -> None:
     message = await render_message(relay)
@@ -151,7 +151,7 @@ async def test_a_hold_and_its_release_ask_for_no_code_and_say_what_a_hold_is(
     assert [decision for decision, _, _ in await votes(relay)] == ["hold", "release"]
 
 
-async def test_without_a_mouse(page: Page, relay: RunningRelay) -> None:
+async def test_the_page_works_with_the_keyboard(page: Page, relay: RunningRelay) -> None:
     """What is reached is in the order in which it is read, and Enter sends the form."""
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
@@ -195,14 +195,16 @@ async def test_a_double_click_is_one_call(page: Page, relay: RunningRelay) -> No
 # --- what can be wrong
 
 
-async def test_a_page_without_a_link_says_where_one_is(page: Page, relay: RunningRelay) -> None:
+async def test_a_page_without_a_link_says_where_to_find_a_link(
+    page: Page, relay: RunningRelay
+) -> None:
     await page.goto(url(relay))
     await heading(page, "No link").to_be_focused()
     await expect(page.locator("form")).to_be_hidden()
     await expect(page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
 
 
-async def test_a_link_that_is_none_is_void(page: Page, relay: RunningRelay) -> None:
+async def test_an_unknown_link_is_invalid(page: Page, relay: RunningRelay) -> None:
     for fragment in ("nonsense", "%00%F0", "x" * 5000, "<img src=x onerror=alert(1)>"):
         await page.goto("about:blank")
         await page.goto(url(relay, fragment))
@@ -210,9 +212,7 @@ async def test_a_link_that_is_none_is_void(page: Page, relay: RunningRelay) -> N
         await expect(page.locator("form")).to_be_hidden()
 
 
-async def test_what_is_missing_or_wrong_is_said_beside_its_field(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_errors_are_shown_beside_their_field(page: Page, relay: RunningRelay) -> None:
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
     code, key = page.get_by_label("Code in the message"), page.get_by_label("Your key or token")
@@ -233,7 +233,7 @@ async def test_what_is_missing_or_wrong_is_said_beside_its_field(
     assert await votes(relay) == []
 
 
-async def test_a_link_dies_of_five_wrong_codes_and_says_what_to_do(
+async def test_five_wrong_codes_make_a_link_invalid_and_the_page_says_what_to_do(
     page: Page, relay: RunningRelay
 ) -> None:
     message = await render_message(relay)
@@ -250,7 +250,7 @@ async def test_a_link_dies_of_five_wrong_codes_and_says_what_to_do(
     await heading(page, "This link is void").to_be_focused()
 
 
-async def test_who_may_not_is_told_why(page: Page, relay: RunningRelay) -> None:
+async def test_the_page_says_why_a_caller_may_not_decide(page: Page, relay: RunningRelay) -> None:
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
     await decide(page, key="key-of-reader", code=message.code)
@@ -261,7 +261,7 @@ async def test_who_may_not_is_told_why(page: Page, relay: RunningRelay) -> None:
     assert await page.get_by_label("Your key or token").input_value() == ""
 
 
-async def test_what_changed_meanwhile_is_said_and_nothing_is_approved(
+async def test_the_page_shows_changes_in_the_meantime_and_approves_nothing(
     page: Page, relay: RunningRelay
 ) -> None:
     message = await render_message(relay)
@@ -276,7 +276,7 @@ async def test_what_changed_meanwhile_is_said_and_nothing_is_approved(
     assert await votes(relay) == []
 
 
-async def test_when_it_is_too_late_nothing_can_be_sent(page: Page, relay: RunningRelay) -> None:
+async def test_when_it_is_too_late_there_is_no_form(page: Page, relay: RunningRelay) -> None:
     message = await render_message(relay)
     relay.clock.offset = 7200 - 30
     await page.goto(url(relay, message.tokens["approve"]))
@@ -284,7 +284,9 @@ async def test_when_it_is_too_late_nothing_can_be_sent(page: Page, relay: Runnin
     await expect(page.locator("form")).to_be_hidden()
 
 
-async def test_while_approvals_are_off_one_may_look_again(page: Page, relay: RunningRelay) -> None:
+async def test_while_approvals_are_off_the_page_can_be_reloaded(
+    page: Page, relay: RunningRelay
+) -> None:
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
@@ -314,7 +316,7 @@ async def test_while_nothing_can_be_recorded_the_form_is_kept(
     await heading(page, "Recorded").to_be_focused()
 
 
-async def test_while_the_relay_cannot_be_reached_one_may_try_again(
+async def test_while_the_relay_cannot_be_reached_the_page_offers_another_try(
     page: Page, relay: RunningRelay
 ) -> None:
     message = await render_message(relay)
@@ -342,7 +344,9 @@ async def test_while_the_relay_starts_the_page_says_so(page: Page, relay: Runnin
 
 
 @pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
-async def test_without_scripts_it_says_how_else_to_decide(page: Page, relay: RunningRelay) -> None:
+async def test_without_javascript_the_page_names_the_command_line(
+    page: Page, relay: RunningRelay
+) -> None:
     await page.goto(url(relay, "x"))
     await expect(page.get_by_role("heading", name="This page needs JavaScript")).to_be_visible()
     await expect(page.locator("form")).to_be_hidden()
@@ -356,7 +360,9 @@ async def test_without_scripts_it_says_how_else_to_decide(page: Page, relay: Run
     [{"color_scheme": "light"}, {"color_scheme": "dark"}, {**PHONE, "color_scheme": "dark"}],
     indirect=True,
 )
-async def test_everything_can_be_read_and_has_a_name(page: Page, relay: RunningRelay) -> None:
+async def test_every_text_has_contrast_and_every_control_has_a_name(
+    page: Page, relay: RunningRelay
+) -> None:
     """WCAG 2.2: contrast of 4.5 (1.4.3), labels (3.3.2), targets of 24 pixels (2.5.8)."""
     message = await render_message(relay)
 
@@ -408,7 +414,7 @@ async def test_a_hundred_long_names_fit_on_a_phone_and_nothing_moves(
 @pytest.mark.parametrize(
     "page", [{"timezone_id": "Asia/Kathmandu", "locale": "en-GB"}], indirect=True
 )
-async def test_moments_are_in_the_readers_own_zone_and_count_down_by_the_relays_clock(
+async def test_times_are_in_the_readers_zone_and_count_down_by_the_relays_clock(
     page: Page, relay: RunningRelay
 ) -> None:
     due = parse_timestamp(make_event().not_before)
@@ -425,7 +431,7 @@ async def test_moments_are_in_the_readers_own_zone_and_count_down_by_the_relays_
     )  # about an hour: 60 minutes, or a few less on a slow machine
 
 
-async def test_what_others_wrote_is_text(page: Page, tmp_path: Path) -> None:
+async def test_markup_from_others_is_shown_as_text(page: Page, tmp_path: Path) -> None:
     spell = "<img src=x onerror=document.title='caught'><script>document.title='caught'</script>"
     async with run_relay(tmp_path) as relay:
         await relay.observe(make_event(resources=(spell,), description=spell, event_source=spell))
@@ -449,7 +455,7 @@ async def test_behind_a_path_of_a_proxy(
     await heading(page, "Recorded").to_be_focused()
 
 
-async def test_another_link_in_the_same_tab_takes_the_place_of_the_first(
+async def test_another_link_in_the_same_tab_replaces_the_first(
     page: Page, relay: RunningRelay
 ) -> None:
     message = await render_message(relay)
@@ -460,7 +466,7 @@ async def test_another_link_in_the_same_tab_takes_the_place_of_the_first(
     assert await page.get_by_label("Your key or token").input_value() == ""
 
 
-async def test_the_console_of_the_browser_stays_empty(page: Page, relay: RunningRelay) -> None:
+async def test_the_browser_console_stays_empty(page: Page, relay: RunningRelay) -> None:
     """There is no error or warning, and the browser requests no missing icon."""
     messages: list[str] = []
     requests: list[str] = []

@@ -83,7 +83,7 @@ async def nothing_happened(relay: RunningRelay) -> None:
     assert (events, relay.azure.started, wrong or 0) == ([], [], 0)
 
 
-async def test_the_link_is_gone_from_the_address_bar_and_kept_nowhere(
+async def test_the_link_leaves_the_address_bar_and_is_stored_nowhere(
     page: Page, relay: RunningRelay
 ) -> None:
     message = await opened(page, relay)
@@ -101,7 +101,7 @@ async def test_the_link_is_gone_from_the_address_bar_and_kept_nowhere(
     assert page.url == "about:blank"
 
 
-async def test_the_link_is_in_no_address_and_no_header_and_nothing_comes_from_anywhere_else(
+async def test_the_link_is_in_no_url_and_no_header_and_only_the_relay_is_called(
     page: Page, relay: RunningRelay, aiohttp_server: AiohttpServer
 ) -> None:
     """As a proxy on the way sees it."""
@@ -129,9 +129,7 @@ async def test_the_link_is_in_no_address_and_no_header_and_nothing_comes_from_an
         assert ("Authorization" in request.headers) == (request.path == "/v1/confirmations")
 
 
-async def test_a_script_that_gets_into_the_page_does_not_run(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_an_injected_script_does_not_run(page: Page, relay: RunningRelay) -> None:
     """The policy does not stop the test's own script, but what that inserts into the page."""
     message = await render_message(relay)
     for attack in ATTACKS:
@@ -141,7 +139,7 @@ async def test_a_script_that_gets_into_the_page_does_not_run(
         ), attack
 
 
-async def test_nor_does_it_in_a_browser_that_knows_no_trusted_types(
+async def test_an_injected_script_does_not_run_in_a_browser_without_trusted_types(
     page: Page, relay: RunningRelay
 ) -> None:
     """Only the script with the known hash runs, even if the page arrives with another one."""
@@ -177,7 +175,7 @@ async def _stopped(page: Page, relay: RunningRelay, message: MessageLinks, attac
     return directive
 
 
-async def test_the_page_can_call_nobody_else(
+async def test_the_page_can_call_only_the_relay(
     page: Page, relay: RunningRelay, elsewhere: Elsewhere
 ) -> None:
     await opened(page, relay)
@@ -202,7 +200,7 @@ async def test_the_page_can_call_nobody_else(
     assert page.url == f"{relay_url(relay)}/approve"
 
 
-async def test_no_other_page_frames_it(
+async def test_no_other_page_can_frame_the_page(
     page: Page, relay: RunningRelay, elsewhere: Elsewhere
 ) -> None:
     """Nor one of the relay's own origin, were there any."""
@@ -224,7 +222,7 @@ async def test_no_other_page_frames_it(
     await nothing_happened(relay)
 
 
-async def test_who_loads_or_prefetches_a_link_approves_nothing(
+async def test_loading_or_prefetching_a_link_approves_nothing(
     page: Page, relay: RunningRelay, elsewhere: Elsewhere
 ) -> None:
     message = await render_message(relay)
@@ -282,7 +280,7 @@ async def test_a_form_of_another_page_decides_nothing(
     await nothing_happened(relay)
 
 
-async def test_a_script_of_another_page_is_not_let_through(
+async def test_a_script_of_another_page_is_blocked(
     page: Page, relay: RunningRelay, elsewhere: Elsewhere
 ) -> None:
     """It may not send JSON or a key, and may not read an answer."""

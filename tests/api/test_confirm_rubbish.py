@@ -59,13 +59,13 @@ async def _refused(relay: RunningRelay, path: str, body: bytes) -> None:
 
 @given(PATHS, BODIES)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_whatever_is_sent_is_refused(relay: RunningRelay, path: str, body: bytes) -> None:
+async def test_arbitrary_bodies_are_refused(relay: RunningRelay, path: str, body: bytes) -> None:
     relay.clock.offset += 10  # nobody is too often there
     await _refused(relay, path, body)
 
 
 @pytest.mark.parametrize("path", ["/v1/confirmations", "/v1/confirmations/look"])
-async def test_what_others_have_sent_elsewhere_is_refused_and_leaves_no_trace(
+async def test_known_bad_bodies_are_refused_and_leave_no_trace(
     relay: RunningRelay, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     message = await render_message(relay)
@@ -82,7 +82,7 @@ async def test_what_others_have_sent_elsewhere_is_refused_and_leaves_no_trace(
 
 @given(st.text(max_size=70), st.none() | st.text(max_size=1001))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_no_text_but_the_code_is_the_code(
+async def test_only_the_code_is_accepted_as_the_code(
     relay: RunningRelay, code: str, reason: str | None
 ) -> None:
     """Of a link that is good; each try is on a fresh one, as five wrong codes void it."""

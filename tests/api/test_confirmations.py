@@ -54,7 +54,7 @@ def _plain(text: list[Any]) -> str:
 # --- what a link shows
 
 
-async def test_a_link_shows_what_it_stands_for(relay: RunningRelay) -> None:
+async def test_a_preview_shows_the_decision_of_the_link(relay: RunningRelay) -> None:
     message = await render_message(relay)
     await relay.decide(by="bob")
     preview = (await post_preview(relay, message.tokens["approve"])).json
@@ -77,9 +77,7 @@ async def test_a_link_shows_what_it_stands_for(relay: RunningRelay) -> None:
 
 
 @pytest.mark.parametrize("decision", ["hold", "release"])
-async def test_what_is_said_of_a_hold_says_what_a_hold_is(
-    relay: RunningRelay, decision: str
-) -> None:
+async def test_texts_about_a_hold_explain_holds(relay: RunningRelay, decision: str) -> None:
     if decision == "release":
         await relay.decide("hold")
     message = await render_message(relay)
@@ -91,7 +89,7 @@ async def test_what_is_said_of_a_hold_says_what_a_hold_is(
     assert HOLD_NOTICE[2:] in _plain(answer.json["said"])
 
 
-async def test_looking_decides_nothing_and_uses_nothing_up(relay: RunningRelay) -> None:
+async def test_a_preview_decides_nothing_and_uses_no_link_up(relay: RunningRelay) -> None:
     message = await render_message(relay)
     before = await relay.store.read(lambda tx: tx.head())
     for _ in range(20):
@@ -101,7 +99,7 @@ async def test_looking_decides_nothing_and_uses_nothing_up(relay: RunningRelay) 
     assert (await post_confirmation(relay, message.tokens["approve"], message.code)).status == 202
 
 
-async def test_every_link_that_is_none_gets_the_same_answer(relay: RunningRelay) -> None:
+async def test_every_invalid_link_gets_the_same_response(relay: RunningRelay) -> None:
     message = await render_message(relay)
     for _ in range(MAX_WRONG_CODES):
         await post_confirmation(relay, message.tokens["approve"], message.wrong_code)
@@ -120,7 +118,7 @@ async def test_every_link_that_is_none_gets_the_same_answer(relay: RunningRelay)
     assert {(answer.status, answer.body) for answer in answers} == {(404, answers[0].body)}
 
 
-async def test_who_looks_at_links_that_are_none_is_a_stranger_and_is_refused_after_a_hundred(
+async def test_previews_of_invalid_links_are_counted_and_refused_after_a_hundred(
     relay: RunningRelay,
 ) -> None:
     message = await render_message(relay)
@@ -131,10 +129,10 @@ async def test_who_looks_at_links_that_are_none_is_a_stranger_and_is_refused_aft
     assert (await post_preview(relay, message.tokens["approve"])).status == 429
 
 
-async def test_a_link_is_looked_at_as_often_as_a_client_may_call(relay: RunningRelay) -> None:
+async def test_previews_of_a_link_have_the_rate_limit_of_a_client(relay: RunningRelay) -> None:
     message = await render_message(relay)
     relay.clock.freeze_monotonic()
-    for decision in ("hold", "approve"):  # together more than strangers may
+    for decision in ("hold", "approve"):  # together more than an address without credentials may
         answers = Counter(
             [(await post_preview(relay, message.tokens[decision])).status for _ in range(52)]
         )
@@ -155,7 +153,7 @@ async def test_a_link_is_looked_at_as_often_as_a_client_may_call(relay: RunningR
         ("released", "release", "No hold is on this event; "),
     ],
 )
-async def test_a_link_says_why_it_is_too_late(
+async def test_a_preview_says_why_it_is_too_late(
     relay: RunningRelay, happens: str, decision: str, why: str
 ) -> None:
     if happens == "released":
@@ -180,7 +178,7 @@ async def test_a_link_says_why_it_is_too_late(
     assert why in _plain((await post_preview(relay, message.tokens[decision])).json["whyNot"])
 
 
-async def test_a_link_says_what_has_changed_since_it_was_made(relay: RunningRelay) -> None:
+async def test_a_preview_lists_the_changes_since_the_link_was_made(relay: RunningRelay) -> None:
     await relay.observe(make_event(duration=6))
     message = await render_message(relay)
     await relay.observe(make_event(duration=7, description="More."))
@@ -204,7 +202,7 @@ async def test_a_link_says_what_has_changed_since_it_was_made(relay: RunningRela
     )
 
 
-async def test_a_link_whose_event_has_not_changed_tells_of_no_change(relay: RunningRelay) -> None:
+async def test_a_preview_of_an_unchanged_event_lists_no_changes(relay: RunningRelay) -> None:
     await relay.observe(make_event(duration=6))
     message = await render_message(relay)
     await relay.observe(make_event(duration=6, description="The revision is the same."))
@@ -215,7 +213,9 @@ async def test_a_link_whose_event_has_not_changed_tells_of_no_change(relay: Runn
 # --- the decision
 
 
-async def test_the_vote_is_that_of_the_key_and_came_by_the_page(relay: RunningRelay) -> None:
+async def test_the_vote_has_the_principal_of_the_key_and_the_channel_page(
+    relay: RunningRelay,
+) -> None:
     message = await render_message(relay)
     answer = await post_confirmation(
         relay, message.tokens["approve"], message.code, reason="drained"
@@ -251,7 +251,7 @@ async def test_a_person_with_a_token_votes_under_their_own_name(tmp_path: Path) 
         assert [vote["principal"] for vote in await _votes(relay)] == [f"entra:{TENANT}/{PERSON}"]
 
 
-async def test_another_may_use_the_same_link_and_two_votes_start_it_once(
+async def test_two_people_may_use_the_same_link_and_their_votes_start_the_event_once(
     relay: RunningRelay,
 ) -> None:
     message = await render_message(relay)
@@ -268,7 +268,7 @@ async def test_spaces_in_a_code_do_not_matter(relay: RunningRelay, between: str)
     assert (await post_confirmation(relay, message.tokens["approve"], spaced)).status == 202
 
 
-async def test_a_wrong_code_is_refused_told_and_counted_and_the_right_one_counts_afterwards(
+async def test_a_wrong_code_is_refused_and_counted_and_the_right_code_still_works(
     relay: RunningRelay,
 ) -> None:
     message = await render_message(relay)
@@ -285,7 +285,7 @@ async def test_a_wrong_code_is_refused_told_and_counted_and_the_right_one_counts
 
 
 @pytest.mark.parametrize("given", [None, "", "  "])
-async def test_without_a_code_nothing_is_approved_and_nothing_counted(
+async def test_a_missing_code_approves_nothing_and_is_not_counted(
     relay: RunningRelay, given: str | None
 ) -> None:
     message = await render_message(relay)
@@ -295,7 +295,7 @@ async def test_without_a_code_nothing_is_approved_and_nothing_counted(
 
 
 @pytest.mark.parametrize("given", ["0", "000000000000000000000000", "à\U0001f600", "१२३४५६"])
-async def test_a_code_of_another_shape_is_a_wrong_one(relay: RunningRelay, given: str) -> None:
+async def test_a_code_of_another_form_is_wrong(relay: RunningRelay, given: str) -> None:
     message = await render_message(relay)
     assert (await post_confirmation(relay, message.tokens["approve"], given)).json[
         "field"
@@ -303,7 +303,7 @@ async def test_a_code_of_another_shape_is_a_wrong_one(relay: RunningRelay, given
     assert await _wrong(relay, message.tokens["approve"]) == 1
 
 
-async def test_five_wrong_codes_void_a_link_and_the_next_edit_brings_another(
+async def test_five_wrong_codes_make_a_link_invalid_and_the_next_edit_makes_a_new_link(
     relay: RunningRelay,
 ) -> None:
     message = await render_message(relay)
@@ -320,7 +320,7 @@ async def test_five_wrong_codes_void_a_link_and_the_next_edit_brings_another(
     assert (await post_confirmation(relay, fresh.tokens["approve"], fresh.code)).status == 202
 
 
-async def test_fifty_guesses_at_once_are_five(relay: RunningRelay) -> None:
+async def test_of_fifty_guesses_at_once_five_are_checked(relay: RunningRelay) -> None:
     message = await render_message(relay)
     answers = await asyncio.gather(
         *(
@@ -335,7 +335,7 @@ async def test_fifty_guesses_at_once_are_five(relay: RunningRelay) -> None:
     assert await _wrong(relay, message.tokens["approve"]) == MAX_WRONG_CODES
 
 
-async def test_who_may_not_decide_learns_nothing_of_the_code_and_uses_nothing_up(
+async def test_without_rights_a_caller_cannot_test_codes_and_uses_no_link_up(
     relay: RunningRelay,
 ) -> None:
     message = await render_message(relay)
@@ -347,7 +347,9 @@ async def test_who_may_not_decide_learns_nothing_of_the_code_and_uses_nothing_up
     assert await _wrong(relay, message.tokens["approve"]) == 0
 
 
-async def test_a_stranger_uses_nothing_up_and_is_counted(relay: RunningRelay) -> None:
+async def test_a_caller_without_credentials_is_counted_and_uses_no_link_up(
+    relay: RunningRelay,
+) -> None:
     message = await render_message(relay)
     for by in (None, "nobody"):
         for code in (message.code, message.wrong_code):
@@ -358,7 +360,7 @@ async def test_a_stranger_uses_nothing_up_and_is_counted(relay: RunningRelay) ->
     assert (await _votes(relay), relay.server.rejections.count) == ([], 4)
 
 
-async def test_hold_and_release_ask_for_no_code(relay: RunningRelay) -> None:
+async def test_hold_and_release_need_no_code(relay: RunningRelay) -> None:
     message = await render_message(relay)
     assert (await post_confirmation(relay, message.tokens["hold"])).json["state"] == "held"
     held = await render_message(relay)
@@ -381,7 +383,7 @@ async def test_a_repeat_gets_the_first_answer_whatever_else_it_says(relay: Runni
     assert await _wrong(relay, message.tokens["approve"]) == 0
 
 
-async def test_a_used_link_brings_back_no_vote_that_is_void(relay: RunningRelay) -> None:
+async def test_a_used_link_does_not_restore_a_voided_vote(relay: RunningRelay) -> None:
     message = await render_message(relay)
     await post_confirmation(relay, message.tokens["hold"])
     await relay.decide("release")
@@ -392,7 +394,7 @@ async def test_a_used_link_brings_back_no_vote_that_is_void(relay: RunningRelay)
     ] == "pending"
 
 
-async def test_a_right_that_was_lacking_can_be_given_later(relay: RunningRelay) -> None:
+async def test_a_missing_right_can_be_granted_later(relay: RunningRelay) -> None:
     """A refusal uses no link up."""
     message = await render_message(relay)
     await relay.observe(make_event(duration=9))
@@ -415,7 +417,7 @@ async def test_fifty_copies_at_once_are_one_vote(relay: RunningRelay) -> None:
 
 
 @pytest.mark.parametrize("field", ["eventId", "revision", "decision", "scope"])
-async def test_what_is_decided_is_never_taken_from_the_body(
+async def test_the_decision_of_a_link_is_never_taken_from_the_body(
     relay: RunningRelay, field: str
 ) -> None:
     message = await render_message(relay)
@@ -423,7 +425,7 @@ async def test_what_is_decided_is_never_taken_from_the_body(
     assert (answer.status, answer.json["field"]) == (422, field)
 
 
-async def test_a_link_to_approve_is_of_no_use_after_a_change(relay: RunningRelay) -> None:
+async def test_a_link_to_approve_cannot_be_used_after_a_change(relay: RunningRelay) -> None:
     message = await render_message(relay)
     await relay.observe(make_event(duration=9))
     answer = await post_confirmation(relay, message.tokens["approve"], message.code)
@@ -431,7 +433,7 @@ async def test_a_link_to_approve_is_of_no_use_after_a_change(relay: RunningRelay
     assert (await post_confirmation(relay, message.tokens["hold"])).status == 202
 
 
-async def test_a_link_to_an_event_that_is_over_does_nothing_to_its_next_occurrence(
+async def test_a_link_to_an_ended_event_does_nothing_to_its_next_occurrence(
     relay: RunningRelay,
 ) -> None:
     """The EventId is the same, and a hold needs no current revision: the link does."""
@@ -540,7 +542,7 @@ async def test_no_other_method_decides_anything(
     "kind",
     ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain", None],
 )
-async def test_what_a_form_of_another_page_can_send_is_not_taken(
+async def test_bodies_that_a_form_can_send_are_refused(
     relay: RunningRelay, kind: str | None
 ) -> None:
     """A browser sends JSON across origins only after it was allowed to, and it is not."""
@@ -595,7 +597,7 @@ async def test_the_page_may_run_its_own_script_and_nothing_else(relay: RunningRe
     }
 
 
-async def test_the_page_is_kept_by_nobody_framed_by_nobody_and_tells_nobody_where_one_comes_from(
+async def test_the_page_is_not_cached_not_framed_and_sends_no_referrer(
     relay: RunningRelay,
 ) -> None:
     answer, page = await _page(relay)
@@ -642,7 +644,7 @@ async def test_the_page_is_the_same_for_everybody_and_while_the_relay_starts(
     assert (await _page(relay, path="/approve?token=x"))[1] == page
 
 
-async def test_the_page_shows_the_grant_that_another_completes(relay: RunningRelay) -> None:
+async def test_a_preview_shows_a_grant_that_another_vote_completed(relay: RunningRelay) -> None:
     message = await render_message(relay)
     await post_confirmation(relay, message.tokens["approve"], message.code)
     await relay.decide(by="bob")

@@ -95,7 +95,7 @@ async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(
 @pytest.mark.parametrize(
     "dead_letter", ["1", "999", "0", "-1", "x", "1x", "9" * 18, "9" * 30, "%D9%A1", "1%2F2"]
 )
-async def test_what_is_no_dead_letter_is_404(relay: RunningRelay, dead_letter: str) -> None:
+async def test_an_id_of_no_dead_letter_is_404(relay: RunningRelay, dead_letter: str) -> None:
     """Entry 1 was delivered."""
     await eventually(lambda: bool(relay.sinks["box"].delivered))
     assert (await relay.call("POST", f"/v1/dead-letters/{dead_letter}/redeliver")).status == 404
@@ -115,7 +115,7 @@ async def test_a_dead_letter_of_a_sink_that_is_gone_is_409(tmp_path: Path) -> No
         ] == ["parked"]
 
 
-async def test_what_is_not_about_an_event_has_no_event_id(relay: RunningRelay) -> None:
+async def test_a_delivery_about_no_event_has_no_event_id(relay: RunningRelay) -> None:
     await relay.call("POST", "/v1/sinks/box/ping")
     items = await _listed(relay, "/v1/deliveries", 2, "delivered")
     assert [(delivery["type"], delivery["eventId"]) for delivery in items] == [
@@ -200,7 +200,7 @@ async def test_a_get_operates_nothing(relay: RunningRelay, path: str) -> None:
     assert relay.dispatcher.status()[0].state == "on"
 
 
-async def test_while_the_store_cannot_be_written_operators_are_told_503(
+async def test_while_the_store_cannot_be_written_operations_are_503(
     relay: RunningRelay,
 ) -> None:
     relay.make_store_read_only()

@@ -34,7 +34,7 @@ DELIVERY = (
 )
 
 
-async def test_an_event_is_its_data_and_how_it_stands(relay: RunningRelay) -> None:
+async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: RunningRelay) -> None:
     (item,) = (await relay.call("GET", "/v1/events")).json["items"]
     due = make_event().not_before_time
     assert due is not None
@@ -129,7 +129,7 @@ async def test_an_unknown_event_is_404(relay: RunningRelay, path: str) -> None:
     assert (await relay.call("GET", f"/v1/events/{path}")).status == 404
 
 
-async def test_an_event_that_has_ended_keeps_its_last_words_and_a_new_one_begins_afresh(
+async def test_an_ended_event_keeps_its_last_data_and_a_new_occurrence_starts_afresh(
     relay: RunningRelay,
 ) -> None:
     await relay.decide()
@@ -202,7 +202,7 @@ async def test_a_list_comes_in_pages_without_gap_or_repeat(tmp_path: Path) -> No
         ]
 
 
-async def test_a_page_that_is_just_full_has_none_after_it(tmp_path: Path) -> None:
+async def test_a_page_that_is_just_full_has_no_next_page(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=()) as relay:
         await relay.observe(
             *(
@@ -216,7 +216,7 @@ async def test_a_page_that_is_just_full_has_none_after_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("cursor", ["", "x", "-1", "1.5", "9" * 19, "1&cursor=2", "%D9%A1", "1%00"])
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/deliveries", "/v1/dead-letters"])
-async def test_a_cursor_that_is_none_is_422(relay: RunningRelay, path: str, cursor: str) -> None:
+async def test_an_invalid_cursor_is_422(relay: RunningRelay, path: str, cursor: str) -> None:
     answer = await relay.call("GET", f"{path}?cursor={cursor}")
     assert (answer.status, answer.json["field"]) == (422, "cursor")
 

@@ -13,7 +13,7 @@ from relay.errors import Deferred
 from tests.api.running_relay import SCOPE, RunningRelay, eventually, make_event, run_relay
 
 
-async def test_a_relay_that_does_its_work_is_alive_and_ready(relay: RunningRelay) -> None:
+async def test_a_working_relay_is_healthy_and_ready(relay: RunningRelay) -> None:
     assert (await relay.call("GET", "/healthz", by=None)).json == {"status": "ok"}
     ready = await relay.call("GET", "/readyz", by=None)
     assert (ready.status, ready.json) == (
@@ -27,7 +27,7 @@ async def test_a_relay_that_does_its_work_is_alive_and_ready(relay: RunningRelay
     )
 
 
-async def test_sinks_in_trouble_are_named_and_leave_it_ready(tmp_path: Path) -> None:
+async def test_undelivering_sinks_are_named_and_leave_the_relay_ready(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=("well", "sick", "gone", "resting")) as relay:
         relay.sinks["sick"].failure = Deferred("it is down")
         relay.sinks["gone"].failure = Deferred("it is gone", failure="disabled")
@@ -49,7 +49,7 @@ async def test_sinks_in_trouble_are_named_and_leave_it_ready(tmp_path: Path) -> 
         }
 
 
-async def test_a_lost_source_turns_it_red(relay: RunningRelay) -> None:
+async def test_a_lost_source_makes_the_relay_unready(relay: RunningRelay) -> None:
     relay.azure.lost = True
     ready = await relay.call("GET", "/readyz", by=None)
     assert (ready.status, ready.json["source"], ready.json["store"]) == (503, "lost", "ok")
@@ -57,14 +57,14 @@ async def test_a_lost_source_turns_it_red(relay: RunningRelay) -> None:
     assert (await relay.call("GET", "/healthz", by=None)).status == 200
 
 
-async def test_a_store_that_cannot_be_written_turns_it_red(relay: RunningRelay) -> None:
+async def test_a_read_only_store_makes_the_relay_unready(relay: RunningRelay) -> None:
     relay.make_store_read_only()
     assert (await relay.decide()).status == 503
     ready = await relay.call("GET", "/readyz", by=None)
     assert (ready.status, ready.json["source"], ready.json["store"]) == (503, "ok", "failing")
 
 
-async def test_metrics_tell_how_the_relay_is(relay: RunningRelay) -> None:
+async def test_metrics_report_the_state_of_the_relay(relay: RunningRelay) -> None:
     relay.sinks["box"].failure = Deferred("it is down")
     await relay.call("GET", "/v1/events", by="nobody")
     await relay.decide()
@@ -96,7 +96,7 @@ async def test_metrics_tell_how_the_relay_is(relay: RunningRelay) -> None:
     assert values[("imds_relay_http_answers_total", "202")] == 1
 
 
-async def test_metrics_come_as_openmetrics_where_that_is_asked_for(relay: RunningRelay) -> None:
+async def test_metrics_come_as_openmetrics_on_request(relay: RunningRelay) -> None:
     scraped = await relay.call(
         "GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
     )
@@ -108,7 +108,7 @@ async def test_metrics_come_as_openmetrics_where_that_is_asked_for(relay: Runnin
 
 
 @pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "Via"])
-async def test_what_a_proxy_on_this_machine_passes_on_is_not_from_this_machine(
+async def test_calls_through_a_local_proxy_do_not_count_as_local(
     relay: RunningRelay, header: str
 ) -> None:
     assert (await relay.call("GET", "/metrics", by=None)).status == 200

@@ -153,7 +153,7 @@ async def test_a_length_over_the_limit_is_refused_before_any_byte_of_the_body(
     assert time.monotonic() - began < DEADLINE
 
 
-async def test_who_sends_all_before_reading_sees_the_refusal(relay: RunningRelay) -> None:
+async def test_a_caller_that_sends_everything_first_sees_the_refusal(relay: RunningRelay) -> None:
     """Closing with unread bytes would reset the connection and lose the response."""
 
     def upload() -> bytes:
@@ -167,14 +167,14 @@ async def test_who_sends_all_before_reading_sees_the_refusal(relay: RunningRelay
     assert b"\r\nConnection: close\r\n" in answer
 
 
-async def test_who_asks_first_is_told_413_and_never_to_go_on(relay: RunningRelay) -> None:
+async def test_expect_100_continue_with_a_long_body_is_413(relay: RunningRelay) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
     writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 70000\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 413")
     writer.close()
 
 
-async def test_who_asks_first_and_may_is_told_to_go_on(relay: RunningRelay) -> None:
+async def test_expect_100_continue_is_answered(relay: RunningRelay) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
     body = _body(relay, revision="stale")
     writer.write(POST + b"Expect: 100-continue\r\n" + _length(body))
@@ -192,7 +192,7 @@ async def test_chunks_over_the_limit_are_refused(relay: RunningRelay) -> None:
     refused(answers, 413)
 
 
-async def test_chunks_without_end_are_soon_taken_no_more(relay: RunningRelay) -> None:
+async def test_endless_chunks_are_refused_soon(relay: RunningRelay) -> None:
     """The server reads a limited number of bytes on, so that the caller sees the refusal."""
     head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
     endless = [_chunked(b"x" * 65536)] * 16_000  # a gigabyte
@@ -280,7 +280,7 @@ async def test_a_body_that_breaks_off_decides_nothing(relay: RunningRelay) -> No
     ],
     ids=lambda body: repr(body[:12]),
 )
-async def test_what_is_no_json_object_is_400(relay: RunningRelay, body: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_400(relay: RunningRelay, body: bytes) -> None:
     refused(await send(relay, POST + b"Connection: close\r\n" + _length(body) + body), 400)
 
 
@@ -318,7 +318,7 @@ async def test_a_wrong_field_is_422_and_named(
     "text",
     ["'; DROP TABLE journal; --", "\u202e gnol", "💣" * 60, "${jndi:ldap://x}", "../../etc/passwd"],
 )
-async def test_strange_text_is_text(relay: RunningRelay, text: str) -> None:
+async def test_unusual_text_is_recorded_as_text(relay: RunningRelay, text: str) -> None:
     answer = await relay.decide(eventId=text, reason=f"{text}\x00\r\n\x1b[2J")
     assert answer.status == 404
     (refusal,) = await relay.recorded_events("approval.refused")
@@ -370,7 +370,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_what_is_no_request_is_400_and_the_end_of_the_connection(
+async def test_malformed_http_is_400_and_closes_the_connection(
     relay: RunningRelay, name: str
 ) -> None:
     """Nothing behind it is taken for a request: a proxy in front might have seen it otherwise."""
@@ -424,7 +424,7 @@ async def test_another_expectation_is_417(relay: RunningRelay) -> None:
     refused(await send(relay, POST + b"Expect: the-unexpected\r\n" + _length(b"{}") + b"{}"), 417)
 
 
-async def test_requests_behind_each_other_are_answered_in_order(relay: RunningRelay) -> None:
+async def test_pipelined_requests_are_answered_in_order(relay: RunningRelay) -> None:
     first = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     other = b"GET /nothing HTTP/1.1\r\n" + HOST + b"\r\n"
     last = b"GET /readyz HTTP/1.1\r\nConnection: close\r\n" + HOST + b"\r\n"
@@ -432,7 +432,7 @@ async def test_requests_behind_each_other_are_answered_in_order(relay: RunningRe
     assert [answer.status for answer in answers] == [200, 404] * 50 + [200]
 
 
-async def test_two_credentials_are_none(relay: RunningRelay) -> None:
+async def test_two_credentials_are_401(relay: RunningRelay) -> None:
     head = b"GET /v1/events HTTP/1.1\r\nConnection: close\r\n" + HOST
     refused(await send(relay, head + KEY + b"Authorization: Bearer key-of-bob\r\n\r\n"), 401, 400)
     refused(await send(relay, head + b"authorization: Bearer \xff\xfe\r\n\r\n"), 401)
@@ -442,7 +442,7 @@ async def test_two_credentials_are_none(relay: RunningRelay) -> None:
 
 
 @_with_limits(IMPATIENT)
-async def test_a_connection_that_says_nothing_is_closed(relay: RunningRelay) -> None:
+async def test_a_silent_connection_is_closed(relay: RunningRelay) -> None:
     began = time.monotonic()
     assert await send(relay) == []
     assert await send(relay, b"GET /healthz HT") == []
@@ -458,7 +458,7 @@ async def test_an_idle_connection_is_closed_after_its_answer(relay: RunningRelay
     assert 0.4 < time.monotonic() - began < DEADLINE
 
 
-async def test_who_opens_connections_without_end_locks_nobody_out(
+async def test_a_flood_of_connections_locks_no_client_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """New connections replace the oldest one without valid credentials; those of clients stay."""
@@ -493,7 +493,7 @@ async def test_who_opens_connections_without_end_locks_nobody_out(
             writer.close()
 
 
-async def test_connections_that_have_ended_count_no_more(
+async def test_closed_connections_do_not_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = replace(PATIENT, max_connections=3)
@@ -507,7 +507,7 @@ async def test_connections_that_have_ended_count_no_more(
 
 
 @_with_limits(replace(PATIENT, send_timeout=0.5))
-async def test_who_does_not_read_answers_is_dropped(relay: RunningRelay) -> None:
+async def test_a_caller_that_does_not_read_responses_is_dropped(relay: RunningRelay) -> None:
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect(("127.0.0.1", relay.server.port))
@@ -523,7 +523,7 @@ async def test_who_does_not_read_answers_is_dropped(relay: RunningRelay) -> None
     deaf.close()
 
 
-async def test_hundreds_of_hostile_requests_take_no_memory(relay: RunningRelay) -> None:
+async def test_hundreds_of_hostile_requests_leak_no_memory(relay: RunningRelay) -> None:
     relay.clock.freeze_monotonic()
     hostile = [
         MALFORMED[name]
@@ -561,7 +561,7 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-async def test_a_mistake_of_ours_is_500_and_tells_the_caller_nothing(
+async def test_an_internal_error_is_500_and_reveals_nothing(
     relay: RunningRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = replace(relay.relay, source=None)  # type: ignore[arg-type]  # breaks /readyz

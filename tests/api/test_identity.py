@@ -166,7 +166,7 @@ async def test_a_person_with_a_token_approves_under_their_own_name(entra: Entra)
     ] == [f"entra:{TENANT}/{PERSON}"]
 
 
-async def test_what_a_person_may_follows_from_their_roles(entra: Entra) -> None:
+async def test_roles_determine_the_rights_of_a_person(entra: Entra) -> None:
     for roles, expected in (
         (["Approver"], 403),
         (["Reader"], 403),
@@ -210,9 +210,7 @@ async def test_what_a_person_may_follows_from_their_roles(entra: Entra) -> None:
         {"nbf": 99999999999},
     ],
 )
-async def test_a_token_that_says_something_else_is_401(
-    entra: Entra, changes: dict[str, Any]
-) -> None:
+async def test_a_token_with_wrong_claims_is_401(entra: Entra, changes: dict[str, Any]) -> None:
     claims = entra.claims()
     claims = {name: value for name, value in {**claims, **changes}.items() if value is not None}
     token = jwt.api_jws.encode(lenient_json(claims), KEY, algorithm="RS256", headers={"kid": "k1"})
@@ -263,7 +261,7 @@ async def test_a_token_with_another_algorithm_or_key_is_401(entra: Entra) -> Non
     assert await entra.status(signed) == 200
 
 
-async def test_the_token_of_yesterday_is_401_by_the_relay_s_own_clock(entra: Entra) -> None:
+async def test_an_expired_token_is_401_by_the_relay_s_own_clock(entra: Entra) -> None:
     token = entra.token()
     assert await entra.status(token) == 200
     entra.relay.clock.offset = 3600 + 30
@@ -323,9 +321,7 @@ async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
         [7],
     ],
 )
-async def test_a_key_that_is_no_rsa_key_for_signatures_verifies_nothing(
-    entra: Entra, keys: list[Any]
-) -> None:
+async def test_only_rsa_keys_for_signatures_verify_tokens(entra: Entra, keys: list[Any]) -> None:
     entra.issuer.keys = keys
     assert await entra.status(entra.token()) == 401
 
@@ -346,9 +342,7 @@ async def test_a_client_s_key_still_works_beside_tokens(entra: Entra) -> None:
         ("at least 1", {"issuer": ""}),
     ],
 )
-def test_a_section_that_would_trust_too_much_is_an_error(
-    words: str, changes: dict[str, Any]
-) -> None:
+def test_an_unsafe_oidc_section_is_an_error(words: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=words):
         ApiSettings.model_validate({"oidc": {**section("https://keys.example.com/"), **changes}})
 
@@ -431,14 +425,14 @@ async def test_the_name_in_a_certificate_is_the_principal(certified: Certified) 
     )[0] == 200
 
 
-async def test_a_certificate_that_names_nobody_or_two_is_401(certified: Certified) -> None:
+async def test_a_certificate_of_no_client_or_two_clients_is_401(certified: Certified) -> None:
     """Common names do not count (RFC 9525, section 2): all of these have drain.internal."""
     both = (x509.DNSName("drain.internal"), x509.UniformResourceIdentifier("spiffe://west/job"))
     for sans in ((), (x509.DNSName("other.internal"),), (x509.DNSName("*.internal"),), both):
         assert (await certified.call("GET", "/v1/events", *sans))[0] == 401, sans
 
 
-async def test_who_shows_a_key_too_is_whose_key_it_is(certified: Certified) -> None:
+async def test_a_key_takes_precedence_over_a_certificate(certified: Certified) -> None:
     status, _ = await certified.call(
         "POST",
         "/v1/approvals",
@@ -452,6 +446,6 @@ async def test_who_shows_a_key_too_is_whose_key_it_is(certified: Certified) -> N
     ] == 401
 
 
-def test_a_name_without_an_authority_is_an_error() -> None:
+def test_a_san_without_a_client_ca_is_an_error() -> None:
     with pytest.raises(ValidationError, match="client_ca_file"):
         ApiSettings.model_validate({"clients": [{"name": "a", "san": "a.internal"}]})

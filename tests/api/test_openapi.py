@@ -49,11 +49,11 @@ async def _description(relay: RunningRelay) -> dict[str, Any]:
     return document
 
 
-async def test_it_is_openapi(relay: RunningRelay) -> None:
+async def test_the_description_is_valid_openapi(relay: RunningRelay) -> None:
     Draft202012Validator(_SCHEMA).validate(await _description(relay))
 
 
-async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somewhere(
+async def test_every_schema_is_valid_and_every_reference_resolves(
     relay: RunningRelay,
 ) -> None:
     document = await _description(relay)
@@ -65,7 +65,7 @@ async def test_every_schema_in_it_is_json_schema_and_every_reference_leads_somew
             place = place[part]
 
 
-async def test_it_describes_the_calls_of_the_documentation_and_no_others(
+async def test_exactly_the_documented_routes_are_described(
     relay: RunningRelay,
 ) -> None:
     document = await _description(relay)
@@ -75,7 +75,7 @@ async def test_it_describes_the_calls_of_the_documentation_and_no_others(
     assert described == set(DOCUMENTED.split("\n")) - {""}
 
 
-async def test_it_describes_the_calls_that_are_served(relay: RunningRelay) -> None:
+async def test_every_described_route_is_served(relay: RunningRelay) -> None:
     """Each described path exists: it gives 401, a response, or an error about the request."""
     document = await _description(relay)
     for path, item in document["paths"].items():
@@ -85,7 +85,7 @@ async def test_it_describes_the_calls_that_are_served(relay: RunningRelay) -> No
             assert b"no such path" not in answer.body, (method, path)
 
 
-async def test_what_a_body_may_hold_is_what_is_read(relay: RunningRelay) -> None:
+async def test_the_described_body_is_the_model_that_reads_it(relay: RunningRelay) -> None:
     document = await _description(relay)
     described = document["components"]["schemas"]["DecisionBody"]
     assert described == DecisionBody.model_json_schema()
@@ -95,7 +95,7 @@ async def test_what_a_body_may_hold_is_what_is_read(relay: RunningRelay) -> None
     }
 
 
-async def test_every_operation_has_a_name_of_its_own_and_every_parameter_of_its_path(
+async def test_every_operation_has_a_unique_id_and_all_parameters_of_its_path(
     relay: RunningRelay,
 ) -> None:
     document = await _description(relay)

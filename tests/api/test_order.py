@@ -1,4 +1,4 @@
-"""The order of the checks: of two faults in one call, the earlier is told.
+"""The order of the checks: of two faults in one call, the earlier is reported.
 
 See docs/api.md#order-of-checks.
 """
@@ -18,8 +18,8 @@ from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_rela
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
-    """A call to be spoiled."""
+class Attempt:
+    """A call, to which faults are applied."""
 
     by: str = "alice"
     headers: Mapping[str, str] | None = None
@@ -31,19 +31,19 @@ class Try:
         return self.body if isinstance(self.body, bytes) else orjson.dumps(self.body)
 
 
-def _with(attempt: Try, **changes: Any) -> Try:
+def _with(attempt: Attempt, **changes: Any) -> Attempt:
     assert isinstance(attempt.body, Mapping)
     return replace(attempt, body={**attempt.body, **changes})
 
 
-def _header(attempt: Try, name: str, value: str) -> Try:
+def _header(attempt: Attempt, name: str, value: str) -> Attempt:
     return replace(attempt, headers={**(attempt.headers or {}), name: value})
 
 
-FAULTS: tuple[tuple[int, str, Callable[[Try], Try]], ...] = (
+FAULTS: tuple[tuple[int, str, Callable[[Attempt], Attempt]], ...] = (
     (413, "too long", lambda attempt: replace(attempt, body=attempt.sent() + b" " * 65536)),
     (415, "encoded", lambda attempt: _header(attempt, "Content-Encoding", "gzip")),
-    (429, "address", lambda attempt: replace(attempt, flooded=(*attempt.flooded, "stranger"))),
+    (429, "address", lambda attempt: replace(attempt, flooded=(*attempt.flooded, "address"))),
     (401, "no key", lambda attempt: replace(attempt, by="nobody")),
     (429, "client", lambda attempt: replace(attempt, flooded=(*attempt.flooded, attempt.by))),
     (400, "malformed", lambda attempt: replace(attempt, body=attempt.sent()[:-1])),
@@ -88,12 +88,12 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-async def test_of_two_faults_the_earlier_is_told(
+async def test_the_earlier_of_two_faults_is_reported(
     relay: RunningRelay,
-    first: tuple[int, str, Callable[[Try], Try]],
-    second: tuple[int, str, Callable[[Try], Try]],
+    first: tuple[int, str, Callable[[Attempt], Attempt]],
+    second: tuple[int, str, Callable[[Attempt], Attempt]],
 ) -> None:
-    attempt = first[2](second[2](Try(body=relay.decision_body())))
+    attempt = first[2](second[2](Attempt(body=relay.decision_body())))
     _flood(relay, attempt)
     answer = await relay.call(
         "POST", "/v1/approvals", attempt.sent(), by=attempt.by, headers=attempt.headers
@@ -102,15 +102,15 @@ async def test_of_two_faults_the_earlier_is_told(
     _is_that_429(answer.body, first[1])
 
 
-async def test_with_no_other_fault_it_is_503(relay: RunningRelay) -> None:
+async def test_without_another_fault_approvals_off_is_503(relay: RunningRelay) -> None:
     assert (await relay.call("POST", "/v1/approvals", relay.decision_body())).status == 503
 
 
-@pytest.mark.parametrize(("status", "_name", "spoil"), FAULTS)
-async def test_each_fault_is_told_before_503(
-    relay: RunningRelay, status: int, _name: str, spoil: Callable[[Try], Try]
+@pytest.mark.parametrize(("status", "_name", "apply_fault"), FAULTS)
+async def test_each_fault_is_reported_before_503(
+    relay: RunningRelay, status: int, _name: str, apply_fault: Callable[[Attempt], Attempt]
 ) -> None:
-    attempt = spoil(Try(body=relay.decision_body()))
+    attempt = apply_fault(Attempt(body=relay.decision_body()))
     _flood(relay, attempt)
     assert (
         await relay.call(
@@ -119,7 +119,7 @@ async def test_each_fault_is_told_before_503(
     ).status == status
 
 
-async def test_of_reads_too_401_comes_before_422_and_404_before_403(relay: RunningRelay) -> None:
+async def test_reads_too_check_401_before_422_and_404_before_403(relay: RunningRelay) -> None:
     assert (await relay.call("GET", "/v1/events?cursor=x", by="nobody")).status == 401
     assert (await relay.call("GET", "/v1/events?cursor=x", by="mute")).status == 422
     assert (await relay.call("GET", "/v1/events", by="mute")).status == 403
@@ -129,11 +129,11 @@ async def test_of_reads_too_401_comes_before_422_and_404_before_403(relay: Runni
     assert (await relay.call("POST", "/v1/sinks/box/ping", by="reader")).status == 403
 
 
-def _flood(relay: RunningRelay, attempt: Try) -> None:
+def _flood(relay: RunningRelay, attempt: Attempt) -> None:
     """Empty the buckets that the call would take from."""
     relay.clock.freeze_monotonic()
     state = relay.server._state  # noqa: SLF001  # faster than a hundred calls
-    buckets = {"stranger": (state.address_buckets, "127.0.0.1")}
+    buckets = {"address": (state.address_buckets, "127.0.0.1")}
     for who in attempt.flooded:
         bucket, key = buckets.get(who, (state.caller_buckets, f"client:{who}"))
         while not bucket.take(key, relay.clock.monotonic()):

@@ -13,7 +13,7 @@ PAUSES = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=80)
 
 
 @given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
-def test_in_no_span_of_time_more_get_through_than_the_burst_and_the_rate_allow(
+def test_no_period_has_more_calls_than_burst_and_rate_allow(
     pauses: list[float], burst: int, rate: float
 ) -> None:
     buckets, now, passed = TokenBuckets(rate, burst), 0.0, []
@@ -27,7 +27,7 @@ def test_in_no_span_of_time_more_get_through_than_the_burst_and_the_rate_allow(
 
 
 @given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
-def test_who_waits_as_long_as_told_gets_through(
+def test_waiting_for_the_returned_time_is_enough(
     pauses: list[float], burst: int, rate: float
 ) -> None:
     buckets, now = TokenBuckets(rate, burst), 0.0
@@ -39,7 +39,7 @@ def test_who_waits_as_long_as_told_gets_through(
 
 
 @given(st.lists(st.booleans(), max_size=60))
-def test_what_is_given_back_never_counted(given_back: list[bool]) -> None:
+def test_a_refunded_token_does_not_count(given_back: list[bool]) -> None:
     buckets = TokenBuckets(rate=1, burst=20)
     for back in given_back:
         taken = not buckets.take("one", 0.0)
@@ -52,7 +52,7 @@ def test_what_is_given_back_never_counted(given_back: list[bool]) -> None:
     assert buckets.take("one", 0.0)
 
 
-def test_keys_have_a_bucket_each_and_the_oldest_is_forgotten() -> None:
+def test_each_key_has_a_bucket_and_the_oldest_is_forgotten() -> None:
     buckets = TokenBuckets(rate=1, burst=1, max_keys=3)
     for key in "abc":
         assert not buckets.take(key, 0.0)
@@ -74,5 +74,5 @@ def test_keys_have_a_bucket_each_and_the_oldest_is_forgotten() -> None:
         ("::1", "::/64"),
     ],
 )
-def test_one_host_is_one_address(address: str, network: str) -> None:
+def test_one_host_has_one_rate_limit(address: str, network: str) -> None:
     assert Peer(address).network == network

@@ -59,11 +59,11 @@ async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
 
 
 @pytest.mark.parametrize("number", ["999", "0", "-1", "x", "9" * 18, "9" * 30])
-async def test_what_is_no_delivery_is_404(relay: RunningRelay, number: str) -> None:
+async def test_an_id_of_no_delivery_is_404(relay: RunningRelay, number: str) -> None:
     assert (await relay.call("GET", f"/v1/deliveries/{number}")).status == 404
 
 
-async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: Path) -> None:
+async def test_dead_letters_are_redelivered_by_condition(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=("one", "two")) as relay:
         for box in relay.sinks.values():
             box.failure = Rejected("no")
@@ -96,7 +96,7 @@ async def test_dead_letters_go_out_again_by_what_they_have_in_common(tmp_path: P
         )
 
 
-async def test_an_unknown_sink_is_named_and_is_no_redelivery_of_nothing(tmp_path: Path) -> None:
+async def test_an_unknown_sink_is_404_and_the_known_sinks_are_listed(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=("one", "two")) as relay:
         answer = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "nope"})
         assert (answer.status, answer.json["detail"]) == (
@@ -105,7 +105,7 @@ async def test_an_unknown_sink_is_named_and_is_no_redelivery_of_nothing(tmp_path
         )
 
 
-async def test_many_go_out_again_in_batches_and_none_twice_though_they_fail_again(
+async def test_many_dead_letters_are_redelivered_in_batches_and_none_twice(
     tmp_path: Path,
 ) -> None:
     async with run_relay(tmp_path) as relay:
@@ -139,6 +139,6 @@ async def test_a_wrong_field_redelivers_nothing(relay: RunningRelay, body: dict[
     assert (answer.status, answer.json["field"]) == (422, next(iter(body)))
 
 
-async def test_who_may_not_operate_redelivers_nothing(relay: RunningRelay) -> None:
+async def test_redelivery_needs_operate(relay: RunningRelay) -> None:
     assert (await relay.call("POST", "/v1/dead-letters/redeliver", {}, by="reader")).status == 403
     assert (await relay.call("POST", "/v1/dead-letters/redeliver", b"[]")).status == 400

@@ -1,4 +1,4 @@
-"""The section ``api`` of the YAML document: what is right in it, and how what is wrong is told."""
+"""The configuration section `api`: valid values, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TLS = {"cert_file": "cert.pem", "key_file": "key.pem"}
         ("127.9.8.7:1", "127.9.8.7", 1),
     ],
 )
-def test_where_it_listens_on_loopback(listen: str, host: str, port: int) -> None:
+def test_loopback_addresses_need_no_tls(listen: str, host: str, port: int) -> None:
     settings = ApiSettings(listen=listen)
     assert (settings.host, settings.port) == (host, port)
 
@@ -39,7 +39,7 @@ def test_where_it_listens_on_loopback(listen: str, host: str, port: int) -> None
         "127.0.0.1.example.com:80",
     ],
 )
-def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -> None:
+def test_listening_beyond_loopback_needs_tls_or_allow_http(listen: str) -> None:
     with pytest.raises(ValidationError, match="expected tls, or allow_http: true behind a proxy"):
         ApiSettings(listen=listen)
     ApiSettings(listen=listen, allow_http=True)
@@ -96,7 +96,7 @@ def test_beyond_loopback_tls_or_a_word_that_it_is_meant_is_needed(listen: str) -
     ],
     ids=str,
 )
-def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:
+def test_every_configuration_error_names_its_cause(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         ApiSettings.model_validate(wrong)
 
@@ -111,7 +111,7 @@ def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> No
     assert (len(first.key_digests()), second.key_digests()) == (2, ())
 
 
-def test_a_client_says_by_what_it_is_known() -> None:
+def test_a_client_lists_its_kinds_of_credentials() -> None:
     ways = {"key": "k", "key_sha256": SHA256, "secrets": [SECRET], "san": "a.b", "amqp_user": "u"}
     known = {
         name: Client.model_validate({"name": "a", name: value}).credential_kinds
@@ -127,7 +127,7 @@ def test_a_client_says_by_what_it_is_known() -> None:
     assert Client(name="a").credential_kinds == ()
 
 
-def test_no_secret_is_ever_told() -> None:
+def test_no_error_or_repr_contains_a_secret() -> None:
     client = {"name": "a", "key": "hidden-key", "secrets": [SECRET]}
     settings = ApiSettings.model_validate({"clients": [client]})
     assert "hidden-key" not in repr(settings)

@@ -30,7 +30,7 @@ async def test_a_signed_callback_is_a_vote_of_its_client(relay: RunningRelay) ->
     )
 
 
-async def test_the_webhook_id_makes_a_repeat_known_and_over_http_too(relay: RunningRelay) -> None:
+async def test_the_webhook_id_identifies_a_repeat_over_http_too(relay: RunningRelay) -> None:
     """They are one principal: what came as a callback is not done again with a key."""
     body = _body(relay)
     first = await relay.post_callback(body)
@@ -68,7 +68,7 @@ async def test_another_body_under_a_known_id_is_409(relay: RunningRelay) -> None
     ],
     ids=str,
 )
-async def test_anything_wrong_with_the_signature_is_401_and_nothing_else_is_said(
+async def test_any_fault_of_the_signature_is_401_without_a_reason(
     relay: RunningRelay, wrong: dict[str, str]
 ) -> None:
     answer = await relay.post_callback(_body(relay), **wrong)
@@ -88,7 +88,7 @@ async def test_a_signature_covers_every_byte(relay: RunningRelay) -> None:
     assert (await relay.post_callback(body, webhook_signature=f"v1,AAAA {good}")).status == 202
 
 
-async def test_a_signature_of_five_minutes_ago_is_good_and_an_older_one_is_not(
+async def test_a_signature_is_valid_for_five_minutes(
     relay: RunningRelay,
 ) -> None:
     for age, status in ((290, 202), (310, 401), (-50, 202), (-70, 401)):
@@ -103,7 +103,7 @@ async def test_a_signature_of_five_minutes_ago_is_good_and_an_older_one_is_not(
         assert answer.status == status, age
 
 
-async def test_a_key_does_not_sign_and_a_signature_is_no_key(relay: RunningRelay) -> None:
+async def test_a_key_is_no_signature_and_a_signature_is_no_key(relay: RunningRelay) -> None:
     body = _body(relay)
     assert (await relay.call("POST", "/v1/callbacks/alice", body, by="alice")).status == 401
     assert (await relay.post_callback(body)).status == 202
@@ -115,7 +115,7 @@ async def test_a_key_does_not_sign_and_a_signature_is_no_key(relay: RunningRelay
     assert (await relay.call("POST", "/v1/approvals", body, by=None, headers=signed)).status == 401
 
 
-async def test_what_is_signed_and_malformed_is_400_and_a_wrong_field_422(
+async def test_a_signed_malformed_body_is_400_and_a_wrong_field_422(
     relay: RunningRelay,
 ) -> None:
     assert (await relay.post_callback(b"{")).status == 400
@@ -123,7 +123,7 @@ async def test_what_is_signed_and_malformed_is_400_and_a_wrong_field_422(
     assert (answer.status, answer.json["field"]) == (422, "revision")
 
 
-async def test_a_client_that_does_not_exist_takes_as_long_as_one_that_does(
+async def test_an_unknown_client_takes_as_long_as_a_known_client(
     relay: RunningRelay,
 ) -> None:
     """A digest over the body is made for both: with 60 KiB that is most of the work."""

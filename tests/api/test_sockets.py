@@ -85,7 +85,7 @@ async def test_a_callback_on_the_local_socket_must_be_signed_too(tmp_path: Path)
         ).status == 401
 
 
-async def test_the_limits_of_strangers_and_clients_are_not_those_of_the_local_socket(
+async def test_the_local_socket_has_no_rate_limits(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -100,7 +100,7 @@ async def test_the_limits_of_strangers_and_clients_are_not_those_of_the_local_so
         assert statuses == {200}
 
 
-async def test_the_local_socket_is_for_its_user_and_group_alone_and_gone_at_the_end(
+async def test_the_local_socket_is_for_its_user_and_group_and_removed_at_the_end(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "relay.sock"
@@ -114,7 +114,7 @@ async def test_the_local_socket_is_for_its_user_and_group_alone_and_gone_at_the_
     assert not path.exists()
 
 
-async def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
+async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "relay.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -126,7 +126,7 @@ async def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None
         assert response.status == 200
 
 
-async def test_a_socket_on_which_somebody_listens_is_left_alone(tmp_path: Path) -> None:
+async def test_a_socket_with_a_listener_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "relay.sock"
     async with _listening(socket=path):
         with pytest.raises(ConfigError, match=r"api\.socket: another relay listens on"):
@@ -187,7 +187,7 @@ async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(
 # --- TCP
 
 
-async def test_a_port_that_is_taken_is_a_wrong_configuration() -> None:
+async def test_a_used_port_is_a_configuration_error() -> None:
     async with _listening() as server:
         with pytest.raises(
             ConfigError,
@@ -208,7 +208,7 @@ async def test_a_failed_start_leaves_nothing_open(tmp_path: Path) -> None:
         assert server.port == port
 
 
-async def test_a_name_is_listened_on_at_all_of_its_addresses() -> None:
+async def test_the_server_listens_on_all_addresses_of_a_name() -> None:
     async with _listening(listen="localhost:0") as server:
         results = await asyncio.get_running_loop().getaddrinfo(
             "localhost", server.port, type=socket.SOCK_STREAM
@@ -237,13 +237,13 @@ async def _status(server: Server, context: ssl.SSLContext) -> int:
         return response.status
 
 
-async def test_it_speaks_tls() -> None:
+async def test_the_server_speaks_tls() -> None:
     async with _listening(tls={"cert_file": SERVER, "key_file": SERVER}) as server:
         assert await _status(server, _client()) == 200
         assert server.address == f"https://127.0.0.1:{server.port}"
 
 
-async def test_callers_show_a_certificate_of_the_authority_where_there_is_one() -> None:
+async def test_callers_need_a_certificate_of_the_configured_ca() -> None:
     tls = {"cert_file": SERVER, "key_file": SERVER, "client_ca_file": AUTHORITY}
     async with _listening(tls=tls) as server:
         assert await _status(server, _client(CLIENT)) == 200
@@ -292,7 +292,7 @@ def _serial(port: int) -> str:
 
 @pytest.mark.parametrize("part", ["cert_file", "key_file", "client_ca_file"])
 @pytest.mark.parametrize("content", [None, b"no PEM"])
-async def test_certificates_that_cannot_be_used_are_a_wrong_configuration(
+async def test_unusable_certificates_are_a_configuration_error(
     tmp_path: Path, part: str, content: bytes | None
 ) -> None:
     files = {"cert_file": SERVER, "key_file": SERVER, "client_ca_file": AUTHORITY}
@@ -304,7 +304,7 @@ async def test_certificates_that_cannot_be_used_are_a_wrong_configuration(
             pass
 
 
-async def test_who_does_not_speak_tls_is_gone_in_a_moment(
+async def test_a_connection_without_tls_is_closed_soon(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limits = ServerLimits(handshake_timeout=0.5)

@@ -72,7 +72,7 @@ async def _take(messages: AsyncIterator[Message], count: int) -> list[Message]:
     return messages_taken
 
 
-async def test_what_is_recorded_comes_at_once_as_it_was_journalled(relay: RunningRelay) -> None:
+async def test_a_recorded_event_is_streamed_at_once_and_unchanged(relay: RunningRelay) -> None:
     async with following(relay) as messages:
         await relay.decide()
         (message,) = await _take(messages, 1)
@@ -86,14 +86,16 @@ async def test_what_is_recorded_comes_at_once_as_it_was_journalled(relay: Runnin
     }
 
 
-async def test_without_last_event_id_it_begins_with_what_comes(relay: RunningRelay) -> None:
+async def test_without_last_event_id_a_stream_starts_with_the_next_event(
+    relay: RunningRelay,
+) -> None:
     async with following(relay) as messages:
         await relay.observe(make_event(resources=("WestNO_0",)))
         (message,) = await _take(messages, 1)
     assert message.event["type"] == "io.imdsrelay.event.updated.v1"
 
 
-async def test_it_says_where_to_resume_before_there_is_an_event(relay: RunningRelay) -> None:
+async def test_a_stream_sends_its_position_before_the_first_event(relay: RunningRelay) -> None:
     """An id without data is no event, and is kept by every consumer that follows the standard."""
     async with following(relay) as messages:
         begun = await anext(messages)
@@ -101,7 +103,7 @@ async def test_it_says_where_to_resume_before_there_is_an_event(relay: RunningRe
     assert begun.fields == {"id": str(head.position)}
 
 
-async def test_it_resumes_without_gap_or_repeat_however_often_it_breaks(tmp_path: Path) -> None:
+async def test_a_stream_resumes_without_gap_or_repeat(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=()) as relay:
         events = [
             make_event(event_id=f"event-{number}", event_type="Redeploy") for number in range(60)
@@ -123,7 +125,7 @@ async def test_it_resumes_without_gap_or_repeat_however_often_it_breaks(tmp_path
         assert seen == [recorded.event_id for recorded in events]
 
 
-async def test_what_is_no_cloudevent_in_the_journal_is_passed_over(relay: RunningRelay) -> None:
+async def test_journal_rows_that_are_no_cloudevents_are_skipped(relay: RunningRelay) -> None:
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
     await relay.decide()
     async with following(relay, "0") as messages:
@@ -131,7 +133,7 @@ async def test_what_is_no_cloudevent_in_the_journal_is_passed_over(relay: Runnin
     assert types == ["event.scheduled.v1", "approval.recorded.v1"]
 
 
-async def test_a_position_of_another_journal_begins_at_the_beginning(relay: RunningRelay) -> None:
+async def test_a_position_of_another_journal_starts_at_the_beginning(relay: RunningRelay) -> None:
     """The state file was set aside: to send again is better than to leave out."""
     async with following(relay, "999999") as messages:
         (message,) = await _take(messages, 1)
@@ -139,11 +141,11 @@ async def test_a_position_of_another_journal_begins_at_the_beginning(relay: Runn
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1.0", "9" * 19, "1 2"])
-async def test_a_last_event_id_that_is_none_is_400(relay: RunningRelay, last: str) -> None:
+async def test_an_invalid_last_event_id_is_400(relay: RunningRelay, last: str) -> None:
     assert (await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": last})).status == 400
 
 
-async def test_silence_is_broken_by_comments(tmp_path: Path) -> None:
+async def test_a_silent_stream_sends_comments(tmp_path: Path) -> None:
     headers = {"Authorization": "Bearer key-of-bob"}
     limits = ServerLimits(stream_keep_alive_interval=0.05)
     async with (
@@ -184,7 +186,7 @@ async def test_a_server_with_streams_stops_promptly(tmp_path: Path) -> None:
     await session.close()
 
 
-async def test_a_consumer_that_does_not_read_is_dropped_and_others_are_not(
+async def test_a_reader_that_does_not_read_is_dropped_and_others_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "relay.api.routes.stream")
@@ -227,7 +229,7 @@ def _read_all(sock: socket.socket) -> bytes:
     return content
 
 
-async def test_a_stream_with_nothing_to_say_does_nothing(relay: RunningRelay) -> None:
+async def test_an_idle_stream_uses_no_cpu(relay: RunningRelay) -> None:
     async with following(relay) as messages:
         await relay.observe(make_event(resources=("WestNO_0",)))
         await _take(messages, 1)
@@ -237,7 +239,7 @@ async def test_a_stream_with_nothing_to_say_does_nothing(relay: RunningRelay) ->
         assert time.process_time() - before < 0.2
 
 
-async def test_there_are_only_so_many_streams(tmp_path: Path) -> None:
+async def test_the_number_of_streams_is_limited(tmp_path: Path) -> None:
     async with run_relay(tmp_path, limits=ServerLimits(max_streams=2)) as relay:
         async with following(relay), following(relay):
             assert (await relay.call("GET", "/v1/stream")).status == 429
