@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
+from operator import attrgetter
 
 from relay.api.schema.route import Route
 
 
-def all_routes() -> tuple[Route, ...]:
-    """Return the routes that the modules of this package list in `ROUTES`, in their order."""
-    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
+def all_routes() -> list[Route]:
+    """Return the routes that the modules of this package list in `ROUTES`, ordered by path."""
     routes: list[Route] = []
-    for name in modules:
-        routes.extend(import_module(f"{__name__}.{name}").ROUTES)
-    return tuple(routes)
+    for module in pkgutil.iter_modules(__path__):
+        routes.extend(import_module(f"{__name__}.{module.name}").ROUTES)
+    return sorted(routes, key=attrgetter("path"))
