@@ -48,7 +48,11 @@ async def main() -> None:
 
 
 async def _ready(
-    browser: Browser, relay: RunningRelay, sent: MessageLinks, decision: str, visitor: dict[str, Any]
+    browser: Browser,
+    relay: RunningRelay,
+    sent: MessageLinks,
+    decision: str,
+    visitor: dict[str, Any],
 ) -> None:
     page = await _opened(browser, relay, sent.tokens[decision], visitor)
     await page.locator("#decide").wait_for()
@@ -68,7 +72,9 @@ async def _granted(browser: Browser, relay: RunningRelay, sent: MessageLinks) ->
     await page.screenshot(path=HERE / "page-approved.png", full_page=True)
 
 
-async def _opened(browser: Browser, relay: RunningRelay, token: str, visitor: dict[str, Any]) -> Page:
+async def _opened(
+    browser: Browser, relay: RunningRelay, token: str, visitor: dict[str, Any]
+) -> Page:
     context = await browser.new_context(locale="en-GB", timezone_id="Europe/Oslo", **visitor)
     page = await context.new_page()
     await page.goto(f"http://127.0.0.1:{relay.server.port}/approve#{token}")

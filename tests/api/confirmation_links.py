@@ -30,7 +30,7 @@ async def render_message(
     relay: RunningRelay, sink: str = "ops", *, event_id: str = EVENT_ID
 ) -> MessageLinks:
     """Update a sink's message about the event, and return what it shows."""
-    board = ChatBoard(
+    chat = make_chat_context(
         relay.store, relay.gate.service, relay.clock, f"http://127.0.0.1:{relay.server.port}"
     )
 
@@ -39,13 +39,15 @@ async def render_message(
         assert position is not None
         return tx.journal.event(position)
 
-    update = await board.plan_update(
-        RecordingSinkSettings(name=sink), await relay.store.read(read_last_change), in_chat=False
+    update = await chat.messages.plan_update(
+        RecordingSinkSettings(name=sink, kind="box"),
+        await relay.store.read(read_last_change),
+        in_chat=False,
     )
     assert update is not None
     assert update.card is not None
     assert update.card.code is not None
-    await board.mark_shown(update, "ref")
+    await chat.messages.mark_shown(update, "ref")
     return MessageLinks(
         {button.decision: (button.url or "").partition("#")[2] for button in update.card.buttons},
         update.card.code,

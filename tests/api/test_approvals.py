@@ -267,7 +267,7 @@ async def test_a_hold_stops_an_automatic_rule(tmp_path: Path) -> None:
         await poll_until(lambda: relay.recorded_events("approval.granted"), bool)
         assert (await relay.decide("hold", revision=freeze.revision)).json["state"] == "held"
         relay.clock.offset = 31
-        relay.gate.changed()
+        relay.gate.wake()
         assert (await relay.decide("release", revision=freeze.revision)).json["state"] == "granted"
         assert len(await relay.recorded_events("approval.granted")) == 1
         await eventually(lambda: relay.azure.started == [(EVENT_ID,)])

@@ -16,10 +16,10 @@ from tests.journey.relay_process import eventually
 async def test_two_people_follow_the_links_of_a_card_and_azure_starts(
     page: Page, tmp_path: Path
 ) -> None:
-    async with workflow() as workflow_app, _relay(tmp_path, workflow_app) as stage:
+    async with running_workflow() as workflow_app, _relay(tmp_path, workflow_app) as stage:
         event = stage.reboot("vm-0", "vm-1")
         await eventually(lambda: len(workflow_app.cards) == 1)
-        code = re.search(r"\b\d{6}\b", workflow_app.texts[0])
+        code = re.search(r"\b\d{6}\b", workflow_app.card_texts[0])
         assert code is not None
         for who, outcome in ((ALICE, "Recorded"), (BOB, "Approved")):
             await page.goto("about:blank")
@@ -38,9 +38,11 @@ async def test_two_people_follow_the_links_of_a_card_and_azure_starts(
             ("client:alice", "page"),
             ("client:bob", "page"),
         ]
-        await eventually(lambda: any("alice has looked" in text for text in workflow_app.texts))
+        await eventually(
+            lambda: any("alice has looked" in text for text in workflow_app.card_texts)
+        )
 
 
-def _relay(folder: Path, workflow_app: Workflow) -> AbstractAsyncContextManager[Stage]:
+def _relay(folder: Path, workflow_app: TeamsWorkflow) -> AbstractAsyncContextManager[Stage]:
     sink = {"kind": "teams", "name": "ops", "url": workflow_app.url, "allow_http": True}
     return stage(folder, [sink], approvals={"rules": [rule(2, "client:alice", "client:bob")]})

@@ -247,7 +247,9 @@ async def _strangers(there: Stage) -> float:
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         lines = (await response.text()).splitlines()
     return next(
-        float(line.split()[1]) for line in lines if line.startswith("imds_relay_rejected_calls_total ")
+        float(line.split()[1])
+        for line in lines
+        if line.startswith("imds_relay_rejected_calls_total ")
     )
 
 

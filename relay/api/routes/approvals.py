@@ -52,7 +52,9 @@ async def submit_decision(call: Call) -> DecisionRecorded:
     """Submit the decision to the gate. `call.parameters` is the request id or None."""
     body: DecisionBody = call.body
     answer = await call.relay.gate.submit(
-        body.approval(call.caller, call.relay.clock.now(), call.content, request_id=call.parameters)
+        body.to_request(
+            call.caller, call.relay.clock.now(), call.content, request_id=call.parameters
+        )
     )
     return recorded_decision(answer)
 

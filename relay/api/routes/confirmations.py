@@ -19,6 +19,7 @@ from relay.api.schema.problems import Problem
 from relay.api.schema.route import Call, Route
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.approvals.request import DecisionKind, DecisionRequest, LinkUse
+from relay.chat.cards.buttons import LABELS, confirmation_question
 from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.confirmation_view import blocking_reason, changed_fields, decision_outcome
 from relay.chat.cards.rendering import event_card

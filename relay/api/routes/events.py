@@ -13,8 +13,8 @@ from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor, split_page
 from relay.api.schema.problems import Problem
 from relay.api.schema.route import Call, Route
+from relay.approvals.explain import approval_summary
 from relay.approvals.request import DecisionKind
-from relay.approvals.service import approval_summary
 from relay.approvals.status import ApprovalState
 from relay.events.catalog import EventData
 from relay.events.cloudevent import CloudEvent
