@@ -201,7 +201,7 @@ def _of_the_relay() -> Iterator[CloudEvent]:
 
 
 def _with(event: Event, **changes: Any) -> Event:
-    return Event.from_fields(event.fields() | changes)
+    return Event.from_fields(event.to_fields() | changes)
 
 
 def _head(position: int) -> str:

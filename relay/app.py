@@ -113,7 +113,7 @@ async def started(
                 "the state file is bound to a VM, and which VM this is is not known: approvals are off"
             )
         say = _relay_event_recorder(store, origin, clock)
-        store.listeners.failing.append(lambda reason: _on_store(reason, say))
+        store.listeners.write_error_changed.append(lambda reason: _on_store(reason, say))
         ledger = ApprovalService(
             config.approvals,
             origin,
@@ -199,8 +199,8 @@ async def _tasks(
                 task.cancel()
             await gate.wait_until_idle(DRAIN / 2)
             approvals.cancel()
-            if poller.last_read is not None:
-                moment = poller.last_read
+            if poller.last_read_at is not None:
+                moment = poller.last_read_at
                 store.submit(lambda tx: tx.set_last_read(moment), fail_open=True)
             try:
                 async with asyncio.timeout(DRAIN):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relay.events.cloudevent import PREFIX, VERSION, CloudEvent, digest_id
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
 
 EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 
@@ -34,7 +34,7 @@ def cloudevent(
         "specversion": "1.0",
         "id": digest_id(name, subject, attributes, data),
         "source": "imds://prod-vmss-a-1f0c33ab",
-        "type": f"{PREFIX}{name}{VERSION}",
+        "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
         "subject": subject,
         "time": "2022-04-11T22:11:58.123456Z",
         "datacontenttype": "application/json",

@@ -123,7 +123,7 @@ class ApprovalConsumer:
 
     async def _closed(self) -> str | None:
         """Why nothing may be taken now: while approvals are off, or nothing can be put on disk, messages wait in the queue."""
-        if self._relay.store.failing is not None:
+        if self._relay.store.write_error is not None:
             return "the state file cannot be written"
         try:
             return "approvals are off" if await self._relay.gate.mode() == "off" else None

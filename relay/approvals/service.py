@@ -115,21 +115,66 @@ class ApprovalService:
             self._remember_answer(tx, request, answer)
         return answer
 
-    def _find_refusal(
-        self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus | None
-    ) -> Refusal | None:
-        refusal = authorize(request, status)
-        if refusal is not None or status is None or request.link is None:
-            return refusal
-        return check_confirmation_link(tx, request, request.link, status.occurrence)
+    def apply_transitions(self, tx: Transaction, now: datetime) -> datetime | None:
+        """Do whatever time, the document or the switch have made necessary; returns when to look again at the latest."""
+        moments = []
+        for occurrence in tx.decisions.unsettled():
+            standing = self._step(tx, tx.snapshot.get(occurrence), now)
+            moment = next_change_at(standing)
+            if moment is not None:
+                moments.append(moment)
+            if standing.is_open and self._hours:
+                # Hours turn at whole minutes, and so does every zone: no need to know which is the next.
+                moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
+        return min(moments, default=None)
 
     def _first_answer(self, tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
         if request.request_id is None:
             return None
         return tx.decisions.first_answer(request.caller.principal, request.request_id)
 
-    def _remember_answer(
-        self, tx: Transaction, request: DecisionRequest, answer: DecisionAnswer
+    def is_held(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
+        """Whether somebody's hold keeps a grant back."""
+        return bool(self.status(tx, tx.snapshot.get(grant.occurrence), now).active_holds)
+
+    def claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
+        """The last step before the POST: check everything again, and write the claim down."""
+        claims = []
+        wanted = {one.id for one in grants}
+        for grant in tx.decisions.open_grants():
+            if grant.id not in wanted:
+                continue
+            occurrence = tx.snapshot.get(grant.occurrence)
+            if not can_claim(grant, self.status(tx, occurrence, now)):
+                continue
+            event_id = occurrence.event.event_id
+            tx.decisions.claim_grant(grant.id)
+            facts = {
+                "eventId": event_id,
+                "revision": grant.revision,
+                "rule": grant.rule,
+                "approvalId": grant.approval_id,
+                "grant": grant.id,
+            }
+            tx.journal.append_note(
+                now, "claim", {**facts, "attempt": grant.attempts + 1}, event_key=occurrence.key
+            )
+            claims.append(Claim(grant, event_id))
+        return claims
+
+    def accepted(self, tx: Transaction, claims: Sequence[Claim], now: datetime) -> None:
+        """IMDS answered 200."""
+        for claim in claims:
+            tx.decisions.record_answer(claim.grant.id, "accepted", 200)
+            self._scribe.tell_start(tx, "startrequest.accepted", claim.grant, None, now)
+
+    def failed(
+        self,
+        tx: Transaction,
+        claims: Sequence[Claim],
+        status: int | None,
+        reason: str,
+        now: datetime,
     ) -> None:
         if request.request_id is not None:
             tx.decisions.remember_answer(

@@ -28,7 +28,7 @@ from relay.errors import ConfigError
 from relay.files import may_exist
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import Row, read_checkpoint, rows, verify
+from relay.outbox.journal import JournalRow, read_checkpoint, read_rows, verify_journal
 
 verbs = typer.Typer(
     invoke_without_command=True,
@@ -81,7 +81,7 @@ def verify_chain(
     """Verify the hash chain of the journal, row by row."""
     expected = _head(expect) if expect is not None else None
     with _journal(store, config) as (connection, path):
-        head, count = verify(connection, expected)
+        head, count = verify_journal(connection, expected)
     if as_json:
         print_json(
             {
@@ -108,7 +108,7 @@ def show_rows(
 ) -> None:
     """Show every row about one event, oldest first."""
     with _journal(store, config) as (connection, path):
-        found = [row for row in rows(connection) if row.event_key == event.lower()]
+        found = [row for row in read_rows(connection) if row.event_key == event.lower()]
     if not found:
         raise CommandFailed(
             f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
@@ -136,7 +136,7 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     with _journal(store, config) as (connection, _):
         head = read_checkpoint(connection)
         print_json_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
-        for row in rows(connection):
+        for row in read_rows(connection):
             print_json_line(_exported(row))
             head = Head(row.position, row.hash)
         print_json_line(
@@ -170,7 +170,7 @@ def _head(text: str) -> Head:
     return Head(int(match[1]), match[2])
 
 
-def _exported(row: Row) -> dict[str, object]:
+def _exported(row: JournalRow) -> dict[str, object]:
     # The body goes in as the bytes that were written: the hash covers them.
     return {
         "position": row.position,
@@ -183,7 +183,7 @@ def _exported(row: Row) -> dict[str, object]:
     }
 
 
-def _summary(row: Row) -> tuple[str, object, str]:
+def _summary(row: JournalRow) -> tuple[str, object, str]:
     body = orjson.loads(row.body)
     if row.kind == "claim":
         return "claim", f"rule:{body['rule']}", f"StartRequest, attempt {body['attempt']}"

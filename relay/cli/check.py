@@ -145,7 +145,7 @@ def _seen(event: Event, incarnation: int | None) -> Occurrence:
 
 
 def _follows(standing: ApprovalStatus) -> str:
-    if standing.occurrence.event.started:
+    if standing.occurrence.event.is_started:
         return "nothing, it has started"
     if not standing.is_open:
         return "nothing, NotBefore has passed"

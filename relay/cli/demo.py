@@ -25,7 +25,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.cloudevent import CloudEvent
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import verify
+from relay.outbox.journal import verify_journal
 from relay.signature import PREFIX
 from relay.simulator import VM, Plan, Setup, Simulator
 
@@ -230,7 +230,7 @@ async def _watch(parts: _Set, steps: Steps, event_id: str) -> str:
         )
     connection = open_for_reading(parts.store)
     try:
-        head, count = verify(connection)
+        head, count = verify_journal(connection)
     finally:
         connection.close()
     steps.done(f"the journal has {count} rows, and its hash chain holds: {head.hash[:16]}…")

@@ -13,7 +13,7 @@ from relay.delivery.routing import wants
 from relay.delivery.settlement import SettlementBatcher
 from relay.delivery.sink_reports import ReportRelayEvent
 from relay.delivery.worker import Worker
-from relay.outbox import Entry, Outcome, RecordedEvent, SinkState
+from relay.outbox import Entry, AttemptOutcome, RecordedEvent, SinkState
 from relay.outbox.deliveries import DeadLetterFilter
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -30,7 +30,7 @@ class SinkStatus:
     failing: bool
     reason: str | None
     waiting: int
-    tries: Mapping[tuple[Outcome, int | None], int]
+    tries: Mapping[tuple[AttemptOutcome, int | None], int]
     """By outcome and status of the far side, since the start."""
 
 
@@ -94,7 +94,7 @@ class Dispatcher:
                 name,
                 worker.settings.kind,
                 worker.state,
-                worker.failing,
+                worker.is_failing,
                 worker.reason,
                 worker.waiting,
                 worker.tries,
@@ -109,7 +109,7 @@ class Dispatcher:
     async def set_state(self, name: str, state: SinkState, reason: str | None) -> None:
         """Pause, or resume, a sink; remembered. Raises KeyError for an unknown one, StoreUnavailable."""
         worker = self._workers[name]
-        await self._store.transact(lambda tx: tx.deliveries.set_sink(name, state, reason))
+        await self._store.transact(lambda tx: tx.deliveries.set_sink_state(name, state, reason))
         worker.set_state(state, reason)
 
     def _on_recorded(self, recorded: Sequence[RecordedEvent]) -> None:
@@ -126,7 +126,7 @@ class Dispatcher:
         for entry in entries:
             if entry.sink in self._workers:
                 # A redelivery starts afresh: old tries do not count against it.
-                self._workers[entry.sink].push_again([replace(entry, attempts=0)])
+                self._workers[entry.sink].redeliver([replace(entry, attempts=0)])
 
     def _hand_over(self, entries: Iterable[Entry]) -> None:
         by_sink: dict[str, list[Entry]] = defaultdict(list)
@@ -134,7 +134,7 @@ class Dispatcher:
             by_sink[entry.sink].append(entry)
         for name, mine in by_sink.items():
             if name in self._workers:
-                self._workers[name].push(mine)
+                self._workers[name].add_entries(mine)
 
 
 def redeliver(entry: int, at: datetime) -> Callable[[Transaction], bool]:
@@ -169,16 +169,16 @@ def _reconcile(
     tx: Transaction, settings: Sequence[SinkSettings], now: datetime
 ) -> dict[str, tuple[SinkState, str | None]]:
     """Compare the sinks of the configuration with those of the last start; returns the states of the former."""
-    known = tx.deliveries.sinks()
+    known = tx.deliveries.sink_states()
     names = {sink.name for sink in settings}
     for gone in (known.keys() | {entry.sink for entry in tx.deliveries.waiting()}) - names:
-        tx.deliveries.forget_sink(
+        tx.deliveries.remove_sink(
             gone, f"the sink {gone} is not in the configuration any more", now
         )
     for sink in settings:
         if sink.name in known:
             continue
-        tx.deliveries.set_sink(sink.name, "on")
+        tx.deliveries.set_sink_state(sink.name, "on")
         for occurrence in tx.snapshot.live():
             position = tx.journal.last_change_position(occurrence.key)
             if position is not None and wants(sink, tx.journal.event(position)):

@@ -41,7 +41,7 @@ class OrderedQueue:
         return (entry for lane in self._lanes.values() for entry in lane.waiting)
 
     @property
-    def any_free(self) -> bool:
+    def has_ready(self) -> bool:
         """Whether some lane's head could be sent now."""
         return any(lane.state == "free" for lane in self._lanes.values())
 
@@ -55,7 +55,7 @@ class OrderedQueue:
         if len(lane.waiting) == 1:
             self._set_free(entry.ordering_key, lane)
 
-    def supersede(self, entry: Entry) -> list[Entry]:
+    def remove_superseded(self, entry: Entry) -> list[Entry]:
         """Take out what waits in the entry's lane with the same family, is no newer and is not being sent: it replaces them.
 
         What is sent once more can be older than what waits already, and replaces nothing newer.
@@ -78,13 +78,13 @@ class OrderedQueue:
             self._set_free(entry.ordering_key, lane)
         return stale
 
-    def outdated(self, entry: Entry) -> bool:
+    def is_superseded(self, entry: Entry) -> bool:
         """Whether a newer one of the same family waits behind the head of a lane."""
         waiting = iter(self._lanes[entry.ordering_key].waiting)
         next(waiting)
         return any(_takes_the_place_of(newer, entry) for newer in waiting)
 
-    def take(self, *, least_tried: bool = False) -> Entry | None:
+    def take_next(self, *, least_tried: bool = False) -> Entry | None:
         """The oldest head of a free lane; the lane is busy until `done` or `rest`. None when no lane is free.
 
         ``least_tried``: of the heads that were tried least.
@@ -109,7 +109,7 @@ class OrderedQueue:
                 return lane.waiting[0]
         return None
 
-    def done(self, entry: Entry) -> None:
+    def remove_head(self, entry: Entry) -> None:
         """The head of a busy lane is settled: the next one is free."""
         lane = self._lanes[entry.ordering_key]
         lane.waiting.popleft()
@@ -119,7 +119,7 @@ class OrderedQueue:
         else:
             del self._lanes[entry.ordering_key]
 
-    def rest(self, entry: Entry, until: float, *, alone: bool = False) -> None:
+    def delay_head(self, entry: Entry, until: float, *, alone: bool = False) -> None:
         """The head of a busy lane failed: it is free again at that moment (monotonic seconds).
 
         ``alone``: it failed for a reason of its own, and rests however the others fare.
@@ -129,7 +129,7 @@ class OrderedQueue:
         lane.state, lane.until, lane.alone = "resting", until, alone
         heapq.heappush(self._resting, (until, entry.ordering_key))
 
-    def wake(self, now: float) -> None:
+    def release_due(self, now: float) -> None:
         """Free the lanes whose rest is over."""
         while self._resting and self._resting[0][0] <= now:
             until, name = heapq.heappop(self._resting)
@@ -137,13 +137,13 @@ class OrderedQueue:
             if lane is not None and lane.state == "resting" and lane.until == until:
                 self._set_free(name, lane)
 
-    def wake_all(self, *, alone: bool) -> None:
+    def release_all(self, *, alone: bool) -> None:
         """Free every resting lane; ``alone``: also those that rest for a reason of their own."""
         for name, lane in self._lanes.items():
             if lane.state == "resting" and (alone or not lane.alone):
                 self._set_free(name, lane)
 
-    def next_wake(self) -> float | None:
+    def next_release_at(self) -> float | None:
         """When to call `wake` next (monotonic seconds)."""
         return self._resting[0][0] if self._resting else None
 

@@ -12,14 +12,14 @@ from datetime import datetime, timedelta
 
 from relay.errors import Failure
 
-WINDOW = 15 * 60.0
+URGENT_WINDOW = 15 * 60.0
 """Seconds before NotBefore in which a try comes at least every 8 s."""
-FIRST, URGENT, EARLY, SLOW, LATEST = 0.5, 7.0, 54.0, 54.0, 300.0
-JITTER = 0.1
+FIRST_PAUSE, MAX_URGENT_PAUSE, MAX_EARLY_PAUSE, SLOW_PAUSE, MAX_PAUSE = 0.5, 7.0, 54.0, 54.0, 300.0
+MAX_JITTER = 0.1
 """Jitter only adds: at most this share of the pause, so that relays that failed together do not come back together."""
-LAST_CALL = 2.0
+LAST_TRY_LEAD = 2.0
 """Seconds before NotBefore at which there is a last call; jitter makes it later by at most half of that."""
-LONGEST_REST = 3600.0
+MAX_RETRY_AFTER = 3600.0
 """Seconds: a Retry-After over this is cut."""
 DAY = 86400.0
 MAX_INTERNAL_ERRORS = 5
@@ -30,8 +30,8 @@ MAX_INTERNAL_ERRORS = 5
 class RetryAfter:
     """Try again after so many seconds. ``rest``: the far side asked that nothing at all be sent for so long; 0 if not."""
 
-    after: float
-    rest: float = 0.0
+    delay: float
+    sink_pause: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DisableSink:
     """The far side asked us to stop: keep the entry, and disable the sink."""
 
 
-Verdict = RetryAfter | DeadLetter | DisableSink
+RetryDecision = RetryAfter | DeadLetter | DisableSink
 
 
 def plan_retry(
@@ -57,10 +57,10 @@ def plan_retry(
     recorded: datetime,
     not_before: datetime | None,
     give_up_after: float,
-    longest_pause: float = LATEST,
+    longest_pause: float = MAX_PAUSE,
     asked: float | None = None,
     chance: float = 0.0,
-) -> Verdict:
+) -> RetryDecision:
     """What to do after a failed try.
 
     ``tries``: how often in a row it failed, this time included. ``asked``: Retry-After in seconds; it only lengthens.
@@ -74,24 +74,24 @@ def plan_retry(
         return DeadLetter("refused, and no NotBefore ahead to keep trying for")
     if (left <= 0 or give_up_after < DAY) and (now - recorded).total_seconds() >= give_up_after:
         return DeadLetter(f"given up after {give_up_after:g} s")
-    stretch = 1 + JITTER * chance
-    pause = min(SLOW if failure == "slow" else backoff(tries, left), longest_pause) * stretch
-    if left > LAST_CALL:
-        pause = min(pause, left - LAST_CALL * (1 - chance / 2))
-    rest = min(max(asked or 0.0, 0.0), LONGEST_REST) * stretch
+    stretch = 1 + MAX_JITTER * chance
+    pause = min(SLOW_PAUSE if failure == "slow" else backoff(tries, left), longest_pause) * stretch
+    if left > LAST_TRY_LEAD:
+        pause = min(pause, left - LAST_TRY_LEAD * (1 - chance / 2))
+    rest = min(max(asked or 0.0, 0.0), MAX_RETRY_AFTER) * stretch
     return RetryAfter(max(pause, rest), rest)
 
 
 def backoff(tries: int, left: float) -> float:
     """Seconds until the next try after so many failures in a row, with ``left`` seconds to NotBefore (none ahead: <= 0)."""
-    grown = FIRST * 2.0 ** min(tries - 1, 16)
+    grown = FIRST_PAUSE * 2.0 ** min(tries - 1, 16)
     if left <= 0:
-        return min(grown, LATEST)
-    if left > WINDOW:
-        return min(grown, EARLY, max(left - WINDOW, URGENT))
-    return min(grown, URGENT)
+        return min(grown, MAX_PAUSE)
+    if left > URGENT_WINDOW:
+        return min(grown, MAX_EARLY_PAUSE, max(left - URGENT_WINDOW, MAX_URGENT_PAUSE))
+    return min(grown, MAX_URGENT_PAUSE)
 
 
 def retry_time(again: RetryAfter, now: datetime) -> datetime:
     """When that is."""
-    return now + timedelta(seconds=again.after)
+    return now + timedelta(seconds=again.delay)

@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from relay.clock import Clock
-from relay.delivery.retry import RetryAfter, Verdict, plan_retry
+from relay.delivery.retry import (
+    DeadLetter,
+    DisableSink,
+    RetryAfter,
+    RetryDecision,
+    plan_retry,
+)
 from relay.errors import Deferred
 from relay.outbox import Entry
 from relay.sinks import Sink
@@ -20,7 +26,7 @@ class RetryPolicy:
         self._sink = sink
         self._clock = clock
 
-    def of(self, entry: Entry, error: Deferred, now: datetime) -> Verdict:
+    def of(self, entry: Entry, error: Deferred, now: datetime) -> RetryDecision:
         """What becomes of an entry after a try that has just failed."""
         return plan_retry(
             error.failure,
@@ -55,4 +61,4 @@ class RetryPolicy:
             longest_pause=self._sink.longest_pause,
             chance=random.random(),  # noqa: S311  # jitter
         )
-        return verdict.after if isinstance(verdict, RetryAfter) else 0.0
+        return verdict.delay if isinstance(verdict, RetryAfter) else 0.0

@@ -30,7 +30,7 @@ class SettlementBatcher:
         self._waiting: list[Callable[[], None]] = []  # who is to hear when those are written
         self._busy = False  # a batch is being written, or will be in this turn of the loop
 
-    def delivered(self, entry: int, attempt: Attempt, written: Callable[[], None]) -> None:
+    def record_delivery(self, entry: int, attempt: Attempt, written: Callable[[], None]) -> None:
         """An entry has got through; ``written`` is called when that is written down, or cannot be."""
         self._arrived.append((entry, attempt))
         self._waiting.append(written)
@@ -40,11 +40,11 @@ class SettlementBatcher:
                 self._next
             )  # with all that arrive in this turn of the loop
 
-    def deferred(self, entry: int, attempt: Attempt, until: datetime) -> None:
+    def record_deferral(self, entry: int, attempt: Attempt, until: datetime) -> None:
         """A try has failed, and there will be another at that moment."""
         self._remember(lambda tx: tx.deliveries.defer(entry, attempt, until))
 
-    def settled(
+    def record_settlement(
         self, entry: int, state: EntryState, reason: str, at: datetime, attempt: Attempt | None
     ) -> None:
         """An entry is over without being delivered; ``attempt``: by a try that failed."""
@@ -56,9 +56,9 @@ class SettlementBatcher:
 
         self._remember(work)
 
-    def turned(self, sink: str, state: SinkState, reason: str) -> None:
+    def record_sink_state(self, sink: str, state: SinkState, reason: str) -> None:
         """A sink has another state now."""
-        self._remember(lambda tx: tx.deliveries.set_sink(sink, state, reason))
+        self._remember(lambda tx: tx.deliveries.set_sink_state(sink, state, reason))
 
     def close(self) -> None:
         """Hand over to the store what it does not have yet."""

@@ -27,24 +27,24 @@ class SinkHealthReporter:
         self._own_errors: dict[int, int] = {}  # by entry
         self._own_error: str | None = None  # what was logged last
 
-    def failing(self, reason: str, waiting: int) -> None:
+    def report_failing(self, reason: str, waiting: int) -> None:
         """It failed several times in a row."""
         _log.warning("sink %s is failing: %s", self._sink, reason)
         self._say("relay.sink-failing", self._sink, reason, waiting)
 
-    def recovered(self, waiting: int) -> None:
+    def report_recovered(self, waiting: int) -> None:
         """It delivers again."""
         _log.info("sink %s delivers again; %d entries waited", self._sink, waiting)
         self._say("relay.sink-recovered", self._sink, "it delivers again", waiting)
 
-    def disabled(self, reason: str, waiting: int) -> None:
+    def report_disabled(self, reason: str, waiting: int) -> None:
         """The far side asked us to stop."""
         _log.error(
             "sink %s asked us to stop, it is disabled and keeps its entries: %s", self._sink, reason
         )
         self._say("relay.sink-disabled", self._sink, reason, waiting)
 
-    def parked(self, entry: Entry, reason: str) -> None:
+    def report_dead_letter(self, entry: Entry, reason: str) -> None:
         """An entry was given up."""
         _log.warning(
             "sink %s: %s (entry %d) became a dead letter: %s",
@@ -61,7 +61,7 @@ class SinkHealthReporter:
             self._dead,
         )
 
-    def compare_clocks(self, skew: float | None) -> None:
+    def report_clock_skew(self, skew: float | None) -> None:
         """The far side's clock is so many seconds ahead of ours, if that is known."""
         if skew is None or (abs(skew) > MAX_CLOCK_SKEW) is self._skewed:
             return
@@ -73,7 +73,7 @@ class SinkHealthReporter:
         _log.warning("sink %s: %s", self._sink, reason)
         self._say("relay.clock-skewed", self._sink, reason, 1)
 
-    def failed_by_itself(self, entry: Entry, error: Exception) -> int:
+    def report_internal_error(self, entry: Entry, error: Exception) -> int:
         """The sink's own code failed on an entry; returns how often it has on that one."""
         named = type(error).__name__
         if named != self._own_error:
@@ -84,11 +84,11 @@ class SinkHealthReporter:
         count = self._own_errors[entry.id] = self._own_errors.get(entry.id, 0) + 1
         return count
 
-    def settled(self, entry: Entry) -> None:
+    def forget_entry(self, entry: Entry) -> None:
         """An entry is over, one way or the other."""
         self._own_errors.pop(entry.id, None)
 
-    def delivered(self) -> None:
+    def record_success(self) -> None:
         """Something got through: where its own code has failed on none that waits, the next such error is news again."""
         if not self._own_errors:
             self._own_error = None

@@ -26,7 +26,7 @@ from relay.delivery.settlement import SettlementBatcher
 from relay.delivery.sink_reports import ReportRelayEvent, SinkHealthReporter
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import Attempt, Entry, EntryState, Outcome, SinkState
+from relay.outbox import Attempt, Entry, EntryState, AttemptOutcome, SinkState
 from relay.outbox.sqlite import Store
 from relay.sinks import Sink, SinkSettings
 
@@ -53,7 +53,7 @@ class Worker:
     ) -> None:
         self.settings = settings
         self.state: SinkState = "on"
-        self.tries: Counter[tuple[Outcome, int | None]] = Counter()
+        self.tries: Counter[tuple[AttemptOutcome, int | None]] = Counter()
         """How often a try came to which outcome, with which status of the far side, since the start."""
         self.prospects = RetryPolicy(sink, clock)
         self._sink = sink
@@ -74,9 +74,9 @@ class Worker:
         self._ending = False
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether it failed several times in a row or for a minute, or asked us to stop, and has not delivered since."""
-        return self._circuit.failing
+        return self._circuit.is_failing
 
     @property
     def reason(self) -> str | None:
@@ -92,24 +92,24 @@ class Worker:
     def is_idle(self) -> bool:
         """Whether nothing is being sent and nothing could be sent now: a good moment to stop."""
         stopped = self.state != "on" or self._clock.monotonic() < self._circuit.allowed_at
-        return self._under_way == 0 and (stopped or not self._lanes.any_free)
+        return self._under_way == 0 and (stopped or not self._lanes.has_ready)
 
     @property
     def _opens(self) -> float:
         """Before that moment nothing may be begun (monotonic seconds)."""
         return max(self._circuit.allowed_at, self._slot)
 
-    def push(self, entries: Iterable[Entry]) -> None:
+    def add_entries(self, entries: Iterable[Entry]) -> None:
         """Take in entries, in the order in which they were recorded."""
         for entry in entries:
             if self._replaces(entry):
-                for old in self._lanes.supersede(entry):
+                for old in self._lanes.remove_superseded(entry):
                     self._settle(old, "superseded", f"replaced by a newer {entry.type}")
             self._lanes.push(entry)
         self._circuit.probe_now()
         self._wake.set()
 
-    def push_again(self, entries: Iterable[Entry]) -> None:
+    def redeliver(self, entries: Iterable[Entry]) -> None:
         """Take in entries that an operator wants sent once more, whatever came after them."""
         for entry in entries:
             self._lanes.push(entry)
@@ -120,10 +120,10 @@ class Worker:
         """Pause, disable or resume; what waits is kept, and goes out at once when the sink is on again."""
         self.state, self._stopped = state, reason
         if state == "disabled":
-            self._circuit.failing = True
+            self._circuit.is_failing = True
         if state == "on":
             self._circuit.resume(self._clock.monotonic())
-            self._lanes.wake_all(alone=True)
+            self._lanes.release_all(alone=True)
         self._wake.set()
 
     async def run(self) -> None:
@@ -146,10 +146,10 @@ class Worker:
     def _look_at_clock(self) -> None:
         """Tell that the sink is failing once nothing has got through for a minute."""
         if not len(self._lanes):
-            self._circuit.idle()
-        if self.state == "on" and self._circuit.wait(self._clock.monotonic()):
+            self._circuit.record_idle()
+        if self.state == "on" and self._circuit.check_stalled(self._clock.monotonic()):
             self._trouble = self._trouble or "no try has ended for a minute"
-            self._news.failing(self._trouble, len(self._lanes))
+            self._news.report_failing(self._trouble, len(self._lanes))
 
     async def _ring(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
@@ -164,10 +164,10 @@ class Worker:
         now = self._clock.monotonic()
         if self.state != "on" or now < self._opens or self._is_full:
             return None
-        if self._circuit.probing:
-            self._lanes.wake_all(alone=False)
-        self._lanes.wake(now)
-        entry = self._lanes.take(least_tried=self._circuit.least_tried)
+        if self._circuit.is_probing:
+            self._lanes.release_all(alone=False)
+        self._lanes.release_due(now)
+        entry = self._lanes.take_next(least_tried=self._circuit.prefers_least_tried)
         if entry is not None:
             self._circuit.record_start(now)
             self._under_way += 1
@@ -177,7 +177,7 @@ class Worker:
 
     @property
     def _is_full(self) -> bool:
-        most = 1 if self._circuit.probing else self._sink.concurrency
+        most = 1 if self._circuit.is_probing else self._sink.concurrency
         return self._under_way >= most or self._under_way + self._unwritten >= MAX_OPEN_DELIVERIES
 
     def _pause(self) -> float | None:
@@ -185,9 +185,9 @@ class Worker:
         if self.state != "on" or not len(self._lanes):
             return None
         now, opens = self._clock.monotonic(), self._opens
-        moments = [self._circuit.fruitless_at]
+        moments = [self._circuit.stalls_at]
         if not self._is_full:
-            moments.append(opens if now < opens else self._lanes.next_wake())
+            moments.append(opens if now < opens else self._lanes.next_release_at())
         due = min((moment for moment in moments if moment is not None), default=None)
         return max(0.0, due - now) if due is not None else None
 
@@ -212,9 +212,9 @@ class Worker:
             if event is None:
                 event = await self._store.read(lambda tx: tx.journal.event(entry.position))
         except StoreUnavailable:
-            self._circuit.idle()  # the sink has no part in it
-            self._lanes.rest(entry, self._clock.monotonic() + READ_RETRY_DELAY, alone=True)
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with this row, the next ones can be sent
+            self._circuit.record_idle()  # the sink has no part in it
+            self._lanes.delay_head(entry, self._clock.monotonic() + READ_RETRY_DELAY, alone=True)
+        except Exception as error:  # whatever is wrong with this row, the next ones can be sent
             self._parked(
                 entry, f"its event could not be read from the journal: {_named(error)}", None
             )
@@ -226,7 +226,7 @@ class Worker:
         began, at = self._clock.monotonic(), self._clock.now()
 
         def attempt(
-            outcome: Outcome,
+            outcome: AttemptOutcome,
             status: int | None = None,
             reason: str | None = None,
             answer: str | None = None,
@@ -236,18 +236,18 @@ class Worker:
 
         try:
             receipt = await self._sink.deliver(event)
-            self._news.compare_clocks(receipt.skew)
+            self._news.report_clock_skew(receipt.skew)
             arrived = attempt("delivered", receipt.status, None, receipt.response)
         except Rejected as error:
-            self._news.compare_clocks(error.skew)
+            self._news.report_clock_skew(error.skew)
             self._trouble = error.reason
-            if self._circuit.refused(self._clock.monotonic()):
-                self._news.failing(error.reason, len(self._lanes))
+            if self._circuit.record_rejection(self._clock.monotonic()):
+                self._news.report_failing(error.reason, len(self._lanes))
             self._parked(
                 entry, error.reason, attempt("parked", error.status, error.reason, error.response)
             )
         except Deferred as error:
-            self._news.compare_clocks(error.skew)
+            self._news.report_clock_skew(error.skew)
             self._failed(
                 entry, error, attempt("deferred", error.status, error.reason, error.response), began
             )
@@ -266,14 +266,14 @@ class Worker:
 
     def _delivered(self, entry: Entry, attempt: Attempt) -> None:
         self._unwritten += 1
-        self._books.delivered(entry.id, attempt, self._written)
-        self._news.settled(entry)
-        self._news.delivered()
-        self._lanes.done(entry)
+        self._books.record_delivery(entry.id, attempt, self._written)
+        self._news.forget_entry(entry)
+        self._news.record_success()
+        self._lanes.remove_head(entry)
         self._trouble = None
         if self.state != "disabled" and self._circuit.record_success():
-            self._news.recovered(len(self._lanes))
-            self._lanes.wake_all(alone=True)
+            self._news.report_recovered(len(self._lanes))
+            self._lanes.release_all(alone=True)
             self._wake.set()
 
     def _written(self) -> None:
@@ -281,18 +281,18 @@ class Worker:
         self._wake.set()
 
     def _parked(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
-        self._lanes.done(entry)
+        self._lanes.remove_head(entry)
         if entry.type.startswith("relay."):
             # What the relay says of itself never becomes a dead letter, or one failure would tell of itself for ever.
             self._settle(entry, "superseded", f"dropped: {reason}", attempt)
             return
         self._settle(entry, "parked", reason, attempt)
-        self._news.parked(entry, reason)
+        self._news.report_dead_letter(entry, reason)
 
     def _failed_by_itself(
         self, entry: Entry, error: Exception, attempt: Attempt, began: float
     ) -> None:
-        count = self._news.failed_by_itself(entry, error)
+        count = self._news.report_internal_error(entry, error)
         failure = Deferred(f"the sink's own code failed: {_named(error)}")
         spent = (
             DeadLetter(f"the sink's own code failed {count} times")
@@ -312,14 +312,14 @@ class Worker:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self._trouble = error.reason
         if self._circuit.record_failure(began, monotonic):
-            self._news.failing(error.reason, len(self._lanes))
+            self._news.report_failing(error.reason, len(self._lanes))
         verdict = spent or self.prospects.of(entry, error, now)
         if isinstance(verdict, DisableSink):
             self._disable(error.reason)
             verdict = RetryAfter(0.0)
         if isinstance(verdict, RetryAfter):
-            self._circuit.pause_until(monotonic + verdict.rest)
-        if self.failing:
+            self._circuit.pause_until(monotonic + verdict.sink_pause)
+        if self.is_failing:
             # Who refuses one event (slow) answers, and may take the others.
             transient = error.failure == "transient"
             probe = (
@@ -330,23 +330,23 @@ class Worker:
             self._circuit.schedule_probe(monotonic + probe if transient else None)
         if isinstance(verdict, DeadLetter):
             self._parked(entry, f"{verdict.reason}; last: {error.reason}", attempt)
-        elif self._replaces(entry) and self._lanes.outdated(entry):
-            self._lanes.done(entry)
+        elif self._replaces(entry) and self._lanes.is_superseded(entry):
+            self._lanes.remove_head(entry)
             self._settle(
                 entry, "superseded", "replaced by a newer one while it was being sent", attempt
             )
         else:
             until = retry_time(verdict, now)
             tried = replace(entry, attempts=entry.attempts + 1, next_at=until)
-            self._lanes.rest(tried, monotonic + verdict.after, alone=error.failure == "slow")
-            self._books.deferred(entry.id, attempt, until)
+            self._lanes.delay_head(tried, monotonic + verdict.delay, alone=error.failure == "slow")
+            self._books.record_deferral(entry.id, attempt, until)
 
     def _disable(self, reason: str) -> None:
         if self.state == "disabled":
             return
         self.set_state("disabled", reason)
-        self._books.turned(self.settings.name, "disabled", reason)
-        self._news.disabled(reason, len(self._lanes))
+        self._books.record_sink_state(self.settings.name, "disabled", reason)
+        self._news.report_disabled(reason, len(self._lanes))
 
     def _replaces(self, entry: Entry) -> bool:
         """Whether a newer entry of the same lane and family takes the place of this one, and this one that of older ones."""
@@ -357,8 +357,8 @@ class Worker:
     def _settle(
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
-        self._news.settled(entry)
-        self._books.settled(entry.id, state, reason, self._clock.now(), attempt)
+        self._news.forget_entry(entry)
+        self._books.record_settlement(entry.id, state, reason, self._clock.now(), attempt)
 
 
 def _named(error: Exception) -> str:

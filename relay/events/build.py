@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any, Literal
 
 from relay.events.catalog import dataschema
-from relay.events.cloudevent import PREFIX, VERSION, CloudEvent, digest_id
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
 from relay.events.delta import Change
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 
-Outcome = tuple[
+EndOutcome = tuple[
     Literal["completed", "canceled", "unknown"], Literal["observed", "rebooted", "none"]
 ]
 
@@ -40,12 +40,12 @@ class EndEvidence:
     rebooted: bool
 
 
-def determine_outcome(event: Event, facts: EndEvidence, now: datetime) -> Outcome:
+def determine_outcome(event: Event, facts: EndEvidence, now: datetime) -> EndOutcome:
     """How an event ended, as far as this relay saw it.
 
     See docs/guarantees.md#an-outcome-is-what-this-relay-saw.
     """
-    if event.started:
+    if event.is_started:
         return "completed", "observed"
     if facts.rebooted:
         return "completed", "rebooted"
@@ -58,13 +58,13 @@ def determine_outcome(event: Event, facts: EndEvidence, now: datetime) -> Outcom
 
 def event_data(event: Event, incarnation: int | None) -> dict[str, Any]:
     """``data`` of ``event.*`` without what the single changes add."""
-    return {**event.fields(), "documentIncarnation": incarnation, "revision": event.revision}
+    return {**event.to_fields(), "documentIncarnation": incarnation, "revision": event.revision}
 
 
 def transition_id(change: Change, origin: Origin) -> str:
     """Names a transition: the digest of source, EventId, change and new state; the count is added by `change_event`."""
     state = {
-        **change.event.fields(),
+        **change.event.to_fields(),
         "eventId": change.event.key,
         "resources": sorted(change.event.resources),
     }
@@ -79,7 +79,7 @@ def change_event(
     data: Mapping[str, Any],
     told: int,
     approved: bool,
-    outcome: Outcome | None = None,
+    outcome: EndOutcome | None = None,
 ) -> CloudEvent:
     """The ``event.*`` CloudEvent of a change.
 
@@ -96,7 +96,7 @@ def change_event(
     attributes = {
         "specversion": "1.0",
         "id": digest_id(transition_id(change, origin), told),
-        "type": f"{PREFIX}event.{change.kind}{VERSION}",
+        "type": f"{TYPE_PREFIX}event.{change.kind}{TYPE_VERSION}",
         "source": f"imds://{origin.scope}",
         "subject": change.event.event_id,
         "time": format_rfc3339(at),
@@ -126,7 +126,7 @@ def decision_event(
     attributes = {
         "specversion": "1.0",
         "id": digest_id(source, event["eventId"].lower(), name, added, head),
-        "type": f"{PREFIX}{name}{VERSION}",
+        "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
         "source": source,
         "subject": event["eventId"],
         "time": format_rfc3339(at),
@@ -147,7 +147,7 @@ def relay_event(
     attributes = {
         "specversion": "1.0",
         "id": digest_id(source, sink, name, reason, moment, head),
-        "type": f"{PREFIX}{name}{VERSION}",
+        "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
         "source": source,
         "subject": sink,
         "time": moment,

@@ -17,7 +17,7 @@ from typing import (
 from pydantic import Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from relay.events.cloudevent import PREFIX, VERSION
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 
 _Strict = with_config({"extra": "forbid"})
 
@@ -207,7 +207,7 @@ class EventDefinition:
     @property
     def type(self) -> str:
         """The CloudEvents type."""
-        return f"{PREFIX}{self.name}{VERSION}"
+        return f"{TYPE_PREFIX}{self.name}{TYPE_VERSION}"
 
     @property
     def dataschema(self) -> str:
@@ -217,7 +217,7 @@ class EventDefinition:
 
 def dataschema(name: str) -> str:
     """The URI that names the schema of ``data`` for ``<family>.<change>``; it identifies and is not fetched."""
-    return f"urn:imdsrelay:schema:{name}{VERSION}"
+    return f"urn:imdsrelay:schema:{name}{TYPE_VERSION}"
 
 
 CATALOG = (

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-PREFIX = "io.imdsrelay."
-VERSION = ".v1"
+TYPE_PREFIX = "io.imdsrelay."
+TYPE_VERSION = ".v1"
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 
 
@@ -65,7 +65,7 @@ class CloudEvent:
         return self.attributes["scope"]
 
     @property
-    def detail(self) -> str:
+    def routing_detail(self) -> str:
         """Third word of the routing key: the event type, or the sink's name, or ``none``."""
         if self.name.startswith("relay."):
             return self.subject or "none"
@@ -74,7 +74,7 @@ class CloudEvent:
 
 def event_name(event_type: str) -> str:
     """``<family>.<change>`` of a CloudEvents type; what is no type of ours stays as it is."""
-    return event_type.removeprefix(PREFIX).removesuffix(VERSION)
+    return event_type.removeprefix(TYPE_PREFIX).removesuffix(TYPE_VERSION)
 
 
 def digest_id(*parts: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from relay.events.model import Document, Event
 
-Kind = Literal["scheduled", "updated", "started", "ended"]
+ChangeKind = Literal["scheduled", "updated", "started", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Change:
     ``changed`` maps each field that moved, by its name in ``data``, to the value before; empty at first sight and at the end.
     """
 
-    kind: Kind
+    kind: ChangeKind
     event: Event
     before: Event | None
     changed: Mapping[str, Any]
@@ -48,16 +48,16 @@ def apply(previous: Iterable[Event], changes: Iterable[Change]) -> dict[str, Eve
 
 def _compare(before: Event | None, event: Event) -> Change | None:
     if before is None:
-        return Change("started" if event.started else "scheduled", event, None, {})
+        return Change("started" if event.is_started else "scheduled", event, None, {})
     changed = _changed(before, event)
     if not changed:
         return None
-    moved_to_started = event.started and not before.started
+    moved_to_started = event.is_started and not before.is_started
     return Change("started" if moved_to_started else "updated", event, before, changed)
 
 
 def _changed(before: Event, event: Event) -> dict[str, Any]:
-    old, new = before.fields(), event.fields()
+    old, new = before.to_fields(), event.to_fields()
     # The EventId is compared without case and the resources without order: neither says anything new.
     return {
         name: old[name]

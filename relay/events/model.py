@@ -46,7 +46,7 @@ class Event:
         return self.event_id.lower()
 
     @property
-    def started(self) -> bool:
+    def is_started(self) -> bool:
         """Whether Azure says that the event is under way."""
         return (self.event_status or "").lower() == "started"
 
@@ -69,7 +69,7 @@ class Event:
         )
         return digest_id("revision", self.key, *parts)[:16]
 
-    def fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         """The event under the names that ``data`` of a CloudEvent has for it."""
         return {
             "eventId": self.event_id,
@@ -201,7 +201,7 @@ def _merge(entries: list[Event]) -> Event:
     if len(entries) == 1:
         return entries[0]
     # Independent of the order in the document: Started beats anything, then the text of the fields decides.
-    entries = sorted(entries, key=lambda event: (not event.started, str(event.fields())))
+    entries = sorted(entries, key=lambda event: (not event.is_started, str(event.to_fields())))
     durations = [event.duration for event in entries if event.duration is not None]
     return replace(
         entries[0],

@@ -58,7 +58,7 @@ class ImdsClient:
         self._place_freed = asyncio.Event()
         self._answered = False
         self._session: aiohttp.ClientSession | None = None
-        self.ahead: float | None = None
+        self.clock_offset: float | None = None
         """Seconds that the service's clock is ahead of ours for certain, by the ``Date`` of its last answer; None: unknown."""
 
     async def __aenter__(self) -> Self:
@@ -88,7 +88,7 @@ class ImdsClient:
             await self._session.close()
             self._session = None
 
-    async def read(self) -> bytes:
+    async def read_document(self) -> bytes:
         """The bytes of the Scheduled Events document, as a 200 gave them.
 
         Raises DocumentError for an answer over `MAX_DOCUMENT_BYTES` bytes (not read to its end) or an encoded one.
@@ -101,7 +101,7 @@ class ImdsClient:
         self._answered = True
         return body
 
-    async def start(self, event_ids: Sequence[str]) -> None:
+    async def send_start_request(self, event_ids: Sequence[str]) -> None:
         """Ask Azure to start these events now; returns when it answered 200.
 
         It answers 200 for every valid id (docs/protocol.md#startrequests).
@@ -117,7 +117,7 @@ class ImdsClient:
             body,
         )
 
-    async def instance(self) -> bytes:
+    async def read_instance(self) -> bytes:
         """The JSON of instance metadata, as a 200 gave it. Raises DocumentError as ``read`` does."""
         return await self._call("GET", _INSTANCE, _INSTANCE_QUERY, self._settings.timeout)
 
@@ -148,7 +148,7 @@ class ImdsClient:
                     trace_request_ctx=call,
                 ) as answer,
             ):
-                self.ahead = clock_ahead(answer.headers.get("Date"), began, self._clock.now())
+                self.clock_offset = measure_clock_offset(answer.headers.get("Date"), began, self._clock.now())
                 if answer.status != 200:
                     raise await self._failure(answer)
                 return await _body(answer) if method == "GET" else b""
@@ -160,7 +160,7 @@ class ImdsClient:
             raise _unavailable(error) from error
         finally:
             if not call.sent:
-                self._budget.give_back()
+                self._budget.release()
                 self._place_freed.set()
 
     async def _take_place(self) -> None:
@@ -171,7 +171,7 @@ class ImdsClient:
                     await self._place_freed.wait()
                 else:
                     await self._clock.sleep(delay)
-            self._budget.take()
+            self._budget.reserve()
 
     async def _on_sent(
         self,
@@ -181,7 +181,7 @@ class ImdsClient:
     ) -> None:
         call: _Call = context.trace_request_ctx
         call.sent = True
-        self._budget.sent(self._clock.monotonic())
+        self._budget.mark_sent(self._clock.monotonic())
         self._place_freed.set()
 
     async def _failure(self, answer: aiohttp.ClientResponse) -> SourceError:
@@ -205,7 +205,7 @@ class ImdsClient:
         )
 
 
-def clock_ahead(date: str | None, began: datetime, ended: datetime) -> float | None:
+def measure_clock_offset(date: str | None, began: datetime, ended: datetime) -> float | None:
     """How many seconds another clock is ahead for certain, which wrote ``date`` between these moments; negative: it is behind.
 
     A ``Date`` has lost its fraction of a second (RFC 9110, 6.6.1). None where it cannot be read.

@@ -12,10 +12,10 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, parse_instance
 
-DRIFT, TOO_FAR = 5.0, 60.0
+CLOCK_OFFSET_WARNING, MAX_CLOCK_OFFSET = 5.0, 60.0
 """Seconds that this clock may be off before somebody should know; and before good signatures and tokens are refused."""
 _TRIES, _PAUSE = 3, 1.0
-NOT_ASKED = (
+NOT_POLLED = (
     "not read: the first read ever switches the feature on for this VM, may take two minutes, and from then on Azure waits for approval of "
     "what users start. Read it with --poll, or start the relay"
 )
@@ -61,7 +61,7 @@ async def diagnose(
             findings.append(await _events(client, progress))
         else:
             findings.append(
-                ok("scheduled events", "the running relay reads them" if running else NOT_ASKED)
+                ok("scheduled events", "the running relay reads them" if running else NOT_POLLED)
             )
     return findings, instance
 
@@ -70,25 +70,25 @@ async def _instance(client: ImdsClient, clock: Clock) -> bytes:
     """Instance metadata, tried again: the calls of a VM are counted together, and somebody else's may be one too many."""
     for _ in range(_TRIES - 1):
         try:
-            return await client.instance()
+            return await client.read_instance()
         except SourceError as error:
             if error.status is None or error.status == 404:
                 raise
         await clock.sleep(_PAUSE)
-    return await client.instance()
+    return await client.read_instance()
 
 
 def _clock(client: ImdsClient) -> list[Finding]:
-    if client.ahead is None:
+    if client.clock_offset is None:
         return []
-    off, about = abs(client.ahead), "clock"
-    said = f"this machine's clock is {off:.0f} s {'behind' if client.ahead > 0 else 'ahead of'} the metadata service's"
+    off, about = abs(client.clock_offset), "clock"
+    said = f"this machine's clock is {off:.0f} s {'behind' if client.clock_offset > 0 else 'ahead of'} the metadata service's"
     remedy = "synchronise it (chrony, systemd-timesyncd): signatures, tokens and NotBefore are compared with it"
-    if off > TOO_FAR:
+    if off > MAX_CLOCK_OFFSET:
         return [failure(about, said, remedy)]
     return [
         warning(about, said, remedy)
-        if off > DRIFT
+        if off > CLOCK_OFFSET_WARNING
         else ok(about, "it agrees with the metadata service's")
     ]
 
@@ -97,7 +97,7 @@ async def _events(client: ImdsClient, progress: Callable[[str], object]) -> Find
     about = "scheduled events"
     progress("reading the document of events: the first time that may take two minutes")
     try:
-        document = parse_document(await client.read())
+        document = parse_document(await client.read_document())
     except DocumentError as error:
         return failure(about, error.reason, "see source.api_version; else ask Azure's support")
     except SourceError as error:

@@ -179,7 +179,7 @@ async def discover(
     absent_since: float | None = None
     while True:
         try:
-            instance = parse_instance(await client.instance())
+            instance = parse_instance(await client.read_instance())
         except SourceError as error:
             failure = error
         else:

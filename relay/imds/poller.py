@@ -20,9 +20,9 @@ from relay.imds.rate_limit import retry_delay
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox.sqlite import Store
 
-LOST_BEFORE_FIRST = 150.0
+FIRST_ANSWER_TIMEOUT = 150.0
 """Seconds without a usable answer after which the source counts as lost, before there was one: the first may take 130."""
-LOST_AFTER = 90.0
+ANSWER_TIMEOUT = 90.0
 """The same after the first: the service may answer 410 for 70 seconds while it updates.
 
 See docs/protocol.md#statuses-to-retry.
@@ -70,7 +70,7 @@ class Poller:
         self._ask = asyncio.Event()
 
     @property
-    def last_read(self) -> datetime | None:
+    def last_read_at(self) -> datetime | None:
         """When the document was last read; None when it never was."""
         return self._seen_wall
 
@@ -89,7 +89,7 @@ class Poller:
 
     async def start(self, event_ids: Sequence[str]) -> None:
         """Send one StartRequest for these events; return on 200. Raises SourceRefused on 400, else SourceUnavailable."""
-        await self._client.start(event_ids)
+        await self._client.send_start_request(event_ids)
 
     async def _poll_for_ever(self) -> None:
         while True:
@@ -119,7 +119,7 @@ class Poller:
 
     async def _poll(self) -> None:
         """One read. An idle poll, whose bytes are those of the last, does no more than compare them."""
-        body = await self._client.read()
+        body = await self._client.read_document()
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if body != self._seen:
             sighting = PollResult(parse_document(body), now, self._gap(now, monotonic))
@@ -177,9 +177,9 @@ class Poller:
         """Say that the source is lost when it is: also while a call hangs."""
         while True:
             since, patience = (
-                (self._began, LOST_BEFORE_FIRST)
+                (self._began, FIRST_ANSWER_TIMEOUT)
                 if self._seen_at is None
-                else (self._seen_at, LOST_AFTER)
+                else (self._seen_at, ANSWER_TIMEOUT)
             )
             left = since + patience - self._clock.monotonic()
             if left <= 0 and not self.lost:
@@ -194,4 +194,4 @@ class Poller:
                     "relay.source-lost", None, f"no usable answer for {patience:g} s: {reason}", 1
                 )
             # Not longer than the shorter patience: the first answer may come meanwhile, and from then on it holds.
-            await self._clock.sleep(min(max(left, 0.5), LOST_AFTER))
+            await self._clock.sleep(min(max(left, 0.5), ANSWER_TIMEOUT))

@@ -38,16 +38,16 @@ class CallBudget:
             return 0.0
         return recent[0] + CALL_WINDOW - now if recent else None
 
-    def take(self) -> None:
+    def reserve(self) -> None:
         """Take a place; only right after `delay` gave 0."""
         self._unsent += 1
 
-    def sent(self, now: float) -> None:
+    def mark_sent(self, now: float) -> None:
         """The call that took a place is being sent."""
         self._unsent -= 1
         self._sent.append(now)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The call that took a place was never sent."""
         self._unsent -= 1
 

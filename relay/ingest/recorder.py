@@ -9,7 +9,7 @@ from typing import Any
 from relay.events.build import (
     EndEvidence,
     Origin,
-    Outcome,
+    EndOutcome,
     change_event,
     determine_outcome,
     event_data,
@@ -43,7 +43,7 @@ class _Told:
     transition: str
     data: dict[str, Any]
     new: bool
-    outcome: Outcome | None
+    outcome: EndOutcome | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Recorder:
             self._keep(tx, one, sighting.at)
         for occurrence in live.values():
             if occurrence.boot_id != self.boot_id and not _under_way(tx, occurrence, sighting.at):
-                tx.snapshot.booted(occurrence.id, self.boot_id)
+                tx.snapshot.set_boot_id(occurrence.id, self.boot_id)
         return len(changes)
 
     def _tell(
@@ -72,7 +72,7 @@ class Recorder:
     ) -> _Told:
         transition = transition_id(change, self.origin)
         grants = tx.decisions.grants(occurrence.id) if occurrence is not None else []
-        outcome: Outcome | None = None
+        outcome: EndOutcome | None = None
         data: dict[str, Any]
         if change.kind == "ended" and occurrence is not None:
             data = occurrence.data
@@ -96,11 +96,11 @@ class Recorder:
 
     def _keep(self, tx: Transaction, told: _Told, at: datetime) -> None:
         if told.new:
-            tx.snapshot.begin(told.key, told.data, self.boot_id, told.event, at)
+            tx.snapshot.add(told.key, told.data, self.boot_id, told.event, at)
         elif told.outcome is None:
             tx.snapshot.update(told.key, told.data, told.event, at)
         else:
-            tx.snapshot.end(told.key, told.outcome[0], told.event, at)
+            tx.snapshot.mark_ended(told.key, told.outcome[0], told.event, at)
 
     def _end_facts(
         self, occurrence: Occurrence, grants: list[Grant], sighting: PollResult
@@ -123,7 +123,7 @@ class Recorder:
 def _under_way(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
     """Whether a boot may have been the event's doing: it was approved by us, or due."""
     return (
-        occurrence.event.started
+        occurrence.event.is_started
         or _due(occurrence.event, now)
         or _start_sent(tx.decisions.grants(occurrence.id))
     )

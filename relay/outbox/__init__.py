@@ -22,7 +22,7 @@ Mode = Literal["on", "dry-run", "off"]
 EntryState = Literal["waiting", "delivered", "superseded", "parked"]
 GrantState = Literal["granted", "sent", "accepted", "failed", "refused"]
 """failed: given up before an answer that says yes or no; refused: IMDS answered 400 to a StartRequest for this event alone."""
-Outcome = Literal["delivered", "deferred", "parked", "error"]
+AttemptOutcome = Literal["delivered", "deferred", "parked", "error"]
 SinkState = Literal["on", "paused", "disabled"]
 
 
@@ -144,7 +144,7 @@ class Attempt:
 
     at: datetime
     elapsed: float
-    outcome: Outcome
+    outcome: AttemptOutcome
     status: int | None = None
     reason: str | None = None
     response: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from relay.events.cloudevent import PREFIX, VERSION
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.bulk_insert import bulk_insert
@@ -39,13 +39,13 @@ class Delivery:
     recorded: str
     settled: str | None
 
-    def shown(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As the API gives it."""
         return {
             "id": self.id,
             "sink": self.sink,
             "eventId": self.event_id,
-            "type": f"{PREFIX}{self.type}{VERSION}",
+            "type": f"{TYPE_PREFIX}{self.type}{TYPE_VERSION}",
             "state": self.state,
             "attempts": self.attempts,
             "nextAttempt": self.next_at,
@@ -98,7 +98,7 @@ class Deliveries:
             self._next = int(found[0]) + 1 if found else 1
         return self._next
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add_entries(self, entries: Iterable[Entry]) -> None:
         """Sinks want events; the entries have the ids from `next_id` on."""
         rows = [
             (
@@ -229,7 +229,7 @@ class Deliveries:
         found = self._connection.execute(f"SELECT count(*) FROM entry WHERE {condition}", values)  # noqa: S608  # our own text
         return int(found.fetchone()[0])
 
-    def find(self, entry: int) -> Delivery | None:
+    def find_delivery(self, entry: int) -> Delivery | None:
         """One entry as it is shown."""
         found = self._connection.execute(f"SELECT {_SHOWN} WHERE e.id = ?", (entry,)).fetchone()
         return Delivery(*found) if found else None
@@ -270,18 +270,18 @@ class Deliveries:
         )
         return [Delivery(*row) for row in found]
 
-    def sinks(self) -> dict[str, tuple[SinkState, str | None]]:
+    def sink_states(self) -> dict[str, tuple[SinkState, str | None]]:
         """The sinks of the last start with their state and, where stopped, the reason."""
         found = self._connection.execute("SELECT name, state, reason FROM sink")
         return {name: (state, reason) for name, state, reason in found}
 
-    def set_sink(self, name: str, state: SinkState, reason: str | None = None) -> None:
+    def set_sink_state(self, name: str, state: SinkState, reason: str | None = None) -> None:
         """Remember a sink and its state."""
         self._connection.execute(
             "INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason)
         )
 
-    def forget_sink(self, name: str, reason: str, at: datetime) -> int:
+    def remove_sink(self, name: str, reason: str, at: datetime) -> int:
         """A sink is configured no more: park what waits for it, drop its relay.*; returns how many were parked."""
         self._connection.execute("DELETE FROM sink WHERE name = ?", (name,))
         self._connection.execute(

@@ -13,7 +13,7 @@ from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import StoreError
 from relay.files import may_be_folder, may_exist, reason, user
 from relay.outbox import StoreSettings
-from relay.outbox.file import VERSION, open_for_reading
+from relay.outbox.file import SCHEMA_VERSION, open_for_reading
 
 _LITTLE = 200 * 2**20
 """Bytes of free space under which somebody should know."""
@@ -103,10 +103,10 @@ def _file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]
             "a relay that starts sets it aside and begins a fresh one, with approvals off",
         )
         return
-    if version > VERSION:
+    if version > SCHEMA_VERSION:
         yield failure(
             "state file",
-            f"{path}: version {version}, this relay knows {VERSION}",
+            f"{path}: version {version}, this relay knows {SCHEMA_VERSION}",
             "update this relay",
         )
     elif wrong := _another(meta, scope, vm_id):

@@ -17,16 +17,16 @@ from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.files import reason
 from relay.outbox import Identity, Mode
 
-VERSION = 2
+SCHEMA_VERSION = 2
 """Of the tables, each version of which is a file in ``schema/``: a file of an older one gets what it lacks."""
-SQLITE = (3, 33)
+MIN_SQLITE_VERSION = (3, 33)
 """The oldest SQLite that knows UPDATE … FROM; RHEL 9 has 3.34, which rules out STRICT tables and RETURNING."""
 _APPLICATION = 0x494D4452  # "IMDR"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class StateFile:
     """The open file. ``trusted`` is False where a store that is bound to a VM could not be compared with this one."""
 
     path: Path
@@ -55,15 +55,15 @@ class _NotOurs(Exception):
     """The file cannot be used; the text goes on from "the state file x"."""
 
 
-def open_file(path: Path, identity: Identity, now: datetime) -> Opened:
+def open_state_file(path: Path, identity: Identity, now: datetime) -> StateFile:
     """Open the file, or begin one; blocking.
 
     A corrupt or foreign file is set aside under a new name, loudly, and the fresh one begins with approvals off. Raises
     StoreLocked when another relay holds it, StoreTooNew when a newer version wrote it, StoreError when it cannot be opened.
     """
-    if sqlite3.sqlite_version_info < SQLITE:
+    if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
         raise StoreError(
-            f"expected a Python with SQLite {SQLITE[0]}.{SQLITE[1]} or newer, this one has {sqlite3.sqlite_version}: use a newer one"
+            f"expected a Python with SQLite {MIN_SQLITE_VERSION[0]}.{MIN_SQLITE_VERSION[1]} or newer, this one has {sqlite3.sqlite_version}: use a newer one"
         )
     path = path.resolve()  # where SQLite puts its log, and one lock however the file is called
     lock = _lock(path)
@@ -86,7 +86,7 @@ def open_file(path: Path, identity: Identity, now: datetime) -> Opened:
     except Exception:
         lock.close()
         raise
-    return Opened(path, connection, lock, trusted)
+    return StateFile(path, connection, lock, trusted)
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -192,9 +192,9 @@ def _check(connection: sqlite3.Connection, identity: Identity) -> int:
         return 0
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         raise _NotOurs("is a database of something else")
-    if version > VERSION:
+    if version > SCHEMA_VERSION:
         raise StoreTooNew(
-            f"store.path: expected a file of version {VERSION} or older, a newer relay wrote version {version}; update this one"
+            f"store.path: expected a file of version {SCHEMA_VERSION} or older, a newer relay wrote version {version}; update this one"
         )
     if version < 1:
         raise _NotOurs(f"is corrupt (it has version {version})")
@@ -213,7 +213,7 @@ def _check(connection: sqlite3.Connection, identity: Identity) -> int:
 
 def _make_tables(connection: sqlite3.Connection, version: int) -> None:
     """What the versions after this one have added."""
-    for later in range(version + 1, VERSION + 1):
+    for later in range(version + 1, SCHEMA_VERSION + 1):
         for statement in _statements(
             files("relay.outbox").joinpath("schema", f"{later}.sql").read_text(encoding="utf-8")
         ):

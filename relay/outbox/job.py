@@ -36,7 +36,7 @@ class Job:
     """``fails``: what becomes of the work while the file cannot be written, see `relay.outbox.sqlite`."""
 
     work: Work[Any]
-    fails: Literal["open", "closed", "read"]
+    fail_mode: Literal["open", "closed", "read"]
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: Exception | None = None
@@ -46,11 +46,11 @@ class Job:
     def run(self, connection: sqlite3.Connection, route: Route) -> None:
         """Do the work in a savepoint: an error of its own undoes it alone. Trouble with the file is raised."""
         connection.execute("SAVEPOINT work")
-        if not self.try_to(Transaction(connection, route)):
+        if not self.attempt(Transaction(connection, route)):
             connection.execute("ROLLBACK TO work")
         connection.execute("RELEASE work")
 
-    def try_to(self, transaction: Transaction) -> bool:
+    def attempt(self, transaction: Transaction) -> bool:
         """Do the work; False: it raised an error of its own, and what it did is to be undone. Trouble with the file is raised."""
         try:
             self.result = self.work(transaction)

@@ -22,7 +22,7 @@ GENESIS = Head(0, "0" * 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JournalRow:
     """One row. ``kind`` is the CloudEvent's ``<family>.<change>``, or ``claim`` or ``mode``; ``body`` is JSON."""
 
     position: int
@@ -200,15 +200,15 @@ def read_checkpoint(connection: sqlite3.Connection) -> Head:
     return Head(*found) if found else GENESIS
 
 
-def rows(connection: sqlite3.Connection) -> Iterator[Row]:
+def read_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
     """Every row, oldest first."""
     for row in connection.execute(
         "SELECT position, at, kind, event_key, transition, body, hash FROM journal ORDER BY position"
     ):
-        yield Row(*row)
+        yield JournalRow(*row)
 
 
-def verify(connection: sqlite3.Connection, expected: Head | None = None) -> tuple[Head, int]:
+def verify_journal(connection: sqlite3.Connection, expected: Head | None = None) -> tuple[Head, int]:
     """Walk the whole chain; returns the head and the number of rows.
 
     ``expected`` is a head that was seen before, elsewhere: a ``journalhead`` that some consumer holds shows a cut tail.
@@ -226,7 +226,7 @@ def verify(connection: sqlite3.Connection, expected: Head | None = None) -> tupl
 def _walk(connection: sqlite3.Connection, expected: Head | None) -> tuple[Head, int]:
     head, count = read_checkpoint(connection), 0
     _compare(head, expected)
-    for row in rows(connection):
+    for row in read_rows(connection):
         if row.position != head.position + 1:
             raise StoreError(
                 f"journal: expected position {head.position + 1}, found {row.position}: rows were removed or inserted"

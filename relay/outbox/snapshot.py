@@ -30,7 +30,7 @@ class Snapshot:
         found = self._all("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
         return found[0] if found else None
 
-    def at(self, event_key: str, moment: datetime) -> Occurrence | None:
+    def find_at(self, event_key: str, moment: datetime) -> Occurrence | None:
         """The occurrence of an EventId (in lower case) that something said at that moment is about."""
         found = self._all(
             "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
@@ -41,7 +41,7 @@ class Snapshot:
             found = self._all("WHERE key = ? ORDER BY number LIMIT 1", event_key)
         return found[0] if found else None
 
-    def after(self, occurrence: Occurrence) -> Occurrence | None:
+    def find_next(self, occurrence: Occurrence) -> Occurrence | None:
         """The next occurrence of the same EventId."""
         found = self._all("WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1)
         return found[0] if found else None
@@ -50,7 +50,7 @@ class Snapshot:
         """The events that the same document brought, this one among them, in order of appearance."""
         return self._all("WHERE first_seen = ? ORDER BY id", occurrence.first_seen)
 
-    def by_id(self, occurrence: int) -> Occurrence:
+    def get(self, occurrence: int) -> Occurrence:
         """One occurrence. Raises KeyError where there is none."""
         found = self._all("WHERE id = ?", occurrence)
         if not found:
@@ -63,7 +63,7 @@ class Snapshot:
             "WHERE id < ? ORDER BY id DESC LIMIT ?", before if before is not None else 2**62, limit
         )
 
-    def begin(
+    def add(
         self, key: str, data: dict[str, Any], boot_id: str | None, told: CloudEvent, at: datetime
     ) -> None:
         """An EventId that was not in the document is there."""
@@ -88,14 +88,14 @@ class Snapshot:
             (orjson.dumps(data).decode(), data["revision"], format_sortable(at), told.id, key),
         )
 
-    def end(self, key: str, outcome: str, told: CloudEvent, at: datetime) -> None:
+    def mark_ended(self, key: str, outcome: str, told: CloudEvent, at: datetime) -> None:
         """A live event has left the document."""
         self._connection.execute(
             "UPDATE occurrence SET live = 0, outcome = ?, last_changed = ?, told = ? WHERE key = ? AND live",
             (outcome, format_sortable(at), told.id, key),
         )
 
-    def booted(self, occurrence: int, boot_id: str | None) -> None:
+    def set_boot_id(self, occurrence: int, boot_id: str | None) -> None:
         """A boot came that had nothing to do with this event: later ones are compared with this boot id."""
         self._connection.execute(
             "UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence)

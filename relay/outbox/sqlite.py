@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.outbox import Entry, Identity, RecordedEvent, StoreSettings
-from relay.outbox.file import Opened, open_file
+from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.job import Job, Work
 from relay.outbox.transaction import Route, Transaction
 
@@ -44,18 +44,18 @@ class Listeners:
 
     recorded: list[Callable[[Sequence[RecordedEvent]], None]] = field(default_factory=list)
     redelivered: list[Callable[[Sequence[Entry]], None]] = field(default_factory=list)
-    failing: list[Callable[[str | None], None]] = field(default_factory=list)
+    write_error_changed: list[Callable[[str | None], None]] = field(default_factory=list)
     """Called with the reason when the file cannot be written, with None when it can again."""
 
 
 class Store:
     """The state file in use. Made by `open_store`."""
 
-    def __init__(self, opened: Opened, route: Route, settings: StoreSettings) -> None:
+    def __init__(self, opened: StateFile, route: Route, settings: StoreSettings) -> None:
         self.settings = settings
         self.trusted = opened.trusted
         """False: the store is bound to a VM that this one could not be compared with; approvals stay off."""
-        self.failing: str | None = None
+        self.write_error: str | None = None
         """Why the file cannot be written now; None while it can."""
         self.listeners = Listeners()
         self._opened = opened
@@ -114,7 +114,7 @@ class Store:
             if self._pending:
                 _log.error(
                     "the state file could still not be written: %s. What was seen meanwhile was sent from memory",
-                    self.failing,
+                    self.write_error,
                 )
         except Exception as error:  # noqa: BLE001  # whoever waits for an answer must get one, whatever happened
             _log.critical(
@@ -122,9 +122,9 @@ class Store:
                 exc_info=error,
             )
             self._set_failing(f"the thread that keeps the state file has failed: {error!r}")
-            self._refused(jobs, self.failing or "")
+            self._refused(jobs, self.write_error or "")
             while open_ and (job := self._jobs.get()) is not None:
-                self._refused([job], self.failing or "")
+                self._refused([job], self.write_error or "")
         finally:
             if self._memory is not None:
                 self._memory.close()
@@ -136,7 +136,7 @@ class Store:
         try:
             job = self._jobs.get(
                 timeout=max(0.0, self._retry_at - time.monotonic())
-                if self.failing is not None
+                if self.write_error is not None
                 else None
             )
             while job is not None:
@@ -149,7 +149,7 @@ class Store:
             return jobs, True
 
     def _commit(self, jobs: list[Job], *, last: bool) -> None:
-        if self.failing is not None and (last or time.monotonic() >= self._retry_at):
+        if self.write_error is not None and (last or time.monotonic() >= self._retry_at):
             self._recover()
         if self._memory is None and self._try_on_disk(jobs):
             self._done(jobs)
@@ -179,7 +179,7 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             # A savepoint for each is a third of the statements, and hardly any work raises an error.
             transaction = Transaction(connection, self._route)
-            if not all(job.try_to(transaction) for job in jobs):
+            if not all(job.attempt(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
@@ -198,8 +198,8 @@ class Store:
     def _in_memory(self, jobs: list[Job]) -> None:
         """Refuse what fails closed; do what fails open on a copy in memory, and keep it for the file."""
         for job in jobs:
-            if job.fails == "closed":
-                job.error = StoreUnavailable(f"the state file cannot be written: {self.failing}")
+            if job.fail_mode == "closed":
+                job.error = StoreUnavailable(f"the state file cannot be written: {self.write_error}")
                 continue
             try:
                 if self._memory is None:
@@ -207,9 +207,9 @@ class Store:
                 job.run(self._memory, self._route)
             except sqlite3.Error as error:
                 job.error = StoreUnavailable(
-                    f"the state file can be neither written nor read: {self.failing}; {error}"
+                    f"the state file can be neither written nor read: {self.write_error}; {error}"
                 )
-            if job.fails == "open" and job.error is None:
+            if job.fail_mode == "open" and job.error is None:
                 self._pending.append(job.work)
         self._done(jobs)
 
@@ -229,9 +229,9 @@ class Store:
         self._done(jobs)
 
     def _set_failing(self, reason: str | None) -> None:
-        before, self.failing = self.failing, reason
+        before, self.write_error = self.write_error, reason
         if (reason is None) != (before is None):
-            self._on_loop(lambda: [listener(reason) for listener in self.listeners.failing])
+            self._on_loop(lambda: [listener(reason) for listener in self.listeners.write_error_changed])
 
     def _done(self, jobs: Sequence[Job]) -> None:
         self._on_loop(lambda: self._tell(jobs))
@@ -269,8 +269,8 @@ class Store:
 async def open_store(
     settings: StoreSettings, identity: Identity, clock: Clock, route: Route
 ) -> AsyncIterator[Store]:
-    """The state file, open. Raises what `relay.outbox.file.open_file` raises."""
-    opened = await asyncio.to_thread(open_file, settings.path, identity, clock.now())
+    """The state file, open. Raises what `relay.outbox.file.open_state_file` raises."""
+    opened = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
     store = Store(opened, route, settings)
     try:
         yield store

@@ -84,7 +84,7 @@ class Transaction:
             RecordedEvent(position, event, _entries(event, position, sinks, at, ids))
             for event, position, sinks in told
         ]
-        self.deliveries.add(entry for one in recorded for entry in one.entries)
+        self.deliveries.add_entries(entry for one in recorded for entry in one.entries)
         return recorded
 
     def add_entry(self, position: int, sink: str, at: datetime) -> None:

@@ -58,7 +58,7 @@ class Settings(SinkSettings, BrokerSection):
 def routing_key(event: CloudEvent) -> str:
     """``<family>.<change>.<detail>.<scope>``: lower case, always four words of ``[a-z0-9_-]``, at most 255 bytes."""
     family, _, change = event.name.partition(".")
-    words = (family, change, event.detail, event.scope)
+    words = (family, change, event.routing_detail, event.scope)
     return ".".join(
         re.sub(r"[^a-z0-9_-]", "_", word.lower())[:widest] or "none"
         for word, widest in zip(words, _WIDEST, strict=True)

@@ -25,8 +25,8 @@ from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Decision, Grant, GrantState, Identity, Mode, Occurrence
-from relay.outbox.file import Opened, open_file
-from relay.outbox.journal import rows, verify
+from relay.outbox.file import StateFile, open_state_file
+from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.transaction import Route, Transaction
 from tests.approvals.manual_clock import NOON, ManualClock
 
@@ -245,16 +245,14 @@ class ApprovalFile:
         self.boot_id = BOOT_ID
         self.trusted = True
         self._route: Route = route or (lambda _: ())
-        self._opened: Opened
+        self._opened: StateFile
         self._open()
 
     def _open(self) -> None:
-        self._opened = open_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
-        self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
-        self.service = ApprovalService(
-            self.settings, ORIGIN, trusted=self.trusted, client_resources=CLIENT_RESOURCES
-        )
-        self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
+        self._opened = open_state_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
+        self._opened.connection.execute("PRAGMA synchronous = OFF")  # nothing here cuts the power
+        self.ledger = ApprovalService(self.settings, ORIGIN, self.trusted, client_resources=SPEAKS)
+        self.recorder = Recorder(ORIGIN, self.boot, frozenset({"db-1"}))
 
     def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:
         """Lose what is not on disk, and start again, perhaps with other rules or after a boot."""
@@ -338,22 +336,12 @@ class ApprovalFile:
     def status(self, event_id: str = "E-1") -> ApprovalStatus:
         """The status of an event's approval."""
 
-        def read_status(tx: Transaction) -> ApprovalStatus:
-            newest = tx.snapshot.find(event_id.lower())
-            assert newest is not None
-            return self.service.status(tx, newest, self.clock.now())
-
-        return self.transact(read_status)
-
-    def events(self, *names: str) -> list[CloudEvent]:
-        """Return the CloudEvents in the journal, oldest first, or those with some names.
-
-        The hash chain of the journal is checked too.
-        """
-        verify(self.connection)
-        recorded_events = [
+    def said(self, *names: str) -> list[CloudEvent]:
+        """Every CloudEvent in the journal, or those of some names, oldest first; the chain is checked."""
+        verify_journal(self.connection)
+        told = [
             CloudEvent.parse(row.body)
-            for row in rows(self.connection)
+            for row in read_rows(self.connection)
             if row.kind not in ("claim", "mode")
         ]
         return [recorded for recorded in recorded_events if not names or recorded.name in names]

@@ -24,7 +24,7 @@ from relay.events.model import Document, Event
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import rows, verify
+from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import (
     BOOT_ID,
@@ -112,10 +112,10 @@ class GateHarness:
     def events(self, *names: str) -> list[CloudEvent]:
         """The events in the file, read by a second connection; the hash chain is checked too."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
-            verify(reader)
-            recorded_events = [
+            verify_journal(reader)
+            said = [
                 CloudEvent.parse(row.body)
-                for row in rows(reader)
+                for row in read_rows(reader)
                 if row.kind not in ("claim", "mode")
             ]
         return [recorded for recorded in recorded_events if not names or recorded.name in names]
@@ -123,7 +123,7 @@ class GateHarness:
     def kinds(self) -> list[str]:
         """The kinds of the journal's rows."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
-            return [row.kind for row in rows(reader)]
+            return [row.kind for row in read_rows(reader)]
 
     async def wait_for_events(self, name: str, count: int = 1) -> list[CloudEvent]:
         """Wait until the journal has ``count`` events with this name; return them."""
@@ -724,12 +724,12 @@ async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: 
         _set_writable(harness.store, False)
         assert (await harness.submit(of=REDEPLOY, request_id="r")).status == 503
         with pytest.raises(StoreUnavailable):
-            await harness.gate.set_mode("off", "local:root")
-        _set_writable(harness.store, True)
-        await wait_until(lambda: harness.store.failing is None)
-        assert await harness.gate.mode() == "on"
-        assert not harness.events("approval.recorded")
-        assert (await harness.submit(of=REDEPLOY, request_id="r")).status == 202
+            await it.gate.set_mode("off", "local:root")
+        _writable(it.store, True)
+        await eventually(lambda: it.store.write_error is None)
+        assert await it.gate.mode() == "on"
+        assert not it.told("approval.recorded")
+        assert (await it.submit(of=ONE, request_id="r")).status == 202
 
 
 async def test_nothing_is_sent_while_the_claim_cannot_be_written(tmp_path: Path) -> None:
@@ -755,15 +755,15 @@ async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_fina
         harness.store.listeners.recorded.append(
             lambda recorded: event_names.extend(item.event.name for item in recorded)
         )
-        harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
-        _set_writable(harness.store, False)
-        harness.azure.may_answer.set()
-        await wait_until(lambda: "startrequest.accepted" in event_names)
-        _set_writable(harness.store, True)
-        await wait_until(lambda: harness.store.failing is None)
-        harness.clock.advance(10)
-        await harness.settle()
-        assert len(harness.events("startrequest.accepted")) == 1
-        assert harness.azure.sent == [("E-1",)]
-        assert event_names.count("startrequest.accepted") == 1
+        it.azure.answering.clear()
+        await eventually(lambda: bool(it.azure.sent))
+        _writable(it.store, False)
+        it.azure.answering.set()
+        await eventually(lambda: "startrequest.accepted" in heard)
+        _writable(it.store, True)
+        await eventually(lambda: it.store.write_error is None)
+        it.clock.turn(10)
+        await it.at_rest()
+        assert len(it.told("startrequest.accepted")) == 1
+        assert it.azure.sent == [("E-1",)]
+        assert heard.count("startrequest.accepted") == 1

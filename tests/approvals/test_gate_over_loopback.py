@@ -23,7 +23,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
 from relay.outbox import Identity, StoreSettings
-from relay.outbox.journal import verify
+from relay.outbox.journal import verify_journal
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from tests.approvals.builders import CLIENT_RESOURCES, ORIGIN, SETTINGS
@@ -44,13 +44,9 @@ class RelayHarness:
     async def events(self, *names: str) -> list[CloudEvent]:
         """The events in the journal; the hash chain is checked too."""
 
-        def read_events(tx: Any) -> list[CloudEvent]:
-            verify(tx._connection)  # noqa: SLF001  # for the check
-            return [
-                recorded
-                for _, recorded in tx.journal.events_after(0, 10_000)
-                if not names or recorded.name in names
-            ]
+        def work(tx: Any) -> list[CloudEvent]:
+            verify_journal(tx._connection)  # the chain is checked on the way
+            return [one for _, one in tx.journal.after(0, 10_000) if not names or one.name in names]
 
         return await self.store.read(read_events)
 

@@ -23,9 +23,9 @@ from relay.approvals.service import Claim
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
-from relay.outbox.journal import rows
-from tests.approvals.builders import ApprovalFile, build_caller, build_event
-from tests.approvals.manual_clock import NOON, ManualClock
+from relay.outbox.journal import read_rows
+from tests.approvals.builders import Book, caller, event
+from tests.approvals.manual_clock import NOON, HandClock
 
 _VOTERS = ["client:alice", "client:bob", "client:carol"]
 _USUAL = [
@@ -494,10 +494,8 @@ class Approvals(RuleBasedStateMachine):
                 assert post.answer != "200" or post.revision != claim.grant.revision, (
                     "started twice"
                 )
-        journal = [
-            (row.kind, orjson.loads(row.body).get("data", {}))
-            for row in rows(self.approvals.connection)
-            if row.event_key == claim.event_id.lower()
+        before = [
+            row for row in read_rows(self.book.connection) if row.event_key == claim.event_id.lower()
         ]
         about_revision = [
             (kind, data)
@@ -558,8 +556,8 @@ class Approvals(RuleBasedStateMachine):
 
     # --- invariants
 
-    def _count_events(self, name: str) -> int:
-        return sum(row.kind == name for row in rows(self.approvals.connection))
+    def _said(self, name: str) -> int:
+        return sum(row.kind == name for row in read_rows(self.book.connection))
 
     @invariant()
     def every_grant_is_open_or_has_one_answer(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from relay.outbox.journal import Journal
 from tests.cli.command import ROOT, called, typed
 from tests.cli.running_relay import ME, alive
-from tests.outbox.open_store import NOW, opened
+from tests.outbox.open_store import NOW, open_file_in
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
     tmp_path: Path,
 ) -> None:
     path, path_text = tmp_path / "relay.db", str(tmp_path / "relay.db")
-    with opened(path) as file:
+    with open_file_in(path) as file:
         journal = Journal(file.connection)
         for number, key in enumerate(("e", "é\u2028", '"body":{}', "\x01\x7f\\", None, "last")):
             journal.append(
@@ -150,13 +150,13 @@ async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
             )
     first = (await called("audit", "export", "--store", path_text)).out
     assert proved(first).startswith("it holds: 6:")
-    with opened(path) as file:
+    with open_file_in(path) as file:
         assert Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW) == 3
     later = (await called("audit", "export", "--store", path_text)).out
     assert proved(later) == proved(first)
     checkpoint = orjson.loads(later.split("\n")[0])
     assert checkpoint["hash"] == orjson.loads(first.split("\n")[3])["hash"]
-    with opened(path) as file:
+    with open_file_in(path) as file:
         assert Journal(file.connection).prune(NOW + timedelta(minutes=9), NOW) == 3
     emptied = (await called("audit", "export", "--store", path_text)).out
     assert proved(emptied) == proved(first)

@@ -22,8 +22,8 @@ from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
 from relay.config import USER_EVENTS_WAIT
-from relay.imds.diagnostics import NOT_ASKED
-from relay.outbox.file import VERSION
+from relay.imds.diagnostics import NOT_POLLED
+from relay.outbox.file import SCHEMA_VERSION
 from relay.simulator import VM, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.certificates import LOOPBACK
@@ -101,7 +101,7 @@ async def test_scheduled_events_are_not_switched_on_unless_asked_for(
     """
     folder = configured(tmp_path, azure.url)
     _, found = await examined(folder)
-    assert [one["said"] for one in found["scheduled events"]] == [NOT_ASKED]
+    assert [one["said"] for one in found["scheduled events"]] == [NOT_POLLED]
     assert not [call for call in azure.calls if call.path.endswith("scheduledevents")]
     _, found = await examined(folder, "--poll")
     assert [one["said"] for one in found["scheduled events"]] == ["the document holds 0 events"]
@@ -365,9 +365,9 @@ async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_c
     ("change", "state", "said"),
     [
         (
-            f"PRAGMA user_version = {VERSION + 1}",
+            f"PRAGMA user_version = {SCHEMA_VERSION + 1}",
             "failed",
-            f"version {VERSION + 1}, this relay knows {VERSION}",
+            f"version {SCHEMA_VERSION + 1}, this relay knows {SCHEMA_VERSION}",
         ),
         (
             "UPDATE meta SET value = 'another' WHERE key = 'vm_id'",

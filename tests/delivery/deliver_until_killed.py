@@ -9,7 +9,7 @@ from pathlib import Path
 
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.running_dispatcher import Far, going
+from tests.delivery.running_dispatcher import ScriptedSink, running_dispatcher
 
 CHANCE = random.Random(1)  # noqa: S311  # the same in every run
 
@@ -23,10 +23,10 @@ async def take(event: CloudEvent) -> Receipt:
 
 async def main(folder: Path) -> None:
     """Record and deliver until killed."""
-    async with going(folder, {"bus": Far(take, concurrency=4)}) as relay:
+    async with running_dispatcher(folder, {"bus": ScriptedSink(take, concurrency=4)}) as relay:
         while True:
             for number in range(6):
-                await relay.tell(
+                await relay.record_event(
                     f"E-{number}",
                     CHANCE.choice(["event.scheduled", "event.updated", "approval.recorded"]),
                 )

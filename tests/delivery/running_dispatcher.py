@@ -31,7 +31,7 @@ ORIGIN = Origin(IDENTITY.scope, "westno-0")
 Answer = Callable[[CloudEvent], Awaitable[Receipt]]
 
 
-async def takes(_: CloudEvent) -> Receipt:
+async def accepts(_: CloudEvent) -> Receipt:
     """Takes everything."""
     return Receipt(204)
 
@@ -48,44 +48,44 @@ async def hangs(_: CloudEvent) -> Receipt:
 
 
 @dataclass(slots=True)
-class Far:
+class ScriptedSink:
     """A sink whose far side is this test. ``answer`` can be exchanged at any time."""
 
-    answer: Answer = takes
+    answer: Answer = accepts
     concurrency: int = 16
     longest_pause: float = 0.05
     give_up_after: float = 3600.0
     clock: Clock = field(default_factory=SystemClock)
-    tried: list[tuple[float, CloudEvent]] = field(default_factory=list)
+    attempts: list[tuple[float, CloudEvent]] = field(default_factory=list)
     """When every try began (monotonic), in order."""
-    got: list[CloudEvent] = field(default_factory=list)
+    delivered: list[CloudEvent] = field(default_factory=list)
     """What was taken, in order."""
-    under_way: int = 0
-    most_under_way: int = 0
+    in_flight: int = 0
+    max_in_flight: int = 0
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """As the family's contract has it."""
-        self.tried.append((self.clock.monotonic(), event))
-        self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.attempts.append((self.clock.monotonic(), event))
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             receipt = await self.answer(event)
         finally:
-            self.under_way -= 1
-        self.got.append(event)
+            self.in_flight -= 1
+        self.delivered.append(event)
         return receipt
 
     def names(self) -> list[str]:
         """``<family>.<change>`` of what was taken."""
-        return [event.name for event in self.got]
+        return [event.name for event in self.delivered]
 
     def ids(self, subject: str | None = None) -> list[str]:
         """The ids of what was taken, of one event or of all."""
-        return [event.id for event in self.got if subject is None or event.subject == subject]
+        return [event.id for event in self.delivered if subject is None or event.subject == subject]
 
     def times(self, subject: str) -> list[float]:
         """When the tries about an event began."""
-        return [moment for moment, event in self.tried if event.subject == subject]
+        return [moment for moment, event in self.attempts if event.subject == subject]
 
 
 class SteppedClock:
@@ -126,7 +126,7 @@ class SteppedClock:
 
 
 @dataclass(slots=True)
-class Going:
+class RunningDispatcher:
     """A dispatcher that runs."""
 
     store: Store
@@ -135,7 +135,7 @@ class Going:
     task: asyncio.Task[None]
     made: int = 0
 
-    async def tell(
+    async def record_event(
         self,
         subject: str,
         name: str = "event.scheduled",
@@ -171,7 +171,7 @@ class Going:
         )
         return await self.store.read(lambda tx: tx._connection.execute(query, (sink,)).fetchall())  # noqa: SLF001  # only people read the log
 
-    async def settled(self) -> None:
+    async def settle(self) -> None:
         """Wait until everything that happens by itself has happened."""
         for _ in range(4):
             await self.store.read(_nothing)
@@ -183,7 +183,7 @@ class Going:
     async def forward(self, seconds: float) -> None:
         """Let time pass."""
         assert isinstance(self.clock, SteppedClock)
-        await self.clock.forward(seconds, self.settled)
+        await self.clock.forward(seconds, self.settle)
 
 
 def _nothing(_: Transaction) -> None:
@@ -191,14 +191,14 @@ def _nothing(_: Transaction) -> None:
 
 
 @asynccontextmanager
-async def going(
+async def running_dispatcher(
     folder: Path,
     sinks: Mapping[str, Sink],
     *,
     clock: Clock | None = None,
     run: bool = True,
     **sections: Mapping[str, Any],
-) -> AsyncIterator[Going]:
+) -> AsyncIterator[RunningDispatcher]:
     """Sinks by name, each with its section of the YAML document, if it needs one."""
     clock = clock or SystemClock()
     settings = {
@@ -232,7 +232,7 @@ async def going(
             dispatcher.run() if run else asyncio.sleep(3600), name="dispatcher"
         )
         made = await store.read(lambda tx: tx.head().position)
-        yield Going(store, dispatcher, clock, task, made)
+        yield RunningDispatcher(store, dispatcher, clock, task, made)
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=30)
         assert done, "a dispatcher that was cancelled has to end"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.circuit_breaker import FAILURE_THRESHOLD, FRUITLESS, CircuitBreaker
+from relay.delivery.circuit_breaker import FAILURE_THRESHOLD, STALL_TIMEOUT, CircuitBreaker
 
 
 def failing() -> CircuitBreaker:
@@ -20,7 +20,7 @@ def failing() -> CircuitBreaker:
 
 def test_so_many_failures_in_a_row_and_it_is_failing_and_that_is_new_once() -> None:
     circuit = failing()
-    assert (circuit.failing, circuit.failures) == (True, FAILURE_THRESHOLD)
+    assert (circuit.is_failing, circuit.failures) == (True, FAILURE_THRESHOLD)
     assert not circuit.record_failure(3.0, 3.0)
 
 
@@ -29,14 +29,14 @@ def test_failures_that_were_under_way_together_count_as_one() -> None:
     circuit = CircuitBreaker()
     for _ in range(16):
         circuit.record_failure(began=0.0, now=15.0)
-    assert (circuit.failing, circuit.failures) == (False, 1)
+    assert (circuit.is_failing, circuit.failures) == (False, 1)
 
 
 def test_tries_that_always_overlap_count_in_the_end() -> None:
     circuit = CircuitBreaker()
     for began in range(20):
         circuit.record_failure(began=float(began), now=began + 2.5)
-    assert circuit.failing
+    assert circuit.is_failing
     assert circuit.failures < 10
 
 
@@ -46,15 +46,15 @@ def test_a_success_between_failures_starts_the_count_again() -> None:
         circuit.record_failure(float(moment), float(moment))
         if moment % 2:
             assert not circuit.record_success()
-    assert not circuit.failing
+    assert not circuit.is_failing
 
 
 def test_the_first_success_opens_it_and_says_that_it_was_failing() -> None:
     circuit = failing()
     circuit.schedule_probe(10.0)
-    assert (circuit.probing, circuit.allowed_at) == (True, 10.0)
+    assert (circuit.is_probing, circuit.allowed_at) == (True, 10.0)
     assert circuit.record_success()
-    assert (circuit.failing, circuit.probing, circuit.allowed_at, circuit.failures) == (
+    assert (circuit.is_failing, circuit.is_probing, circuit.allowed_at, circuit.failures) == (
         False,
         False,
         float("-inf"),
@@ -68,7 +68,7 @@ def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
     turns = []
     for moment in range(4):
         circuit.schedule_probe(float(moment))
-        turns.append(circuit.least_tried)
+        turns.append(circuit.prefers_least_tried)
         circuit.record_start(float(moment))
     assert turns == [False, True, False, True]
 
@@ -76,7 +76,7 @@ def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
 def test_while_it_delivers_the_oldest_goes_first() -> None:
     circuit = CircuitBreaker()
     for _ in range(3):
-        assert not circuit.least_tried
+        assert not circuit.prefers_least_tried
         circuit.record_start(0.0)
 
 
@@ -85,9 +85,9 @@ def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> Non
     circuit.schedule_probe(300.0)
     for moment in (5.0, 65.0, 125.0):
         circuit.probe_now()
-        assert (circuit.allowed_at, circuit.least_tried) == (float("-inf"), True)
+        assert (circuit.allowed_at, circuit.prefers_least_tried) == (float("-inf"), True)
         circuit.record_start(moment)
-        assert (circuit.allowed_at, circuit.least_tried) == (300.0, False)
+        assert (circuit.allowed_at, circuit.prefers_least_tried) == (300.0, False)
         circuit.record_failure(moment, moment)
         circuit.schedule_probe(moment + 300.0)
         assert circuit.allowed_at == 300.0
@@ -116,7 +116,7 @@ def test_nothing_hastens_what_the_far_side_asked_for() -> None:
 def test_what_delivers_needs_no_hastening() -> None:
     circuit = CircuitBreaker()
     circuit.probe_now()
-    assert not circuit.least_tried
+    assert not circuit.prefers_least_tried
 
 
 @pytest.mark.parametrize("is_failing", [True, False])
@@ -127,31 +127,31 @@ def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed
     circuit.schedule_probe(300.0 if is_failing else None)
     circuit.pause_until(600.0)
     circuit.resume(7.0)
-    assert circuit.probing == is_failing
+    assert circuit.is_probing == is_failing
     assert circuit.allowed_at <= 7.0
 
 
 def test_a_minute_without_a_success_makes_it_failing_however_few_tries_there_were() -> None:
     circuit = CircuitBreaker()
     circuit.record_start(5.0)
-    assert not circuit.wait(5.0 + FRUITLESS - 0.1)
-    assert circuit.wait(5.0 + FRUITLESS)
-    assert circuit.failing
-    assert circuit.fruitless_at is None
-    assert not circuit.wait(500.0), "that is new once"
+    assert not circuit.check_stalled(5.0 + STALL_TIMEOUT - 0.1)
+    assert circuit.check_stalled(5.0 + STALL_TIMEOUT)
+    assert circuit.is_failing
+    assert circuit.stalls_at is None
+    assert not circuit.check_stalled(500.0), "that is new once"
     assert circuit.record_success()
     circuit.record_start(600.0)
-    assert not circuit.wait(659.0)
+    assert not circuit.check_stalled(659.0)
 
 
 def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
     circuit = CircuitBreaker()
     circuit.record_start(0.0)
-    circuit.idle()
-    assert circuit.fruitless_at is None
-    assert not circuit.wait(1000.0)
+    circuit.record_idle()
+    assert circuit.stalls_at is None
+    assert not circuit.check_stalled(1000.0)
     circuit.record_start(1000.0)
-    assert circuit.fruitless_at == 1000.0 + FRUITLESS
+    assert circuit.stalls_at == 1000.0 + STALL_TIMEOUT
 
 
 @pytest.mark.parametrize("how", ["failed", "refused"])
@@ -160,12 +160,12 @@ def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(h
 
     def goes_wrong(circuit: CircuitBreaker, now: float) -> bool:
         circuit.record_start(now)
-        wrong = circuit.record_failure(now, now) if how == "failed" else circuit.refused(now)
-        circuit.idle()
+        wrong = circuit.record_failure(now, now) if how == "failed" else circuit.record_rejection(now)
+        circuit.record_idle()
         return wrong
 
     circuit = CircuitBreaker()
-    assert [goes_wrong(circuit, moment) for moment in (0.0, FRUITLESS - 1, FRUITLESS)] == [
+    assert [goes_wrong(circuit, moment) for moment in (0.0, STALL_TIMEOUT - 1, STALL_TIMEOUT)] == [
         False,
         False,
         True,
@@ -173,12 +173,12 @@ def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(h
     circuit = CircuitBreaker()
     assert not goes_wrong(circuit, 0.0)
     circuit.record_success()
-    assert not goes_wrong(circuit, FRUITLESS)
+    assert not goes_wrong(circuit, STALL_TIMEOUT)
 
 
 def test_what_is_refused_for_good_is_no_failed_try() -> None:
     """A receiver that finds fault with some events answers, and takes others."""
     circuit = CircuitBreaker()
     circuit.record_start(0.0)
-    assert not any(circuit.refused(1.0) for _ in range(10))
+    assert not any(circuit.record_rejection(1.0) for _ in range(10))
     assert circuit.failures == 0

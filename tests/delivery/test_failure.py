@@ -14,20 +14,20 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import (
     Answer,
-    Far,
-    Going,
+    ScriptedSink,
+    RunningDispatcher,
     SteppedClock,
-    going,
+    running_dispatcher,
     hangs,
     refuses,
-    takes,
+    accepts,
 )
-from tests.outbox.open_store import until
+from tests.outbox.open_store import wait_until
 
 
-def about(far: Far, name: str) -> list[tuple[str | None, int]]:
+def about(far: ScriptedSink, name: str) -> list[tuple[str | None, int]]:
     """The ``relay.*`` events of a kind that a sink took: the sink meant, and the count."""
-    return [(event.subject, event.data["count"]) for event in far.got if event.name == name]
+    return [(event.subject, event.data["count"]) for event in far.delivered if event.name == name]
 
 
 async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_through(
@@ -42,12 +42,12 @@ async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_t
             raise Deferred("busy", status=503, answer="come back later")
         return Receipt(200, "thanks")
 
-    far = Far(third_time)
-    async with going(tmp_path, {"bus": far}) as relay:
-        told = await relay.tell("E-1")
-        await until(lambda: len(far.got) == 1)
-        await relay.settled()
-        assert [event.id for _, event in far.tried] == [told] * 3
+    far = ScriptedSink(third_time)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        told = await relay.record_event("E-1")
+        await wait_until(lambda: len(far.delivered) == 1)
+        await relay.settle()
+        assert [event.id for _, event in far.attempts] == [told] * 3
         assert await relay.attempts("bus") == [
             (1, "deferred", 503, "busy"),
             (1, "deferred", 503, "busy"),
@@ -64,11 +64,11 @@ async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_t
 
 
 async def test_while_it_waits_for_another_try_one_can_see_why_and_when(tmp_path: Path) -> None:
-    far = Far(refuses, longest_pause=300.0)
-    async with going(tmp_path, {"bus": far}) as relay:
-        await relay.tell("E-1")
-        await until(lambda: relay.dispatcher.status()[0].reason is not None)
-        await relay.settled()
+    far = ScriptedSink(refuses, longest_pause=300.0)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: relay.dispatcher.status()[0].reason is not None)
+        await relay.settle()
         (shown,) = await relay.deliveries("bus", "waiting")
         assert (shown.attempts, shown.reason, shown.next_at is not None) == (
             1,
@@ -81,20 +81,20 @@ async def test_a_dead_letter_is_told_to_the_others(tmp_path: Path) -> None:
     async def rejects(_: CloudEvent) -> Receipt:
         raise Rejected("too big")
 
-    far, other = Far(rejects), Far()
-    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
-        await relay.tell("E-1")
-        await until(lambda: len(about(other, "relay.dead-lettered")) == 1)
-        await relay.tell("E-2")
-        await until(lambda: len(about(other, "relay.dead-lettered")) == 2)
+    far, other = ScriptedSink(rejects), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: len(about(other, "relay.dead-lettered")) == 1)
+        await relay.record_event("E-2")
+        await wait_until(lambda: len(about(other, "relay.dead-lettered")) == 2)
         assert about(other, "relay.dead-lettered") == [("bus", 1), ("bus", 2)]
         assert [
-            event.data["reason"] for event in other.got if event.name == "relay.dead-lettered"
+            event.data["reason"] for event in other.delivered if event.name == "relay.dead-lettered"
         ] == [
             "event.scheduled (entry 1): too big",
             "event.scheduled (entry 4): too big",
         ]
-        assert len(far.tried) == 2
+        assert len(far.attempts) == 2
 
 
 async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_pat
     async def rejects(_: CloudEvent) -> Receipt:
         raise Rejected("no")
 
-    one, two = Far(rejects), Far(rejects)
-    async with going(tmp_path, {"one": one, "two": two}) as relay:
-        await relay.tell("E-1")
-        await until(lambda: len(one.tried) + len(two.tried) == 4)
-        await relay.settled()
+    one, two = ScriptedSink(rejects), ScriptedSink(rejects)
+    async with running_dispatcher(tmp_path, {"one": one, "two": two}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: len(one.attempts) + len(two.attempts) == 4)
+        await relay.settle()
         for sink, other in (("one", "two"), ("two", "one")):
             assert [
                 (done.type, done.state, done.reason) for done in await relay.deliveries(sink)
@@ -115,17 +115,17 @@ async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_pat
                 ("event.scheduled", "parked", "no"),
                 ("relay.dead-lettered", "superseded", "dropped: no"),
             ], other
-        assert len(one.tried) + len(two.tried) == 4
+        assert len(one.attempts) + len(two.attempts) == 4
 
 
 async def test_what_the_relay_says_of_itself_is_dropped_when_it_is_too_old_as_well(
     tmp_path: Path,
 ) -> None:
-    far = Far(refuses, give_up_after=0.0)
-    async with going(tmp_path, {"bus": far}) as relay:
-        await relay.tell("drain", "relay.sink-failing")
-        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
-        await relay.settled()
+    far = ScriptedSink(refuses, give_up_after=0.0)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.record_event("drain", "relay.sink-failing")
+        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await relay.settle()
         (done,) = await relay.deliveries("bus")
         assert (done.state, done.reason) == (
             "superseded",
@@ -157,12 +157,12 @@ async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceba
             return None  # type: ignore[return-value]  # that is the mistake
         raise error
 
-    far, other = Far(broken), Far()
-    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
-        await relay.tell("E-1")
-        await relay.tell("E-2")
-        await until(lambda: bool(about(other, "relay.dead-lettered")))
-        await relay.settled()
+    far, other = ScriptedSink(broken), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
+        await relay.record_event("E-1")
+        await relay.record_event("E-2")
+        await wait_until(lambda: bool(about(other, "relay.dead-lettered")))
+        await relay.settle()
         parked, delivered = await relay.deliveries("bus")
         named = type(mistake()).__name__ if mistake() is not None else "AttributeError"
         assert (parked.state, parked.attempts, delivered.state) == ("parked", 5, "delivered")
@@ -173,11 +173,11 @@ async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceba
         assert [
             outcome for entry, outcome, *_ in await relay.attempts("bus") if entry == parked.id
         ] == ["error"] * 5
-        assert {event.subject for event in other.got if event.name == "event.scheduled"} == {
+        assert {event.subject for event in other.delivered if event.name == "event.scheduled"} == {
             "E-1",
             "E-2",
         }
-        assert "secret" not in str([event.data for event in other.got])
+        assert "secret" not in str([event.data for event in other.delivered])
         assert not relay.task.done()
     assert len([record for record in caplog.records if record.exc_info is not None]) == 1
 
@@ -193,11 +193,11 @@ async def test_another_mistake_of_a_sink_gets_a_traceback_of_its_own(
             raise mistakes.pop(0)
         return Receipt()
 
-    far = Far(broken, concurrency=1, longest_pause=0.005)
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink(broken, concurrency=1, longest_pause=0.005)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(10):
-            await relay.tell(f"E-{number}")
-        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+            await relay.record_event(f"E-{number}")
+        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [
         ValueError,
         LookupError,
@@ -218,11 +218,11 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_pat
             raise asyncio.CancelledError
         return Receipt()
 
-    far = Far(cancelled)
-    async with going(tmp_path, {"bus": far}) as relay:
-        await relay.tell("E-1")
-        await until(lambda: len(far.got) == 1)
-        await relay.settled()
+    far = ScriptedSink(cancelled)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: len(far.delivered) == 1)
+        await relay.settle()
         assert [(outcome, reason) for _, outcome, _, reason in await relay.attempts("bus")] == [
             ("deferred", "the connection was lost"),
             ("deferred", "the connection was lost"),
@@ -245,10 +245,10 @@ async def test_so_is_one_that_leaves_the_task_looking_cancelled(tmp_path: Path) 
             await asyncio.sleep(0)
         return Receipt()
 
-    far = Far(cancelled)
-    async with going(tmp_path, {"bus": far}) as relay:
-        await relay.tell("E-1")
-        await until(lambda: len(far.got) == 1)
+    far = ScriptedSink(cancelled)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: len(far.delivered) == 1)
         assert not relay.task.done()
 
 
@@ -262,11 +262,11 @@ async def test_a_stop_reaches_deliveries_that_are_under_way_at_once(tmp_path: Pa
             ended.append(str(event.subject))
         return Receipt()
 
-    far = Far(long)
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink(long)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(5):
-            await relay.tell(f"E-{number}")
-        await until(lambda: far.under_way == 5)
+            await relay.record_event(f"E-{number}")
+        await wait_until(lambda: far.in_flight == 5)
         relay.task.cancel()
         await asyncio.wait({relay.task}, timeout=60)
         assert relay.task.cancelled()
@@ -275,25 +275,25 @@ async def test_a_stop_reaches_deliveries_that_are_under_way_at_once(tmp_path: Pa
         assert await relay.attempts("bus") == []
 
 
-async def down_and_up(relay: Going, far: Far, other: Far, events: int) -> None:
+async def down_and_up(relay: RunningDispatcher, far: ScriptedSink, other: ScriptedSink, events: int) -> None:
     """Fail until it is said, with so many events waiting; then come back."""
     far.answer = refuses
     for number in range(events):
-        await relay.tell(f"E-{number}")
-    await until(lambda: len(about(other, "relay.sink-failing")) == 1)
-    far.answer = takes
-    await until(lambda: len(about(other, "relay.sink-recovered")) == 1)
+        await relay.record_event(f"E-{number}")
+    await wait_until(lambda: len(about(other, "relay.sink-failing")) == 1)
+    far.answer = accepts
+    await wait_until(lambda: len(about(other, "relay.sink-recovered")) == 1)
 
 
 async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_only(
     tmp_path: Path,
 ) -> None:
-    far, other = Far(), Far()
-    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+    far, other = ScriptedSink(), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await down_and_up(relay, far, other, 20)
         assert [subject for subject, _ in about(other, "relay.sink-failing")] == ["bus"]
-        await until(lambda: len(far.got) == 20)
-        assert not [event for _, event in far.tried if event.name.startswith("relay.")]
+        await wait_until(lambda: len(far.delivered) == 20)
+        assert not [event for _, event in far.attempts if event.name.startswith("relay.")]
         status = relay.dispatcher.status()[0]
         assert (status.failing, status.reason, status.waiting) == (False, None, 0)
 
@@ -305,22 +305,22 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
 
     See docs/protocol.md#a-backlog-goes-out-at-once.
     """
-    far, other = Far(refuses, longest_pause=0.3), Far()
-    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+    far, other = ScriptedSink(refuses, longest_pause=0.3), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         expected: dict[str, list[str]] = {}
         for name in ("event.scheduled", "event.updated", "event.started"):
             for number in range(100):
-                expected.setdefault(f"E-{number}", []).append(await relay.tell(f"E-{number}", name))
-        await until(lambda: relay.dispatcher.status()[0].failing)
-        await until(lambda: far.under_way == 0)
-        before = len(far.tried)
-        far.most_under_way = 0
-        await until(lambda: len(far.tried) >= before + 4)
-        assert far.most_under_way == 1
-        far.answer = takes
-        await until(lambda: bool(far.got))
+                expected.setdefault(f"E-{number}", []).append(await relay.record_event(f"E-{number}", name))
+        await wait_until(lambda: relay.dispatcher.status()[0].failing)
+        await wait_until(lambda: far.in_flight == 0)
+        before = len(far.attempts)
+        far.max_in_flight = 0
+        await wait_until(lambda: len(far.attempts) >= before + 4)
+        assert far.max_in_flight == 1
+        far.answer = accepts
+        await wait_until(lambda: bool(far.delivered))
         began = asyncio.get_running_loop().time()
-        await until(lambda: len(far.got) == 300)
+        await wait_until(lambda: len(far.delivered) == 300)
         assert (
             asyncio.get_running_loop().time() - began < 0.1 * 300
         )  # a third of what the pauses would take
@@ -328,15 +328,15 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
 
 
 async def test_probes_take_the_oldest_and_the_least_tried_in_turns(tmp_path: Path) -> None:
-    far = Far(refuses, longest_pause=0.02)
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink(refuses, longest_pause=0.02)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(4):
-            await relay.tell(f"E-{number}")
-        await until(lambda: relay.dispatcher.status()[0].failing)
-        await until(lambda: far.under_way == 0)
-        before = len(far.tried)
-        await until(lambda: len(far.tried) >= before + 9)
-        probes = [event.subject for _, event in far.tried[before + 1 : before + 9]]
+            await relay.record_event(f"E-{number}")
+        await wait_until(lambda: relay.dispatcher.status()[0].failing)
+        await wait_until(lambda: far.in_flight == 0)
+        before = len(far.attempts)
+        await wait_until(lambda: len(far.attempts) >= before + 9)
+        probes = [event.subject for _, event in far.attempts[before + 1 : before + 9]]
         assert probes.count("E-0") >= 4
         assert set(probes) == {"E-0", "E-1", "E-2", "E-3"}
 
@@ -354,14 +354,14 @@ async def test_a_far_side_that_is_gone_disables_the_sink_which_keeps_its_entries
         await all_there.wait()
         raise Deferred("it answered 410", failure="disabled", status=410)
 
-    far, other = Far(gone), Far()
-    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
-        ids = [await relay.tell(f"E-{number}") for number in range(10)]
-        await until(lambda: far.under_way == 10)
+    far, other = ScriptedSink(gone), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
+        ids = [await relay.record_event(f"E-{number}") for number in range(10)]
+        await wait_until(lambda: far.in_flight == 10)
         all_there.set()
-        await until(lambda: bool(about(other, "relay.sink-disabled")))
-        ids.append(await relay.tell("E-10"))
-        await relay.settled()
+        await wait_until(lambda: bool(about(other, "relay.sink-disabled")))
+        ids.append(await relay.record_event("E-10"))
+        await relay.settle()
         assert about(other, "relay.sink-disabled") == [("bus", 11 - 1)]
         assert [one.state for one in await relay.deliveries("bus")] == ["waiting"] * 11
         status = relay.dispatcher.status()[0]
@@ -371,35 +371,35 @@ async def test_a_far_side_that_is_gone_disables_the_sink_which_keeps_its_entries
             True,
         )
         assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
-    far.answer = takes
-    async with going(tmp_path, {"bus": far, "chat": other}) as relay:
+    far.answer = accepts
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         assert relay.dispatcher.status()[0].state == "disabled"
-        await relay.tell("E-11")
-        await relay.settled()
-        assert not far.got
+        await relay.record_event("E-11")
+        await relay.settle()
+        assert not far.delivered
         await relay.dispatcher.set_state("bus", "on", None)
-        await until(lambda: len(far.got) == 12)
+        await wait_until(lambda: len(far.delivered) == 12)
         assert set(far.ids()) > set(ids)
-        await until(lambda: bool(about(other, "relay.sink-recovered")))
+        await wait_until(lambda: bool(about(other, "relay.sink-recovered")))
 
 
 async def test_a_paused_sink_keeps_what_comes_and_sends_it_in_order_when_it_is_resumed(
     tmp_path: Path,
 ) -> None:
-    far = Far()
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.dispatcher.set_state("bus", "paused", "by local:ada")
-        ids = [await relay.tell(f"E-{number}") for number in range(5)]
-    async with going(tmp_path, {"bus": far}) as relay:
+        ids = [await relay.record_event(f"E-{number}") for number in range(5)]
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         assert (relay.dispatcher.status()[0].state, relay.dispatcher.status()[0].reason) == (
             "paused",
             "by local:ada",
         )
-        await relay.settled()
-        assert not far.tried
+        await relay.settle()
+        assert not far.attempts
         await relay.dispatcher.drain()
         await relay.dispatcher.set_state("bus", "on", None)
-        await until(lambda: len(far.got) == 5)
+        await wait_until(lambda: len(far.delivered) == 5)
         assert far.ids() == ids
         with pytest.raises(KeyError):
             await relay.dispatcher.set_state("nobody", "paused", None)
@@ -415,42 +415,42 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
         raise Deferred("not this one")
 
     slow, dead, paused, resting = (
-        Far(slowly, concurrency=1, longest_pause=300.0),
-        Far(refuses, longest_pause=300.0),
-        Far(),
-        Far(),
+        ScriptedSink(slowly, concurrency=1, longest_pause=300.0),
+        ScriptedSink(refuses, longest_pause=300.0),
+        ScriptedSink(),
+        ScriptedSink(),
     )
 
     async def asks_for_rest(_: CloudEvent) -> Receipt:
         raise Deferred("busy", after=300.0)
 
     resting.answer = asks_for_rest
-    async with going(
+    async with running_dispatcher(
         tmp_path,
         {"slow": slow, "dead": dead, "paused": paused, "resting": resting},
         slow={"events": ["event.*"]},
     ) as relay:
         await relay.dispatcher.set_state("paused", "paused", None)
         for subject in ("bad", "E-1", "E-2"):
-            await relay.tell(subject)
-        await until(lambda: slow.under_way == 1 and relay.dispatcher.status()[1].failing)
+            await relay.record_event(subject)
+        await wait_until(lambda: slow.in_flight == 1 and relay.dispatcher.status()[1].failing)
         drained = asyncio.create_task(relay.dispatcher.drain())
         for under_way in ("E-1", "E-2"):
-            await until(lambda under_way=under_way: slow.tried[-1][1].subject == under_way)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await wait_until(lambda under_way=under_way: slow.attempts[-1][1].subject == under_way)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await asyncio.sleep(0.1)  # it looks fifty times a second
             assert not drained.done()
             release.set()
             release.clear()
         async with asyncio.timeout(60):
             await drained
-        assert {event.subject for event in slow.got} >= {"E-1", "E-2"}
-        assert len(resting.tried) == 1
+        assert {event.subject for event in slow.delivered} >= {"E-1", "E-2"}
+        assert len(resting.attempts) == 1
 
 
 # --- a minute in which nothing gets through
 
 
-def of(relay: Going, sink: str) -> tuple[bool, str | None]:
+def of(relay: RunningDispatcher, sink: str) -> tuple[bool, str | None]:
     """Whether a sink is failing, and why."""
     (status,) = (one for one in relay.dispatcher.status() if one.name == sink)
     return status.failing, status.reason
@@ -475,17 +475,17 @@ async def test_a_sink_that_delivers_nothing_for_a_minute_is_failing_and_the_othe
 ) -> None:
     """Two tries in a minute, or not even the end of the first, are too few to be three in a row."""
     clock = SteppedClock()
-    far, other = Far(answer, longest_pause=300.0, clock=clock), Far(clock=clock)
-    async with going(tmp_path, {"bus": far, "chat": other}, clock=clock) as relay:
-        await relay.tell("E-1", not_before=900.0)
+    far, other = ScriptedSink(answer, longest_pause=300.0, clock=clock), ScriptedSink(clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}, clock=clock) as relay:
+        await relay.record_event("E-1", not_before=900.0)
         await relay.forward(59.0)
         assert not of(relay, "bus")[0]
         await relay.forward(1.1)
         assert of(relay, "bus") == (True, reason)
         assert of(relay, "chat") == (False, None)
         assert about(other, "relay.sink-failing") == [("bus", 1)]
-        far.answer = takes
-        await relay.tell("E-2")
+        far.answer = accepts
+        await relay.record_event("E-2")
         await relay.forward(60.0)
         assert of(relay, "bus") == (False, None)
         assert about(other, "relay.sink-recovered")[0][0] == "bus"
@@ -497,13 +497,13 @@ async def test_a_sink_whose_every_entry_becomes_a_dead_letter_is_failing_after_a
 ) -> None:
     """Each is given up at its first try, and nothing waits between."""
     clock = SteppedClock()
-    far = Far(answer, clock=clock)
-    async with going(tmp_path, {"bus": far}, clock=clock) as relay:
-        await relay.tell("E-1")
+    far = ScriptedSink(answer, clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": far}, clock=clock) as relay:
+        await relay.record_event("E-1")
         await relay.forward(60.0)
         assert not of(relay, "bus")[0], "one try is no minute of them"
-        await relay.tell("E-2")
-        await relay.settled()
+        await relay.record_event("E-2")
+        await relay.settle()
         assert len(await relay.deliveries("bus", "parked")) == 2
         failing, reason = of(relay, "bus")
         assert failing
@@ -514,12 +514,12 @@ async def test_while_a_sink_has_nothing_to_deliver_or_is_paused_no_time_passes_f
     tmp_path: Path,
 ) -> None:
     clock = SteppedClock()
-    far = Far(has_enough, clock=clock)
-    async with going(tmp_path, {"bus": far}, clock=clock) as relay:
-        await relay.tell("E-1")
+    far = ScriptedSink(has_enough, clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": far}, clock=clock) as relay:
+        await relay.record_event("E-1")
         await relay.forward(3600.0)
         far.answer = hangs
-        await relay.tell("E-2")
+        await relay.record_event("E-2")
         await relay.forward(30.0)
         assert not of(relay, "bus")[0]
         await relay.dispatcher.set_state("bus", "paused", "by an operator")

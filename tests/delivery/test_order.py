@@ -15,8 +15,8 @@ from relay.delivery.worker import MAX_BATCH, MAX_OPEN_DELIVERIES
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.running_dispatcher import Answer, Far, going, hangs, takes
-from tests.outbox.open_store import until
+from tests.delivery.running_dispatcher import Answer, ScriptedSink, running_dispatcher, hangs, accepts
+from tests.outbox.open_store import wait_until
 
 
 async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_way(
@@ -31,31 +31,31 @@ async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_wa
             raise Deferred("not now")
         return Receipt(200)
 
-    far = Far(moody, concurrency=8, longest_pause=0.02)
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink(moody, concurrency=8, longest_pause=0.02)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         expected: dict[str, list[str]] = defaultdict(list)
         for _ in range(20):
             for subject in (f"E-{number}" for number in range(15)):
                 expected[subject].append(
-                    await relay.tell(
+                    await relay.record_event(
                         subject, chance.choice(["event.scheduled", "approval.recorded"])
                     )
                 )
-        await until(lambda: len(far.got) == 300)
+        await wait_until(lambda: len(far.delivered) == 300)
         assert {subject: far.ids(subject) for subject in expected} == expected
-        assert 2 <= far.most_under_way <= 8
-        await relay.settled()
+        assert 2 <= far.max_in_flight <= 8
+        await relay.settle()
         assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
 
 
 async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
     """Promise 5."""
-    hung, well = Far(hangs, concurrency=2), Far()
-    async with going(tmp_path, {"hung": hung, "well": well}) as relay:
-        ids = [await relay.tell(f"E-{number}") for number in range(50)]
-        await until(lambda: len(well.got) == 50)
+    hung, well = ScriptedSink(hangs, concurrency=2), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"hung": hung, "well": well}) as relay:
+        ids = [await relay.record_event(f"E-{number}") for number in range(50)]
+        await wait_until(lambda: len(well.delivered) == 50)
         assert well.ids() == ids
-        assert len(hung.tried) == 2
+        assert len(hung.attempts) == 2
         assert [one.waiting for one in relay.dispatcher.status()] == [50, 0]
 
 
@@ -65,13 +65,13 @@ async def test_one_event_that_waits_holds_back_no_other_event(tmp_path: Path) ->
             raise Deferred("not this one")
         return Receipt()
 
-    far = Far(not_the_first, longest_pause=300.0)
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink(not_the_first, longest_pause=300.0)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(3):
-            await relay.tell(f"E-{number}")
-            await relay.tell(f"E-{number}", "event.started")
-        await until(lambda: len(far.got) == 4)
-        assert {event.subject for event in far.got} == {"E-1", "E-2"}
+            await relay.record_event(f"E-{number}")
+            await relay.record_event(f"E-{number}", "event.started")
+        await wait_until(lambda: len(far.delivered) == 4)
+        assert {event.subject for event in far.delivered} == {"E-1", "E-2"}
 
 
 async def test_what_is_parked_blocks_nothing_behind_it(tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ async def test_what_is_parked_blocks_nothing_behind_it(tmp_path: Path) -> None:
             raise Rejected("it is too big", status=413, answer="no")
         return Receipt()
 
-    far = Far(never_scheduled)
-    async with going(tmp_path, {"bus": far}) as relay:
-        await relay.tell("E-1")
-        await relay.tell("E-1", "event.started")
-        await until(lambda: far.names() == ["event.started"])
-        await relay.settled()
+    far = ScriptedSink(never_scheduled)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.record_event("E-1")
+        await relay.record_event("E-1", "event.started")
+        await wait_until(lambda: far.names() == ["event.started"])
+        await relay.settle()
         parked, delivered = await relay.deliveries("bus")
         assert (parked.state, parked.reason, parked.last_status) == ("parked", "it is too big", 413)
         assert delivered.state == "delivered"
@@ -103,15 +103,15 @@ async def test_a_sinks_own_limit_is_used_and_kept(tmp_path: Path, most: int) -> 
         await release.wait()
         return Receipt()
 
-    far = Far(when_told, concurrency=most)
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink(when_told, concurrency=most)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(30):
-            await relay.tell(f"E-{number}")
-        await until(lambda: far.under_way == most)
-        await relay.settled()
+            await relay.record_event(f"E-{number}")
+        await wait_until(lambda: far.in_flight == most)
+        await relay.settle()
         release.set()
-        await until(lambda: len(far.got) == 30)
-        assert far.most_under_way == most
+        await wait_until(lambda: len(far.delivered) == 30)
+        assert far.max_in_flight == most
 
 
 async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_stale_drop(
@@ -121,8 +121,8 @@ async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_s
 
     See docs/protocol.md#people-want-the-newest-state.
     """
-    chat, bus = Far(), Far()
-    async with going(tmp_path, {"chat": chat, "bus": bus}, chat={"stale": "drop"}) as relay:
+    chat, bus = ScriptedSink(), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"chat": chat, "bus": bus}, chat={"stale": "drop"}) as relay:
         await relay.dispatcher.set_state("chat", "paused", "lunch")
         for name in (
             "event.scheduled",
@@ -131,15 +131,15 @@ async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_s
             "event.updated",
             "event.started",
         ):
-            await relay.tell("E-1", name)
-        await relay.tell("E-2")
+            await relay.record_event("E-1", name)
+        await relay.record_event("E-2")
         await relay.dispatcher.set_state("chat", "on", None)
-        await until(lambda: len(chat.got) == 3 and len(bus.got) == 6)
-        assert [event.name for event in chat.got if event.subject == "E-1"] == [
+        await wait_until(lambda: len(chat.delivered) == 3 and len(bus.delivered) == 6)
+        assert [event.name for event in chat.delivered if event.subject == "E-1"] == [
             "approval.recorded",
             "event.started",
         ]
-        await relay.settled()
+        await relay.settle()
         assert [
             (one.type, one.state, one.reason)
             for one in await relay.deliveries("chat", "superseded")
@@ -161,29 +161,29 @@ async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_whe
             raise Deferred("not now")
         return Receipt()
 
-    chat = Far(scheduled_fails)
-    async with going(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
-        await relay.tell("E-1")
-        await until(lambda: len(chat.tried) == 1)
-        await relay.tell("E-1", "event.ended")
+    chat = ScriptedSink(scheduled_fails)
+    async with running_dispatcher(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: len(chat.attempts) == 1)
+        await relay.record_event("E-1", "event.ended")
         goes.set()
-        await until(lambda: chat.names() == ["event.ended"])
-        await relay.settled()
+        await wait_until(lambda: chat.names() == ["event.ended"])
+        await relay.settle()
         assert [(one.type, one.state) for one in await relay.deliveries("chat")] == [
             ("event.scheduled", "superseded"),
             ("event.ended", "delivered"),
         ]
-        assert len(chat.tried) == 2
+        assert len(chat.attempts) == 2
 
 
 async def test_of_what_the_relay_says_of_itself_one_waits_for_each_kind_and_sink_meant(
     tmp_path: Path,
 ) -> None:
-    bus = Far()
-    async with going(tmp_path, {"bus": bus}) as relay:
+    bus = ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": bus}) as relay:
         await relay.dispatcher.set_state("bus", "paused", None)
         told = [
-            await relay.tell(about, name)
+            await relay.record_event(about, name)
             for name, about in [
                 ("relay.sink-failing", "a"),
                 ("relay.sink-failing", "b"),
@@ -195,7 +195,7 @@ async def test_of_what_the_relay_says_of_itself_one_waits_for_each_kind_and_sink
         ]
         assert relay.dispatcher.status()[0].waiting == 4
         await relay.dispatcher.set_state("bus", "on", None)
-        await until(lambda: len(bus.got) == 4)
+        await wait_until(lambda: len(bus.delivered) == 4)
         assert sorted(bus.ids()) == sorted(told[number] for number in (1, 2, 3, 5))
 
 
@@ -210,15 +210,15 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
 
         return answer
 
-    sinks = {name: Far(at_once(name), concurrency=1) for name in ("bus", "chat")}
-    async with going(tmp_path, sinks) as relay:
+    sinks = {name: ScriptedSink(at_once(name), concurrency=1) for name in ("bus", "chat")}
+    async with running_dispatcher(tmp_path, sinks) as relay:
         for name in sinks:
             await relay.dispatcher.set_state(name, "paused", None)
         for number in range(100):
-            await relay.tell(f"E-{number}")
+            await relay.record_event(f"E-{number}")
         for name in sinks:
             relay.dispatcher.worker(name).set_state("on", None)
-        await until(lambda: len(turns) == 200)
+        await wait_until(lambda: len(turns) == 200)
     assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * MAX_BATCH
 
 
@@ -226,18 +226,18 @@ async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(
     tmp_path: Path,
 ) -> None:
     """What got through and is not written down as delivered yet is sent again after a crash: that are 64 at the most."""
-    free, far = threading.Event(), Far(hangs)
-    async with going(tmp_path, {"bus": far}) as relay:
+    free, far = threading.Event(), ScriptedSink(hangs)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         relay.dispatcher.worker("bus").set_state("paused", "until all are there")
         for number in range(200):
-            await relay.tell(f"E-{number}")
-        far.answer = takes
+            await relay.record_event(f"E-{number}")
+        far.answer = accepts
         blocked = relay.store.submit(lambda _: free.wait())
         relay.dispatcher.worker("bus").set_state("on", None)
-        await until(lambda: len(far.got) == MAX_OPEN_DELIVERIES)
+        await wait_until(lambda: len(far.delivered) == MAX_OPEN_DELIVERIES)
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert len(far.got) == MAX_OPEN_DELIVERIES
+        assert len(far.delivered) == MAX_OPEN_DELIVERIES
         free.set()
         await blocked
-        await until(lambda: len(far.got) == 200)
+        await wait_until(lambda: len(far.delivered) == 200)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY, OrderedQueue
 from relay.outbox import Entry
-from tests.outbox.open_store import NOW, said
+from tests.outbox.open_store import NOW, numbered_event
 
 LANES = st.sampled_from(["a", "b", "c"])
 TYPES = st.sampled_from(["event.scheduled", "event.updated", "approval.granted"])
@@ -22,7 +22,7 @@ def entry(
     id_: int, lane: str = "a", type_: str = "event.scheduled", attempts: int = 0, older: int = 0
 ) -> Entry:
     """An entry that waits. ``older``: it is sent once more, and was said so many before."""
-    return Entry(id_, "bus", id_ - older, lane, type_, lane, None, attempts, None, NOW, said(id_))
+    return Entry(id_, "bus", id_ - older, lane, type_, lane, None, attempts, None, NOW, numbered_event(id_))
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class LanesLaw(RuleBasedStateMachine):
             if old.type.startswith(family) and old.position <= new.position
         ]
         stale = [old for old in replaced if not (old is head and modelled.state == "busy")]
-        assert self.lanes.supersede(new) == stale
+        assert self.lanes.remove_superseded(new) == stale
         modelled.waiting = [old for old in modelled.waiting if old not in stale]
         if head in stale:
             modelled.state = "free"
@@ -90,7 +90,7 @@ class LanesLaw(RuleBasedStateMachine):
         expected = min(
             (lane.waiting[0] for lane in free.values()), key=lambda one: one.id, default=None
         )
-        assert self.lanes.take() == expected
+        assert self.lanes.take_next() == expected
         if expected is not None:
             self.model[expected.ordering_key].state = "busy"
 
@@ -103,7 +103,7 @@ class LanesLaw(RuleBasedStateMachine):
             key=lambda one: (one.attempts, one.id),
             default=None,
         )
-        assert self.lanes.take(least_tried=True) == expected
+        assert self.lanes.take_next(least_tried=True) == expected
         if expected is not None:
             self.model[expected.ordering_key].state = "busy"
 
@@ -112,7 +112,7 @@ class LanesLaw(RuleBasedStateMachine):
     def done(self, data: st.DataObject) -> None:
         """It was delivered, or parked."""
         lane = self.of("busy")[data.draw(st.sampled_from(sorted(self.of("busy"))))]
-        self.lanes.done(lane.waiting[0])
+        self.lanes.remove_head(lane.waiting[0])
         lane.waiting.pop(0)
         lane.state = "free"
 
@@ -127,9 +127,9 @@ class LanesLaw(RuleBasedStateMachine):
             for one in lane.waiting[1:]
             if one.type.split(".")[0] == head.type.split(".")[0] and one.position >= head.position
         ]
-        assert self.lanes.outdated(head) == bool(newer)
+        assert self.lanes.is_superseded(head) == bool(newer)
         tried = replace(lane.waiting[0], attempts=lane.waiting[0].attempts + 1)
-        self.lanes.rest(tried, self.now + pause, alone=alone)
+        self.lanes.delay_head(tried, self.now + pause, alone=alone)
         lane.waiting[0] = tried
         lane.state, lane.until, lane.alone = "resting", self.now + pause, alone
 
@@ -137,7 +137,7 @@ class LanesLaw(RuleBasedStateMachine):
     def wake(self, passed: float) -> None:
         """Time passes."""
         self.now += passed
-        self.lanes.wake(self.now)
+        self.lanes.release_due(self.now)
         for lane in self.of("resting").values():
             if lane.until <= self.now:
                 lane.state = "free"
@@ -145,7 +145,7 @@ class LanesLaw(RuleBasedStateMachine):
     @rule(alone=st.booleans())
     def wake_all(self, alone: bool) -> None:
         """The far side answers again, or may."""
-        self.lanes.wake_all(alone=alone)
+        self.lanes.release_all(alone=alone)
         for lane in self.of("resting").values():
             if alone or not lane.alone:
                 lane.state = "free"
@@ -156,13 +156,13 @@ class LanesLaw(RuleBasedStateMachine):
         assert len(self.lanes) == sum(len(lane.waiting) for lane in self.model.values())
         for name, lane in self.model.items():
             assert [one for one in self.lanes if one.ordering_key == name] == lane.waiting
-        assert self.lanes.any_free == bool(self.of("free"))
+        assert self.lanes.has_ready == bool(self.of("free"))
 
     @invariant()
     def nobody_oversleeps(self) -> None:
         """`next_wake` is early at times, for a lane that was freed otherwise; never late."""
         resting = [lane.until for lane in self.of("resting").values()]
-        moment = self.lanes.next_wake()
+        moment = self.lanes.next_release_at()
         assert not resting or (moment is not None and moment <= min(resting))
 
 
@@ -174,10 +174,10 @@ def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:
     lanes = OrderedQueue()
     for id_, lane in enumerate("abacb", start=1):
         lanes.push(entry(id_, lane))
-    taken = [lanes.take() for _ in range(4)]
+    taken = [lanes.take_next() for _ in range(4)]
     assert [one.id if one is not None else None for one in taken] == [1, 2, 4, None]
-    lanes.done(entry(2, "b"))
-    following = lanes.take()
+    lanes.remove_head(entry(2, "b"))
+    following = lanes.take_next()
     assert following is not None
     assert following.id == 5
 
@@ -195,14 +195,14 @@ def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
     lanes = OrderedQueue()
     for id_ in range(5000):
         lanes.push(entry(id_, f"lane-{id_}"))
-        taken = lanes.take(least_tried=id_ % 2 == 0)
+        taken = lanes.take_next(least_tried=id_ % 2 == 0)
         assert taken is not None
         if id_ % 3 == 0:
-            lanes.rest(taken, float(id_))
-            lanes.wake_all(alone=True)
-            taken = lanes.take()
+            lanes.delay_head(taken, float(id_))
+            lanes.release_all(alone=True)
+            taken = lanes.take_next()
             assert taken is not None
-        lanes.done(taken)
-        lanes.wake(float(id_))
-    assert (len(lanes), list(lanes), lanes.any_free, lanes.next_wake()) == (0, [], False, None)
-    assert not lanes.take()
+        lanes.remove_head(taken)
+        lanes.release_due(float(id_))
+    assert (len(lanes), list(lanes), lanes.has_ready, lanes.next_release_at()) == (0, [], False, None)
+    assert not lanes.take_next()

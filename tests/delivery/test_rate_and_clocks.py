@@ -10,24 +10,24 @@ import pytest
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.running_dispatcher import Far, SteppedClock, going
-from tests.outbox.open_store import until
+from tests.delivery.running_dispatcher import ScriptedSink, SteppedClock, running_dispatcher
+from tests.outbox.open_store import wait_until
 
 
 async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(
     tmp_path: Path,
 ) -> None:
     clock = SteppedClock()
-    slow, other = Far(clock=clock), Far(clock=clock)
-    async with going(
+    slow, other = ScriptedSink(clock=clock), ScriptedSink(clock=clock)
+    async with running_dispatcher(
         tmp_path, {"slow": slow, "other": other}, clock=clock, slow={"rate": 4}
     ) as relay:
         for number in range(20):
-            await relay.tell(f"E-{number}")
+            await relay.record_event(f"E-{number}")
         await relay.forward(0)
-        assert (len(slow.got), len(other.got)) == (1, 20)
+        assert (len(slow.delivered), len(other.delivered)) == (1, 20)
         await relay.forward(10)
-    moments = [moment for moment, _ in slow.tried]
+    moments = [moment for moment, _ in slow.attempts]
     assert len(moments) == 20
     assert min(later - earlier for earlier, later in pairwise(moments)) >= 0.25
     assert moments[-1] == pytest.approx(19 * 0.25)
@@ -48,28 +48,28 @@ async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_
         return Receipt(204, skew=skew)
 
     tried: set[str] = set()
-    far, other = Far(drifted), Far()
+    far, other = ScriptedSink(drifted), ScriptedSink()
 
     def told() -> list[str]:
-        return [event.data["reason"] for event in other.got if event.name == "relay.clock-skewed"]
+        return [event.data["reason"] for event in other.delivered if event.name == "relay.clock-skewed"]
 
-    async with going(tmp_path, {"drain": far, "chat": other}) as relay:
+    async with running_dispatcher(tmp_path, {"drain": far, "chat": other}) as relay:
         for number in range(3):
-            await relay.tell(f"E-{number}")
-        await until(lambda: bool(told()))
+            await relay.record_event(f"E-{number}")
+        await wait_until(lambda: bool(told()))
         skew = -29.0
-        await relay.tell("E-3")
-        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await relay.record_event("E-3")
+        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
         assert told() == [
             "its clock is 31 s ahead of ours: check both, as signatures bear the time"
         ]
         skew = -3600.0
-        await relay.tell("E-4")
-        await until(lambda: len(told()) == 2)
+        await relay.record_event("E-4")
+        await wait_until(lambda: len(told()) == 2)
         assert (
             told()[1] == "its clock is 3600 s behind ours: check both, as signatures bear the time"
         )
-        assert [event.subject for event in other.got if event.name == "relay.clock-skewed"] == [
+        assert [event.subject for event in other.delivered if event.name == "relay.clock-skewed"] == [
             "drain",
             "drain",
         ]

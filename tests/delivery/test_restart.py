@@ -22,29 +22,29 @@ from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, SinkSettings
 from tests.builders import DATA, cloudevent
-from tests.delivery.running_dispatcher import Far, going, hangs, refuses, takes
-from tests.outbox.open_store import IDENTITY, NOW, connection_of, until
+from tests.delivery.running_dispatcher import ScriptedSink, running_dispatcher, hangs, refuses, accepts
+from tests.outbox.open_store import IDENTITY, NOW, connection_of, wait_until
 
 
 async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(
     tmp_path: Path,
 ) -> None:
-    far = Far(hangs, concurrency=3)
+    far = ScriptedSink(hangs, concurrency=3)
     expected: dict[str, list[str]] = {}
-    async with going(tmp_path, {"bus": far}) as relay:
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for name in ("event.scheduled", "approval.recorded", "event.started"):
             for number in range(10):
-                expected.setdefault(f"E-{number}", []).append(await relay.tell(f"E-{number}", name))
-        await until(lambda: far.under_way == 3)
-    far.answer = takes
-    async with going(tmp_path, {"bus": far}) as relay:
-        await until(lambda: len(far.got) == 30)
+                expected.setdefault(f"E-{number}", []).append(await relay.record_event(f"E-{number}", name))
+        await wait_until(lambda: far.in_flight == 3)
+    far.answer = accepts
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await wait_until(lambda: len(far.delivered) == 30)
         assert {subject: far.ids(subject) for subject in expected} == expected
-        await relay.settled()
+        await relay.settle()
         assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
-    async with going(tmp_path, {"bus": far}) as relay:
-        await relay.settled()
-        assert len(far.got) == 30
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.settle()
+        assert len(far.delivered) == 30
 
 
 async def test_what_was_taken_before_an_orderly_stop_is_not_sent_again(tmp_path: Path) -> None:
@@ -55,38 +55,38 @@ async def test_what_was_taken_before_an_orderly_stop_is_not_sent_again(tmp_path:
         await go.wait()
         return Receipt()
 
-    far = Far(when_told, concurrency=20)
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink(when_told, concurrency=20)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(20):
-            await relay.tell(f"E-{number}")
-        await until(lambda: far.under_way == 20)
+            await relay.record_event(f"E-{number}")
+        await wait_until(lambda: far.in_flight == 20)
         relay.store.submit(lambda _: busy.wait(10))
         go.set()
-        await until(lambda: len(far.got) == 20)
+        await wait_until(lambda: len(far.delivered) == 20)
         relay.task.cancel()
         await asyncio.wait({relay.task})
         busy.set()
-    async with going(tmp_path, {"bus": far}) as relay:
-        await relay.settled()
-        assert len(far.got) == 20
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.settle()
+        assert len(far.delivered) == 20
 
 
 async def test_a_restart_goes_on_counting_tries(tmp_path: Path) -> None:
-    far = Far(refuses, longest_pause=300.0)
+    far = ScriptedSink(refuses, longest_pause=300.0)
     for times in (1, 2, 3):
-        async with going(tmp_path, {"bus": far}) as relay:
+        async with running_dispatcher(tmp_path, {"bus": far}) as relay:
             if times == 1:
-                await relay.tell("E-1")
-            await until(lambda times=times: len(far.tried) == times)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-            await relay.settled()
+                await relay.record_event("E-1")
+            await wait_until(lambda times=times: len(far.attempts) == times)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await relay.settle()
             assert [one.attempts for one in await relay.deliveries("bus")] == [times]
 
 
 async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: Path) -> None:
     """Each costs its place in the line; the events stay on disk."""
-    far = Far(hangs, concurrency=2)
+    far = ScriptedSink(hangs, concurrency=2)
     count, padding = 10_000, "x" * 5_000
-    async with going(tmp_path, {"bus": far}, run=False) as relay:
+    async with running_dispatcher(tmp_path, {"bus": far}, run=False) as relay:
 
         def many(tx: Transaction, first: int) -> None:
             for number in range(first, first + 500):
@@ -107,89 +107,89 @@ async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: P
         recorded, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     tracemalloc.start()
-    async with going(tmp_path, {"bus": far}) as relay:
-        await until(lambda: far.under_way == 2)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await wait_until(lambda: far.in_flight == 2)
         assert relay.dispatcher.status()[0].waiting == count
         restarted, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        far.answer = takes
+        far.answer = accepts
     assert recorded < 2 * MAX_EVENTS_IN_MEMORY * len(padding) + count * 2000 < count * len(padding)
     assert restarted < count * 2000
     far.concurrency = 16
-    async with going(tmp_path, {"bus": far}) as relay:
-        await until(lambda: len(far.got) >= 1000)
-        assert len(set(far.ids())) == len(far.got)
-        assert all(event.data["description"] == padding for event in far.got)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await wait_until(lambda: len(far.delivered) >= 1000)
+        assert len(set(far.ids())) == len(far.delivered)
+        assert all(event.data["description"] == padding for event in far.delivered)
 
 
 async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: Path) -> None:
     """As it now stands; nothing that has ended, and nothing of what the relay said of itself."""
-    bus, chat, pager = Far(), Far(), Far()
-    async with going(tmp_path, {"bus": bus}) as relay:
+    bus, chat, pager = ScriptedSink(), ScriptedSink(), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": bus}) as relay:
         for subject in ("E-1", "E-2", "E-3"):
-            await relay.tell(subject, eventType="Reboot" if subject == "E-1" else "Freeze")
-        await relay.tell("E-1", "event.started", eventType="Reboot")
-        await relay.tell("E-1", "approval.recorded", eventType="Reboot")
-        await relay.tell("E-3", "event.ended")
-        await relay.tell("drain", "relay.sink-failing")
+            await relay.record_event(subject, eventType="Reboot" if subject == "E-1" else "Freeze")
+        await relay.record_event("E-1", "event.started", eventType="Reboot")
+        await relay.record_event("E-1", "approval.recorded", eventType="Reboot")
+        await relay.record_event("E-3", "event.ended")
+        await relay.record_event("drain", "relay.sink-failing")
         for subject in ("e-1", "e-2", "e-3"):
             await relay.store.transact(
                 lambda tx, subject=subject: tx.snapshot.begin(
                     subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW
                 )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             )
-        await relay.store.transact(lambda tx: tx.snapshot.end("e-3", "unknown", cloudevent(), NOW))
-        await until(lambda: len(bus.got) == 7)
+        await relay.store.transact(lambda tx: tx.snapshot.mark_ended("e-3", "unknown", cloudevent(), NOW))
+        await wait_until(lambda: len(bus.delivered) == 7)
     for _ in range(2):
-        async with going(
+        async with running_dispatcher(
             tmp_path,
             {"bus": bus, "chat": chat, "pager": pager},
             chat={"events": ["event.*"]},
             pager={"match": {"event_type": ["reboot"]}},
         ) as relay:
-            await until(lambda: len(chat.got) == 2 and len(pager.got) == 1)
-            await relay.settled()
-        assert [(event.subject, event.name) for event in chat.got] == [
+            await wait_until(lambda: len(chat.delivered) == 2 and len(pager.delivered) == 1)
+            await relay.settle()
+        assert [(event.subject, event.name) for event in chat.delivered] == [
             ("E-1", "event.started"),
             ("E-2", "event.scheduled"),
         ]
-        assert [(event.subject, event.name) for event in pager.got] == [("E-1", "event.started")]
-        assert len(bus.got) == 7
+        assert [(event.subject, event.name) for event in pager.delivered] == [("E-1", "event.started")]
+        assert len(bus.delivered) == 7
 
 
 async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped(
     tmp_path: Path,
 ) -> None:
-    bus, chat = Far(hangs), Far()
-    async with going(tmp_path, {"bus": bus, "chat": chat}) as relay:
+    bus, chat = ScriptedSink(hangs), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": bus, "chat": chat}) as relay:
         for subject in ("E-1", "E-2"):
-            await relay.tell(subject)
-        await relay.tell("drain", "relay.sink-failing")
-        await until(lambda: len(chat.got) == 3)
-    bus.answer = takes
-    async with going(tmp_path, {"chat": chat}) as relay:
+            await relay.record_event(subject)
+        await relay.record_event("drain", "relay.sink-failing")
+        await wait_until(lambda: len(chat.delivered) == 3)
+    bus.answer = accepts
+    async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
         assert [(one.type, one.state, one.reason) for one in await relay.deliveries("bus")] == [
             ("event.scheduled", "parked", "the sink bus is not in the configuration any more"),
         ] * 2
         assert not await relay.store.transact(redeliver(1, NOW))
-    async with going(tmp_path, {"bus": bus, "chat": chat}) as relay:
-        await relay.settled()
-        assert not bus.got, "parked is parked, until somebody sends it again"
+    async with running_dispatcher(tmp_path, {"bus": bus, "chat": chat}) as relay:
+        await relay.settle()
+        assert not bus.delivered, "parked is parked, until somebody sends it again"
         for one in await relay.deliveries("bus", "parked"):
             assert await relay.store.transact(redeliver(one.id, NOW))
-        await until(lambda: len(bus.got) == 2)
+        await wait_until(lambda: len(bus.delivered) == 2)
 
 
 async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     """Else it would wait for ever, and hold up StartRequests and pruning."""
-    chat = Far()
-    async with going(tmp_path, {"chat": chat}) as relay:
+    chat = ScriptedSink()
+    async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
         await relay.store.transact(lambda tx: tx.record(cloudevent(), NOW, to=["nobody"]))
-        await relay.settled()
+        await relay.settle()
         assert not relay.task.done()
-    async with going(tmp_path, {"chat": chat}) as relay:
+    async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
         assert [one.state for one in await relay.deliveries("nobody")] == ["parked"]
 
 
@@ -204,24 +204,24 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
             raise answers.pop(0)
         return Receipt()
 
-    far = Far(by_and_by, give_up_after=3600.0, longest_pause=300.0)
-    async with going(tmp_path, {"bus": far}) as relay:
-        told = await relay.tell("E-1")
-        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+    far = ScriptedSink(by_and_by, give_up_after=3600.0, longest_pause=300.0)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        told = await relay.record_event("E-1")
+        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.store.transact(
             lambda tx: connection_of(tx).execute(
                 "UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"
             )
         )
         assert await relay.store.transact(redeliver(1, relay.clock.now()))
-        await until(lambda: len(far.tried) == 2)
+        await wait_until(lambda: len(far.attempts) == 2)
         assert not await relay.store.transact(redeliver(1, relay.clock.now())), "it waits already"
-        await relay.settled()
+        await relay.settle()
         assert [one.state for one in await relay.deliveries("bus")] == ["waiting"]
-    async with going(tmp_path, {"bus": far}) as relay:
-        await until(lambda: len(far.got) == 1)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await wait_until(lambda: len(far.delivered) == 1)
         assert far.ids() == [told]
-        await relay.settled()
+        await relay.settle()
         assert [(one.state, one.attempts) for one in await relay.deliveries("bus")] == [
             ("delivered", 4)
         ]
@@ -235,39 +235,39 @@ async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Pat
             raise Rejected("no")
         return Receipt()
 
-    chat = Far(no_scheduled)
-    async with going(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
-        await relay.tell("E-1")
-        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
+    chat = ScriptedSink(no_scheduled)
+    async with running_dispatcher(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.dispatcher.set_state("chat", "paused", None)
-        await relay.tell("E-1", "event.started")
-        chat.answer = takes
+        await relay.record_event("E-1", "event.started")
+        chat.answer = accepts
         assert await relay.store.transact(redeliver(1, NOW))
         await relay.dispatcher.set_state("chat", "on", None)
-        await until(lambda: len(chat.got) == 2)
+        await wait_until(lambda: len(chat.delivered) == 2)
         assert chat.names() == ["event.started", "event.scheduled"]
 
 
 async def test_a_ping_goes_to_the_pinged_sink_alone(tmp_path: Path) -> None:
-    bus, chat = Far(), Far()
-    async with going(tmp_path, {"bus": bus, "chat": chat}, bus={"events": ["event.*"]}) as relay:
+    bus, chat = ScriptedSink(), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": bus, "chat": chat}, bus={"events": ["event.*"]}) as relay:
         ping = cloudevent("relay.ping", "bus", {"sink": "bus", "reason": "asked for", "count": 1})
         await relay.store.transact(lambda tx: tx.record(ping, NOW, to=["bus"]))
-        await until(lambda: len(bus.got) == 1)
-        await relay.settled()
-        assert not chat.got
+        await wait_until(lambda: len(bus.delivered) == 1)
+        await relay.settle()
+        assert not chat.delivered
 
 
 async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_goes_out(
     tmp_path: Path,
 ) -> None:
     """And what is not at hand is no mistake of the sink: it waits."""
-    far = Far()
-    async with going(tmp_path, {"bus": far}) as relay:
+    far = ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.dispatcher.set_state("bus", "paused", None)
-        await relay.tell("E-1")
-    async with going(tmp_path, {"bus": far}) as relay:
-        await relay.tell("E-2")
+        await relay.record_event("E-1")
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.record_event("E-2")
         read = relay.store.read
         failures = 0
 
@@ -280,22 +280,22 @@ async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_go
 
         relay.store.read = broken  # type: ignore[method-assign,assignment]  # a disk that cannot be read, and a process that goes on
         await relay.dispatcher.set_state("bus", "on", None)
-        await until(lambda: bool(far.got))
-        assert [event.subject for event in far.got] == ["E-2"]
+        await wait_until(lambda: bool(far.delivered))
+        assert [event.subject for event in far.delivered] == ["E-2"]
         assert not relay.dispatcher.status()[0].failing
-        await until(lambda: len(far.got) == 2)
+        await wait_until(lambda: len(far.delivered) == 2)
         relay.store.read = read  # type: ignore[method-assign]  # as it was
-        await relay.settled()
+        await relay.settle()
         assert [one.attempts for one in await relay.deliveries("bus")] == [1, 1]
 
 
 async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_others_go(
     tmp_path: Path,
 ) -> None:
-    far = Far()
-    async with going(tmp_path, {"bus": far}, run=False) as relay:
+    far = ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far}, run=False) as relay:
         for number in range(3):
-            await relay.tell(f"E-{number}")
+            await relay.record_event(f"E-{number}")
         await relay.store.transact(
             lambda tx: connection_of(tx).execute("DROP TRIGGER journal_is_append_only")
         )
@@ -304,9 +304,9 @@ async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_o
                 "UPDATE journal SET body = x'7b' WHERE position = 2"
             )
         )
-    async with going(tmp_path, {"bus": far}) as relay:
-        await until(lambda: len(far.got) == 2)
-        await relay.settled()
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await wait_until(lambda: len(far.delivered) == 2)
+        await relay.settle()
         assert [one.state for one in await relay.deliveries("bus")] == [
             "delivered",
             "parked",
@@ -329,10 +329,10 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
         sending.kill()
         lines_read += sending.stdout.readlines()
     taken = [line.split() for line in lines_read if line.endswith("\n")]
-    far = Far()
-    async with going(tmp_path, {"bus": far}) as relay:
-        await until(lambda: relay.dispatcher.status()[0].waiting == 0)
-        await relay.settled()
+    far = ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await relay.settle()
         everything = await relay.store.read(lambda tx: tx.journal.events_after(0, 10_000))
         assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
     assert everything
@@ -342,14 +342,14 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
         got = [id_ for about, id_ in taken if about == subject] + again
         assert list(dict.fromkeys(got)) == recorded
         assert again == recorded[len(recorded) - len(again) :]
-    assert lines < 200 or len(far.got) < len(everything)
+    assert lines < 200 or len(far.delivered) < len(everything)
 
 
 async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice(
     tmp_path: Path,
 ) -> None:
     """A chat has messages looked at again as soon as it is connected, and that is before the dispatcher starts."""
-    far, clock = Far(takes, concurrency=3), SystemClock()
+    far, clock = ScriptedSink(accepts, concurrency=3), SystemClock()
     settings = SinkSettings(kind="test", name="bus")
     async with open_store(
         StoreSettings(path=tmp_path / "relay.db"), IDENTITY, clock, lambda _: ("bus",)
@@ -364,8 +364,8 @@ async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice
             await asyncio.sleep(0)
         await starting
         task = asyncio.create_task(dispatcher.run())
-        await until(lambda: len(far.got) >= len(told))
+        await wait_until(lambda: len(far.delivered) >= len(told))
         await dispatcher.drain()
         task.cancel()
         await asyncio.wait({task})
-        assert sorted(event.id for event in far.got) == told
+        assert sorted(event.id for event in far.delivered) == told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -13,13 +13,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from relay.delivery.retry import (
-    JITTER,
-    LONGEST_REST,
-    WINDOW,
+    MAX_JITTER,
+    MAX_RETRY_AFTER,
+    URGENT_WINDOW,
     DeadLetter,
     DisableSink,
     RetryAfter,
-    Verdict,
+    RetryDecision,
     plan_retry,
     retry_time,
 )
@@ -27,7 +27,7 @@ from relay.errors import Failure
 
 NOW = datetime(2026, 4, 11, 22, 0, tzinfo=UTC)
 DAY = 86400.0
-MOST = 1 + JITTER
+MOST = 1 + MAX_JITTER
 
 TRIES = st.integers(1, 10_000)
 CHANCES = st.floats(0, 1, exclude_max=True)
@@ -45,7 +45,7 @@ def after(
     age: float = 0.0,
     tries: int = 1,
     **given_: Any,
-) -> Verdict:
+) -> RetryDecision:
     """What the plan says with so many seconds to NotBefore, of an event that is so old."""
     return plan_retry(
         failure,
@@ -61,7 +61,7 @@ def pause(*given_: Any, **named: Any) -> float:
     """Seconds until the next try, of which there must be one."""
     verdict = after(*given_, **named)
     assert isinstance(verdict, RetryAfter)
-    return verdict.after
+    return verdict.delay
 
 
 @given(left=LEFT, age=AGES, tries=TRIES, asked=ASKED, chance=CHANCES)
@@ -147,9 +147,9 @@ def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(
     """Also where the entry itself would have waited longer: its neighbours would not."""
     verdict = after(left=left, tries=tries, asked=asked, chance=chance)
     assert isinstance(verdict, RetryAfter)
-    wanted = min(asked, LONGEST_REST)
-    assert wanted <= verdict.rest <= wanted * MOST
-    assert verdict.after == max(verdict.rest, pause(left=left, tries=tries, chance=chance))
+    wanted = min(asked, MAX_RETRY_AFTER)
+    assert wanted <= verdict.sink_pause <= wanted * MOST
+    assert verdict.delay == max(verdict.sink_pause, pause(left=left, tries=tries, chance=chance))
 
 
 @given(left=LEFT, tries=TRIES, asked=st.none() | st.floats(-1e9, 0), chance=CHANCES)
@@ -157,7 +157,7 @@ def test_without_a_retry_after_nobody_else_rests(
     left: float | None, tries: int, asked: float | None, chance: float
 ) -> None:
     assert after(left=left, tries=tries, asked=asked, chance=chance) == RetryAfter(
-        pause(left=left, tries=tries, chance=chance), rest=0.0
+        pause(left=left, tries=tries, chance=chance), sink_pause=0.0
     )
 
 
@@ -166,7 +166,7 @@ def test_the_first_try_again_comes_within_two_seconds(left: float | None, chance
     assert 0 < pause(left=left, chance=chance) <= 2
 
 
-@given(left=st.floats(0.001, WINDOW), tries=TRIES, chance=CHANCES)
+@given(left=st.floats(0.001, URGENT_WINDOW), tries=TRIES, chance=CHANCES)
 def test_in_the_last_quarter_of_an_hour_a_try_comes_at_least_every_8_s(
     left: float, tries: int, chance: float
 ) -> None:
@@ -174,7 +174,7 @@ def test_in_the_last_quarter_of_an_hour_a_try_comes_at_least_every_8_s(
 
 
 @given(
-    left=st.floats(WINDOW, WINDOW + 120) | st.floats(WINDOW, 10 * DAY), tries=TRIES, chance=CHANCES
+    left=st.floats(URGENT_WINDOW, URGENT_WINDOW + 120) | st.floats(URGENT_WINDOW, 10 * DAY), tries=TRIES, chance=CHANCES
 )
 def test_before_that_a_try_comes_at_least_every_60_s_and_one_at_the_right_time(
     left: float, tries: int, chance: float
@@ -182,7 +182,7 @@ def test_before_that_a_try_comes_at_least_every_60_s_and_one_at_the_right_time(
     """The window is entered within 8 s: no pause of a minute reaches far into it."""
     seconds = pause(left=left, tries=tries, chance=chance)
     assert seconds <= 60
-    assert left - seconds >= WINDOW - 8
+    assert left - seconds >= URGENT_WINDOW - 8
 
 
 @given(left=st.none() | st.floats(-DAY, 0), tries=TRIES, chance=CHANCES)
@@ -206,7 +206,7 @@ def test_no_pause_is_longer_than_the_sinks_longest(
     verdict = after(failure, left=left, tries=tries, longest_pause=longest, chance=chance)
     assume(isinstance(verdict, RetryAfter))
     assert isinstance(verdict, RetryAfter)
-    assert verdict.after <= longest * MOST
+    assert verdict.delay <= longest * MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def test_a_receiver_that_is_down_is_called_all_the_way_to_a_last_call(
     """The whole run: within two seconds, never a gap over 8 s in the window or 60 s before it, and a call in the last 2 s + a try."""
     made = [call for call in calls(left, took=took, chances=data) if call.left > 0]
     for before, call in pairwise(made):
-        assert call.waited <= (8 if before.left <= WINDOW else 60)
+        assert call.waited <= (8 if before.left <= URGENT_WINDOW else 60)
     if len(made) > 1:
         assert made[1].waited <= 2
     assert made[-1].left <= 2.0 + took + 1e-6
@@ -254,6 +254,37 @@ def test_the_moment_is_the_pause_from_now(seconds: float) -> None:
     assert retry_time(RetryAfter(seconds), NOW) == NOW + timedelta(seconds=seconds)
 
 
-def test_with_ten_minutes_notice_the_pauses_double_up_to_seven_seconds() -> None:
-    pauses = [pause(tries=number, left=600.0) for number in range(1, 7)]
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 7.0, 7.0]
+def undelivered_pauses(failure: Failure, seconds_left: float | None) -> tuple[list[float], object]:
+    """Fail every try of a new event at once; return the pauses, and the decision that ended it."""
+    now = NOW
+    pauses: list[float] = []
+    not_before = None if seconds_left is None else NOW + timedelta(seconds=seconds_left)
+    while True:
+        decision = plan_retry(
+            failure,
+            tries=len(pauses) + 1,
+            now=now,
+            recorded=NOW,
+            not_before=not_before,
+            give_up_after=DAY,
+        )
+        if not isinstance(decision, RetryAfter):
+            return pauses, decision
+        pauses.append(decision.delay)
+        now = retry_time(decision, now)
+
+
+def test_ten_minutes_of_notice_are_used_as_the_guarantee_says() -> None:
+    """See docs/guarantees.md: quick tries first, then one every few seconds up to NotBefore."""
+    pauses, end = undelivered_pauses("transient", 600.0)
+    assert pauses[:5] == [0.5, 1.0, 2.0, 4.0, 7.0]
+    moments = list(accumulate(pauses))
+    last_before_start = max(moment for moment in moments if moment < 600)
+    assert last_before_start == pytest.approx(600 - 2.0)
+    assert end == DeadLetter("given up after 86400 s")
+
+
+def test_a_slow_or_disabled_failure_without_a_deadline_is_not_tried_again() -> None:
+    dead_letter = DeadLetter("refused, and no NotBefore ahead to keep trying for")
+    assert undelivered_pauses("slow", None) == ([], dead_letter)
+    assert undelivered_pauses("disabled", None) == ([], DisableSink())

@@ -11,7 +11,7 @@ from relay.delivery.dispatcher import redeliver
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.running_dispatcher import Far, SteppedClock, going, refuses, takes
+from tests.delivery.running_dispatcher import ScriptedSink, SteppedClock, running_dispatcher, refuses, accepts
 
 DAY = 86400.0
 
@@ -21,9 +21,9 @@ def gaps(moments: list[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(moments)]
 
 
-def far(clock: SteppedClock, answer: object = takes, **given: float) -> Far:
+def far(clock: SteppedClock, answer: object = accepts, **given: float) -> ScriptedSink:
     """A sink with the webhook's patience, by that clock."""
-    return Far(answer, clock=clock, **{"longest_pause": 300.0, "give_up_after": DAY, **given})  # type: ignore[arg-type]  # answers and limits
+    return ScriptedSink(answer, clock=clock, **{"longest_pause": 300.0, "give_up_after": DAY, **given})  # type: ignore[arg-type]  # answers and limits
 
 
 @pytest.mark.parametrize("others", [0, 3])
@@ -33,11 +33,11 @@ async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_
     """Also when several events wait, and the probes take turns."""
     clock = SteppedClock()
     down = far(clock, refuses)
-    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
+    async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
         for number in range(1 + others):
-            await relay.tell(f"E-{number}", not_before=600)
+            await relay.record_event(f"E-{number}", not_before=600)
         await relay.forward(599)
-        tried = sorted(moment for moment, _ in down.tried)
+        tried = sorted(moment for moment, _ in down.attempts)
         assert tried[0] == 0
         assert down.times("E-0")[1] <= 2
         assert max(gaps(tried)) <= 8
@@ -50,20 +50,20 @@ async def test_a_receiver_that_was_down_is_told_within_8_s_of_its_return(
 ) -> None:
     clock = SteppedClock()
     drain = far(clock, refuses)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("E-1", not_before=15 * 60)
-        await relay.tell("E-2", "event.started")
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.record_event("E-1", not_before=15 * 60)
+        await relay.record_event("E-2", "event.started")
         await relay.forward(down_for)
-        drain.answer = takes
+        drain.answer = accepts
         await relay.forward(8)
-        assert {event.subject for event in drain.got} == {"E-1", "E-2"}
+        assert {event.subject for event in drain.delivered} == {"E-1", "E-2"}
 
 
 async def test_long_before_notbefore_it_is_tried_every_minute_and_in_time(tmp_path: Path) -> None:
     clock = SteppedClock()
     down = far(clock, refuses)
-    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
-        await relay.tell("E-1", not_before=3600)
+    async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
+        await relay.record_event("E-1", not_before=3600)
         await relay.forward(3600)
         early = [moment for moment in down.times("E-1") if moment < 2700]
         late = [moment for moment in down.times("E-1") if moment >= 2692]
@@ -78,14 +78,14 @@ async def test_what_comes_to_a_sink_that_has_long_been_down_is_tried_at_once_and
     """The pause was fitted to what waited before, five minutes by then."""
     clock = SteppedClock()
     drain = far(clock, refuses)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("old")
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.record_event("old")
         await relay.forward(3600)
         assert max(gaps(drain.times("old"))) > 250
         began = clock.monotonic()
-        await relay.tell("E-1", not_before=60)
+        await relay.record_event("E-1", not_before=60)
         await relay.forward(60)
-        tried = [moment - began for moment, _ in drain.tried if moment >= began]
+        tried = [moment - began for moment, _ in drain.attempts if moment >= began]
         assert drain.times("E-1")[0] == began
         assert tried[1] <= 2
         assert max(gaps(tried)) <= 8
@@ -104,14 +104,14 @@ async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
 
     clock = SteppedClock()
     drain = far(clock, poisoned)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("poison")
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.record_event("poison")
         for number in range(3):
             await relay.forward(1800)
             assert relay.dispatcher.status()[0].failing
-            await relay.tell(f"E-{number}", "event.started")
+            await relay.record_event(f"E-{number}", "event.started")
             await relay.forward(0)
-            assert drain.got[-1].subject == f"E-{number}"
+            assert drain.delivered[-1].subject == f"E-{number}"
             assert not relay.dispatcher.status()[0].failing
         assert len(drain.times("poison")) < 100
 
@@ -120,10 +120,10 @@ async def test_what_waited_before_the_others_is_not_forgotten_by_the_probes(tmp_
     """It gives up in its time, though new events come all the while."""
     clock = SteppedClock()
     down = far(clock, refuses, give_up_after=3600.0)
-    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
-        await relay.tell("first")
+    async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
+        await relay.record_event("first")
         for number in range(80):
-            await relay.tell(f"E-{number}")
+            await relay.record_event(f"E-{number}")
             await relay.forward(60)
         first = (await relay.deliveries("drain"))[0]
         assert first.state == "parked"
@@ -139,22 +139,22 @@ async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -
         return Receipt()
 
     drain, other = far(clock, busy), far(clock)
-    async with going(tmp_path, {"drain": drain, "other": other}, clock=clock) as relay:
-        await relay.tell("E-0", not_before=300)
+    async with running_dispatcher(tmp_path, {"drain": drain, "other": other}, clock=clock) as relay:
+        await relay.record_event("E-0", not_before=300)
         await relay.forward(1)
         for number in range(1, 4):
-            await relay.tell(f"E-{number}", not_before=300)
+            await relay.record_event(f"E-{number}", not_before=300)
         await relay.forward(118)
-        assert len(drain.tried) == 1
+        assert len(drain.attempts) == 1
         assert sorted(
-            event.subject or "" for event in other.got if event.name == "event.scheduled"
+            event.subject or "" for event in other.delivered if event.name == "event.scheduled"
         ) == [f"E-{number}" for number in range(4)]
-        assert [event.subject for event in other.got if event.name == "relay.sink-failing"] == [
+        assert [event.subject for event in other.delivered if event.name == "relay.sink-failing"] == [
             "drain"
         ], "it got nothing for a minute"
         await relay.forward(15)
-        assert {event.subject for event in drain.got} == {f"E-{number}" for number in range(4)}
-        assert min(moment for moment, _ in drain.tried[1:]) >= 120
+        assert {event.subject for event in drain.delivered} == {f"E-{number}" for number in range(4)}
+        assert min(moment for moment, _ in drain.attempts[1:]) >= 120
 
 
 async def test_a_short_retry_after_holds_back_the_others_too(tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ async def test_a_short_retry_after_holds_back_the_others_too(tmp_path: Path) -> 
         return Receipt()
 
     drain = far(clock, busy)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("E-0")
-        await relay.tell("E-1")
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.record_event("E-0")
+        await relay.record_event("E-1")
         await relay.forward(4.9)
-        assert len(drain.tried) <= 2
+        assert len(drain.attempts) <= 2
         await relay.forward(2)
-        assert len(drain.got) == 2
+        assert len(drain.delivered) == 2
 
 
 async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after_notbefore(
@@ -187,13 +187,13 @@ async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after
         return Receipt()
 
     drain = far(clock, refused)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("E-0", not_before=600)
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.record_event("E-0", not_before=600)
         for number in range(1, 10):
             await relay.forward(20)
-            await relay.tell(f"E-{number}")
+            await relay.record_event(f"E-{number}")
         await relay.forward(0)
-        assert len(drain.got) == 9
+        assert len(drain.delivered) == 9
         await relay.forward(600)
         moments = drain.times("E-0")
         assert all(45 <= gap <= 60 for gap in gaps(moments)[:-2])
@@ -213,19 +213,19 @@ async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: 
         raise Deferred("it answered 401", failure="slow", status=401)
 
     drain = far(clock, down_then_refusing)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         for number in range(5):
-            await relay.tell(f"E-{number}", not_before=700)
+            await relay.record_event(f"E-{number}", not_before=700)
         await relay.forward(600)
         for number in range(5):
             assert (
                 min(gaps([moment for moment in drain.times(f"E-{number}") if moment >= 60])) >= 45
             )
-        drain.answer = takes
+        drain.answer = accepts
         await relay.forward(60)
-        assert len(drain.got) == 5
+        assert len(drain.delivered) == 5
         assert (
-            max(moment for moment, _ in drain.tried) - min(moment for moment, _ in drain.tried[-5:])
+            max(moment for moment, _ in drain.attempts) - min(moment for moment, _ in drain.attempts[-5:])
             <= 1
         ), "all at once"
 
@@ -236,9 +236,9 @@ async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_o
     """Without a NotBefore ahead each is parked at its first such answer, and none waits for a probe's turn."""
     clock = SteppedClock()
     drain = far(clock, refuses)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         for number in range(4):
-            await relay.tell(f"E-{number}", "event.ended")
+            await relay.record_event(f"E-{number}", "event.ended")
         await relay.forward(3600)
 
         async def refused(_: CloudEvent) -> Receipt:
@@ -261,12 +261,12 @@ async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
         raise Deferred("it answered 503", status=503)
 
     drain = far(clock, refused_or_down)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         for number in range(6):
-            await relay.tell(f"E-{number}", not_before=600)
+            await relay.record_event(f"E-{number}", not_before=600)
         await relay.forward(500)
         assert min(gaps(drain.times("E-0"))) >= 45
-        assert len(drain.tried) < 200
+        assert len(drain.attempts) < 200
 
 
 async def test_a_deadline_behind_an_older_state_of_the_same_event_presses_too(
@@ -274,11 +274,11 @@ async def test_a_deadline_behind_an_older_state_of_the_same_event_presses_too(
 ) -> None:
     clock = SteppedClock()
     down = far(clock, refuses)
-    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
-        await relay.tell("E-1", "event.ended")
+    async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
+        await relay.record_event("E-1", "event.ended")
         await relay.forward(3600)
         began = clock.monotonic()
-        await relay.tell("E-1", not_before=60)
+        await relay.record_event("E-1", not_before=60)
         await relay.forward(60)
         tried = [moment for moment in down.times("E-1") if moment >= began]
         assert tried[0] == began
@@ -288,8 +288,8 @@ async def test_a_deadline_behind_an_older_state_of_the_same_event_presses_too(
 async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path: Path) -> None:
     clock = SteppedClock()
     down, other = far(clock, refuses), far(clock)
-    async with going(tmp_path, {"drain": down, "chat": other}, clock=clock) as relay:
-        await relay.tell("E-1", "event.ended")
+    async with running_dispatcher(tmp_path, {"drain": down, "chat": other}, clock=clock) as relay:
+        await relay.record_event("E-1", "event.ended")
         await relay.forward(DAY - 1)
         assert [one.state for one in await relay.deliveries("drain")] == ["waiting"]
         await relay.forward(400)
@@ -298,7 +298,7 @@ async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path:
             "parked",
             "given up after 86400 s; last: it refused the connection",
         )
-        assert [event.name for event in other.got] == [
+        assert [event.name for event in other.delivered] == [
             "event.ended",
             "relay.sink-failing",
             "relay.dead-lettered",
@@ -309,11 +309,11 @@ async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path:
 async def test_when_many_are_given_up_the_far_side_is_not_tried_in_a_hurry(tmp_path: Path) -> None:
     clock = SteppedClock()
     down = far(clock, refuses, give_up_after=600.0)
-    async with going(tmp_path, {"drain": down}, clock=clock) as relay:
+    async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
         for number in range(50):
-            await relay.tell(f"E-{number}")
+            await relay.record_event(f"E-{number}")
         await relay.forward(1200)
-        late = sorted(moment for moment, _ in down.tried if moment > 300)
+        late = sorted(moment for moment, _ in down.attempts if moment > 300)
         assert min(gaps(late)) > 30
 
 
@@ -321,12 +321,12 @@ async def test_an_event_is_not_given_up_before_its_notbefore(tmp_path: Path) -> 
     """Notice of degraded hardware comes days ahead."""
     clock = SteppedClock()
     drain = far(clock, refuses, give_up_after=DAY)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("E-1", not_before=100_000)
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.record_event("E-1", not_before=100_000)
         await relay.forward(99_990)
-        drain.answer = takes
+        drain.answer = accepts
         await relay.forward(10)
-        assert len(drain.got) == 1
+        assert len(drain.delivered) == 1
 
 
 async def test_sixteen_failures_of_one_broken_connection_are_one(tmp_path: Path) -> None:
@@ -338,15 +338,15 @@ async def test_sixteen_failures_of_one_broken_connection_are_one(tmp_path: Path)
         raise Deferred("the connection was reset")
 
     drain = far(clock, breaks)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         for number in range(16):
-            await relay.tell(f"E-{number}", not_before=600)
+            await relay.record_event(f"E-{number}", not_before=600)
         await relay.forward(1)
-        assert len(drain.tried) == 16
+        assert len(drain.attempts) == 16
         assert not relay.dispatcher.status()[0].failing
-        drain.answer = takes
+        drain.answer = accepts
         await relay.forward(0.6)
-        assert len(drain.got) == 16
+        assert len(drain.delivered) == 16
 
 
 async def test_an_operator_who_resumes_a_sink_has_everything_tried_at_once(tmp_path: Path) -> None:
@@ -359,29 +359,29 @@ async def test_an_operator_who_resumes_a_sink_has_everything_tried_at_once(tmp_p
         raise Deferred("busy", after=3000.0, status=429)
 
     drain = far(clock, refused)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("E-0", not_before=3600)
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.record_event("E-0", not_before=3600)
         await relay.forward(1)
-        await relay.tell("E-1")
+        await relay.record_event("E-1")
         await relay.forward(1)
-        drain.answer = takes
+        drain.answer = accepts
         await relay.dispatcher.set_state("drain", "on", None)
         await relay.forward(0)
-        assert [event.subject for event in drain.got] == ["E-0", "E-1"]
+        assert [event.subject for event in drain.delivered] == ["E-0", "E-1"]
 
 
 async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path: Path) -> None:
     """The operator has mended it, and does not wait for a pause of five minutes."""
     clock = SteppedClock()
     drain = far(clock, refuses, give_up_after=600.0)
-    async with going(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.tell("E-0")
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        await relay.record_event("E-0")
         await relay.forward(1200)
-        await relay.tell("E-1")
+        await relay.record_event("E-1")
         await relay.forward(300)
         parked, waiting = await relay.deliveries("drain")
         assert (parked.state, waiting.state) == ("parked", "waiting")
-        drain.answer = takes
+        drain.answer = accepts
         assert await relay.store.transact(redeliver(parked.id, clock.now()))
         await relay.forward(0)
-        assert [event.subject for event in drain.got] == ["E-0", "E-1"]
+        assert [event.subject for event in drain.delivered] == ["E-0", "E-1"]

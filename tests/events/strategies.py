@@ -34,12 +34,12 @@ DOCUMENTS = st.builds(
 )
 
 
-def settled(event: Event) -> dict[str, Any]:
+def normalized(event: Event) -> dict[str, Any]:
     """What an event says: the EventId without case, the resources without order."""
-    return {**event.fields(), "eventId": event.key, "resources": sorted(event.resources)}
+    return {**event.to_fields(), "eventId": event.key, "resources": sorted(event.resources)}
 
 
-def event(**changes: Any) -> Event:
+def make_event(**changes: Any) -> Event:
     """A Freeze of two machines in fifteen minutes, with ``changes``."""
     fields: dict[str, Any] = {
         "event_id": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
@@ -55,7 +55,7 @@ def event(**changes: Any) -> Event:
     return Event(**fields | changes)
 
 
-def wire(**changes: Any) -> dict[str, Any]:
+def azure_event(**changes: Any) -> dict[str, Any]:
     """The same as Azure writes it; a field that is ... is left out."""
     fields: dict[str, Any] = {
         "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
@@ -71,6 +71,6 @@ def wire(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in (fields | changes).items() if value is not ...}
 
 
-def body(*events: Any, incarnation: Any = 2) -> bytes:
+def document_body(*events: Any, incarnation: Any = 2) -> bytes:
     """The bytes of a document of those entries."""
     return orjson.dumps({"DocumentIncarnation": incarnation, "Events": list(events)})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from relay.events.build import (
     EndEvidence,
     Origin,
-    Outcome,
+    EndOutcome,
     change_event,
     decision_event,
     determine_outcome,
@@ -27,9 +27,9 @@ from relay.events.build import (
     transition_id,
 )
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import Change, Kind, diff
+from relay.events.delta import Change, ChangeKind, diff
 from relay.events.model import Document, Event
-from tests.events.strategies import DOCUMENTS, event
+from tests.events.strategies import DOCUMENTS, make_event
 
 ORIGIN = Origin("prod-vmss-a-1f0c33ab", "westno-0")
 AT = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
@@ -48,12 +48,12 @@ ALWAYS = {
 ABOUT_EVENT = {"subject", "eventtype", "eventsource", "correlationid", "partitionkey"}
 
 
-def change(kind: Kind, **changes: Any) -> Change:
+def change(kind: ChangeKind, **changes: Any) -> Change:
     """A change of that kind to the one event of these tests."""
-    now = event(
+    now = make_event(
         **({"event_status": "Started", "not_before": None} if kind == "started" else {}) | changes
     )
-    before = None if kind == "scheduled" else event()
+    before = None if kind == "scheduled" else make_event()
     return Change(kind, now, before, {"description": "Before."} if kind == "updated" else {})
 
 
@@ -67,7 +67,7 @@ def told(
     approved: bool = False,
 ) -> CloudEvent:
     """The event of that change."""
-    outcome: Outcome | None = ("canceled", "observed") if said.kind == "ended" else None
+    outcome: EndOutcome | None = ("canceled", "observed") if said.kind == "ended" else None
     return change_event(
         said,
         origin,
@@ -112,7 +112,7 @@ def test_a_scheduled_event_says_all_that_is_documented() -> None:
         "eventSource": "Platform",
         "durationSeconds": 5,
         "documentIncarnation": 2,
-        "revision": event().revision,
+        "revision": make_event().revision,
     }
 
 
@@ -125,7 +125,7 @@ def test_a_scheduled_event_says_all_that_is_documented() -> None:
         ("ended", {"outcome"}),
     ],
 )
-def test_each_kind_of_change_has_its_attributes_and_no_other(kind: Kind, more: set[str]) -> None:
+def test_each_kind_of_change_has_its_attributes_and_no_other(kind: ChangeKind, more: set[str]) -> None:
     said = told(change(kind, not_before="2022-04-11T22:26:58Z"))
     assert set(said.attributes) == ALWAYS | ABOUT_EVENT | more
     assert said.type == f"io.imdsrelay.event.{kind}.v1"
@@ -140,9 +140,9 @@ def test_each_kind_of_change_has_its_attributes_and_no_other(kind: Kind, more: s
         ("ended", {"outcome", "evidence", "approvedByRelay"}),
     ],
 )
-def test_each_kind_of_change_adds_its_data_and_no_other(kind: Kind, added: set[str]) -> None:
+def test_each_kind_of_change_adds_its_data_and_no_other(kind: ChangeKind, added: set[str]) -> None:
     said = told(change(kind), approved=True)
-    assert set(said.data) == set(event_data(event(), 2)) | added
+    assert set(said.data) == set(event_data(make_event(), 2)) | added
     assert said.data.get("approvedByRelay", True) is True
 
 
@@ -227,7 +227,7 @@ def test_another_state_has_another_id(field: str) -> None:
 
 def test_another_scope_or_change_has_another_id() -> None:
     ids = {
-        told(change(kind, event_status="Started", not_before=None)).id for kind in get_args(Kind)
+        told(change(kind, event_status="Started", not_before=None)).id for kind in get_args(ChangeKind)
     }
     assert len(ids) == 4
     assert (
@@ -238,7 +238,7 @@ def test_another_scope_or_change_has_another_id() -> None:
 
 def test_case_of_the_event_id_and_order_of_the_resources_are_no_other_state() -> None:
     twisted = change(
-        "updated", event_id=event().event_id.lower(), resources=("WestNO_1", "WestNO_0")
+        "updated", event_id=make_event().event_id.lower(), resources=("WestNO_1", "WestNO_0")
     )
     assert told(twisted).id == told(change("updated")).id
 
@@ -325,7 +325,7 @@ def test_an_outcome_claims_no_more_than_was_seen(
 ) -> None:
     assert (
         determine_outcome(
-            event(**state), EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted), now
+            make_event(**state), EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted), now
         )
         == outcome
     )
@@ -342,7 +342,7 @@ def test_canceled_is_claimed_only_without_any_doubt(
     start_sent: bool, gap: bool, rebooted: bool, now: datetime, status: str | None
 ) -> None:
     found, evidence = determine_outcome(
-        event(event_status=status),
+        make_event(event_status=status),
         EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted),
         now,
     )
@@ -355,7 +355,7 @@ def test_canceled_is_claimed_only_without_any_doubt(
 
 
 def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() -> None:
-    data = event_data(event(), 2)
+    data = event_data(make_event(), 2)
     said = decision_event(
         "approval.granted",
         ORIGIN,
@@ -374,7 +374,7 @@ def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() 
 
 
 def test_a_decision_about_an_unknown_event_names_it_as_sent() -> None:
-    data = dict.fromkeys(event_data(event(), 2)) | {"eventId": "Nobody-Knows"}
+    data = dict.fromkeys(event_data(make_event(), 2)) | {"eventId": "Nobody-Knows"}
     said = decision_event(
         "approval.refused", ORIGIN, AT, event=data, added={}, cause=None, head=HEAD
     )
@@ -395,7 +395,7 @@ def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
             name,
             Origin("s", relay),
             AT,
-            event=event_data(event(), 2),
+            event=event_data(make_event(), 2),
             added=added,
             cause=None,
             head=head,
@@ -422,7 +422,7 @@ def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
     )
     assert set(said.attributes) == ALWAYS | {"subject", "journalhead"}
     assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
-    assert (said.subject, said.detail) == ("bus", "bus")
+    assert (said.subject, said.routing_detail) == ("bus", "bus")
     assert said.data == {"sink": "bus", "reason": "gone for a day", "count": 3}
 
 
@@ -431,7 +431,7 @@ def test_what_is_about_no_sink_has_no_subject() -> None:
         "relay.source-lost", ORIGIN, AT, sink=None, reason="no answer", count=1, head=HEAD
     )
     assert set(said.attributes) == ALWAYS | {"journalhead"}
-    assert (said.subject, said.detail, said.data["sink"]) == (None, "none", None)
+    assert (said.subject, said.routing_detail, said.data["sink"]) == (None, "none", None)
 
 
 def test_each_telling_of_the_relay_has_an_id_of_its_own() -> None:

@@ -16,7 +16,7 @@ from relay.events.cloudevent import CONTENT_TYPE, CloudEvent, digest_id
 from relay.events.delta import diff
 from relay.events.model import Document
 from relay.events.timestamps import parse_timestamp
-from tests.events.strategies import DOCUMENTS, event
+from tests.events.strategies import DOCUMENTS, make_event
 
 EXAMPLES = examples()
 ORIGIN = Origin("s", "r")
@@ -91,7 +91,7 @@ def test_what_a_sink_asks_of_an_event() -> None:
         },
         {},
     )
-    assert (said.id, said.type, said.name, said.scope, said.subject, said.detail) == (
+    assert (said.id, said.type, said.name, said.scope, said.subject, said.routing_detail) == (
         "1",
         "io.imdsrelay.event.scheduled.v1",
         "event.scheduled",
@@ -103,7 +103,7 @@ def test_what_a_sink_asks_of_an_event() -> None:
 
 def test_the_detail_of_an_event_without_type_is_none_and_of_the_relay_its_sink() -> None:
     def detail(name: str, **more: str) -> str:
-        return CloudEvent.build({"id": "1", "type": f"io.imdsrelay.{name}.v1", **more}, {}).detail
+        return CloudEvent.build({"id": "1", "type": f"io.imdsrelay.{name}.v1", **more}, {}).routing_detail
 
     assert detail("event.ended", subject="A") == "none"
     assert detail("relay.sink-failing", subject="bus") == "bus"
@@ -119,7 +119,7 @@ def test_a_digest_knows_parts_from_each_other_and_keys_without_order() -> None:
 
 
 def test_bytes_are_utf_8_as_they_are_told() -> None:
-    (change,) = diff((), Document(1, (event(description="påvirker «WestNO» 🛠"),)))
+    (change,) = diff((), Document(1, (make_event(description="påvirker «WestNO» 🛠"),)))
     said = change_event(
         change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relay.events.delta import Change, apply, diff
 from relay.events.model import Document, Event
-from tests.events.strategies import DOCUMENTS, event, settled
+from tests.events.strategies import DOCUMENTS, make_event, normalized
 
 
 def shuffled(document: Document) -> st.SearchStrategy[Document]:
@@ -36,8 +36,8 @@ def meaning(changes: tuple[Change, ...]) -> dict[str, Any]:
     return {
         change.event.key: (
             change.kind,
-            settled(change.event),
-            change.before and settled(change.before),
+            normalized(change.event),
+            change.before and normalized(change.before),
             {
                 name: sorted(value) if isinstance(value, list) else value
                 for name, value in change.changed.items()
@@ -63,8 +63,8 @@ def test_the_order_of_events_and_resources_and_the_case_of_ids_say_nothing(
 @given(DOCUMENTS, DOCUMENTS)
 def test_applying_the_delta_gives_the_new_document(old: Document, new: Document) -> None:
     live = apply(old.events, diff(old.events, new))
-    assert {key: settled(one) for key, one in live.items()} == {
-        one.key: settled(one) for one in new.events
+    assert {key: normalized(one) for key, one in live.items()} == {
+        one.key: normalized(one) for one in new.events
     }
 
 
@@ -107,7 +107,7 @@ def test_the_kind_of_a_change_follows_from_both_states(old: Document, new: Docum
         was, now = before.get(change.event.key), after.get(change.event.key)
         if now is None:
             expected = "ended"
-        elif now.started and (was is None or not was.started):
+        elif now.is_started and (was is None or not was.is_started):
             expected = "started"
         else:
             expected = "scheduled" if was is None else "updated"
@@ -124,13 +124,13 @@ def test_changed_holds_what_moved_with_the_value_before_and_nothing_else(
         if change.kind == "ended" or change.before is None:
             assert change.changed == {}
             continue
-        was, now = change.before.fields(), change.event.fields()
+        was, now = change.before.to_fields(), change.event.to_fields()
         assert change.changed
         assert all(change.changed[name] == was[name] for name in change.changed)
         moved = {
             name
-            for name, value in settled(change.event).items()
-            if value != settled(change.before)[name]
+            for name, value in normalized(change.event).items()
+            if value != normalized(change.before)[name]
         }
         assert set(change.changed) == moved
         assert set(now) >= moved
@@ -182,7 +182,7 @@ def test_what_the_document_holds_comes_first_in_its_order_then_what_is_gone(
 def test_each_way_from_one_state_to_the_next(
     before: dict[str, Any] | None, after: dict[str, Any] | None, kind: str, changed: dict[str, Any]
 ) -> None:
-    previous = () if before is None else (event(**before),)
-    current = () if after is None else (event(**after),)
+    previous = () if before is None else (make_event(**before),)
+    current = () if after is None else (make_event(**after),)
     (change,) = diff(previous, Document(1, current))
     assert (change.kind, change.changed) == (kind, changed)

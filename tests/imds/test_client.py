@@ -50,7 +50,7 @@ async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  
         client_of(side.url, timeout=timeout, first_timeout=timeout) as client,
     ):
         with pytest.raises(SourceError) as caught:
-            await client.read()
+            await client.read_document()
     return caught.value
 
 
@@ -61,7 +61,7 @@ async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_
     async with far_side() as side:
         settings = SourceSettings(url=side.url, api_version="2019-08-01")
         async with ImdsClient(settings, SystemClock()) as client:
-            assert await client.read() == EMPTY
+            assert await client.read_document() == EMPTY
     (asked,) = side.asked
     assert (asked.method, asked.target, asked.body) == (
         "GET",
@@ -72,7 +72,7 @@ async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_
 
 async def test_the_default_version_is_the_newest() -> None:
     async with far_side() as side, client_of(side.url) as client:
-        await client.read()
+        await client.read_document()
     assert side.asked[0].target.endswith("?api-version=2020-07-01")
 
 
@@ -82,9 +82,9 @@ async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() ->
     See docs/protocol.md#no-proxies.
     """
     async with far_side() as side, client_of(side.url) as client:
-        await client.read()
-        await client.start(["A"])
-        await client.instance()
+        await client.read_document()
+        await client.send_start_request(["A"])
+        await client.read_instance()
     assert len(side.asked) == 3
     for asked in side.asked:
         assert asked.headers.getall("Metadata") == ["true"]
@@ -103,7 +103,7 @@ async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() ->
 async def test_a_start_request_names_each_event_in_the_case_it_came_in() -> None:
     ids = ["C7061BAC-AFDC-4513-B24B-AA5F13A16123", "f020ba2e-3bc0-4c40-a10b-86575a9eabd5"]
     async with far_side(Answer(b"")) as side, client_of(side.url) as client:
-        await client.start(ids)
+        await client.send_start_request(ids)
     (asked,) = side.asked
     assert (asked.method, asked.target) == (
         "POST",
@@ -118,12 +118,12 @@ async def test_a_start_request_is_done_at_200_even_if_the_body_never_comes() -> 
         far_side(Answer(b"", headers={"Content-Length": "9"}, then="hang")) as side,
         client_of(side.url) as client,
     ):
-        await client.start(["A"])
+        await client.send_start_request(["A"])
 
 
 async def test_instance_metadata_is_asked_for_as_json() -> None:
     async with far_side(Answer(b'{"compute":{}}')) as side, client_of(side.url) as client:
-        assert await client.instance() == b'{"compute":{}}'
+        assert await client.read_instance() == b'{"compute":{}}'
     assert side.asked[0].target == "/metadata/instance?api-version=2021-02-01&format=json"
 
 
@@ -132,8 +132,8 @@ async def test_calls_share_one_connection_and_forget_cookies() -> None:
         far_side(Answer(headers={"Set-Cookie": "a=b; Path=/"})) as side,
         client_of(side.url) as client,
     ):
-        await client.read()
-        await client.read()
+        await client.read_document()
+        await client.read_document()
     assert side.asked[0].peer == side.asked[1].peer
     assert "Cookie" not in side.asked[1].headers
 
@@ -145,7 +145,7 @@ async def test_a_proxy_of_the_environment_is_bypassed(monkeypatch: pytest.Monkey
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
         async with client_of(side.url) as client:
-            assert await client.read() == EMPTY
+            assert await client.read_document() == EMPTY
     assert proxy.asked == []
 
 
@@ -194,9 +194,9 @@ async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
             with pytest.raises(
                 SourceUnavailable, match=rf"{status}: a redirect to {elsewhere.url}/"
             ) as read:
-                await client.read()
+                await client.read_document()
             with pytest.raises(SourceUnavailable):
-                await client.start(["A"])
+                await client.send_start_request(["A"])
     assert read.value.status == status
     assert "secret" not in read.value.reason
     assert elsewhere.asked == []
@@ -209,9 +209,9 @@ async def test_a_refused_start_request_is_told_from_an_unavailable_one() -> None
         client_of(side.url) as client,
     ):
         with pytest.raises(SourceRefused):
-            await client.start(["A"])
+            await client.send_start_request(["A"])
         with pytest.raises(SourceUnavailable):
-            await client.start(["A"])
+            await client.send_start_request(["A"])
 
 
 async def test_retry_after_reaches_the_caller() -> None:
@@ -282,13 +282,13 @@ async def test_nobody_listening_is_unavailable() -> None:
         unused.bind(("127.0.0.1", 0))
         async with client_of(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
             with pytest.raises(SourceUnavailable):
-                await client.read()
+                await client.read_document()
 
 
 async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
     async with client_of("http://metadata.invalid") as client:
         with pytest.raises(SourceUnavailable, match=r"metadata\.invalid"):
-            await client.read()
+            await client.read_document()
 
 
 async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> None:
@@ -297,9 +297,9 @@ async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> Non
         far_side(one_after_the_other(Answer(), Answer(raw=b"", then="reset"))) as side,
         client_of(side.url) as client,
     ):
-        await client.read()
+        await client.read_document()
         with pytest.raises(SourceUnavailable):
-            await client.read()
+            await client.read_document()
     assert len(side.asked) == 2
     assert side.asked[0].peer == side.asked[1].peer
 
@@ -337,7 +337,7 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
         client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client,
     ):
         with pytest.raises(DocumentError):
-            await client.read()
+            await client.read_document()
         await asyncio.wait_for(ended.wait(), 60)
     assert MAX_DOCUMENT_BYTES <= sent < 6 * MAX_DOCUMENT_BYTES, (
         "what is over the limit is what lay in the buffers of two sockets"
@@ -347,7 +347,7 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
 async def test_an_answer_of_exactly_the_limit_is_read() -> None:
     body = b" " * MAX_DOCUMENT_BYTES
     async with far_side(Answer(body)) as side, client_of(side.url) as client:
-        assert await client.read() == body
+        assert await client.read_document() == body
 
 
 @pytest.mark.parametrize(
@@ -365,13 +365,13 @@ async def test_identity_is_no_encoding() -> None:
         far_side(Answer(headers={"Content-Encoding": "identity"})) as side,
         client_of(side.url) as client,
     ):
-        assert await client.read() == EMPTY
+        assert await client.read_document() == EMPTY
 
 
 async def test_an_empty_body_is_given_as_it_is() -> None:
     """It is the document's business to refuse it."""
     async with far_side(Answer(b"")) as side, client_of(side.url) as client:
-        assert await client.read() == b""
+        assert await client.read_document() == b""
 
 
 # --- time
@@ -402,17 +402,17 @@ async def test_the_timeout_covers_the_whole_call(answer: Answer) -> None:
 async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
     answers = one_after_the_other(Answer(pause=0.4), Answer(pause=3600))
     async with far_side(answers) as side, client_of(side.url, timeout=0.2) as client:
-        assert await client.read() == EMPTY
+        assert await client.read_document() == EMPTY
         with pytest.raises(SourceUnavailable, match=r"within 0\.2s"):
-            await client.read()
+            await client.read_document()
 
 
 async def test_the_long_timeout_holds_until_a_call_succeeded() -> None:
     answers = one_after_the_other(Answer(b"", 410), Answer(pause=0.4))
     async with far_side(answers) as side, client_of(side.url, timeout=0.2) as client:
         with pytest.raises(SourceUnavailable):
-            await client.read()
-        assert await client.read() == EMPTY
+            await client.read_document()
+        assert await client.read_document() == EMPTY
 
 
 # --- the budget of calls
@@ -440,12 +440,12 @@ def spans_of_three(asked: list[Asked]) -> list[float]:
 
 async def test_no_more_than_two_calls_of_any_kind_arrive_in_one_second() -> None:
     async with by_hand() as (side, client), asyncio.TaskGroup() as calls:
-        calls.create_task(client.read())
-        calls.create_task(client.start(["A"]))
-        calls.create_task(client.instance())
-        calls.create_task(client.read())
-        calls.create_task(client.start(["B"]))
-        calls.create_task(client.instance())
+        calls.create_task(client.read_document())
+        calls.create_task(client.send_start_request(["A"]))
+        calls.create_task(client.read_instance())
+        calls.create_task(client.read_document())
+        calls.create_task(client.send_start_request(["B"]))
+        calls.create_task(client.read_instance())
     assert len(side.asked) == 6
     assert min(spans_of_three(side.asked)) >= 1.0
     assert max(spans_of_three(side.asked)) < 1.5, "and no time is wasted"
@@ -455,14 +455,14 @@ async def test_failed_calls_count_too() -> None:
     async with by_hand(Answer(b"", 503)) as (side, client):
         for _ in range(4):
             with pytest.raises(SourceUnavailable):
-                await client.read()
+                await client.read_document()
     assert min(spans_of_three(side.asked)) >= 1.0
 
 
 async def test_calls_go_in_order_of_arrival() -> None:
     async with by_hand() as (side, client), asyncio.TaskGroup() as calls:
         for name in "ABCDE":
-            calls.create_task(client.start([name]))
+            calls.create_task(client.send_start_request([name]))
             await asyncio.sleep(0)
     names = [orjson.loads(asked.body)["StartRequests"][0]["EventId"] for asked in side.asked]
     # The two of one window travel on two connections and may overtake each other.
@@ -471,13 +471,13 @@ async def test_calls_go_in_order_of_arrival() -> None:
 
 async def test_a_cancelled_wait_neither_loses_nor_leaks_a_place() -> None:
     async with by_hand() as (side, client):
-        await asyncio.gather(client.read(), client.read())
-        waiting = [asyncio.create_task(client.read()) for _ in range(5)]
+        await asyncio.gather(client.read_document(), client.read_document())
+        waiting = [asyncio.create_task(client.read_document()) for _ in range(5)]
         await asyncio.sleep(0.1)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await asyncio.gather(client.start(["A"]), client.start(["B"]))
+        await asyncio.gather(client.send_start_request(["A"]), client.send_start_request(["B"]))
     assert [asked.method for asked in side.asked] == ["GET", "GET", "POST", "POST"]
     spans = spans_of_three(side.asked)
     assert 1.0 <= min(spans) <= max(spans) < 1.5
@@ -488,11 +488,11 @@ async def test_a_call_cancelled_under_way_counts_once() -> None:
         side,
         client,
     ):
-        hanging = asyncio.create_task(client.read())
+        hanging = asyncio.create_task(client.read_document())
         await asyncio.wait_for(side.was_asked.wait(), 60)
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
-        await asyncio.gather(*(client.read() for _ in range(3)))
+        await asyncio.gather(*(client.read_document() for _ in range(3)))
     spans = spans_of_three(side.asked)
     assert 1.0 <= min(spans) <= max(spans) < 1.5
 
@@ -507,7 +507,7 @@ async def test_calls_that_never_got_through_take_nothing_from_the_budget() -> No
         ):  # by a clock that stands still
             for _ in range(6):
                 with pytest.raises(SourceUnavailable):
-                    await client.read()
+                    await client.read_document()
 
 
 async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() -> None:
@@ -525,7 +525,7 @@ async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() ->
         ) as client:
             began = time.monotonic()
             results = await asyncio.gather(
-                *(client.read() for _ in range(4)), return_exceptions=True
+                *(client.read_document() for _ in range(4)), return_exceptions=True
             )
             took = time.monotonic() - began
     assert [type(result) for result in results] == [SourceUnavailable] * 4
@@ -534,4 +534,4 @@ async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() ->
 
 async def test_a_client_that_was_not_entered_says_so() -> None:
     with pytest.raises(RuntimeError, match="async with"):
-        await ImdsClient(SourceSettings(), SystemClock()).read()
+        await ImdsClient(SourceSettings(), SystemClock()).read_document()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from relay.errors import DocumentError
 from relay.events.model import Document, Event, parse_document
-from tests.events.strategies import EVENTS, body, event, settled, wire
+from tests.events.strategies import EVENTS, document_body, make_event, normalized, azure_event
 
 SCALARS = (
     st.none()
@@ -28,7 +28,7 @@ ANYTHING = st.recursive(
         st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
     ),
 )
-NAMES = tuple(wire())
+NAMES = tuple(azure_event())
 ENTRIES = st.fixed_dictionaries(
     {},
     optional={
@@ -46,7 +46,7 @@ ENTRIES = st.fixed_dictionaries(
 
 def one(**changes: Any) -> Event:
     """The one event of a document whose entry differs so."""
-    (found,) = parse_document(body(wire(**changes))).events
+    (found,) = parse_document(document_body(azure_event(**changes))).events
     return found
 
 
@@ -75,7 +75,7 @@ def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: objec
     assert document.incarnation is None or -(2**63) <= document.incarnation < 2**63
     for found in document.events:
         assert len(found.revision) == 16
-        assert Event.from_fields(orjson.loads(orjson.dumps(found.fields()))) == found
+        assert Event.from_fields(orjson.loads(orjson.dumps(found.to_fields()))) == found
         assert found.not_before_time is None or found.not_before_time.tzinfo is not None
     assert len({found.key for found in document.events}) == len(document.events)
 
@@ -113,18 +113,18 @@ def test_what_is_no_json_is_an_error(broken: bytes) -> None:
         (b'{"Events":{}}', "Events"),
         (b"[]", "document"),
         (b"null", "document"),
-        (body("A"), "Events.0"),
-        (body(wire(), None), "Events.1"),
-        (body(wire(EventId=...)), "Events.0.EventId"),
-        (body(wire(EventId=None)), "Events.0.EventId"),
-        (body(wire(EventId="")), "Events.0.EventId"),
-        (body(wire(EventId="  ")), "Events.0.EventId"),
-        (body(wire(EventId=7)), "Events.0.EventId"),
-        (body(wire(EventId="x" * 257)), "Events.0.EventId"),
-        (body(wire(Resources="WestNO_0")), "Events.0.Resources"),
-        (body(wire(Resources=[None])), "Events.0.Resources.0"),
-        (body(wire(EventType=7)), "Events.0.EventType"),
-        (body(wire(EventStatus=["Started"])), "Events.0.EventStatus"),
+        (document_body("A"), "Events.0"),
+        (document_body(azure_event(), None), "Events.1"),
+        (document_body(azure_event(EventId=...)), "Events.0.EventId"),
+        (document_body(azure_event(EventId=None)), "Events.0.EventId"),
+        (document_body(azure_event(EventId="")), "Events.0.EventId"),
+        (document_body(azure_event(EventId="  ")), "Events.0.EventId"),
+        (document_body(azure_event(EventId=7)), "Events.0.EventId"),
+        (document_body(azure_event(EventId="x" * 257)), "Events.0.EventId"),
+        (document_body(azure_event(Resources="WestNO_0")), "Events.0.Resources"),
+        (document_body(azure_event(Resources=[None])), "Events.0.Resources.0"),
+        (document_body(azure_event(EventType=7)), "Events.0.EventType"),
+        (document_body(azure_event(EventStatus=["Started"])), "Events.0.EventStatus"),
     ],
 )
 def test_a_broken_document_is_an_error_that_names_the_place(broken: bytes, place: str) -> None:
@@ -140,7 +140,7 @@ def test_no_events_is_a_document() -> None:
 
 
 def test_every_field_is_read() -> None:
-    assert parse_document(body(wire())) == Document(2, (event(),))
+    assert parse_document(document_body(azure_event())) == Document(2, (make_event(),))
 
 
 def test_the_case_of_an_event_id_is_kept_and_compared_without() -> None:
@@ -189,12 +189,12 @@ def test_what_azure_adds_in_future_passes_as_it_came() -> None:
         "Rack",
         "Martian",
     )
-    assert not found.started
+    assert not found.is_started
 
 
 @pytest.mark.parametrize("status", ["Started", "started", "STARTED"])
 def test_started_is_known_in_any_case(status: str) -> None:
-    assert one(EventStatus=status).started
+    assert one(EventStatus=status).is_started
     assert one(EventStatus=status).event_status == status
 
 
@@ -276,9 +276,9 @@ def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(
     ],
 )
 def test_the_incarnation_is_a_hint_that_is_never_an_error(wrote: Any, kept: int | None) -> None:
-    document = parse_document(body(wire(), incarnation=wrote))
+    document = parse_document(document_body(azure_event(), incarnation=wrote))
     assert document.incarnation == kept
-    assert document.events == (event(),)
+    assert document.events == (make_event(),)
 
 
 # --- an EventId twice in one document
@@ -293,7 +293,7 @@ def test_an_event_id_twice_becomes_one_event_whatever_the_order(
     both: tuple[list[Event], list[Event]],
 ) -> None:
     first, second = (
-        {found.key: settled(found) for found in parse_document(body(*map(_as_wire, events))).events}
+        {found.key: normalized(found) for found in parse_document(document_body(*map(_as_wire, events))).events}
         for events in both
     )
     assert first == second
@@ -301,21 +301,21 @@ def test_an_event_id_twice_becomes_one_event_whatever_the_order(
 
 def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> None:
     entries = [
-        wire(Resources=["b"]),
-        wire(
-            EventId=wire()["EventId"].lower(),
+        azure_event(Resources=["b"]),
+        azure_event(
+            EventId=azure_event()["EventId"].lower(),
             EventStatus="Started",
             NotBefore="",
             Resources=["c", "a"],
         ),
     ]
-    (found,) = parse_document(body(*entries)).events
+    (found,) = parse_document(document_body(*entries)).events
     assert (found.event_status, found.not_before, found.resources) == (
         "Started",
         None,
         ("a", "b", "c"),
     )
-    assert found.event_id == wire()["EventId"].lower()
+    assert found.event_id == azure_event()["EventId"].lower()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_two_entries_of_different_types_count_as_the_graver(
     """A rule for a Freeze must not approve what is a Reboot for another machine."""
     for order in (types, types[::-1]):
         (found,) = parse_document(
-            body(*(wire(EventType=event_type) for event_type in order))
+            document_body(*(azure_event(EventType=event_type) for event_type in order))
         ).events
         assert found.event_type == gravest
 
@@ -349,8 +349,8 @@ def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_a
 ) -> None:
     for order in (durations, durations[::-1]):
         (found,) = parse_document(
-            body(
-                *(wire(DurationInSeconds=duration, Description=str(duration)) for duration in order)
+            document_body(
+                *(azure_event(DurationInSeconds=duration, Description=str(duration)) for duration in order)
             )
         ).events
         assert found.duration == longest
@@ -359,7 +359,7 @@ def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_a
 def test_two_entries_of_different_source_do_not_count_as_the_users() -> None:
     """What users start is approved most readily."""
     for order in (["User", "Platform"], ["Platform", "User"]):
-        (found,) = parse_document(body(*(wire(EventSource=source) for source in order))).events
+        (found,) = parse_document(document_body(*(azure_event(EventSource=source) for source in order))).events
         assert found.event_source == "Platform"
 
 
@@ -413,12 +413,12 @@ def test_each_field_moves_the_revision_or_does_not(change: dict[str, Any], moves
 
 def test_a_revision_is_the_same_in_every_version_of_the_relay() -> None:
     """Approvers hold it while the relay is upgraded."""
-    assert event().revision == "24d767cef042bdfd"
+    assert make_event().revision == "24d767cef042bdfd"
 
 
 @given(EVENTS)
 def test_an_event_comes_back_from_its_fields(made: Event) -> None:
-    assert Event.from_fields({**made.fields(), "changed": {}, "revision": made.revision}) == made
+    assert Event.from_fields({**made.to_fields(), "changed": {}, "revision": made.revision}) == made
 
 
 def _as_wire(made: Event) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from relay.errors import SourceError
 from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
-from relay.imds.poller import LOST_AFTER, LOST_BEFORE_FIRST, Poller
+from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
 from relay.ingest.recorder import Recorder
 from relay.outbox import Identity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
@@ -395,7 +395,7 @@ async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_r
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
         sim.fault(Fault(status=503, lasts=1000.0))
         async with rig(tmp_path, sim.url, clock) as it:
-            await it.until(lambda: it.clock.monotonic() >= 1000 + LOST_BEFORE_FIRST - 0.5, step=0.5)
+            await it.until(lambda: it.clock.monotonic() >= 1000 + FIRST_ANSWER_TIMEOUT - 0.5, step=0.5)
             assert (it.poller.lost, it.said) == (False, [])
             await it.until(lambda: it.poller.lost, step=0.1, within=2)
             ((name, sink, reason, count),) = it.said
@@ -416,7 +416,7 @@ async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_
         for rounds in (1, 2):
             sim.fault(Fault(kind="empty", lasts=1000.0))
             await it.until(
-                lambda last=last: it.clock.monotonic() >= last + LOST_AFTER - 0.5,  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                lambda last=last: it.clock.monotonic() >= last + ANSWER_TIMEOUT - 0.5,  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 step=0.5,
             )
             assert not it.poller.lost
@@ -454,9 +454,9 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
                 last_read=None,
             )
             task = asyncio.create_task(poller.run())
-            await wait_until(lambda: len(side.asked) == 1)
-            clock.advance(LOST_BEFORE_FIRST)
-            await wait_until(lambda: poller.lost)
+            await eventually(lambda: len(side.asked) == 1)
+            clock.turn(FIRST_ANSWER_TIMEOUT)
+            await eventually(lambda: poller.lost)
             assert said == ["relay.source-lost"]
             task.cancel()
             await asyncio.wait({task})
@@ -548,9 +548,9 @@ async def test_after_a_restart_the_stop_counts_as_the_gap(
         clock.advance(_SECOND)
         clock.set_wall_clock(NOON)
         async with rig(tmp_path, sim.url, clock, last_read=last_read) as it:
-            assert it.poller.last_read == last_read
+            assert it.poller.last_read_at == last_read
             await it.resting()
-            assert it.poller.last_read == NOON
+            assert it.poller.last_read_at == NOON
             assert await outcome(it) == expected
 
 
@@ -558,10 +558,10 @@ async def test_the_last_read_is_that_of_the_last_usable_answer_idle_or_not(tmp_p
     async with simulated(tmp_path) as (it, sim):
         await it.polled(2)
         last = it.clock.now()
-        assert it.poller.last_read == last
+        assert it.poller.last_read_at == last
         sim.fault(Fault(kind="truncated", calls=2))
         await it.polled()
-        assert it.poller.last_read == last
+        assert it.poller.last_read_at == last
 
 
 # --- a disk that cannot be written
@@ -579,15 +579,15 @@ async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorde
         await it.polled(2)
         assert it.heard == ["event.scheduled", "event.ended"]
         connection.execute("PRAGMA query_only = OFF")
-        await wait_until(lambda: it.store.failing is None)
+        await eventually(lambda: it.store.write_error is None)
         assert it.heard == await it.names() == ["event.scheduled", "event.ended"]
 
 
 async def test_what_cannot_be_recorded_at_all_is_no_answer(tmp_path: Path) -> None:
     async with simulated(tmp_path) as (it, sim):
         await it.polled()
-        last = it.poller.last_read
+        last = it.poller.last_read_at
         await it.store.close()
         sim.schedule(Plan())
         await it.until(lambda: it.poller.failures > 0)
-        assert it.poller.last_read == last
+        assert it.poller.last_read_at == last

@@ -34,14 +34,14 @@ def test_no_window_holds_more_than_two_calls_however_they_come(
     for pause, step in steps:
         now += pause
         if step == "take" and budget.delay(now) == 0:
-            budget.take()
+            budget.reserve()
             unsent += 1
         elif step == "send" and unsent:
-            budget.sent(now)
+            budget.mark_sent(now)
             unsent -= 1
             sent.append(now)
         elif step == "give back" and unsent:
-            budget.give_back()
+            budget.release()
             unsent -= 1
     assert all(
         later >= earlier + CALL_WINDOW
@@ -69,8 +69,8 @@ def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(
         while delay:  # rounding may ask for one more tiny wait
             now += max(delay, 1e-9)
             delay = budget.delay(now)
-        budget.take()
-        budget.sent(now)
+        budget.reserve()
+        budget.mark_sent(now)
         sent.append(now)
 
 
@@ -78,11 +78,11 @@ def test_a_call_that_was_not_sent_holds_its_place_however_long_it_takes() -> Non
     budget = CallBudget()
     for _ in range(MAX_CALLS):
         assert budget.delay(0.0) == 0
-        budget.take()
+        budget.reserve()
     assert budget.delay(1_000_000.0) is None
-    budget.sent(1_000_000.0)
+    budget.mark_sent(1_000_000.0)
     assert budget.delay(1_000_000.5) == pytest.approx(CALL_WINDOW - 0.5)
-    budget.give_back()
+    budget.release()
     assert budget.delay(1_000_000.5) == 0
 
 

@@ -16,7 +16,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import rows, verify
+from relay.outbox.journal import read_rows, verify_journal
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from tests.journey.relay_process import (
     SECRET,
@@ -194,8 +194,8 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
             assert len(sim.start_requests) == 2
         await process.stop()
         connection = open_for_reading(process.store)
-        kinds = [row.kind for row in rows(connection)]
-        assert verify(connection)[1] == len(kinds)
+        kinds = [row.kind for row in read_rows(connection)]
+        assert verify_journal(connection)[1] == len(kinds)
         assert kinds.index("approval.granted") < kinds.index("claim")
         connection.close()
 
@@ -256,8 +256,8 @@ async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(
             await sim.approved(first, within=60)
             assert await process.stop() == 0
             connection = open_for_reading(small_disk / "relay.db")
-            verify(connection)
-            told = {row.event_key for row in rows(connection) if row.kind == "event.scheduled"}
+            verify_journal(connection)
+            told = {row.event_key for row in read_rows(connection) if row.kind == "event.scheduled"}
             assert told == {first.event_id.lower(), second.event_id.lower()}
             waiting = connection.execute(
                 "SELECT count(*) FROM entry WHERE state = 'waiting'"

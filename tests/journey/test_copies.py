@@ -17,7 +17,7 @@ from relay.app import started
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import rows, verify
+from relay.outbox.journal import read_rows, verify_journal
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, unused
 from tests.journey.relay_process import KEY, SECRET, client, eventually
@@ -106,7 +106,7 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         }  # 429: that many at once are too many of one client
         assert here.starts(event) == 1
     connection = open_for_reading(tmp_path / "relay.db")
-    verify(connection)
-    kinds = Counter(row.kind for row in rows(connection))
+    verify_journal(connection)
+    kinds = Counter(row.kind for row in read_rows(connection))
     connection.close()
     assert (kinds["approval.granted"], kinds["claim"], kinds["startrequest.accepted"]) == (1, 1, 1)

@@ -11,7 +11,7 @@ import aio_pika
 import orjson
 
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import verify
+from relay.outbox.journal import verify_journal
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.journey.relay_process import client, eventually, inbox, name_of, relay, webhook
 from tests.ports import reserve
@@ -97,7 +97,7 @@ async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_thro
             assert box.forged == 0
             assert await process.stop() == 0
             connection = open_for_reading(process.store)
-            _, rows = verify(connection)
+            _, rows = verify_journal(connection)
             assert rows >= 3 * MANY
             connection.close()
         consumer.cancel()

@@ -20,7 +20,7 @@ import pytest
 
 from relay.errors import StoreError
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import Row, rows, verify
+from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.journey.relay_process import RelayProcess, client, eventually, relay
 
@@ -45,20 +45,20 @@ def _document(sim: Simulator) -> dict[str, Any]:
     }
 
 
-def journal(process: RelayProcess) -> list[Row]:
+def journal(process: RelayProcess) -> list[JournalRow]:
     """What is on disk, its chain verified; nothing where the relay was killed before there was a journal."""
     try:
         connection = open_for_reading(process.store)
     except StoreError:
         return []
     try:
-        verify(connection)
-        return list(rows(connection))
+        verify_journal(connection)
+        return list(read_rows(connection))
     finally:
         connection.close()
 
 
-def check(process: RelayProcess, posts: int, lives: int) -> list[Row]:
+def check(process: RelayProcess, posts: int, lives: int) -> list[JournalRow]:
     """What must hold at every moment, from the journal alone and from what Azure was asked; returns the journal."""
     found = journal(process)
     claims = [(at, orjson.loads(row.body)) for at, row in enumerate(found) if row.kind == "claim"]
@@ -84,7 +84,7 @@ def check(process: RelayProcess, posts: int, lives: int) -> list[Row]:
     return found
 
 
-def has(found: Sequence[Row], kind: str, revision: str | None = None) -> bool:
+def has(found: Sequence[JournalRow], kind: str, revision: str | None = None) -> bool:
     """Whether this was told, of that revision where one is named."""
     return any(
         row.kind == kind

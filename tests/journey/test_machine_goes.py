@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import rows, verify
+from relay.outbox.journal import read_rows, verify_journal
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from tests.journey.relay_process import (
     Inbox,
@@ -87,8 +87,8 @@ class Machine:
         """The kinds of all rows; the chain holds."""
         connection = open_for_reading(self.relay.store)
         try:
-            verify(connection)
-            return [row.kind for row in rows(connection)]
+            verify_journal(connection)
+            return [row.kind for row in read_rows(connection)]
         finally:
             connection.close()
 

@@ -14,7 +14,7 @@ from typing import Any
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Identity, StoreSettings
-from relay.outbox.file import Opened, open_file
+from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.job import Work
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Route, Transaction
@@ -26,7 +26,7 @@ IDENTITY = Identity("prod-vmss-a-1f0c33ab", "5d7b8a9e-0000-4000-8000-00000000c0d
 NOW = datetime(2026, 4, 11, 22, 26, 58, tzinfo=UTC)
 
 
-def said(
+def numbered_event(
     number: int = 0, name: str = "event.scheduled", subject: str | None = None, **data: Any
 ) -> CloudEvent:
     """A CloudEvent; one for every number."""
@@ -36,18 +36,18 @@ def said(
     )
 
 
-def say(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
+def record_event(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
     """Work for the store: one event; returns where in the journal it is."""
 
     def work(tx: Transaction) -> int:
-        tx.record(said(number, **given), at)
+        tx.record(numbered_event(number, **given), at)
         return tx.recorded[-1].position
 
     return work
 
 
 @asynccontextmanager
-async def store(
+async def open_store_in(
     folder: Path, route: Route = BUS, identity: Identity = IDENTITY
 ) -> AsyncIterator[Store]:
     """The store in a folder, by the name relay.db."""
@@ -58,9 +58,9 @@ async def store(
 
 
 @contextlib.contextmanager
-def opened(path: Path, identity: Identity = IDENTITY, now: datetime = NOW) -> Iterator[Opened]:
+def open_file_in(path: Path, identity: Identity = IDENTITY, now: datetime = NOW) -> Iterator[StateFile]:
     """The file itself, open."""
-    file = open_file(path, identity, now)
+    file = open_state_file(path, identity, now)
     try:
         yield file
     finally:
@@ -72,19 +72,19 @@ def connection_of(tx: Transaction) -> sqlite3.Connection:
     return tx._connection  # noqa: SLF001  # for what no method of it does
 
 
-async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
+async def wait_until(condition: Callable[[], bool], within: float = 60.0) -> None:
     """Wait until it holds."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110  # what is waited for has no event
             await asyncio.sleep(0.005)
 
 
-def names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     """What is in a folder."""
     return sorted(one.name for one in folder.iterdir())
 
 
-def column(path: Path, query: str) -> list[Any]:
+def read_column(path: Path, query: str) -> list[Any]:
     """The first column of what a query finds, by a connection of its own."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return [row[0] for row in connection.execute(query)]

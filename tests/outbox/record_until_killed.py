@@ -9,19 +9,19 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.outbox.open_store import NOW, say, store
+from tests.outbox.open_store import NOW, record_event, open_store_in
 
 
 async def main(folder: Path) -> None:
     """Record until killed."""
-    async with store(folder, lambda _: ("bus", "chat")) as kept:
+    async with open_store_in(folder, lambda _: ("bus", "chat")) as kept:
         number = 0
         while True:
             for position in (
-                await kept.transact(say(number + 1)),
+                await kept.transact(record_event(number + 1)),
                 *await asyncio.gather(
                     *(
-                        kept.submit(say(number + 2 + more), fail_open=more % 2 == 0)
+                        kept.submit(record_event(number + 2 + more), fail_open=more % 2 == 0)
                         for more in range(100)
                     )
                 ),

@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from relay.outbox.bulk_insert import MAX_ROWS_PER_STATEMENT
-from relay.outbox.journal import verify
+from relay.outbox.journal import verify_journal
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import NOW, opened, said
+from tests.outbox.open_store import NOW, open_file_in, numbered_event
 
 
 def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
     tmp_path: Path,
 ) -> None:
     """For every sink, with the ids that the file gives them: what is handed out is what waits."""
-    events = [said(number) for number in range(3 * MAX_ROWS_PER_STATEMENT + 1)]
-    with opened(tmp_path / "relay.db") as file:
+    events = [numbered_event(number) for number in range(3 * MAX_ROWS_PER_STATEMENT + 1)]
+    with open_file_in(tmp_path / "relay.db") as file:
         for again in range(2):
             tx = Transaction(file.connection, lambda _: ("bus", "chat"))
             tx.record_all([(event, f"t{event.id}") for event in events], NOW)
@@ -32,15 +32,15 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
                 event.id for event in events
             ]
             assert tx.journal.count_transition(f"t{events[-1].id}") == again + 1
-        assert verify(file.connection)[1] == 2 * len(events)
+        assert verify_journal(file.connection)[1] == 2 * len(events)
 
 
 def test_a_piece_of_work_hands_out_what_it_said_and_not_what_others_did(tmp_path: Path) -> None:
     """In one transaction, whose head and ids go on."""
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         tx = Transaction(file.connection, lambda _: ("bus",))
         for number in range(3):
-            tx.record(said(number), NOW)
+            tx.record(numbered_event(number), NOW)
             (one,), _ = tx.take_results()
             assert (one.position, [entry.id for entry in one.entries]) == (number + 1, [number + 1])
         assert tx.take_results() == ([], [])

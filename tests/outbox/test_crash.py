@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.outbox.journal import verify
-from tests.outbox.open_store import opened
+from relay.outbox.journal import verify_journal
+from tests.outbox.open_store import open_file_in
 
 RECORDING = (sys.executable, "-m", "tests.outbox.record_until_killed")
 
@@ -21,9 +21,9 @@ def look(folder: Path, said: list[str]) -> int:
     """Open what a killed relay left, as the next one would; returns how much it had acknowledged."""
     acknowledged = [line.split() for line in said if line.endswith("\n")]
     path = folder / "relay.db"
-    with opened(path) as file:
+    with open_file_in(path) as file:
         assert file.trusted
-        count = verify(file.connection)[1]
+        count = verify_journal(file.connection)[1]
     assert not [one for one in folder.iterdir() if "set-aside" in one.name]
     with contextlib.closing(sqlite3.connect(path)) as connection:
         positions = {position for (position,) in connection.execute("SELECT position FROM journal")}
@@ -57,7 +57,7 @@ def test_killed_at_any_sync_nothing_acknowledged_is_lost(
 ) -> None:
     """Of a fresh file the first dozen are those of making it."""
     if begun:
-        with opened(tmp_path / "relay.db"):
+        with open_file_in(tmp_path / "relay.db"):
             pass
     inject = f"inject=fdatasync,fsync:signal=SIGKILL:when={sync}"
     command = [

@@ -12,10 +12,10 @@ import pytest
 
 from relay.outbox import Attempt, Entry, EntryState, StoreSettings
 from relay.outbox.deliveries import DeadLetterFilter
-from relay.outbox.journal import verify
+from relay.outbox.journal import verify_journal
 from relay.outbox.retention import PruneResult, prune
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import NOW, connection_of, opened, said
+from tests.outbox.open_store import NOW, connection_of, open_file_in, numbered_event
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -23,10 +23,10 @@ LATER = NOW + timedelta(minutes=1)
 @pytest.fixture
 def tx(tmp_path: Path) -> Iterator[Transaction]:
     """A transaction on a fresh file, with two sinks that are there."""
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         transaction = Transaction(file.connection, lambda _: ("bus", "chat"))
         for sink in ("bus", "chat"):
-            transaction.deliveries.set_sink(sink, "on")
+            transaction.deliveries.set_sink_state(sink, "on")
         yield transaction
 
 
@@ -38,7 +38,7 @@ def tell(
     **data: object,
 ) -> list[Entry]:
     """Say an event; returns its entries as the file has them."""
-    tx.record(said(number, name, subject, **data), NOW)
+    tx.record(numbered_event(number, name, subject, **data), NOW)
     return [replace(entry, event=None) for entry in tx.recorded[-1].entries]
 
 
@@ -97,7 +97,7 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
         (2, 0.5, "delivered", 204, None, None),
     ]
     (shown,) = tx.deliveries.page(sink="bus")
-    assert shown.shown() == {
+    assert shown.to_json() == {
         "id": bus.id,
         "sink": "bus",
         "eventId": "E-1",
@@ -210,13 +210,13 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     tx.deliveries.settle(delivered.id, "delivered", None, NOW)
     news, other_news = tell(tx, 3, "relay.sink-failing", "drain")
     tx.deliveries.log_attempt(news.id, Attempt(NOW, 0.1, "deferred"))
-    assert tx.deliveries.forget_sink("bus", "it is gone", LATER) == 1
+    assert tx.deliveries.remove_sink("bus", "it is gone", LATER) == 1
     assert [(one.id, one.state, one.reason) for one in tx.deliveries.page(sink="bus")] == [
         (delivered.id, "delivered", None),
         (bus.id, "parked", "it is gone"),
     ]
     assert [one.id for one in tx.deliveries.waiting()] == [chat.id, chat.id + 2, other_news.id]
-    assert tx.deliveries.sinks() == {"chat": ("on", None)}
+    assert tx.deliveries.sink_states() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
     assert tx.deliveries.redeliver(bus.id, LATER) is None, (
         "nobody would send it, and it would wait for ever"
@@ -224,8 +224,8 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
 
 
 def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> None:
-    tx.deliveries.set_sink("bus", "disabled", "it answered 410")
-    assert tx.deliveries.sinks() == {"bus": ("disabled", "it answered 410"), "chat": ("on", None)}
+    tx.deliveries.set_sink_state("bus", "disabled", "it answered 410")
+    assert tx.deliveries.sink_states() == {"bus": ("disabled", "it answered 410"), "chat": ("on", None)}
 
 
 def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transaction) -> None:
@@ -249,10 +249,10 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(), (
         "the oldest row is still to be sent"
     )
-    assert tx.journal.event(1).id == said(1).id
+    assert tx.journal.event(1).id == numbered_event(1).id
     tx.deliveries.settle(waits[0].id, "delivered", None, NOW)
     assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(rows=2)
-    assert verify(connection_of(tx)) == (tx.head(), 0)
+    assert verify_journal(connection_of(tx)) == (tx.head(), 0)
     assert tx.head().position == 2
     assert tell(tx, 3)[0].position == 3
 
@@ -310,7 +310,7 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
             DeadLetterFilter(), LATER, after=0, until=until, limit=2
         )
     ] == [4, 5]
-    tx.deliveries.forget_sink("chat", "gone", LATER)
+    tx.deliveries.remove_sink("chat", "gone", LATER)
     assert [
         entry.id
         for entry in tx.deliveries.redeliver_matching(

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.outbox import Identity
 from relay.outbox import file as file_module
-from relay.outbox.file import VERSION, open_file, open_for_reading
-from relay.outbox.journal import Journal, verify
-from tests.outbox.open_store import IDENTITY, NOW, column, names, opened
+from relay.outbox.file import SCHEMA_VERSION, open_state_file, open_for_reading
+from relay.outbox.journal import Journal, verify_journal
+from tests.outbox.open_store import IDENTITY, NOW, read_column, file_names, open_file_in
 
 HOLD = """
 import sys
@@ -39,7 +39,7 @@ sys.stdin.read()
 
 def mode(path: Path) -> str:
     """The remembered switch of the approvals."""
-    found: list[str] = column(path, "SELECT value FROM meta WHERE key = 'mode'")
+    found: list[str] = read_column(path, "SELECT value FROM meta WHERE key = 'mode'")
     return found[0]
 
 
@@ -54,25 +54,25 @@ def set_aside(path: Path) -> list[Path]:
 
 def begin(path: Path, identity: Identity = IDENTITY) -> None:
     """A state file with a row in it, closed in good order."""
-    with opened(path, identity) as file:
+    with open_file_in(path, identity) as file:
         Journal(file.connection).append(NOW, "event.scheduled", b"{}")
 
 
 def test_a_fresh_file_is_ours_durable_and_on(tmp_path: Path) -> None:
     path = tmp_path / "not" / "yet" / "there" / "relay.db"
-    with opened(path) as file:
+    with open_file_in(path) as file:
         assert file.trusted
         settings_ = {
             name: file.connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous")
         }
         assert settings_ == {"journal_mode": "wal", "synchronous": 2}
-        assert verify(file.connection)[1] == 0
+        assert verify_journal(file.connection)[1] == 0
     assert mode(path) == "on"
     assert dict(
         zip(
             ("scope", "vm_id"),
-            column(path, "SELECT value FROM meta WHERE key != 'mode' ORDER BY key"),
+            read_column(path, "SELECT value FROM meta WHERE key != 'mode' ORDER BY key"),
             strict=True,
         )
     ) == {
@@ -84,24 +84,24 @@ def test_a_fresh_file_is_ours_durable_and_on(tmp_path: Path) -> None:
 def test_a_file_is_opened_again_with_what_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     begin(path)
-    with opened(path) as file:
+    with open_file_in(path) as file:
         assert file.trusted
-        assert verify(file.connection)[1] == 1
+        assert verify_journal(file.connection)[1] == 1
     assert not set_aside(path)
 
 
 def test_an_empty_file_is_begun_like_none(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     path.touch()
-    with opened(path) as file:
-        assert verify(file.connection)[1] == 0
+    with open_file_in(path) as file:
+        assert verify_journal(file.connection)[1] == 0
     assert (mode(path), set_aside(path)) == ("on", [])
 
 
 def test_the_schema_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     """Killed at any statement of the schema, the file is still empty, and is begun again."""
     path = tmp_path / "relay.db"
-    with opened(path) as file:
+    with open_file_in(path) as file:
         count = file.connection.execute(
             "SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL"
         ).fetchone()[0]
@@ -127,8 +127,8 @@ open_file(Path(sys.argv[1]), Identity("scope", None), datetime.now(UTC))
         dying = tmp_path / f"{number}.db"
         ended = subprocess.run([sys.executable, "-c", dying_relay, dying, str(number)], check=False)
         assert ended.returncode == -9
-        assert column(dying, "SELECT count(*) FROM sqlite_schema") == [0]
-        with opened(dying) as file:
+        assert read_column(dying, "SELECT count(*) FROM sqlite_schema") == [0]
+        with open_file_in(dying) as file:
             assert (
                 file.connection.execute(
                     "SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL"
@@ -159,8 +159,8 @@ def test_a_corrupt_file_is_set_aside_untouched_and_a_fresh_one_begins_off(
     begin(path)
     content = BROKEN[broken](path.read_bytes())
     path.write_bytes(content)
-    with opened(path) as file:
-        assert verify(file.connection)[1] == 0
+    with open_file_in(path) as file:
+        assert verify_journal(file.connection)[1] == 0
         assert file.trusted
     (aside,) = set_aside(path)
     assert aside.read_bytes() == content
@@ -191,8 +191,8 @@ def test_a_file_that_does_not_say_whose_it_is_is_corrupt(tmp_path: Path, stateme
     with contextlib.closing(sqlite3.connect(path)) as stranger:
         stranger.execute(statement)
         stranger.commit()
-    with opened(path) as file:
-        assert verify(file.connection)[1] == 0
+    with open_file_in(path) as file:
+        assert verify_journal(file.connection)[1] == 0
     assert (mode(path), len(set_aside(path))) == ("off", 1)
 
 
@@ -202,23 +202,23 @@ def test_the_log_of_a_file_that_somebody_else_has_open_is_set_aside_with_it(tmp_
     begin(path, Identity("another-scope", None))
     with contextlib.closing(sqlite3.connect(path)) as shell:
         shell.execute("CREATE TABLE note (text TEXT)")
-        with opened(path) as file:
-            assert verify(file.connection)[1] == 0
+        with open_file_in(path) as file:
+            assert verify_journal(file.connection)[1] == 0
         (aside,) = set_aside(path)
         assert Path(f"{aside}-wal").stat().st_size
-    assert column(aside, "SELECT name FROM sqlite_schema WHERE name = 'note'") == ["note"]
+    assert read_column(aside, "SELECT name FROM sqlite_schema WHERE name = 'note'") == ["note"]
 
 
 def test_a_log_that_holds_everything_restores_a_broken_file(tmp_path: Path) -> None:
     """SQLite's doing: nothing is set aside that can be used."""
     path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
     copy.parent.mkdir()
-    with opened(path) as file:
+    with open_file_in(path) as file:
         Journal(file.connection).append(NOW, "event.scheduled", b"{}")
         shutil.copy(f"{path}-wal", f"{copy}-wal")
     copy.write_bytes(b"broken")
-    with opened(copy) as file:
-        assert verify(file.connection)[1] == 1
+    with open_file_in(copy) as file:
+        assert verify_journal(file.connection)[1] == 1
     assert not set_aside(copy)
 
 
@@ -251,8 +251,8 @@ def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
         data[byte] ^= 1 << bit
     path.write_bytes(data)
     try:
-        with opened(path) as file:
-            count = verify(file.connection)[1]
+        with open_file_in(path) as file:
+            count = verify_journal(file.connection)[1]
             Journal(file.connection).append(NOW, "event.ended", b"{}")
     except StoreTooNew:
         assert path.read_bytes() == data
@@ -282,7 +282,7 @@ def test_flipped_bytes_anywhere_never_keep_a_relay_from_starting(
         data[100 + seed.randrange(len(data) - 100)] = seed.randrange(256)
     path.write_bytes(data)
     try:
-        with opened(path):
+        with open_file_in(path):
             pass
         assert mode(path) == ("off" if set_aside(path) else "on")
         assert all(one.read_bytes() == data for one in set_aside(path))
@@ -296,10 +296,10 @@ def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) 
         other.execute("CREATE TABLE songs (title TEXT)")
         other.execute("INSERT INTO songs VALUES ('So What')")
         other.commit()
-    with opened(path):
+    with open_file_in(path):
         pass
     (aside,) = set_aside(path)
-    assert column(aside, "SELECT title FROM songs") == ["So What"]
+    assert read_column(aside, "SELECT title FROM songs") == ["So What"]
     assert mode(path) == "off"
 
 
@@ -319,13 +319,13 @@ def test_another_ones_file_is_set_aside(tmp_path: Path, other: Identity) -> None
     """
     path = tmp_path / "relay.db"
     begin(path, other)
-    with opened(path) as file:
-        assert verify(file.connection)[1] == 0
+    with open_file_in(path) as file:
+        assert verify_journal(file.connection)[1] == 0
         assert file.trusted
     (aside,) = set_aside(path)
-    assert column(aside, "SELECT count(*) FROM journal") == [1]
+    assert read_column(aside, "SELECT count(*) FROM journal") == [1]
     assert mode(path) == "off"
-    with opened(path) as file:
+    with open_file_in(path) as file:
         assert file.trusted
     assert len(set_aside(path)) == 1
 
@@ -335,24 +335,24 @@ def test_what_a_killed_relay_had_not_moved_into_the_file_is_set_aside_with_it(
 ) -> None:
     path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
     copy.parent.mkdir()
-    with opened(path, Identity("another-scope", None)) as file:
+    with open_file_in(path, Identity("another-scope", None)) as file:
         Journal(file.connection).append(NOW, "event.scheduled", b"{}")
         for suffix in ("", "-wal"):
             shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
     assert Path(f"{copy}-wal").stat().st_size
-    with opened(copy):
+    with open_file_in(copy):
         pass
     (aside,) = set_aside(copy)
-    assert column(aside, "SELECT count(*) FROM journal") == [1]
-    with opened(copy) as file:
-        assert verify(file.connection)[1] == 0
+    assert read_column(aside, "SELECT count(*) FROM journal") == [1]
+    with open_file_in(copy) as file:
+        assert verify_journal(file.connection)[1] == 0
 
 
 def test_two_that_are_set_aside_do_not_overwrite_each_other(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     for number in range(3):
         path.write_bytes(b"broken %d" % number)
-        with opened(path, now=NOW + timedelta(microseconds=number)):
+        with open_file_in(path, now=NOW + timedelta(microseconds=number)):
             pass
     assert [one.read_bytes() for one in set_aside(path)] == [b"broken 0", b"broken 1", b"broken 2"]
 
@@ -362,12 +362,12 @@ def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off
 ) -> None:
     path = tmp_path / "relay.db"
     path.write_bytes(b"broken")
-    with opened(path):
+    with open_file_in(path):
         pass
     for one in tmp_path.glob("relay.db*"):
         if "set-aside" not in one.name:
             one.unlink()  # as it was in the instant between the two
-    with opened(path):
+    with open_file_in(path):
         pass
     assert mode(path) == "off"
 
@@ -375,9 +375,9 @@ def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off
 def test_an_operators_switch_outlives_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     path.write_bytes(b"broken")
-    with opened(path) as file:
+    with open_file_in(path) as file:
         file.connection.execute("UPDATE meta SET value = 'on' WHERE key = 'mode'")
-    with opened(path):
+    with open_file_in(path):
         pass
     assert mode(path) == "on"
 
@@ -386,27 +386,27 @@ def test_a_newer_relays_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     begin(path)
     with contextlib.closing(sqlite3.connect(path)) as newer:
-        newer.execute(f"PRAGMA user_version = {VERSION + 1}")
+        newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     content = path.read_bytes()
     with pytest.raises(
         StoreTooNew,
-        match=f"expected a file of version {VERSION} or older, a newer relay wrote version {VERSION + 1}",
+        match=f"expected a file of version {SCHEMA_VERSION} or older, a newer relay wrote version {SCHEMA_VERSION + 1}",
     ):
-        open_file(path, IDENTITY, NOW)
+        open_state_file(path, IDENTITY, NOW)
     assert (path.read_bytes(), set_aside(path)) == (content, [])
     with pytest.raises(StoreTooNew):  # and not StoreLocked
-        open_file(path, IDENTITY, NOW)
+        open_state_file(path, IDENTITY, NOW)
 
 
 def test_a_second_relay_of_the_same_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     (tmp_path / "by-another-name.db").symlink_to(path)
-    with opened(path) as file:
+    with open_file_in(path) as file:
         for name in ("relay.db", "by-another-name.db"):
             with pytest.raises(StoreLocked, match="another relay holds"):
-                open_file(tmp_path / name, IDENTITY, NOW)
-        assert verify(file.connection)[1] == 0
-    with opened(path):
+                open_state_file(tmp_path / name, IDENTITY, NOW)
+        assert verify_journal(file.connection)[1] == 0
+    with open_file_in(path):
         pass
 
 
@@ -420,18 +420,18 @@ def test_a_second_process_is_refused_until_the_first_is_gone_however_it_went(
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"open\n"
         with pytest.raises(StoreLocked):
-            open_file(path, Identity("scope", None), NOW)
+            open_state_file(path, Identity("scope", None), NOW)
         holder.kill()
         holder.wait()
-        with opened(path, Identity("scope", None)) as file:
+        with open_file_in(path, Identity("scope", None)) as file:
             assert file.trusted
 
 
 def test_a_foreign_file_is_not_set_aside_from_under_a_relay_that_uses_it(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
-    with opened(path):
+    with open_file_in(path):
         with pytest.raises(StoreLocked):
-            open_file(path, Identity("another-scope", None), NOW)
+            open_state_file(path, Identity("another-scope", None), NOW)
         assert not set_aside(path)
 
 
@@ -440,13 +440,13 @@ def test_a_store_that_is_bound_to_a_vm_is_not_trusted_where_none_can_be_told(
 ) -> None:
     path = tmp_path / "relay.db"
     nobody = Identity(IDENTITY.scope, None)
-    with opened(path, nobody) as file:
+    with open_file_in(path, nobody) as file:
         assert file.trusted
-    with opened(path, IDENTITY) as file:  # binds it
+    with open_file_in(path, IDENTITY) as file:  # binds it
         assert file.trusted
-    with opened(path, nobody) as file:
+    with open_file_in(path, nobody) as file:
         assert not file.trusted
-    with opened(path, Identity(IDENTITY.scope, str(IDENTITY.vm_id).upper())) as file:
+    with open_file_in(path, Identity(IDENTITY.scope, str(IDENTITY.vm_id).upper())) as file:
         assert file.trusted
     assert not set_aside(path)
 
@@ -464,7 +464,7 @@ def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
     with pytest.raises(
         StoreError, match=r"store\.path: expected a (file|folder) that can be written"
     ):
-        open_file(path, IDENTITY, NOW)
+        open_state_file(path, IDENTITY, NOW)
 
 
 def test_a_python_with_an_old_sqlite_is_told_so(
@@ -473,8 +473,8 @@ def test_a_python_with_an_old_sqlite_is_told_so(
     """And not that a file is corrupt: nothing is touched."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
     with pytest.raises(StoreError, match=r"expected a Python with SQLite 3\.33 or newer"):
-        open_file(tmp_path / "relay.db", IDENTITY, NOW)
-    assert names(tmp_path) == []
+        open_state_file(tmp_path / "relay.db", IDENTITY, NOW)
+    assert file_names(tmp_path) == []
 
 
 def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
@@ -483,29 +483,29 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
     path = tmp_path / "relay.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(file_module, "VERSION", 1)
-        with opened(path) as file:
+        with open_file_in(path) as file:
             Journal(file.connection).append(NOW, "event.scheduled", b"{}")
-            assert column(path, "PRAGMA user_version") == [1]
-    with opened(path) as file:
-        assert verify(file.connection)[1] == 1
-        assert column(path, "PRAGMA user_version") == [VERSION]
-        upgraded = column(path, "SELECT sql FROM sqlite_master ORDER BY name")
-    with opened(tmp_path / "fresh.db"):
+            assert read_column(path, "PRAGMA user_version") == [1]
+    with open_file_in(path) as file:
+        assert verify_journal(file.connection)[1] == 1
+        assert read_column(path, "PRAGMA user_version") == [SCHEMA_VERSION]
+        upgraded = read_column(path, "SELECT sql FROM sqlite_master ORDER BY name")
+    with open_file_in(tmp_path / "fresh.db"):
         assert (
-            column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name") == upgraded
+            read_column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name") == upgraded
         )
 
 
 def test_a_reader_sees_a_running_relay_and_cannot_write(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
-    with opened(path) as file:
+    with open_file_in(path) as file:
         Journal(file.connection).append(NOW, "event.scheduled", b"{}")
         with contextlib.closing(open_for_reading(path)) as reader:
-            assert verify(reader)[1] == 1
+            assert verify_journal(reader)[1] == 1
             with pytest.raises(sqlite3.OperationalError, match="readonly"):
                 reader.execute("DELETE FROM meta")
     with contextlib.closing(open_for_reading(path)) as reader:  # and when it is not running
-        assert verify(reader)[1] == 1
+        assert verify_journal(reader)[1] == 1
 
 
 @pytest.mark.parametrize("content", [None, b"no database at all" * 99, b""])

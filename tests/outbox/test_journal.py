@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from relay.errors import StoreError
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import GENESIS, Journal, read_head, row_hash, rows, verify
+from relay.outbox.journal import GENESIS, Journal, read_head, row_hash, read_rows, verify_journal
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import BUS, NOW, column, opened, said
+from tests.outbox.open_store import BUS, NOW, read_column, open_file_in, numbered_event
 
 ROWS = 6
 
@@ -34,7 +34,7 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
             journal.append(
                 at,
                 "event.scheduled",
-                said(number).body,
+                numbered_event(number).body,
                 event_key=f"e-{number}",
                 transition=f"t{number}",
             )
@@ -45,30 +45,30 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
 @contextlib.contextmanager
 def filled(path: Path) -> Iterator[tuple[sqlite3.Connection, list[Head]]]:
     """A journal with rows, and without the triggers that keep honest hands off."""
-    with opened(path) as file:
+    with open_file_in(path) as file:
         heads = fill(file.connection)
-        for trigger in column(path, "SELECT name FROM sqlite_schema WHERE type = 'trigger'"):
+        for trigger in read_column(path, "SELECT name FROM sqlite_schema WHERE type = 'trigger'"):
             file.connection.execute(f"DROP TRIGGER {trigger}")
         yield file.connection, heads
 
 
 def test_what_was_written_verifies(tmp_path: Path) -> None:
     with filled(tmp_path / "relay.db") as (connection, heads):
-        assert verify(connection) == (heads[-1], ROWS)
+        assert verify_journal(connection) == (heads[-1], ROWS)
         for head in heads:
-            assert verify(connection, head) == (heads[-1], ROWS)
+            assert verify_journal(connection, head) == (heads[-1], ROWS)
 
 
 def test_an_empty_journal_verifies(tmp_path: Path) -> None:
-    with opened(tmp_path / "relay.db") as file:
-        assert verify(file.connection) == (GENESIS, 0)
-        assert verify(file.connection, GENESIS) == (GENESIS, 0)
+    with open_file_in(tmp_path / "relay.db") as file:
+        assert verify_journal(file.connection) == (GENESIS, 0)
+        assert verify_journal(file.connection, GENESIS) == (GENESIS, 0)
 
 
 def test_positions_and_hashes_are_those_of_the_documentation(tmp_path: Path) -> None:
     """``journalhead`` is position and hash, and consumers keep it as text."""
     with filled(tmp_path / "relay.db") as (connection, heads):
-        assert [row.position for row in rows(connection)] == list(range(1, ROWS + 1))
+        assert [row.position for row in read_rows(connection)] == list(range(1, ROWS + 1))
         assert str(heads[-1]) == f"{ROWS}:{heads[-1].hash}"
         assert len(heads[-1].hash) == 64
 
@@ -106,7 +106,7 @@ def test_any_changed_column_of_any_row_is_found(
             return
         journal.execute(f"UPDATE journal SET {column_} = ? WHERE position = ?", (value, position))  # noqa: S608  # our own names
         with pytest.raises(StoreError, match=r"^journal: "):
-            verify(journal)
+            verify_journal(journal)
     finally:
         journal.execute("ROLLBACK TO before")
         journal.execute("RELEASE before")
@@ -118,7 +118,7 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
 ) -> None:
     """Each hash covers all that came before: whoever changes one row has to change every later one, and the head."""
     with filled(tmp_path / "relay.db") as (connection, heads):
-        row = list(rows(connection))[position - 1]
+        row = list(read_rows(connection))[position - 1]
         fitting = row_hash(
             heads[position - 1].hash,
             position,
@@ -134,7 +134,7 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
         with pytest.raises(
             StoreError, match=f"the row at position {position + 1} is not the one that was written"
         ):
-            verify(connection)
+            verify_journal(connection)
 
 
 @settings(
@@ -155,13 +155,13 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
         for position in gone:
             journal.execute("DELETE FROM journal WHERE position = ?", (position,))
         with pytest.raises(StoreError, match=r"^journal: "):
-            verify(journal, seen)
+            verify_journal(journal, seen)
         only_the_tail = gone == set(range(min(gone), ROWS + 1))
         if only_the_tail:
-            assert verify(journal)[1] == ROWS - len(gone)
+            assert verify_journal(journal)[1] == ROWS - len(gone)
         else:
             with pytest.raises(StoreError, match="removed or inserted"):
-                verify(journal)
+                verify_journal(journal)
     finally:
         journal.execute("ROLLBACK TO before")
         journal.execute("RELEASE before")
@@ -186,7 +186,7 @@ def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, co
             )
         journal.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (position, *row))
         with pytest.raises(StoreError, match="not the one that was written"):
-            verify(journal)
+            verify_journal(journal)
     finally:
         journal.execute("ROLLBACK TO before")
         journal.execute("RELEASE before")
@@ -201,20 +201,20 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connec
 
 def test_a_journal_that_was_written_anew_is_found_by_a_head_that_was_seen(tmp_path: Path) -> None:
     """Whoever may write the file can make a chain that holds; not one that ends as the old one did."""
-    with opened(tmp_path / "one.db") as file:
+    with open_file_in(tmp_path / "one.db") as file:
         seen = fill(file.connection)[3]
-    with opened(tmp_path / "other.db") as file:
+    with open_file_in(tmp_path / "other.db") as file:
         Journal(file.connection).append(NOW, "event.scheduled", b"{}")
         fill(file.connection)
         with pytest.raises(StoreError, match="position 3 is not the one that was seen before"):
-            verify(file.connection, seen)
+            verify_journal(file.connection, seen)
 
 
 def test_text_that_is_no_text_is_a_broken_journal_and_no_crash(tmp_path: Path) -> None:
     with filled(tmp_path / "relay.db") as (connection, _):
         connection.execute("UPDATE journal SET kind = CAST(x'ff' AS TEXT) WHERE position = 2")
         with pytest.raises(StoreError, match="cannot be read"):
-            verify(connection)
+            verify_journal(connection)
 
 
 @pytest.mark.parametrize(
@@ -230,67 +230,67 @@ def test_text_that_is_no_text_is_a_broken_journal_and_no_crash(tmp_path: Path) -
 )
 def test_the_table_only_grows_at_its_end(tmp_path: Path, statement: str) -> None:
     """A slip of our own is refused by the file itself."""
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         heads = fill(file.connection)
         with pytest.raises(sqlite3.IntegrityError, match="journal"):
             file.connection.execute(statement)
-        assert verify(file.connection, heads[2]) == (heads[-1], ROWS)
+        assert verify_journal(file.connection, heads[2]) == (heads[-1], ROWS)
 
 
 @pytest.mark.parametrize("young", range(ROWS + 1))
 def test_pruning_leaves_a_checkpoint_and_the_chain_verifies(tmp_path: Path, young: int) -> None:
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         heads = fill(file.connection)
         gone = Journal(file.connection).prune(NOW + timedelta(minutes=young), NOW)
         assert gone == young
-        assert verify(file.connection) == (heads[-1], ROWS - gone)
+        assert verify_journal(file.connection) == (heads[-1], ROWS - gone)
         for head in heads[young:]:
-            assert verify(file.connection, head) == (heads[-1], ROWS - gone)
+            assert verify_journal(file.connection, head) == (heads[-1], ROWS - gone)
         assert Journal(file.connection).append(NOW, "event.ended", b"{}") == ROWS + 1
-        assert verify(file.connection, heads[-1])[1] == ROWS - gone + 1
+        assert verify_journal(file.connection, heads[-1])[1] == ROWS - gone + 1
 
 
 def test_a_checkpoint_that_is_not_what_was_seen_is_found(tmp_path: Path) -> None:
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         heads = fill(file.connection)
         Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW)
         with pytest.raises(StoreError, match="position 3 is not the one that was seen before"):
-            verify(file.connection, Head(3, "0" * 64))
+            verify_journal(file.connection, Head(3, "0" * 64))
         file.connection.execute("DELETE FROM checkpoint")
         with pytest.raises(StoreError, match="expected position 1, found 4"):
-            verify(file.connection, heads[-1])
+            verify_journal(file.connection, heads[-1])
 
 
 @pytest.mark.parametrize("state", ["waiting", "parked"])
 def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> None:
     """A dead letter can be sent again as long as it is listed."""
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         tx = Transaction(file.connection, BUS)
         for number in range(4):
-            tx.record(said(number), NOW)
+            tx.record(numbered_event(number), NOW)
         settled = [entry.id for one in tx.recorded for entry in one.entries]
         for entry in settled:
             tx.deliveries.settle(entry, "delivered", None, NOW)
         tx.deliveries.settle(settled[2], state, None, NOW)  # type: ignore[arg-type]  # the cases are states
         assert tx.journal.prune(NOW + timedelta(days=500), NOW) == 2
-        assert tx.journal.event(3).id == said(2).id
-        assert verify(file.connection)[1] == 2
+        assert tx.journal.event(3).id == numbered_event(2).id
+        assert verify_journal(file.connection)[1] == 2
 
 
 def test_a_clock_that_was_wrong_for_a_while_costs_no_young_row(tmp_path: Path) -> None:
     """A row that says 1970 in the middle of this year's is no reason to forget this year's."""
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         journal = Journal(file.connection)
         for days in (0, 1, -20_000, 2):
             journal.append(NOW + timedelta(days=days), "event.scheduled", b"{}")
         assert journal.prune(NOW - timedelta(days=400), NOW) == 0
-        assert verify(file.connection)[1] == 4
+        assert verify_journal(file.connection)[1] == 4
 
 
 def test_an_audit_beside_a_relay_that_prunes_sees_one_moment(tmp_path: Path) -> None:
     """Between its look at the checkpoint and its look at the rows nothing changes for it."""
     path = tmp_path / "relay.db"
-    with opened(path) as file, contextlib.closing(open_for_reading(path)) as reader:
+    with open_file_in(path) as file, contextlib.closing(open_for_reading(path)) as reader:
         heads = fill(file.connection)
 
         def prune_in_between(statement: str) -> None:
@@ -299,23 +299,23 @@ def test_an_audit_beside_a_relay_that_prunes_sees_one_moment(tmp_path: Path) -> 
                 assert Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW) == 3
 
         reader.set_trace_callback(prune_in_between)
-        assert verify(reader) == (heads[-1], ROWS)
-        assert verify(reader) == (heads[-1], ROWS - 3)
+        assert verify_journal(reader) == (heads[-1], ROWS)
+        assert verify_journal(reader) == (heads[-1], ROWS - 3)
 
 
 def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path: Path) -> None:
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         journal = Journal(file.connection)
-        journal.append(NOW, "event.scheduled", said(1, subject="E").body, event_key="e")
+        journal.append(NOW, "event.scheduled", numbered_event(1, subject="E").body, event_key="e")
         journal.append_note(NOW, "mode", {"mode": "off"})
         journal.append_note(NOW, "claim", {"eventId": "E"}, event_key="e")
         journal.append(
-            NOW + timedelta(hours=1), "event.ended", said(2, subject="E").body, event_key="e"
+            NOW + timedelta(hours=1), "event.ended", numbered_event(2, subject="E").body, event_key="e"
         )
         journal.append(
-            NOW + timedelta(hours=1), "approval.refused", said(3, subject="E").body, event_key="e"
+            NOW + timedelta(hours=1), "approval.refused", numbered_event(3, subject="E").body, event_key="e"
         )
-        ids: Callable[[int], str] = lambda number: said(number).id  # noqa: E731  # shorter here than a function
+        ids: Callable[[int], str] = lambda number: numbered_event(number).id  # shorter here than a function
         assert [one.id for one in journal.history("e", "")] == [ids(1), ids(2), ids(3)]
         assert [one.id for one in journal.history("e", "2026-04-11T23")] == [ids(2), ids(3)]
         assert [(at, one.id) for at, one in journal.events_after(0, 2)] == [

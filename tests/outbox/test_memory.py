@@ -15,7 +15,7 @@ from relay.events.model import Event
 from relay.outbox import Decision, FirstAnswer
 from relay.outbox.transaction import Transaction
 from tests.builders import DATA
-from tests.outbox.open_store import NOW, connection_of, opened, said
+from tests.outbox.open_store import NOW, connection_of, open_file_in, numbered_event
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -23,7 +23,7 @@ LATER = NOW + timedelta(minutes=1)
 @pytest.fixture
 def tx(tmp_path: Path) -> Iterator[Transaction]:
     """A transaction on a fresh file."""
-    with opened(tmp_path / "relay.db") as file:
+    with open_file_in(tmp_path / "relay.db") as file:
         yield Transaction(file.connection, lambda _: ())
 
 
@@ -53,7 +53,7 @@ def vote(occurrence: int, number: int = 1, **changes: Any) -> Decision:
 
 
 def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
-    tx.snapshot.begin("e", data(), "boot-1", said(1), NOW)
+    tx.snapshot.add("e", data(), "boot-1", numbered_event(1), NOW)
     (live,) = tx.snapshot.live()
     assert (live.key, live.number, live.data, live.revision, live.live) == (
         "e",
@@ -62,22 +62,22 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         data()["revision"],
         True,
     )
-    assert (live.boot_id, live.outcome, live.last_event_id) == ("boot-1", None, said(1).id)
+    assert (live.boot_id, live.outcome, live.last_event_id) == ("boot-1", None, numbered_event(1).id)
     assert live.event == Event.from_fields(data())
-    tx.snapshot.update("e", data(revision="2", eventStatus="Started"), said(2), LATER)
-    tx.snapshot.booted(live.id, "boot-2")
-    changed = tx.snapshot.by_id(live.id)
-    assert (changed.revision, changed.event.started, changed.boot_id, changed.last_event_id) == (
+    tx.snapshot.update("e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
+    tx.snapshot.set_boot_id(live.id, "boot-2")
+    changed = tx.snapshot.get(live.id)
+    assert (changed.revision, changed.event.is_started, changed.boot_id, changed.last_event_id) == (
         "2",
         True,
         "boot-2",
-        said(2).id,
+        numbered_event(2).id,
     )
     assert (changed.first_seen, changed.last_changed) == (
         "2026-04-11T22:26:58.000000Z",
         "2026-04-11T22:27:58.000000Z",
     )
-    tx.snapshot.end("e", "completed", said(3), LATER)
+    tx.snapshot.mark_ended("e", "completed", numbered_event(3), LATER)
     assert tx.snapshot.live() == []
     ended = tx.snapshot.find("e")
     assert ended is not None
@@ -85,11 +85,11 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
 
 
 def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -> None:
-    tx.snapshot.begin("e", data(), None, said(1), NOW)
+    tx.snapshot.add("e", data(), None, numbered_event(1), NOW)
     with pytest.raises(sqlite3.IntegrityError):
-        tx.snapshot.begin("e", data(), None, said(2), NOW)
-    tx.snapshot.end("e", "canceled", said(3), NOW)
-    tx.snapshot.begin("e", data(), None, said(4), LATER)
+        tx.snapshot.add("e", data(), None, numbered_event(2), NOW)
+    tx.snapshot.mark_ended("e", "canceled", numbered_event(3), NOW)
+    tx.snapshot.add("e", data(), None, numbered_event(4), LATER)
     newest = tx.snapshot.find("e")
     assert newest is not None
     assert (newest.number, newest.live) == (2, True)
@@ -97,11 +97,11 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
     assert [one.number for one in tx.snapshot.page(newest.id, 10)] == [1]
     assert tx.snapshot.find("f") is None
     with pytest.raises(KeyError):
-        tx.snapshot.by_id(99)
+        tx.snapshot.get(99)
 
 
 def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) -> None:
-    tx.snapshot.begin("e", data(), None, said(1), NOW)
+    tx.snapshot.add("e", data(), None, numbered_event(1), NOW)
     first = vote(1)
     second = vote(
         1,
@@ -127,7 +127,7 @@ def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) ->
 
 
 def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
-    tx.snapshot.begin("e", data(), None, said(1), NOW)
+    tx.snapshot.add("e", data(), None, numbered_event(1), NOW)
     for dry_run in (False, True):
         tx.decisions.add_grant(1, "0123", "rule", "a" * 32, NOW, dry_run=dry_run, cause="c")
     (grant,) = tx.decisions.open_grants()
@@ -154,9 +154,9 @@ def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
 
 def test_what_a_step_could_still_move(tx: Transaction) -> None:
     for number, key in enumerate(("live", "voted", "granted", "over"), start=1):
-        tx.snapshot.begin(key, data(), None, said(number), NOW)
+        tx.snapshot.add(key, data(), None, numbered_event(number), NOW)
         if key != "live":
-            tx.snapshot.end(key, "unknown", said(number + 10), NOW)
+            tx.snapshot.mark_ended(key, "unknown", numbered_event(number + 10), NOW)
     tx.decisions.add_decision(vote(2))
     tx.decisions.add_grant(3, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
     assert tx.decisions.unsettled() == [1, 2, 3]
@@ -174,11 +174,11 @@ def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> No
 
 def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction) -> None:
     for number, key in enumerate(("ended", "live", "late"), start=1):
-        tx.snapshot.begin(key, data(), None, said(number), NOW)
+        tx.snapshot.add(key, data(), None, numbered_event(number), NOW)
         tx.decisions.add_decision(vote(number, number))
         tx.decisions.add_grant(number, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
-    tx.snapshot.end("ended", "completed", said(8), NOW)
-    tx.snapshot.end("late", "completed", said(9), LATER)
+    tx.snapshot.mark_ended("ended", "completed", numbered_event(8), NOW)
+    tx.snapshot.mark_ended("late", "completed", numbered_event(9), LATER)
     tx.snapshot.prune(LATER)
     assert [one.key for one in tx.snapshot.page(None, 10)] == ["late", "live"]
     assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]

@@ -15,36 +15,36 @@ import pytest
 
 from relay.errors import StoreUnavailable
 from relay.outbox import RecordedEvent
-from relay.outbox.journal import verify
+from relay.outbox.journal import verify_journal
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import NOW, column, connection_of, names, said, say, store
+from tests.outbox.open_store import NOW, read_column, connection_of, file_names, numbered_event, record_event, open_store_in
 
 
 async def test_what_was_recorded_is_on_disk_before_it_is_answered_and_told(tmp_path: Path) -> None:
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         seen: list[list[int]] = []
         kept.listeners.recorded.append(
-            lambda _: seen.append(column(tmp_path / "relay.db", "SELECT position FROM journal"))
+            lambda _: seen.append(read_column(tmp_path / "relay.db", "SELECT position FROM journal"))
         )
-        assert await kept.transact(say(1)) == 1
+        assert await kept.transact(record_event(1)) == 1
         assert seen == [[1]]
 
 
 async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sink(
     tmp_path: Path,
 ) -> None:
-    async with store(
+    async with open_store_in(
         tmp_path, lambda event: ("bus", "chat") if event.name == "event.scheduled" else ()
     ) as kept:
         heard: list[RecordedEvent] = []
         kept.listeners.recorded.append(heard.extend)
-        await kept.transact(say(1, notBefore="2026-04-11T22:40:00Z"))
-        await kept.transact(say(2, name="event.ended"))
+        await kept.transact(record_event(1, notBefore="2026-04-11T22:40:00Z"))
+        await kept.transact(record_event(2, name="event.ended"))
         assert [
             (one.position, one.event.id, [entry.sink for entry in one.entries]) for one in heard
         ] == [
-            (1, said(1).id, ["bus", "chat"]),
-            (2, said(2).id, []),
+            (1, numbered_event(1).id, ["bus", "chat"]),
+            (2, numbered_event(2).id, []),
         ]
         bus, chat = heard[0].entries
         waiting = await kept.read(lambda tx: tx.deliveries.waiting())
@@ -53,13 +53,13 @@ async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sin
 
 async def test_many_submissions_share_few_commits_and_are_answered_in_order(tmp_path: Path) -> None:
     """Grouped under load, never by a pause (docs/protocol.md#groups-of-commits)."""
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         commits: list[str] = []
         answered: list[int] = []
         await kept.read(lambda tx: connection_of(tx).set_trace_callback(commits.append))
         held = threading.Event()
         kept.submit(lambda _: held.wait(10))
-        futures = [kept.submit(say(number)) for number in range(1000)]
+        futures = [kept.submit(record_event(number)) for number in range(1000)]
         for future in futures:
             future.add_done_callback(lambda done: answered.append(done.result()))
         held.set()
@@ -70,21 +70,21 @@ async def test_many_submissions_share_few_commits_and_are_answered_in_order(tmp_
 
 async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
     def fails(tx: Transaction) -> None:
-        tx.record(said(2), NOW)
+        tx.record(numbered_event(2), NOW)
         raise LookupError("a mistake")
 
     def breaks_a_rule(tx: Transaction) -> None:
-        tx.record(said(3), NOW)
-        tx.record(said(3), NOW)
+        tx.record(numbered_event(3), NOW)
+        tx.record(numbered_event(3), NOW)
         tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
         tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
 
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         held = threading.Event()
         heard: list[RecordedEvent] = []
         kept.listeners.recorded.append(heard.extend)
         kept.submit(lambda _: held.wait(10))
-        works = [say(1), fails, breaks_a_rule, say(4)]
+        works = [record_event(1), fails, breaks_a_rule, record_event(4)]
         futures = [kept.submit(work) for work in works]
         held.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
@@ -95,9 +95,9 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
             int,
         ]
         assert results[3] == 2
-        assert [one.event.id for one in heard] == [said(1).id, said(4).id]
-        assert kept.failing is None
-    assert column(tmp_path / "relay.db", "SELECT position FROM journal") == [1, 2]
+        assert [one.event.id for one in heard] == [numbered_event(1).id, numbered_event(4).id]
+        assert kept.write_error is None
+    assert read_column(tmp_path / "relay.db", "SELECT position FROM journal") == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(
     tmp_path: Path, mistake: object, fail_open: bool
 ) -> None:
     """Else one such piece of work would be tried again for ever, and nothing would be approved meanwhile."""
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         with pytest.raises((sqlite3.Error, OverflowError, KeyError)):
             await kept.transact(mistake, fail_open=fail_open)  # type: ignore[arg-type]  # the cases are work
-        assert kept.failing is None
-        assert await kept.transact(say(1)) == 1
+        assert kept.write_error is None
+        assert await kept.transact(record_event(1)) == 1
 
 
 async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_vain(
@@ -130,11 +130,11 @@ async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_va
     def broken(_: Sequence[RecordedEvent]) -> None:
         raise LookupError("a mistake of ours")
 
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         kept.listeners.recorded.append(broken)
         held = threading.Event()
         kept.submit(lambda _: held.wait(10))
-        told, read = kept.submit(say(1)), kept.submit(lambda tx: tx.head().position)
+        told, read = kept.submit(record_event(1)), kept.submit(lambda tx: tx.head().position)
         held.set()
         with pytest.raises(LookupError, match="mistake of ours"):
             await told
@@ -142,10 +142,10 @@ async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_va
 
 
 async def test_cancelling_the_wait_does_not_stop_the_work(tmp_path: Path) -> None:
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         held = threading.Event()
         kept.submit(lambda _: held.wait(10))
-        task = asyncio.create_task(kept.transact(say(1)))
+        task = asyncio.create_task(kept.transact(record_event(1)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -157,23 +157,23 @@ async def test_cancelling_the_wait_does_not_stop_the_work(tmp_path: Path) -> Non
 async def test_what_was_submitted_before_closing_is_done_and_what_comes_after_is_refused(
     tmp_path: Path,
 ) -> None:
-    async with store(tmp_path) as kept:
-        before = [kept.submit(say(number)) for number in range(600)]
+    async with open_store_in(tmp_path) as kept:
+        before = [kept.submit(record_event(number)) for number in range(600)]
     assert [future.result() for future in before] == list(range(1, 601))
-    for late in (kept.submit(say(9)), kept.submit(say(9), fail_open=True)):
+    for late in (kept.submit(record_event(9)), kept.submit(record_event(9), fail_open=True)):
         with pytest.raises(StoreUnavailable, match="was closed"):
             await late
     with pytest.raises(StoreUnavailable, match="was closed"):
         await kept.read(lambda tx: tx.head())
-    assert column(tmp_path / "relay.db", "SELECT count(*) FROM journal") == [600]
+    assert read_column(tmp_path / "relay.db", "SELECT count(*) FROM journal") == [600]
 
 
 async def test_closing_lets_another_relay_have_the_file(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        async with store(tmp_path) as kept:
-            assert await kept.transact(say(number)) == number
+        async with open_store_in(tmp_path) as kept:
+            assert await kept.transact(record_event(number)) == number
             assert kept.trusted
-    assert names(tmp_path) == ["relay.db", "relay.db-shm", "relay.db-wal", "relay.db.lock"]
+    assert file_names(tmp_path) == ["relay.db", "relay.db-shm", "relay.db-wal", "relay.db.lock"]
     assert (
         tmp_path / "relay.db-wal"
     ).stat().st_size == 0  # the file alone is all of it, and an older copy can take its place
@@ -183,18 +183,18 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mistake of ours that nothing foresaw; the relay ends with whoever records next."""
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         changes: list[str | None] = []
-        kept.listeners.failing.append(changes.append)
-        kept._try_on_disk = None  # type: ignore[assignment,method-assign]  # noqa: SLF001  # calling it is such a mistake
-        first, second = kept.submit(say(1), fail_open=True), kept.submit(say(2))
+        kept.listeners.write_error_changed.append(changes.append)
+        kept._try_on_disk = None  # type: ignore[assignment,method-assign]  # calling it is such a mistake
+        first, second = kept.submit(record_event(1), fail_open=True), kept.submit(record_event(2))
         for future in (first, second):
             with pytest.raises(
                 StoreUnavailable, match="thread that keeps the state file has failed"
             ):
                 await future
         with pytest.raises(StoreUnavailable, match="thread that keeps the state file has failed"):
-            await kept.transact(say(3), fail_open=True)
+            await kept.transact(record_event(3), fail_open=True)
         assert len(changes) == 1
     assert [
         record.levelno for record in caplog.records if record.name == "relay.outbox.sqlite"
@@ -202,22 +202,22 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
 
 
 async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_path: Path) -> None:
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         assert await kept.read(lambda tx: tx.mode()) == "on"
         await kept.transact(lambda tx: tx.set_mode("dry-run", "local:ada", NOW))
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         assert await kept.read(lambda tx: tx.mode()) == "dry-run"
         with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as reader:
             assert reader.execute("SELECT kind, body FROM journal").fetchall() == [
                 ("mode", b'{"mode":"dry-run","principal":"local:ada"}')
             ]
-            assert verify(reader)[1] == 1
+            assert verify_journal(reader)[1] == 1
 
 
 async def test_when_the_document_was_last_read_is_remembered_once(tmp_path: Path) -> None:
     """After a crash nothing says that polling had no gap."""
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         await kept.transact(lambda tx: tx.set_last_read(NOW))
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         assert await kept.transact(lambda tx: tx.take_last_read()) == NOW
         assert await kept.transact(lambda tx: tx.take_last_read()) is None

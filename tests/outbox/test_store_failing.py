@@ -18,20 +18,20 @@ import pytest
 
 from relay.errors import StoreError, StoreUnavailable
 from relay.outbox import Attempt, RecordedEvent
-from relay.outbox.file import open_file, open_for_reading
-from relay.outbox.journal import verify
+from relay.outbox.file import open_state_file, open_for_reading
+from relay.outbox.journal import verify_journal
 from relay.outbox.sqlite import Store
 from tests.outbox.conftest import Disk
 from tests.outbox.open_store import (
     IDENTITY,
     NOW,
-    column,
+    read_column,
     connection_of,
-    names,
-    said,
-    say,
-    store,
-    until,
+    file_names,
+    numbered_event,
+    record_event,
+    open_store_in,
+    wait_until,
 )
 
 
@@ -46,10 +46,10 @@ class Heard:
 @asynccontextmanager
 async def listened(folder: Path) -> AsyncIterator[tuple[Store, Heard]]:
     """A store, and what it tells."""
-    async with store(folder) as kept:
+    async with open_store_in(folder) as kept:
         heard = Heard()
         kept.listeners.recorded.append(heard.recorded.extend)
-        kept.listeners.failing.append(heard.failing.append)
+        kept.listeners.write_error_changed.append(heard.failing.append)
         yield kept, heard
 
 
@@ -64,7 +64,7 @@ def entries(path: Path) -> list[tuple[object, ...]]:
 def chain_holds(path: Path) -> int:
     """Verify the journal of a file; returns how many rows it has."""
     with contextlib.closing(open_for_reading(path)) as reader:
-        return verify(reader)[1]
+        return verify_journal(reader)[1]
 
 
 async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fails_open(
@@ -72,15 +72,15 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
 ) -> None:
     path = disk.folder / "relay.db"
     async with listened(disk.folder) as (kept, heard):
-        await kept.transact(say(1))
+        await kept.transact(record_event(1))
         disk.fill()
         with pytest.raises(StoreUnavailable, match="the state file cannot be written: "):
-            await kept.transact(say(2))
-        assert kept.failing
-        assert await kept.transact(say(3), fail_open=True) == 2
-        assert await kept.transact(say(4), fail_open=True) == 3
+            await kept.transact(record_event(2))
+        assert kept.write_error
+        assert await kept.transact(record_event(3), fail_open=True) == 2
+        assert await kept.transact(record_event(4), fail_open=True) == 3
         with pytest.raises(StoreUnavailable):
-            await kept.transact(say(5))
+            await kept.transact(record_event(5))
         first = heard.recorded[0].entries[0]
         await kept.transact(
             lambda tx: tx.deliveries.settle(first.id, "delivered", None, NOW), fail_open=True
@@ -88,19 +88,19 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
 
         assert [
             said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))
-        ] == [said(n).id for n in (1, 3, 4)]
+        ] == [numbered_event(n).id for n in (1, 3, 4)]
         assert [
             entry.position for entry in await kept.read(lambda tx: tx.deliveries.waiting())
         ] == [2, 3]
-        assert column(path, "SELECT position FROM journal") == [1]
+        assert read_column(path, "SELECT position FROM journal") == [1]
         told = [
             (one.position, one.event.id, [entry.id for entry in one.entries])
             for one in heard.recorded
         ]
-        assert told == [(1, said(1).id, [1]), (2, said(3).id, [2]), (3, said(4).id, [3])]
+        assert told == [(1, numbered_event(1).id, [1]), (2, numbered_event(3).id, [2]), (3, numbered_event(4).id, [3])]
 
         disk.free()
-        await until(lambda: kept.failing is None)
+        await wait_until(lambda: kept.write_error is None)
         assert entries(path) == [
             (1, "bus", 1, "delivered"),
             (2, "bus", 2, "waiting"),
@@ -108,8 +108,8 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
         ]
         assert [
             said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))
-        ] == [said(n).id for n in (1, 3, 4)]
-        assert await kept.transact(say(6)) == 4
+        ] == [numbered_event(n).id for n in (1, 3, 4)]
+        assert await kept.transact(record_event(6)) == 4
         assert len(heard.recorded) == 4
         assert [reason is None for reason in heard.failing] == [False, True]
     assert chain_holds(path) == 4
@@ -123,11 +123,11 @@ async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Di
         disk.fill()
         began = time.monotonic()
         for number in range(500):
-            await kept.transact(say(number), fail_open=True)
+            await kept.transact(record_event(number), fail_open=True)
         tries = statements.count("BEGIN IMMEDIATE")
         took = time.monotonic() - began
         disk.free()
-        await until(lambda: kept.failing is None)
+        await wait_until(lambda: kept.write_error is None)
         assert tries <= 4 + 2 * took
         assert len(heard.recorded) == 500
     assert chain_holds(disk.folder / "relay.db") == 500
@@ -138,26 +138,26 @@ async def test_works_own_error_in_memory_undoes_it_alone_and_is_not_done_again(d
 
     def mistaken(tx: object) -> None:
         runs.append(1)
-        say(2)(tx)  # type: ignore[arg-type]  # a transaction
+        record_event(2)(tx)  # type: ignore[arg-type]  # a transaction
         raise LookupError("a mistake")
 
     async with listened(disk.folder) as (kept, _):
         disk.fill()
-        await kept.transact(say(1), fail_open=True)
+        await kept.transact(record_event(1), fail_open=True)
         with pytest.raises(LookupError):
             await kept.transact(mistaken, fail_open=True)
         before = len(runs)
-        await kept.transact(say(3), fail_open=True)
+        await kept.transact(record_event(3), fail_open=True)
         disk.free()
-        await until(lambda: kept.failing is None)
+        await wait_until(lambda: kept.write_error is None)
         assert len(runs) == before
-    assert column(disk.folder / "relay.db", "SELECT event_key FROM journal") == ["e-1", "e-3"]
+    assert read_column(disk.folder / "relay.db", "SELECT event_key FROM journal") == ["e-1", "e-3"]
 
 
 async def test_closing_writes_down_what_there_is_room_for_again(disk: Disk) -> None:
     async with listened(disk.folder) as (kept, heard):
         disk.fill()
-        await kept.transact(say(1), fail_open=True)
+        await kept.transact(record_event(1), fail_open=True)
         disk.free()
     assert len(heard.recorded) == 1
     assert chain_holds(disk.folder / "relay.db") == 1
@@ -167,23 +167,23 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
     disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with listened(disk.folder) as (kept, heard):
-        await kept.transact(say(1))
+        await kept.transact(record_event(1))
         disk.fill()
-        await kept.transact(say(2), fail_open=True)
+        await kept.transact(record_event(2), fail_open=True)
         await kept.transact(
             lambda tx: tx.deliveries.log_attempt(1, Attempt(NOW, 0.1, "delivered")), fail_open=True
         )
     disk.free()
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "could still not be written" in error
-    assert [one.event.id for one in heard.recorded] == [said(1).id, said(2).id]
+    assert [one.event.id for one in heard.recorded] == [numbered_event(1).id, numbered_event(2).id]
     assert chain_holds(disk.folder / "relay.db") == 1
 
 
 async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> None:
     """Its file is there and needs no change: that it cannot be written is no reason to stay silent."""
-    async with store(disk.folder) as kept:
-        await kept.transact(say(1))
+    async with open_store_in(disk.folder) as kept:
+        await kept.transact(record_event(1))
         keep_open = sqlite3.connect(
             disk.folder / "relay.db"
         )  # else the log is gone with the last that used it
@@ -191,12 +191,12 @@ async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> Non
     disk.fill()
     try:
         async with listened(disk.folder) as (kept, heard):
-            assert await kept.transact(say(2), fail_open=True) == 2
+            assert await kept.transact(record_event(2), fail_open=True) == 2
             assert len(heard.recorded) == 1
             with pytest.raises(StoreUnavailable):
-                await kept.transact(say(3))
+                await kept.transact(record_event(3))
             disk.free()
-            await until(lambda: kept.failing is None)
+            await wait_until(lambda: kept.write_error is None)
     finally:
         keep_open.close()
     assert chain_holds(disk.folder / "relay.db") == 2
@@ -205,17 +205,17 @@ async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> Non
 @pytest.mark.parametrize("disk", ["full disk"], indirect=True)
 async def test_a_relay_that_was_stopped_in_order_starts_on_a_full_disk_too(disk: Disk) -> None:
     """Such as after the reboot of a VM whose disk had run full."""
-    async with store(disk.folder) as kept:
-        await kept.transact(say(1))
+    async with open_store_in(disk.folder) as kept:
+        await kept.transact(record_event(1))
     assert (disk.folder / "relay.db-wal").stat().st_size == 0
     disk.fill()
     for _ in range(2):
         async with listened(disk.folder) as (kept, heard):
-            assert await kept.transact(say(2), fail_open=True) == 2
+            assert await kept.transact(record_event(2), fail_open=True) == 2
             assert len(heard.recorded) == 1
     disk.free()
     async with listened(disk.folder) as (kept, _):
-        assert await kept.transact(say(2)) == 2
+        assert await kept.transact(record_event(2)) == 2
     assert chain_holds(disk.folder / "relay.db") == 2
 
 
@@ -226,9 +226,9 @@ async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) 
         StoreError,
         match=r"store\.path: expected a folder that can be written, .*: the disk is full: make room",
     ):
-        open_file(disk.folder / "relay.db", IDENTITY, NOW)
+        open_state_file(disk.folder / "relay.db", IDENTITY, NOW)
     disk.free()
-    async with store(disk.folder):
+    async with open_store_in(disk.folder):
         pass
     for removed in ("relay.db-wal", "relay.db-shm"):
         (disk.folder / removed).unlink()
@@ -237,7 +237,7 @@ async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) 
         StoreError,
         match=r"store\.path: expected a file that can be written, .*: the disk is full: make room",
     ):
-        open_file(disk.folder / "relay.db", IDENTITY, NOW)
+        open_state_file(disk.folder / "relay.db", IDENTITY, NOW)
 
 
 async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Path) -> None:
@@ -251,11 +251,11 @@ async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Pa
         ) as shell:
             shell.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable, match="locked"):
-                await kept.transact(say(1))
-            assert await kept.transact(say(2), fail_open=True) == 1
+                await kept.transact(record_event(1))
+            assert await kept.transact(record_event(2), fail_open=True) == 1
             shell.execute("ROLLBACK")
-            await until(lambda: kept.failing is None)
-        assert await kept.transact(say(3)) == 2
+            await wait_until(lambda: kept.write_error is None)
+        assert await kept.transact(record_event(3)) == 2
         assert len(heard.recorded) == 2
     assert chain_holds(tmp_path / "relay.db") == 2
 
@@ -266,7 +266,7 @@ async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_t
     path = tmp_path / "relay.db"
     async with listened(tmp_path) as (kept, heard):
         for number in range(50):
-            await kept.transact(say(number))
+            await kept.transact(record_event(number))
         heard.recorded.clear()
         with contextlib.closing(sqlite3.connect(path)) as other:
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -278,15 +278,15 @@ async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_t
                 file.seek(4096)
                 file.write(os.urandom(path.stat().st_size - 4096))
         with pytest.raises(StoreUnavailable):
-            await kept.transact(say(50), fail_open=True)
-        assert kept.failing is not None
+            await kept.transact(record_event(50), fail_open=True)
+        assert kept.write_error is not None
         with pytest.raises(StoreUnavailable):
-            await kept.transact(say(51))
+            await kept.transact(record_event(51))
         assert not heard.recorded
-    async with store(tmp_path) as kept:
+    async with open_store_in(tmp_path) as kept:
         assert await kept.read(lambda tx: tx.mode()) == "off"
-        assert await kept.transact(say(1)) == 1
-    assert sum("set-aside" in name for name in names(tmp_path)) == 1
+        assert await kept.transact(record_event(1)) == 1
+    assert sum("set-aside" in name for name in file_names(tmp_path)) == 1
 
 
 async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Disk) -> None:
@@ -294,7 +294,7 @@ async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Dis
     async with listened(disk.folder) as (kept, heard):
         held = threading.Event()
         kept.submit(lambda _: held.wait(10))
-        futures = [kept.submit(say(number), fail_open=number % 2 == 0) for number in range(40)]
+        futures = [kept.submit(record_event(number), fail_open=number % 2 == 0) for number in range(40)]
         disk.fill()
         held.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
@@ -304,5 +304,5 @@ async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Dis
         assert [result for result in results if isinstance(result, int)] == list(range(1, 21))
         assert [one.position for one in heard.recorded] == list(range(1, 21))
         disk.free()
-        await until(lambda: kept.failing is None)
+        await wait_until(lambda: kept.write_error is None)
     assert chain_holds(disk.folder / "relay.db") == 20

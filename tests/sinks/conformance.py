@@ -21,7 +21,7 @@ from relay.errors import Deferred, DeliveryError
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, Sink
 from tests.builders import cloudevent
-from tests.delivery.running_dispatcher import Going, going
+from tests.delivery.running_dispatcher import RunningDispatcher, running_dispatcher
 
 PATIENCE = 60.0
 """Seconds within which what must happen happens, on a slow machine."""
@@ -81,8 +81,8 @@ Case = Callable[[FarSide, Path, pytest.LogCaptureFixture], Awaitable[None]]
 
 async def delivers_once(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
     """What was taken is not sent again, and it is the event, byte for byte."""
-    async with far.sink() as sink, going(folder, {"sink": sink}) as relay:
-        told = [await relay.tell(f"E-{number}") for number in range(5)]
+    async with far.sink() as sink, running_dispatcher(folder, {"sink": sink}) as relay:
+        told = [await relay.record_event(f"E-{number}") for number in range(5)]
         await _until(lambda: _settled(relay, 5, "delivered"))
         assert sorted(event.id for event in await far.got()) == told
         event = cloudevent(subject="by hand")
@@ -100,9 +100,9 @@ async def defers_while_the_far_side_refuses_connections(
             await asyncio.wait_for(sink.deliver(cloudevent(subject="by hand")), PATIENCE)
         assert caught.value.failure == "transient"
         watched = _Watched(sink)
-        async with going(folder, {"sink": watched}) as relay:
+        async with running_dispatcher(folder, {"sink": watched}) as relay:
             told = [
-                await relay.tell("E-1", name)
+                await relay.record_event("E-1", name)
                 for name in ("event.scheduled", "event.updated", "event.started")
             ]
             await _until(lambda: _holds(bool(watched.errors)))
@@ -114,9 +114,9 @@ async def defers_while_the_far_side_refuses_connections(
 
 async def parks_on_a_permanent_no(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
     """With no NotBefore ahead it becomes a dead letter, with a reason that a person can use, and blocks nothing."""
-    async with far.sink(unwanted=True) as sink, going(folder, {"sink": _Watched(sink)}) as relay:
-        await relay.tell("E-1", "event.started")
-        await relay.tell("E-1", "event.ended")
+    async with far.sink(unwanted=True) as sink, running_dispatcher(folder, {"sink": _Watched(sink)}) as relay:
+        await relay.record_event("E-1", "event.started")
+        await relay.record_event("E-1", "event.ended")
         await _until(lambda: _settled(relay, 2, "parked"))
         for parked in await relay.deliveries("sink"):
             assert len(parked.reason or "") > 20
@@ -130,11 +130,11 @@ async def is_concurrent_and_keeps_the_order(
     async with far.sink() as sink:
         watched = _Watched(sink)
         told: dict[str, list[str]] = defaultdict(list)
-        async with going(folder, {"sink": watched}) as relay:
+        async with running_dispatcher(folder, {"sink": watched}) as relay:
             for turn in range(5):
                 for number in range(20):
                     told[f"E-{number}"].append(
-                        await relay.tell(
+                        await relay.record_event(
                             f"E-{number}", "event.updated" if turn else "event.scheduled"
                         )
                     )
@@ -155,14 +155,14 @@ async def closes_during_delivery(far: FarSide, folder: Path, _: pytest.LogCaptur
         await _until(lambda: _delivers(sink))
         await far.hang()
         watched = _Watched(sink)
-        async with going(folder, {"sink": watched}) as relay:
-            await relay.tell("E-1")
+        async with running_dispatcher(folder, {"sink": watched}) as relay:
+            await relay.record_event("E-1")
             await _until(lambda: _holds(watched.under_way == 1))
         assert watched.under_way == 0
     assert asyncio.get_running_loop().time() - began < PATIENCE
     await far.come()
     await _until(lambda: _holds(asyncio.all_tasks() <= before | _far_tasks()))
-    async with far.sink() as sink, going(folder, {"sink": _Watched(sink)}) as relay:
+    async with far.sink() as sink, running_dispatcher(folder, {"sink": _Watched(sink)}) as relay:
         await _until(lambda: _settled(relay, 1, "delivered"))
     assert "E-1" in {event.subject for event in await far.got()}
 
@@ -175,16 +175,16 @@ async def shows_no_secret_in_any_error(
     async with far.sink() as sink:
         await _until(lambda: _delivers(sink))
         watched = _Watched(sink)
-        async with going(folder, {"sink": watched}) as relay:
+        async with running_dispatcher(folder, {"sink": watched}) as relay:
             await far.leave()
-            await relay.tell("E-1")
+            await relay.record_event("E-1")
             await _until(lambda: _holds(len(watched.errors) >= 2))
             await far.come()
             await _until(lambda: _settled(relay, 1, "delivered"))
     async with far.sink(unwanted=True) as sink:
         refused = _Watched(sink)
-        async with going(folder, {"unwanted": refused}) as relay:
-            await relay.tell("E-2", "event.started")
+        async with running_dispatcher(folder, {"unwanted": refused}) as relay:
+            await relay.record_event("E-2", "event.started")
             await _until(lambda: _settled(relay, 1, "parked", "unwanted"))
     errors = [*watched.errors, *refused.errors]
     assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
@@ -232,5 +232,5 @@ async def _delivers(sink: Sink) -> bool:
     return True
 
 
-async def _settled(relay: Going, count: int, state: str, sink: str = "sink") -> bool:
+async def _settled(relay: RunningDispatcher, count: int, state: str, sink: str = "sink") -> bool:
     return len(await relay.deliveries(sink, state)) == count

@@ -16,8 +16,8 @@ from relay.errors import Deferred
 from relay.sinks import Receipt
 from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
-from tests.delivery.running_dispatcher import going
-from tests.outbox.open_store import until
+from tests.delivery.running_dispatcher import running_dispatcher
+from tests.outbox.open_store import wait_until
 from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening
 from tests.sinks.webhook_sink import deliver, failure, sink, within
 
@@ -96,18 +96,18 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
         sink(url=well.url) as one,
         sink(url=dripping.url, timeout=TIMEOUT) as two,
         sink(url=hanging.url, timeout=TIMEOUT) as three,
-        going(
+        running_dispatcher(
             tmp_path, {"well": one, "drips": two, "hangs": three}, well={"events": ["event.*"]}
         ) as relay,
         within(SOON),
     ):
         for number in range(20):
-            await relay.tell(f"E-{number}", "event.started")
-        await until(lambda: len(well.requests) == 20)
-        await until(
+            await relay.record_event(f"E-{number}", "event.started")
+        await wait_until(lambda: len(well.requests) == 20)
+        await wait_until(
             lambda: all(status.reason is not None for status in relay.dispatcher.status()[1:])
         )
-        await relay.settled()
+        await relay.settle()
         for name in ("drips", "hangs"):
             _, outcome, status, reason = (await relay.attempts(name))[0]
             assert (outcome, status) == ("deferred", None)

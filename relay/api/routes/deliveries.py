@@ -62,27 +62,84 @@ class DeliveryDetails(DeliverySummary):
     log: list[DeliveryAttempt]
 
 
-def delivery_summary(delivery: Delivery) -> DeliverySummary:
-    """Return a delivery as the API shows it."""
-    return DeliverySummary(
-        id=delivery.id,
-        sink=delivery.sink,
-        eventId=delivery.event_id,
-        type=f"{PREFIX}{delivery.type}{VERSION}",
-        state=delivery.state,
-        attempts=delivery.attempts,
-        nextAttempt=delivery.next_at,
-        reason=delivery.reason,
-        lastStatus=delivery.last_status,
-        recorded=delivery.recorded,
-        settled=delivery.settled,
+class Redelivered(TypedDict):
+    """It goes out again, at once."""
+
+    id: int
+    sink: str
+    state: EntryState
+
+
+class RedeliveredSome(TypedDict):
+    """So many go out again. For what is left, call again with `until` as it is here and `after` from `next`; null: nothing is."""
+
+    redelivered: int
+    left: int
+    until: str
+    next: int | None
+
+
+def _whole(value: object) -> object:
+    # 1.0 is an integer to JSON Schema, and to writers of JSON that have one kind of number.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class WhichBody(BaseModel):
+    """Which dead letters: those that meet every condition given; none given is all."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+    sink: str | None = Field(default=None, max_length=64)
+    type: str | None = Field(default=None, max_length=64)
+    """Such as event.scheduled."""
+    eventId: str | None = Field(default=None, max_length=256)  # the documented name
+    """Compared without case."""
+    since: str | None = Field(
+        default=None, max_length=64, json_schema_extra={"format": "date-time"}
+    )
+    """Given up at this moment (RFC 3339) or later."""
+    until: str | None = Field(
+        default=None, max_length=64, json_schema_extra={"format": "date-time"}
+    )
+    """Given up by this moment, that of the first call: what is given up meanwhile does not go out twice. Left out: by now."""
+    after: Annotated[int, BeforeValidator(_whole)] = Field(default=0, ge=0, lt=2**63)
+    """`next` of the call before."""
+
+
+def shown_delivery(delivery: Delivery) -> dict[str, Any]:
+    """A delivery as the API gives it."""
+    return delivery.to_json()
+
+
+async def _all(call: Call) -> web.StreamResponse:
+    return await _page(call, ())
+
+
+async def _dead(call: Call) -> web.StreamResponse:
+    return await _page(call, ("parked",))
+
+
+async def _page(call: Call, states: tuple[EntryState, ...]) -> web.StreamResponse:
+    found = await call.relay.store.read(
+        lambda tx: tx.deliveries.page(states=states, before=call.content, limit=PAGE + 1)
+    )
+    return json_response(
+        200, page([shown_delivery(one) for one in found], [one.id for one in found])
     )
 
 
-async def read_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
-    """Return the page that the cursor names, of deliveries in these states; none means all."""
-    deliveries = await call.relay.store.read(
-        lambda tx: tx.deliveries.page(states=states, before=call.parameters, limit=PAGE_SIZE + 1)
+async def _look(call: Call) -> Delivery | None:
+    relay, given = call.relay, call.request.match_info["id"]
+    return (
+        await relay.store.read(lambda tx: tx.deliveries.find_delivery(int(given)))
+        if _ID.fullmatch(given) is not None
+        else None
     )
     page, next_cursor = split_page(deliveries)
     return DeliveryPage(items=[delivery_summary(row) for row in page], next=next_cursor)
