@@ -116,8 +116,8 @@ def _told(change: Change, incarnation: int) -> CloudEvent:
         _ORIGIN,
         _BEGAN + timedelta(minutes=5 * (incarnation - 2)),
         data=event_data(change.event, incarnation - ended),
-        told=0,
-        approved=change.kind in ("started", "ended"),
+        previous_count=0,
+        approved_by_relay=change.kind in ("started", "ended"),
         outcome=("completed", "observed") if ended else None,
     )
 

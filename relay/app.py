@@ -29,12 +29,11 @@ from relay.imds.discovery import (
     derive_relay_name,
     derive_scope,
     discover,
-    names_this_vm,
     read_boot_id,
     resource_names,
 )
 from relay.imds.poller import Poller
-from relay.ingest.recorder import Recorder
+from relay.ingest.recorder import Recorder, names_this_vm
 from relay.outbox import Identity
 from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store, open_store
@@ -97,7 +96,7 @@ async def started(
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(Server(config.api, clock))
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
-        instance = await discover(client, clock, needed="auto" in (config.scope, config.relay))
+        instance = await discover(client, clock, required="auto" in (config.scope, config.relay))
         origin = _origin(config, instance)
         identity = Identity(origin.scope, instance.vm_id if instance is not None else None)
         store = await stack.enter_async_context(
@@ -231,8 +230,8 @@ async def _source_and_gate(
         Recorder(ledger.origin, boot, names),
         store,
         clock,
-        say=say,
-        last_read=last_read,
+        report=say,
+        last_read_at=last_read,
     )
     gate = Gate(ledger, store, poller, clock, names_us)
     return poller, gate

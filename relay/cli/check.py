@@ -33,7 +33,8 @@ from relay.config import USER_EVENTS_WAIT, Config, Loaded, load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
 from relay.events.match import Match
-from relay.events.model import Document, Event, parse_document
+from relay.events.model import Document, Event
+from relay.imds.document import parse_document
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Occurrence
 from relay.sinks import SinkSettings

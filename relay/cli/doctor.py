@@ -67,7 +67,7 @@ async def _examined(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding
     at_api, runs = await examine_api(config.api)
     needed = "auto" in (config.scope, config.relay)
     at_source, instance = await examine_source(
-        config.source, clock, needed=needed, poll=poll, running=runs, progress=print_status
+        config.source, clock, required=needed, poll=poll, running=runs, progress=print_status
     )
     scope = (
         config.scope

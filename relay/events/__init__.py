@@ -1,1 +1,1 @@
-"""WHAT HAPPENED: the document that Azure gives, what changed in it, and the CloudEvents that say so. Pure, all of it."""
+"""Pure facts: scheduled events, what changed between documents, and the CloudEvents about both."""

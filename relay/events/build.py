@@ -1,11 +1,11 @@
-"""From a change, a decision or a state of the relay to the CloudEvent that tells it."""
+"""Builds the CloudEvent of a change, of a decision, or of a state of the relay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from relay.events.catalog import dataschema
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
@@ -13,26 +13,31 @@ from relay.events.delta import Change
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 
-EndOutcome = tuple[
-    Literal["completed", "canceled", "unknown"], Literal["observed", "rebooted", "none"]
-]
+ReportRelayEvent = Callable[[str, str | None, str, int], None]
+"""Records a ``relay.*`` event. The arguments are its name, sink, reason and count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who speaks: the scope (whose document it is) and this relay's own name."""
+    """Where events come from: the scope of the document, and the name of this relay."""
 
     scope: str
     relay: str
 
+    @property
+    def relay_source(self) -> str:
+        """The ``source`` of the events that this relay makes itself."""
+        return f"imds://{self.scope}/relays/{self.relay}"
+
 
 @dataclass(frozen=True, slots=True)
 class EndEvidence:
-    """What is known of an event when it is gone from the document.
+    """What the relay knows about an event that left the document.
 
-    ``start_sent``: a StartRequest of ours was sent for it and IMDS did not answer 400. ``gap``: polling had a longer
-    gap than max(3 x interval, 5 s) before it was missed. ``rebooted``: it is a Reboot or Redeploy of this VM, approved or
-    due, and the VM's boot id changed since.
+    ``start_sent``: the relay sent a StartRequest for it and IMDS did not answer 400. ``gap``:
+    polling had paused for more than max(3 x interval, 5 s) before the event was missed.
+    ``rebooted``: it is a Reboot or Redeploy of this VM, it was approved or due, and the boot id of
+    the VM has changed since.
     """
 
     start_sent: bool
@@ -40,29 +45,40 @@ class EndEvidence:
     rebooted: bool
 
 
-def determine_outcome(event: Event, facts: EndEvidence, now: datetime) -> EndOutcome:
-    """How an event ended, as far as this relay saw it.
+class EndOutcome(NamedTuple):
+    """How an event ended, and what this rests on."""
+
+    outcome: Literal["completed", "canceled", "unknown"]
+    evidence: Literal["observed", "rebooted", "none"]
+
+
+def determine_outcome(event: Event, evidence: EndEvidence, now: datetime) -> EndOutcome:
+    """Return how an event ended, as far as this relay saw.
 
     See docs/guarantees.md#an-outcome-is-what-this-relay-saw.
     """
     if event.is_started:
-        return "completed", "observed"
-    if facts.rebooted:
-        return "completed", "rebooted"
-    due = event.not_before_time
-    scheduled = (event.event_status or "").lower() == "scheduled"
-    if scheduled and due is not None and now < due and not facts.start_sent and not facts.gap:
-        return "canceled", "observed"
-    return "unknown", "none"
+        return EndOutcome("completed", "observed")
+    if evidence.rebooted:
+        return EndOutcome("completed", "rebooted")
+    not_before = event.not_before_time
+    is_early = not_before is not None and now < not_before
+    is_scheduled = (event.event_status or "").lower() == "scheduled"
+    if is_scheduled and is_early and not evidence.start_sent and not evidence.gap:
+        return EndOutcome("canceled", "observed")
+    return EndOutcome("unknown", "none")
 
 
 def event_data(event: Event, incarnation: int | None) -> dict[str, Any]:
-    """``data`` of ``event.*`` without what the single changes add."""
+    """Return the part of ``data`` that all ``event.*`` share."""
     return {**event.to_fields(), "documentIncarnation": incarnation, "revision": event.revision}
 
 
 def transition_id(change: Change, origin: Origin) -> str:
-    """Names a transition: the digest of source, EventId, change and new state; the count is added by `change_event`."""
+    """Return a digest of source, EventId, kind of change and new state.
+
+    A transition can repeat, so it is not yet the id of a CloudEvent: `change_event` adds a count.
+    """
     state = {
         **change.event.to_fields(),
         "eventId": change.event.key,
@@ -77,34 +93,36 @@ def change_event(
     at: datetime,
     *,
     data: Mapping[str, Any],
-    told: int,
-    approved: bool,
+    previous_count: int,
+    approved_by_relay: bool,
     outcome: EndOutcome | None = None,
 ) -> CloudEvent:
-    """The ``event.*`` CloudEvent of a change.
+    """Build the ``event.*`` CloudEvent of a change.
 
-    ``data`` is `event_data` of the event; ``told`` is how often this relay told the same transition before, so that a
-    repeated one gets an id of its own and a restarted relay gives the same one again.
+    ``data`` is the `event_data` of the event. ``previous_count`` is how often this relay recorded
+    the same transition before. So a transition that repeats gets a new id, and a relay that
+    restarts makes the same id again.
     """
     added: dict[str, Any] = {}
-    if change.kind in ("updated", "started"):
-        added["changed"] = dict(change.changed)
-    if change.kind == "ended" and outcome is not None:
-        added |= {"outcome": outcome[0], "evidence": outcome[1]}
-    if change.kind in ("started", "ended"):
-        added["approvedByRelay"] = approved
     attributes = {
         "specversion": "1.0",
-        "id": digest_id(transition_id(change, origin), told),
+        "id": digest_id(transition_id(change, origin), previous_count),
         "type": f"{TYPE_PREFIX}event.{change.kind}{TYPE_VERSION}",
         "source": f"imds://{origin.scope}",
         "subject": change.event.event_id,
         "time": format_rfc3339(at),
-        **_common(f"event.{change.kind}", origin),
-        **_of_event(data),
-        "outcome": outcome[0] if change.kind == "ended" and outcome else None,
-        "notbefore": _not_before(data) if change.kind in ("scheduled", "updated") else None,
+        **_common_attributes(f"event.{change.kind}", origin),
+        **_event_attributes(data),
     }
+    if change.kind in ("scheduled", "updated"):
+        attributes["notbefore"] = _not_before(data)
+    if change.kind in ("updated", "started"):
+        added["changed"] = dict(change.changed)
+    if change.kind == "ended" and outcome is not None:
+        attributes["outcome"] = outcome.outcome
+        added |= outcome._asdict()
+    if change.kind in ("started", "ended"):
+        added["approvedByRelay"] = approved_by_relay
     return CloudEvent.build(attributes, {**data, **added})
 
 
@@ -118,20 +136,20 @@ def decision_event(
     cause: str | None,
     head: str,
 ) -> CloudEvent:
-    """An ``approval.*`` or ``startrequest.*`` CloudEvent: the event as it then stood, and what ``added`` says of it.
+    """Build an ``approval.*`` or ``startrequest.*`` CloudEvent.
 
-    ``cause`` becomes ``causationid``; ``head`` is the journal's position and hash before this event.
+    Its data is that of the ``event`` at that time, and what ``added`` holds. ``cause`` becomes
+    ``causationid``. ``head`` is the position and hash of the journal before this event.
     """
-    source = f"imds://{origin.scope}/relays/{origin.relay}"
     attributes = {
         "specversion": "1.0",
-        "id": digest_id(source, event["eventId"].lower(), name, added, head),
+        "id": digest_id(origin.relay_source, event["eventId"].lower(), name, added, head),
         "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
-        "source": source,
+        "source": origin.relay_source,
         "subject": event["eventId"],
         "time": format_rfc3339(at),
-        **_common(name, origin),
-        **_of_event(event),
+        **_common_attributes(name, origin),
+        **_event_attributes(event),
         "causationid": cause,
         "journalhead": head,
     }
@@ -141,23 +159,25 @@ def decision_event(
 def relay_event(
     name: str, origin: Origin, at: datetime, *, sink: str | None, reason: str, count: int, head: str
 ) -> CloudEvent:
-    """A ``relay.*`` CloudEvent: what the relay has to say of itself or of one of its sinks."""
-    source = f"imds://{origin.scope}/relays/{origin.relay}"
-    moment = format_rfc3339(at)
+    """Build a ``relay.*`` CloudEvent about the relay itself or about one sink.
+
+    ``reason`` is a sentence for people. ``count`` is how many entries or messages it is about.
+    """
+    time = format_rfc3339(at)
     attributes = {
         "specversion": "1.0",
-        "id": digest_id(source, sink, name, reason, moment, head),
+        "id": digest_id(origin.relay_source, sink, name, reason, time, head),
         "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
-        "source": source,
+        "source": origin.relay_source,
         "subject": sink,
-        "time": moment,
-        **_common(name, origin),
+        "time": time,
+        **_common_attributes(name, origin),
         "journalhead": head,
     }
     return CloudEvent.build(attributes, {"sink": sink, "reason": reason, "count": count})
 
 
-def _common(name: str, origin: Origin) -> dict[str, str]:
+def _common_attributes(name: str, origin: Origin) -> dict[str, str | None]:
     return {
         "datacontenttype": "application/json",
         "dataschema": dataschema(name),
@@ -166,7 +186,7 @@ def _common(name: str, origin: Origin) -> dict[str, str]:
     }
 
 
-def _of_event(data: Mapping[str, Any]) -> dict[str, str | None]:
+def _event_attributes(data: Mapping[str, Any]) -> dict[str, str | None]:
     return {
         "eventtype": data["eventType"],
         "eventsource": data["eventSource"],

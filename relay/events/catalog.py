@@ -1,7 +1,6 @@
-"""Everything the relay says: each type of CloudEvent, when it is told, and what its ``data`` holds.
+"""The catalog of events: each type of CloudEvent, when it is sent, and what its ``data`` holds.
 
-The JSON Schemas that the package ships, the event catalogue in the documentation and ``imds-relay schema`` are made from
-this module.
+The JSON Schemas in the package, docs/events.md and ``imds-relay schema`` are generated from it.
 """
 
 from __future__ import annotations
@@ -22,79 +21,80 @@ from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 _Strict = with_config({"extra": "forbid"})
 
 
-def _said(description: str) -> Any:
+def _text(description: str) -> Any:
     return Field(description=description)
 
 
+_EventId = Annotated[str, _text("Azure's identifier, in its original case; compare without case")]
 _Type = Annotated[
-    str | None, _said("Freeze, Reboot, Redeploy, Preempt, Terminate, or what Azure adds")
+    str | None, _text("Freeze, Reboot, Redeploy, Preempt, Terminate, or a later addition of Azure")
 ]
-_Status = Annotated[str | None, _said("Scheduled or Started, or what Azure adds")]
-_ResourceType = Annotated[str | None, _said("VirtualMachine, or what Azure adds")]
+_Status = Annotated[str | None, _text("Scheduled or Started, or a later addition of Azure")]
+_ResourceType = Annotated[str | None, _text("VirtualMachine, or a later addition of Azure")]
 _NotBefore = Annotated[
-    str | None, _said("RFC 3339: Azure starts the event then at the earliest; null once started")
+    str | None,
+    _text("RFC 3339: Azure does not start the event before this time; null once it has started"),
 ]
-_Description = Annotated[str | None, _said("what Azure says of it, for people")]
-_Source = Annotated[str | None, _said("Platform or User, or what Azure adds")]
+_Description = Annotated[str | None, _text("Azure's description, for people")]
+_Source = Annotated[str | None, _text("Platform or User, or a later addition of Azure")]
 _Duration = Annotated[
-    int | None, _said("announced length of the interruption in seconds; null: unknown")
+    int | None, _text("announced length of the interruption in seconds; null: unknown")
 ]
 _Incarnation = Annotated[
-    int | None, _said("of the document that it was last seen in; a hint, it can go back")
+    int | None, _text("of the last document that held the event; a hint, it can decrease")
 ]
-_ApprovedByRelay = Annotated[bool, _said("we had sent a StartRequest for it that was accepted")]
+_Resources = _text("names of all machines that the event concerns")
+_Changed = "name as in data, mapped to the value before; "
+_ApprovedByRelay = Annotated[
+    bool, _text("IMDS has accepted a StartRequest of this relay for the event")
+]
 
 
 @_Strict
 class EventData(TypedDict):
     """A scheduled event as Azure last described it."""
 
-    eventId: Annotated[
-        str, _said("Azure's identifier, in the case it came in; compare without case")
-    ]
+    eventId: _EventId
     eventType: _Type
     eventStatus: _Status
     resourceType: _ResourceType
-    resources: Annotated[
-        list[str], _said("names of the machines that the event concerns, all of them")
-    ]
+    resources: Annotated[list[str], _Resources]
     notBefore: _NotBefore
     description: _Description
     eventSource: _Source
     durationSeconds: _Duration
     documentIncarnation: _Incarnation
-    revision: Annotated[str, _said("names this state; an approval is bound to it")]
+    revision: Annotated[str, _text("names this state of the event; approvals refer to it")]
 
 
 @_Strict
 class UpdatedData(EventData):
-    """What changed in a known event."""
+    """The changes of a known event."""
 
-    changed: Annotated[
-        dict[str, Any],
-        _said("name as in data, to the value before; never revision or documentIncarnation"),
-    ]
+    changed: Annotated[dict[str, Any], _text(f"{_Changed}never revision or documentIncarnation")]
 
 
 @_Strict
 class StartedData(EventData):
-    """The event is under way."""
+    """The event has started."""
 
     changed: Annotated[
-        dict[str, Any],
-        _said("name as in data, to the value before; empty where it was first seen as Started"),
+        dict[str, Any], _text(f"{_Changed}empty if the event was first seen as Started")
     ]
     approvedByRelay: _ApprovedByRelay
 
 
 @_Strict
 class EndedData(EventData):
-    """The event left Azure's document; the rest is as last seen."""
+    """The event left Azure's document. The other fields are as last seen."""
 
     outcome: Annotated[
-        Literal["completed", "canceled", "unknown"], _said("how it ended, as far as this relay saw")
+        Literal["completed", "canceled", "unknown"],
+        _text("how the event ended, as far as this relay saw"),
     ]
-    evidence: Annotated[Literal["observed", "rebooted", "none"], _said("what the outcome rests on")]
+    evidence: Annotated[
+        Literal["observed", "rebooted", "none"], _text("what the outcome is based on")
+    ]
     approvedByRelay: _ApprovedByRelay
 
 
@@ -102,103 +102,107 @@ class _AboutEvent(TypedDict, total=False):
     eventId: Required[
         Annotated[
             str,
-            _said(
-                "Azure's identifier; of an unknown event as the caller wrote it, and the rest is null"
+            _text(
+                "Azure's identifier; for an unknown event as the caller wrote it, "
+                "and the other fields are null"
             ),
         ]
     ]
     eventType: Required[_Type]
     eventStatus: Required[_Status]
     resourceType: Required[_ResourceType]
-    resources: Required[
-        Annotated[
-            list[str] | None, _said("names of the machines that the event concerns, all of them")
-        ]
-    ]
+    resources: Required[Annotated[list[str] | None, _Resources]]
     notBefore: Required[_NotBefore]
     description: Required[_Description]
     eventSource: Required[_Source]
     durationSeconds: Required[_Duration]
     documentIncarnation: Required[_Incarnation]
-    revision: Required[Annotated[str | None, _said("names the state that the decision is about")]]
+    revision: Required[Annotated[str | None, _text("names the state that the decision is about")]]
 
 
 _DryRun = Annotated[
-    bool, _said("present and true where no StartRequest will follow: approvals.dry_run")
+    bool, _text("true if approvals.dry_run is on and no StartRequest will follow; else absent")
 ]
 
 
 @_Strict
 class ApprovalData(_AboutEvent, total=False):
-    """A decision about an event, with the event as it then stood (all but eventId null where the EventId is unknown)."""
+    """A decision about an event, and the event at that time."""
 
-    approvalId: Required[Annotated[str, _said("names the decision, as the caller was told")]]
+    approvalId: Required[Annotated[str, _text("identifies the decision, as in the response")]]
     decision: Required[
-        Annotated[Literal["approve", "hold", "release"], _said("what was asked for")]
+        Annotated[Literal["approve", "hold", "release"], _text("the requested decision")]
     ]
     principal: Required[
         Annotated[
             str,
-            _said(
-                "who: client:<name>, local:<user>, slack:<team>/<user> and the like, rule:<name> or relay"
+            _text(
+                "who decided: client:<name>, local:<user>, slack:<team>/<user> and so on, "
+                "rule:<name> or relay"
             ),
         ]
     ]
     channel: Required[
         Annotated[
             str,
-            _said(
-                "the way it came: http, callback, amqp, local, page, slack, mattermost, rule or relay"
+            _text(
+                "how the decision arrived: http, callback, amqp, local, page, slack, mattermost, "
+                "rule or relay"
             ),
         ]
     ]
-    reason: Required[Annotated[str | None, _said("why, in the caller's words")]]
-    votes: Required[Annotated[int, _said("how many count now; 0 when automatic")]]
-    required: Required[Annotated[int, _said("how many the rule asks for; 0 when automatic")]]
-    rule: Required[Annotated[str | None, _said("name of the rule that matches the event")]]
+    reason: Required[Annotated[str | None, _text("the reason that the caller gave")]]
+    votes: Required[Annotated[int, _text("votes that count now; 0 for an automatic rule")]]
+    required: Required[
+        Annotated[int, _text("votes that the rule requires; 0 for an automatic rule")]
+    ]
+    rule: Required[Annotated[str | None, _text("name of the rule that matches the event")]]
     dryRun: _DryRun
 
 
 @_Strict
 class RefusedData(ApprovalData, total=False):
-    """An authenticated attempt that was refused."""
+    """A request of an authenticated caller that was refused."""
 
-    refusal: Required[Annotated[str, _said("the reason, as the caller was told")]]
+    refusal: Required[Annotated[str, _text("the reason, as in the response")]]
 
 
 @_Strict
 class VoidedData(_AboutEvent, total=False):
-    """Recorded votes count no more."""
+    """Recorded votes no longer count."""
 
     why: Required[
-        Annotated[Literal["changed", "expired", "ended"], _said("what became of what was voted on")]
+        Annotated[
+            Literal["changed", "expired", "ended"],
+            _text("the event changed, the votes expired, or the event ended"),
+        ]
     ]
     dryRun: _DryRun
 
 
 @_Strict
 class StartRequestData(_AboutEvent, total=False):
-    """What became of a StartRequest."""
+    """The result of a StartRequest."""
 
     status: Required[
-        Annotated[int | None, _said("HTTP status of the last answer; null when there was none")]
+        Annotated[int | None, _text("HTTP status of the last response; null if there was none")]
     ]
-    attempts: Required[Annotated[int, _said("how often it was sent")]]
-    reason: Required[Annotated[str | None, _said("why it was given up")]]
+    attempts: Required[Annotated[int, _text("how often the StartRequest was sent")]]
+    reason: Required[Annotated[str | None, _text("why the relay gave up")]]
 
 
 @_Strict
 class RelayData(TypedDict):
-    """Something about the relay itself."""
+    """A state of the relay itself or of one sink."""
 
-    sink: Annotated[str | None, _said("the sink it is about, if one is meant")]
-    reason: Annotated[str, _said("what happened, for people")]
-    count: Annotated[int, _said("how many it stands for")]
+    sink: Annotated[str | None, _text("the sink that the event is about; null if none")]
+    reason: Annotated[str, _text("what happened, for people")]
+    count: Annotated[int, _text("how many entries or messages the event is about")]
 
 
 @dataclass(frozen=True, slots=True)
 class EventDefinition:
-    """One row of the catalogue. ``name`` is ``<family>.<change>``."""
+    """One row of the catalog. ``name`` is ``<family>.<change>``."""
 
     name: str
     when: str
@@ -216,7 +220,7 @@ class EventDefinition:
 
 
 def dataschema(name: str) -> str:
-    """The URI that names the schema of ``data`` for ``<family>.<change>``; it identifies and is not fetched."""
+    """Return the URI that names the schema of ``data``. It is an identifier, not an address."""
     return f"urn:imdsrelay:schema:{name}{TYPE_VERSION}"
 
 
@@ -236,7 +240,7 @@ CATALOG = (
     EventDefinition("approval.recorded", "a vote, hold or release was accepted", ApprovalData),
     EventDefinition("approval.granted", "the rule is satisfied", ApprovalData),
     EventDefinition("approval.refused", "an authenticated attempt was refused", RefusedData),
-    EventDefinition("approval.voided", "recorded votes count no more", VoidedData),
+    EventDefinition("approval.voided", "recorded votes no longer count", VoidedData),
     EventDefinition(
         "startrequest.accepted", "IMDS answered 200 to a StartRequest", StartRequestData
     ),
@@ -251,79 +255,78 @@ CATALOG = (
     EventDefinition("relay.sink-recovered", "a failing sink delivers again", RelayData),
     EventDefinition(
         "relay.sink-disabled",
-        "a sink's far side asked to stop; its entries are kept until an operator resumes it",
+        "a receiver asked the relay to stop; the entries wait until an operator resumes the sink",
         RelayData,
     ),
-    EventDefinition(
-        "relay.dead-lettered", "an entry was given up and is listed as a dead letter", RelayData
-    ),
+    EventDefinition("relay.dead-lettered", "an entry became a dead letter", RelayData),
     EventDefinition(
         "relay.store-failing",
-        "the state file cannot be written; notices go out from memory, approvals are refused",
+        "the state file cannot be written; events go out from memory, approvals are refused",
         RelayData,
     ),
-    EventDefinition("relay.clock-skewed", "a receiver's clock and ours differ", RelayData),
+    EventDefinition(
+        "relay.clock-skewed", "the clocks of a receiver and of the relay differ", RelayData
+    ),
     EventDefinition("relay.ping", "an operator asked for a test message", RelayData),
 )
 """Every type, in the order of an event's life."""
 
+_OPTIONAL_TEXT = (
+    "eventtype",
+    "eventsource",
+    "outcome",
+    "correlationid",
+    "causationid",
+    "partitionkey",
+    "traceparent",
+)
+_REQUIRED = (
+    "specversion",
+    "id",
+    "type",
+    "source",
+    "time",
+    "datacontenttype",
+    "dataschema",
+    "scope",
+    "relay",
+    "data",
+)
 
-def event_schema(event_type: EventDefinition) -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a whole CloudEvent of this type, as structured JSON."""
-    data = TypeAdapter(event_type.data).json_schema(ref_template="#/$defs/{model}")
+
+def event_schema(definition: EventDefinition) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a whole CloudEvent of this type, as structured JSON."""
+    data = TypeAdapter(definition.data).json_schema(ref_template="#/$defs/{model}")
     definitions = data.pop("$defs", {})
-    del data[
-        "additionalProperties"
-    ]  # what we write is strict; who reads must live with fields that a later version adds
+    # The relay writes no other fields. Readers must accept fields that a later version adds.
+    del data["additionalProperties"]
     text = {"type": "string", "minLength": 1}
     properties: dict[str, Any] = {
         "specversion": {"const": "1.0"},
         "id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
-        "type": {"const": event_type.type},
+        "type": {"const": definition.type},
         "source": {"type": "string", "pattern": "^imds://[a-z0-9-]{1,80}(/relays/.+)?$"},
         "subject": text,
         "time": {"type": "string", "format": "date-time"},
         "datacontenttype": {"const": "application/json"},
-        "dataschema": {"const": event_type.dataschema},
+        "dataschema": {"const": definition.dataschema},
         "scope": {"type": "string", "pattern": "^[a-z0-9-]{1,80}$"},
         "relay": text,
-        **dict.fromkeys(
-            (
-                "eventtype",
-                "eventsource",
-                "outcome",
-                "correlationid",
-                "causationid",
-                "partitionkey",
-                "traceparent",
-            ),
-            text,
-        ),
+        **dict.fromkeys(_OPTIONAL_TEXT, text),
         "notbefore": {"type": "string", "format": "date-time"},
         "journalhead": {"type": "string", "pattern": "^[0-9]+:[0-9a-f]{64}$"},
         "data": data,
     }
-    required = [
-        "specversion",
-        "id",
-        "type",
-        "source",
-        "time",
-        "datacontenttype",
-        "dataschema",
-        "scope",
-        "relay",
-        "data",
-    ]
-    if not event_type.name.startswith("event."):
+    required = [*_REQUIRED]
+    if not definition.name.startswith("event."):
         required.append("journalhead")
-    if not event_type.name.startswith("relay."):
+    if not definition.name.startswith("relay."):
         required += ["subject", "correlationid", "partitionkey"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"{event_type.dataschema}:cloudevent",
-        "title": event_type.type,
-        "description": event_type.when,
+        "$id": f"{definition.dataschema}:cloudevent",
+        "title": definition.type,
+        "description": definition.when,
         "type": "object",
         "properties": properties,
         "required": required,

@@ -1,4 +1,4 @@
-"""The one matching language: conditions of a rule, of a sink's ``match`` and of a client's rights."""
+"""Conditions on events: the one matching language of rules, sinks and clients."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from relay.settings import Duration, Section
 
 
 class DurationRange(Section):
-    """Bounds on the announced length of the interruption, both included. An unknown length is in no range."""
+    """Bounds on the announced length, both included. An unknown length is in no range."""
 
     min: Duration = 0.0
     max: Duration = float("inf")
 
     @model_validator(mode="after")
-    def _has_room(self) -> DurationRange:
+    def _is_not_empty(self) -> DurationRange:
         if self.min > self.max:
             raise ValueError(
-                f"expected min to be at most max, got {self.min:g}s and {self.max:g}s: no duration is in between"
+                f"expected min to be at most max, got {self.min:g}s and {self.max:g}s: "
+                "no duration is in this range"
             )
         return self
 
@@ -42,13 +43,17 @@ class Match(Section):
 
 
 def matches_any(patterns: Iterable[str], name: str) -> bool:
-    """Whether a name fits one of the patterns (``*``, ``?``, ``[…]``), without case."""
+    """Whether a name matches one of the patterns (``*``, ``?``, ``[…]``), without case."""
     lowered = name.lower()
     return any(fnmatchcase(lowered, pattern.lower()) for pattern in patterns)
 
 
 def covers_all(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:
-    """Whether the patterns cover every resource. No patterns cover everything; no resources are covered by none."""
+    """Whether every resource matches a pattern.
+
+    Without patterns (None) everything is covered. An empty list of resources is never covered by
+    patterns.
+    """
     if patterns is None:
         return True
     names = tuple(resources)
@@ -56,32 +61,37 @@ def covers_all(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bo
 
 
 def matches(match: Match, data: Mapping[str, Any], scope: str, *, every: bool = True) -> bool:
-    """Whether an event (its CloudEvents ``data``) meets the conditions.
+    """Whether an event, given as its CloudEvents ``data``, meets the conditions.
 
-    ``every``: all resources must match and an event without resources meets no ``resources`` condition (rules, clients).
-    Otherwise one is enough and an event without resources meets it (sinks).
+    ``every`` (rules, clients): all resources must match, and an event without resources does not
+    meet a ``resources`` condition. Otherwise (sinks) one matching resource is enough, and an event
+    without resources meets the condition.
     """
     return (
         _is_one_of(match.event_type, data.get("eventType"))
         and _is_one_of(match.event_source, data.get("eventSource"))
         and _is_within(match.duration, data.get("durationSeconds"))
         and (match.scope is None or matches_any(match.scope, scope))
-        and _names_match(match.resources, data.get("resources") or (), every=every)
+        and _resources_match(match.resources, data.get("resources") or (), every=every)
     )
 
 
 def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
-    return allowed is None or (
-        value is not None and value.lower() in {one.lower() for one in allowed}
-    )
+    if allowed is None:
+        return True
+    return value is not None and value.lower() in {name.lower() for name in allowed}
 
 
 def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:
-    return bounds is None or (seconds is not None and bounds.min <= seconds <= bounds.max)
+    if bounds is None:
+        return True
+    return seconds is not None and bounds.min <= seconds <= bounds.max
 
 
-def _names_match(patterns: tuple[str, ...] | None, names: Iterable[str], *, every: bool) -> bool:
+def _resources_match(
+    patterns: tuple[str, ...] | None, resources: Iterable[str], *, every: bool
+) -> bool:
     if patterns is None or every:
-        return covers_all(patterns, names)
-    found = tuple(names)
-    return not found or any(matches_any(patterns, name) for name in found)
+        return covers_all(patterns, resources)
+    names = tuple(resources)
+    return not names or any(matches_any(patterns, name) for name in names)

@@ -1,4 +1,4 @@
-"""Moments as text: lenient in, RFC 3339 out."""
+"""Converts timestamps: reads several formats, writes RFC 3339."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 
 
 def format_rfc3339(moment: datetime) -> str:
-    """A moment as RFC 3339 in UTC with as many digits as it has: ``2022-04-11T22:26:58Z``.
+    """Format a moment as RFC 3339 in UTC, with its own precision: ``2022-04-11T22:26:58Z``.
 
     Raises ValueError for a moment without a time zone.
     """
@@ -17,7 +17,10 @@ def format_rfc3339(moment: datetime) -> str:
 
 
 def parse_timestamp(text: str | None) -> datetime | None:
-    """A moment from RFC 1123 (the weekday may be wrong) or ISO 8601; None where it cannot be read. Without a zone: UTC."""
+    """Read RFC 1123 (the weekday is not checked) or ISO 8601; None if the text is neither.
+
+    The result is in UTC. A text without a time zone is read as UTC.
+    """
     if not text:
         return None
     try:
@@ -34,5 +37,5 @@ def parse_timestamp(text: str | None) -> datetime | None:
 
 
 def format_sortable(moment: datetime) -> str:
-    """A moment as RFC 3339 in UTC with six digits always, so that the texts sort as the moments do."""
+    """Format a moment as RFC 3339 in UTC with six digits, so that texts sort as moments do."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,7 +1,8 @@
-"""WHERE IT COMES FROM: Azure's metadata service on this VM, read by poll, and the one way to a StartRequest.
+"""Azure's metadata service on this VM (IMDS): the source of events and the way to start them.
 
-``client`` makes calls and keeps their pace, ``discovery`` learns which VM this is, ``poller`` reads on for ever. Nothing
-above this room knows the service's URLs, statuses or JSON.
+`client` makes the calls and limits their rate, `document` reads the document of events,
+`discovery` finds out which VM this is, and `poller` polls. No room above this one knows the URLs,
+the statuses or the JSON of the service.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from relay.settings import Duration, Section
 
 
 def _origin(text: str) -> str:
-    # What came is not quoted: it may hold a password.
+    # The error does not quote the text: it may hold a password.
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -32,21 +33,23 @@ def _origin(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _not_too_often(seconds: float) -> float:
+def _at_least_half_a_second(seconds: float) -> float:
+    # docs/protocol.md#five-calls-a-second
     if seconds < 0.5:
         raise ValueError(
-            "expected 500ms or more: Azure allows a VM five calls a second, shared with all that poll there"
+            "expected 500ms or more: Azure allows five calls a second for each VM, "
+            "shared by all programs that poll there"
         )
     return seconds
 
 
-def _some_time(seconds: float) -> float:
+def _positive(seconds: float) -> float:
     if seconds <= 0:
         raise ValueError("expected more than 0s")
     return seconds
 
 
-_Wait = Annotated[Duration, AfterValidator(_some_time)]
+_PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 
 
 class SourceSettings(Section):
@@ -56,9 +59,9 @@ class SourceSettings(Section):
     """The metadata service; another one only for tests and simulators."""
     api_version: str = Field(default="2020-07-01", pattern=r"^\d{4}-\d{2}-\d{2}$")
     """Version of the Scheduled Events API; 2020-07-01 is the newest."""
-    interval: Annotated[Duration, AfterValidator(_not_too_often)] = 1.0
+    interval: Annotated[Duration, AfterValidator(_at_least_half_a_second)] = 1.0
     """Time from one poll to the next."""
-    timeout: _Wait = 10.0
+    timeout: _PositiveDuration = 10.0
     """How long one call may take, the body of its answer included."""
-    first_timeout: _Wait = 130.0
-    """The same until the first answer: Azure switches the service on then, which may take two minutes."""
+    first_timeout: _PositiveDuration = 130.0
+    """The same for the first call: it switches the service on, which may take two minutes."""

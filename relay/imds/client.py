@@ -1,7 +1,7 @@
-"""Calls to Azure's metadata service: the document, a StartRequest, and what the service knows of this VM.
+"""Makes HTTP calls to the metadata service: the document, a StartRequest, and instance metadata.
 
-Source: Microsoft, "Azure Metadata Service: Scheduled Events" and "Azure Instance Metadata Service". What those pages leave
-out (statuses, proxies, redirects, slow first call) is in the tests.
+Sources: the events page and the IMDS page (docs/protocol.md#imds-scheduled-events). The client does
+not repeat a call: the poller decides when to call again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ import orjson
 from relay import __version__
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
-from relay.events.model import MAX_DOCUMENT_BYTES
 from relay.events.timestamps import parse_timestamp
 from relay.imds import SourceSettings
 from relay.imds.rate_limit import MAX_RETRY_AFTER, CallBudget
 
-_EVENTS = "/metadata/scheduledevents"
-_INSTANCE = "/metadata/instance"
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
+"""A larger response is refused."""
+MAX_ERROR_BYTES = 200
+"""This much of the body of a 400 goes into the error."""
+ERROR_BODY_TIMEOUT = 1.0
+"""Seconds to wait for the body of a 400."""
+
+_EVENTS_PATH = "/metadata/scheduledevents"
+_INSTANCE_PATH = "/metadata/instance"
 _INSTANCE_QUERY = {"api-version": "2021-02-01", "format": "json"}
 _HEADERS = {
     "Metadata": "true",
@@ -38,16 +44,18 @@ _HEADERS = {
 
 @dataclass(slots=True)
 class _Call:
-    """One call under way; ``sent`` once its headers went out."""
+    """One call in flight. ``sent`` is True once its headers were written."""
 
     sent: bool = False
 
 
 class ImdsClient:
-    """An async context manager over one session. Calls may overlap; the budget of calls is kept for all of them together.
+    """An async context manager over one HTTP session.
 
-    Every method waits for its place in the budget, in order of arrival, then takes no longer than the timeout for the whole
-    call. Each raises SourceUnavailable where a later call may work, SourceRefused for a 400. No call is repeated here.
+    Calls may overlap and share one `CallBudget`. Every method waits for its place in the budget, in
+    order of arrival. The timeout covers the whole call after that. Every method raises
+    SourceRefused for a 400, DocumentError for an unusable body, and SourceUnavailable if a later
+    call may work.
     """
 
     def __init__(self, settings: SourceSettings, clock: Clock) -> None:
@@ -55,26 +63,24 @@ class ImdsClient:
         self._clock = clock
         self._budget = CallBudget()
         self._arrivals = asyncio.Lock()
-        self._place_freed = asyncio.Event()
-        self._answered = False
+        self._budget_changed = asyncio.Event()
+        self._has_answered = False
         self._session: aiohttp.ClientSession | None = None
         self.clock_offset: float | None = None
-        """Seconds that the service's clock is ahead of ours for certain, by the ``Date`` of its last answer; None: unknown."""
+        """Seconds that the service's clock is certainly ahead of ours; None if it is not known."""
 
     async def __aenter__(self) -> Self:
         tracing = aiohttp.TraceConfig()
-        tracing.on_request_headers_sent.append(self._on_sent)
+        tracing.on_request_headers_sent.append(self._on_headers_sent)
         self._session = aiohttp.ClientSession(
             self._settings.url,
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            trust_env=False,  # a proxy would answer for another machine, or not at all (docs/protocol.md#no-proxies)
-            timeout=aiohttp.ClientTimeout(
-                total=None
-            ),  # one timeout of our own covers the whole call
+            trust_env=False,  # no proxies: docs/protocol.md#no-proxies
+            timeout=aiohttp.ClientTimeout(total=None),  # `_call` has one timeout for everything
             trace_configs=[tracing],
-            middlewares=(_once,),
+            middlewares=(_send_once,),
         )
         return self
 
@@ -89,55 +95,50 @@ class ImdsClient:
             self._session = None
 
     async def read_document(self) -> bytes:
-        """The bytes of the Scheduled Events document, as a 200 gave them.
+        """Return the body of the Scheduled Events document.
 
-        Raises DocumentError for an answer over `MAX_DOCUMENT_BYTES` bytes (not read to its end) or an encoded one.
+        Raises DocumentError for a body over `MAX_DOCUMENT_BYTES` or with a Content-Encoding.
         """
-        # Azure switches the service on at the first call, and answers it up to two minutes later (docs/protocol.md#the-first-call).
-        seconds = self._settings.timeout if self._answered else self._settings.first_timeout
-        body = await self._call(
-            "GET", _EVENTS, {"api-version": self._settings.api_version}, seconds
-        )
-        self._answered = True
+        # The first call can take two minutes: docs/protocol.md#the-first-call
+        timeout = self._settings.timeout if self._has_answered else self._settings.first_timeout
+        body = await self._call("GET", _EVENTS_PATH, self._events_query, timeout)
+        self._has_answered = True
         return body
 
     async def send_start_request(self, event_ids: Sequence[str]) -> None:
-        """Ask Azure to start these events now; returns when it answered 200.
+        """Ask Azure to start these events now. Return when it answered 200.
 
-        It answers 200 for every valid id (docs/protocol.md#startrequests).
-
-        The EventIds go out in the case they are given in.
+        The EventIds are sent in the case in which they are given. Azure answers 200 for every valid
+        EventId (docs/protocol.md#startrequests).
         """
         body = orjson.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
-        await self._call(
-            "POST",
-            _EVENTS,
-            {"api-version": self._settings.api_version},
-            self._settings.timeout,
-            body,
-        )
+        await self._call("POST", _EVENTS_PATH, self._events_query, self._settings.timeout, body)
 
     async def read_instance(self) -> bytes:
-        """The JSON of instance metadata, as a 200 gave it. Raises DocumentError as ``read`` does."""
-        return await self._call("GET", _INSTANCE, _INSTANCE_QUERY, self._settings.timeout)
+        """Return the body of instance metadata. Raises DocumentError as `read_document` does."""
+        return await self._call("GET", _INSTANCE_PATH, _INSTANCE_QUERY, self._settings.timeout)
+
+    @property
+    def _events_query(self) -> Mapping[str, str]:
+        return {"api-version": self._settings.api_version}
 
     async def _call(
         self,
         method: str,
         path: str,
         query: Mapping[str, str],
-        seconds: float,
+        timeout: float,  # noqa: ASYNC109  # it covers more than one await
         body: bytes | None = None,
     ) -> bytes:
         if self._session is None:
             raise RuntimeError("expected ImdsClient to be entered (async with) before it is called")
         headers = {"Content-Type": "application/json"} if body is not None else {}
-        await self._take_place()
+        await self._reserve_call()
         call = _Call()
         began = self._clock.now()
         try:
             async with (
-                asyncio.timeout(seconds),
+                asyncio.timeout(timeout),
                 self._session.request(
                     method,
                     path,
@@ -146,34 +147,36 @@ class ImdsClient:
                     headers=headers,
                     allow_redirects=False,
                     trace_request_ctx=call,
-                ) as answer,
+                ) as response,
             ):
-                self.clock_offset = measure_clock_offset(answer.headers.get("Date"), began, self._clock.now())
-                if answer.status != 200:
-                    raise await self._failure(answer)
-                return await _body(answer) if method == "GET" else b""
+                self.clock_offset = measure_clock_offset(
+                    response.headers.get("Date"), began, self._clock.now()
+                )
+                if response.status != 200:
+                    raise await self._failure(response)
+                return await _read_body(response) if method == "GET" else b""
         except TimeoutError as error:
             raise SourceUnavailable(
-                f"expected an answer from {self._settings.url} within {seconds:g}s, none came whole"
+                f"expected a complete answer from {self._settings.url} within {timeout:g}s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _unavailable(error) from error
         finally:
             if not call.sent:
                 self._budget.release()
-                self._place_freed.set()
+                self._budget_changed.set()
 
-    async def _take_place(self) -> None:
+    async def _reserve_call(self) -> None:
         async with self._arrivals:  # first come, first served
             while (delay := self._budget.delay(self._clock.monotonic())) != 0:
                 if delay is None:
-                    self._place_freed.clear()
-                    await self._place_freed.wait()
+                    self._budget_changed.clear()
+                    await self._budget_changed.wait()
                 else:
                     await self._clock.sleep(delay)
             self._budget.reserve()
 
-    async def _on_sent(
+    async def _on_headers_sent(
         self,
         _session: aiohttp.ClientSession,
         context: SimpleNamespace,
@@ -182,43 +185,50 @@ class ImdsClient:
         call: _Call = context.trace_request_ctx
         call.sent = True
         self._budget.mark_sent(self._clock.monotonic())
-        self._place_freed.set()
+        self._budget_changed.set()
 
-    async def _failure(self, answer: aiohttp.ClientResponse) -> SourceError:
-        if answer.status == 400:
-            said = await _said(answer)
+    async def _failure(self, response: aiohttp.ClientResponse) -> SourceError:
+        status = response.status
+        if status == 400:
+            text = await _read_error_text(response)
             return SourceRefused(
-                f"expected 200, got 400: our header, api-version or body is wrong; the answer says {said!r}",
+                "expected 200, got 400: the header, api-version or body of the request is wrong; "
+                f"the answer says {text!r}",
                 status=400,
             )
-        if 300 <= answer.status < 400:
-            # The query may hold what is not ours to log.
-            target = answer.headers.get("Location", "nowhere").partition("?")[0][:200]
+        if 300 <= status < 400:
+            # The query of the target may hold a secret.
+            target = response.headers.get("Location", "nowhere").partition("?")[0][:200]
             return SourceUnavailable(
-                f"expected 200, got {answer.status}: a redirect to {target}, never followed",
-                status=answer.status,
+                f"expected 200, got {status}: a redirect to {target}, which is never followed",
+                status=status,
             )
-        asked = parse_retry_after(answer.headers.get("Retry-After"), self._clock.now())
-        got = f"{answer.status} {answer.reason or ''}".rstrip()
+        retry_after = parse_retry_after(response.headers.get("Retry-After"), self._clock.now())
+        status_line = f"{status} {response.reason or ''}".rstrip()
         return SourceUnavailable(
-            f"expected 200, got {got}", status=answer.status, retry_after=asked
+            f"expected 200, got {status_line}", status=status, retry_after=retry_after
         )
 
 
 def measure_clock_offset(date: str | None, began: datetime, ended: datetime) -> float | None:
-    """How many seconds another clock is ahead for certain, which wrote ``date`` between these moments; negative: it is behind.
+    """Return the seconds that another clock is certainly ahead; negative if it is behind.
 
-    A ``Date`` has lost its fraction of a second (RFC 9110, 6.6.1). None where it cannot be read.
+    The other clock wrote the ``Date`` header between the two moments. The header has no fraction of
+    a second (RFC 9110, 6.6.1). Returns None if the header cannot be read.
     """
-    said = parse_timestamp(date)
-    if said is None:
+    moment = parse_timestamp(date)
+    if moment is None:
         return None
-    earliest, latest = (said - ended).total_seconds(), (said - began).total_seconds() + 1
-    return earliest if earliest > 0 else min(latest, 0.0)
+    least = (moment - ended).total_seconds()
+    most = (moment - began).total_seconds() + 1
+    return least if least > 0 else min(most, 0.0)
 
 
 def parse_retry_after(text: str | None, now: datetime) -> float | None:
-    """Seconds from a Retry-After header, as a number or a date, between 0 and `MAX_RETRY_AFTER`; None where it cannot be read."""
+    """Return the seconds of a Retry-After header, between 0 and `MAX_RETRY_AFTER`.
+
+    The header holds a number or a date. Returns None if it cannot be read.
+    """
     if text is None:
         return None
     if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip(), re.ASCII):
@@ -230,10 +240,11 @@ def parse_retry_after(text: str | None, now: datetime) -> float | None:
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
-async def _once(
+async def _send_once(
     request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    # aiohttp sends a GET a second time when a kept-alive connection breaks: a call that no budget would know of.
+    # aiohttp sends a GET again when a kept-alive connection breaks. The budget would not know of
+    # that call, so turn the error into one that aiohttp does not retry.
     try:
         return await send(request)
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
@@ -244,8 +255,8 @@ def _unavailable(error: Exception) -> SourceUnavailable:
     return SourceUnavailable(f"expected an answer, got {type(error).__name__}: {error}")
 
 
-async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    encoding = answer.headers.get("Content-Encoding", "identity")
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise DocumentError(
             f"expected an answer without Content-Encoding, got {encoding[:50]!r}", status=200
@@ -253,22 +264,22 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
     too_large = DocumentError(
         f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes, got a larger one", status=200
     )
-    # Leaving an answer that was not read to its end closes the connection.
-    if (answer.content_length or 0) > MAX_DOCUMENT_BYTES:
+    # To leave a response before its end closes the connection.
+    if (response.content_length or 0) > MAX_DOCUMENT_BYTES:
         raise too_large
     body = bytearray()
-    async for chunk in answer.content.iter_any():
+    async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > MAX_DOCUMENT_BYTES:
             raise too_large
     return bytes(body)
 
 
-async def _said(answer: aiohttp.ClientResponse) -> str:
-    # The beginning is enough to tell what Azure minds; a body that does not come must not hide the 400.
+async def _read_error_text(response: aiohttp.ClientResponse) -> str:
+    # A body that does not come must not hide the 400.
     try:
-        async with asyncio.timeout(1):
-            said = await answer.content.read(200)
+        async with asyncio.timeout(ERROR_BODY_TIMEOUT):
+            text = await response.content.read(MAX_ERROR_BYTES)
     except (TimeoutError, aiohttp.ClientError):
         return ""
-    return said.decode("utf-8", "replace").strip()
+    return text.decode("utf-8", "replace").strip()

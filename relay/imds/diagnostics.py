@@ -1,4 +1,8 @@
-"""Looks at the metadata service for `doctor`. Instance metadata is read freely; the document of events only where asked to."""
+"""Checks the metadata service for ``imds-relay doctor``.
+
+It always reads instance metadata. It reads the document of events only on request, because the
+first read switches the feature on (docs/protocol.md#the-first-call).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,21 @@ from collections.abc import Callable
 from relay.clock import Clock
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import DocumentError, SourceError
-from relay.events.model import parse_document
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, parse_instance
+from relay.imds.document import parse_document
 
-CLOCK_OFFSET_WARNING, MAX_CLOCK_OFFSET = 5.0, 60.0
-"""Seconds that this clock may be off before somebody should know; and before good signatures and tokens are refused."""
-_TRIES, _PAUSE = 3, 1.0
+CLOCK_OFFSET_WARNING = 5.0
+"""Seconds between the clocks that are worth a warning."""
+MAX_CLOCK_OFFSET = 60.0
+"""Seconds between the clocks from which receivers refuse good signatures and tokens."""
+MAX_ATTEMPTS = 3
+ATTEMPT_INTERVAL = 1.0
 NOT_POLLED = (
-    "not read: the first read ever switches the feature on for this VM, may take two minutes, and from then on Azure waits for approval of "
-    "what users start. Read it with --poll, or start the relay"
+    "not read: the first read switches the feature on for this VM and may take two minutes. "
+    "From then on Azure waits for approval of reboots that users start. "
+    "Read it with --poll, or start the relay"
 )
 
 
@@ -25,85 +33,90 @@ async def diagnose(
     settings: SourceSettings,
     clock: Clock,
     *,
-    needed: bool,
+    required: bool,
     poll: bool,
     running: bool,
     progress: Callable[[str], object],
 ) -> tuple[list[Finding], Instance | None]:
-    """What the service says, and which VM this is where it knows.
+    """Return the findings about the service, and which VM this is if the service knows.
 
-    ``needed``: scope or relay follow from instance metadata. ``poll``: also read the document. ``running``: a relay does
-    so already, here. ``progress`` hears what is waited for.
+    ``required``: the scope or the name of the relay depends on instance metadata. ``poll``: also
+    read the document. ``running``: a relay on this VM reads it already. ``progress`` is called
+    before a step that takes long.
     """
     async with ImdsClient(settings, clock) as client:
-        about, instance = f"metadata service {settings.url}", None
+        findings: list[Finding] = []
+        instance: Instance | None = None
+        subject = f"metadata service {settings.url}"
         try:
-            instance = parse_instance(await _instance(client, clock))
+            instance = parse_instance(await _read_instance(client, clock))
         except SourceError as error:
-            if error.status == 404 and not needed:
-                found = warning(
-                    about,
-                    "it knows no instance metadata (404)",
-                    "none on a simulator; on Azure see source.url",
-                )
-            else:
-                found = failure(
-                    about,
-                    error.reason,
-                    "this must run on an Azure VM, and nothing may block the way to that address",
-                )
-            return [found, *([await _events(client, progress)] if poll else [])], None
-        findings = [
-            ok(about, f"this is VM {instance.name}, vmId {instance.vm_id}"),
-            *_clock(client),
-        ]
-        if poll:
-            findings.append(await _events(client, progress))
+            findings.append(_instance_finding(subject, error, required=required))
         else:
-            findings.append(
-                ok("scheduled events", "the running relay reads them" if running else NOT_POLLED)
-            )
+            findings.append(ok(subject, f"this is VM {instance.name}, vmId {instance.vm_id}"))
+            findings += _check_clock(client.clock_offset)
+        if poll:
+            findings.append(await _check_events(client, progress))
+        elif instance is not None:
+            message = "the running relay reads them" if running else NOT_POLLED
+            findings.append(ok("scheduled events", message))
     return findings, instance
 
 
-async def _instance(client: ImdsClient, clock: Clock) -> bytes:
-    """Instance metadata, tried again: the calls of a VM are counted together, and somebody else's may be one too many."""
-    for _ in range(_TRIES - 1):
+async def _read_instance(client: ImdsClient, clock: Clock) -> bytes:
+    """Try several times: other programs on the VM may have used up the rate limit."""
+    for _ in range(MAX_ATTEMPTS - 1):
         try:
             return await client.read_instance()
         except SourceError as error:
             if error.status is None or error.status == 404:
                 raise
-        await clock.sleep(_PAUSE)
+        await clock.sleep(ATTEMPT_INTERVAL)
     return await client.read_instance()
 
 
-def _clock(client: ImdsClient) -> list[Finding]:
-    if client.clock_offset is None:
+def _instance_finding(subject: str, error: SourceError, *, required: bool) -> Finding:
+    if error.status == 404 and not required:
+        return warning(
+            subject,
+            "it has no instance metadata (404)",
+            "this is normal on a simulator; on Azure check source.url",
+        )
+    return failure(
+        subject,
+        error.reason,
+        "run this on an Azure VM, and let nothing block the connection to that address",
+    )
+
+
+def _check_clock(offset: float | None) -> list[Finding]:
+    if offset is None:
         return []
-    off, about = abs(client.clock_offset), "clock"
-    said = f"this machine's clock is {off:.0f} s {'behind' if client.clock_offset > 0 else 'ahead of'} the metadata service's"
-    remedy = "synchronise it (chrony, systemd-timesyncd): signatures, tokens and NotBefore are compared with it"
-    if off > MAX_CLOCK_OFFSET:
-        return [failure(about, said, remedy)]
-    return [
-        warning(about, said, remedy)
-        if off > CLOCK_OFFSET_WARNING
-        else ok(about, "it agrees with the metadata service's")
-    ]
+    seconds = abs(offset)
+    direction = "behind" if offset > 0 else "ahead of"
+    message = f"this machine's clock is {seconds:.0f} s {direction} the metadata service's"
+    remedy = (
+        "synchronize it (chrony, systemd-timesyncd): "
+        "signatures, tokens and NotBefore are compared with it"
+    )
+    if seconds > MAX_CLOCK_OFFSET:
+        return [failure("clock", message, remedy)]
+    if seconds > CLOCK_OFFSET_WARNING:
+        return [warning("clock", message, remedy)]
+    return [ok("clock", "it agrees with the metadata service's")]
 
 
-async def _events(client: ImdsClient, progress: Callable[[str], object]) -> Finding:
-    about = "scheduled events"
-    progress("reading the document of events: the first time that may take two minutes")
+async def _check_events(client: ImdsClient, progress: Callable[[str], object]) -> Finding:
+    subject = "scheduled events"
+    progress("reading the document of events: the first read may take two minutes")
     try:
         document = parse_document(await client.read_document())
     except DocumentError as error:
-        return failure(about, error.reason, "see source.api_version; else ask Azure's support")
+        return failure(subject, error.reason, "check source.api_version; else ask Azure's support")
     except SourceError as error:
         return failure(
-            about,
+            subject,
             error.reason,
-            "the relay would try again for ever; see that nothing blocks the way",
+            "check that nothing blocks the connection; a running relay keeps trying",
         )
-    return ok(about, f"the document holds {len(document.events)} events")
+    return ok(subject, f"the document holds {len(document.events)} events")

@@ -1,6 +1,6 @@
-"""Which VM this is: its identity from instance metadata, the scope and names that follow from it, and its boot.
+"""Finds out which VM this is: its identity, its scope and names, and its running boot.
 
-Source: Microsoft, "Azure Instance Metadata Service", section on the instance category.
+Source: the instance category of the IMDS page (docs/protocol.md#imds-scheduled-events).
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from relay.errors import DocumentError, SourceError, SourceUnavailable
 from relay.imds.client import ImdsClient
 from relay.imds.rate_limit import retry_delay
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_INTERVAL = 1.0
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+RETRY_INTERVAL = 1.0
 """Seconds to the first retry."""
-_NO_METADATA = 10.0
-"""Seconds of 404 after which there is no instance metadata here, as on a plain simulator."""
+NOT_FOUND_TIMEOUT = 10.0
+"""Seconds of 404 after which there is no instance metadata, for example on a simulator."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """This VM as instance metadata describes it. What is blank or left out is "", but ``vm_id`` and ``name`` never are."""
+    """This VM as instance metadata describes it.
+
+    A field that is blank or left out is "". ``vm_id`` and ``name`` are never empty.
+    """
 
     vm_id: str
     name: str
@@ -44,11 +47,11 @@ class Instance:
     placement_group: str
 
 
-def _text(value: object) -> object:
+def _none_to_empty(value: object) -> object:
     return "" if value is None else value
 
 
-_Text = Annotated[str, BeforeValidator(_text)]
+_Text = Annotated[str, BeforeValidator(_none_to_empty)]
 
 
 class _Wire(BaseModel):
@@ -79,7 +82,10 @@ class _WireInstance(_Wire):
 
 
 def parse_instance(body: bytes) -> Instance:
-    """Read the answer of instance metadata. Raises DocumentError where it has no ``compute.vmId`` or is not JSON."""
+    """Read the body of instance metadata.
+
+    Raises DocumentError if it is not JSON or has no ``compute.vmId``.
+    """
     try:
         compute = _WireInstance.model_validate_json(body).compute
     except ValidationError as error:
@@ -88,11 +94,11 @@ def parse_instance(body: bytes) -> Instance:
         raise DocumentError(
             f"expected instance metadata, {place}: {first['msg']}", status=200
         ) from error
-    computer = compute.os_profile.computer_name if compute.os_profile else ""
+    computer_name = compute.os_profile.computer_name if compute.os_profile else ""
     return Instance(
         vm_id=compute.vm_id,
-        name=compute.name or computer or compute.vm_id,
-        computer_name=computer,
+        name=compute.name or computer_name or compute.vm_id,
+        computer_name=computer_name,
         subscription_id=compute.subscription_id,
         resource_group=compute.resource_group_name,
         scale_set=compute.vm_scale_set_name,
@@ -101,7 +107,11 @@ def parse_instance(body: bytes) -> Instance:
 
 
 def derive_scope(instance: Instance) -> str:
-    """The name of the group of VMs that reads the same document (``scope: auto``, see docs/configuration.md#the-scope)."""
+    """Return the name of the group of VMs that read the same document (``scope: auto``).
+
+    See docs/configuration.md#the-scope.
+    """
+    identity = instance.vm_id
     if instance.scale_set:
         parts = (
             instance.subscription_id,
@@ -110,31 +120,33 @@ def derive_scope(instance: Instance) -> str:
             instance.placement_group,
         )
         identity = "/".join(parts)
-    else:
-        identity = instance.vm_id
+    digest = hashlib.sha256(identity.lower().encode()).hexdigest()[:8]
     name = re.sub(r"[^a-z0-9-]", "-", (instance.scale_set or instance.name).lower())[:71]
-    return f"{name}-{hashlib.sha256(identity.lower().encode()).hexdigest()[:8]}"
+    return f"{name}-{digest}"
 
 
 def derive_relay_name(instance: Instance) -> str:
-    """This relay's own name: that of the VM (``relay: auto``)."""
+    """Return this relay's own name, which is that of the VM (``relay: auto``)."""
     return instance.name
 
 
 def resource_names(instance: Instance, hostname: str) -> frozenset[str]:
-    """Every name, in lower case, by which ``Resources`` may mean this VM (docs/protocol.md#names-of-resources).
+    """Return every name, in lower case, by which ``Resources`` may refer to this VM.
 
-    VM name, computer name and host name; ``set_18`` where the computer is called ``set00000i`` and the other way round; and
-    each with the ``_`` that api-version 2017-03-01 puts in front.
+    These are the VM name, the computer name and the host name; in a scale set also each name in the
+    other notation (``set_18`` and ``set00000i``); and each of them with the prefix ``_``. See
+    docs/protocol.md#names-of-resources.
     """
-    plain = {instance.name, instance.computer_name, hostname, hostname.partition(".")[0]}
+    names = {instance.name, instance.computer_name, hostname, hostname.partition(".")[0]}
     if instance.scale_set:
-        plain |= {other for name in plain for other in _scale_set_names(instance.scale_set, name)}
-    return frozenset(form for name in plain if name for form in (name.lower(), f"_{name.lower()}"))
+        names |= {other for name in names for other in _scale_set_names(instance.scale_set, name)}
+    lowered = {name.lower() for name in names if name}
+    return frozenset(lowered | {f"_{name}" for name in lowered})
 
 
 def _scale_set_names(scale_set: str, name: str) -> Iterable[str]:
-    # A uniform scale set counts its instances in decimal in VM names, in six digits of base 36 in computer names.
+    # A uniform scale set numbers its instances in decimal in VM names and with six digits of
+    # base 36 in computer names.
     if number := re.fullmatch(r".+_(\d{1,9})", name, re.ASCII):
         yield f"{scale_set}{_base36(int(number[1])):0>6}"
     elif digits := re.fullmatch(r"(.+?)([0-9a-z]{6})", name, re.ASCII | re.IGNORECASE):
@@ -150,59 +162,62 @@ def _base36(number: int) -> str:
     return digits
 
 
-def names_this_vm(resources: Iterable[str], names: frozenset[str]) -> bool:
-    """Whether ``Resources`` holds one of this VM's names. Where the names are not known, ask no further: it may be this VM."""
-    return any(resource.lower() in names for resource in resources)
-
-
 def read_boot_id() -> str | None:
-    """Names the running boot of this machine; None where the system has no such name, and a reboot cannot be told.
+    """Return the identifier of the running boot; None if the system has none.
 
-    Linux only: the counters that Windows keeps since its start repeat from boot to boot and across hibernation.
+    This works on Linux only. The boot counters of Windows repeat, so they are not used.
     """
     try:
-        return _BOOT_ID.read_text(encoding="ascii").strip() or None
+        return BOOT_ID_FILE.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
 
 
 async def discover(
-    client: ImdsClient, clock: Clock, *, needed: bool, chance: Callable[[], float] = random.random
+    client: ImdsClient,
+    clock: Clock,
+    *,
+    required: bool,
+    jitter: Callable[[], float] = random.random,
 ) -> Instance | None:
-    """Ask instance metadata until it answers, for ever.
+    """Read instance metadata; try again until it answers.
 
-    ``needed``: scope or relay follow from it. Where they are named by hand, None comes back after ten seconds of nothing
-    but 404: there is no vmId to compare. ``chance`` gives the jitter, 0 to 1.
+    ``required``: the scope or the name of the relay depends on it. Otherwise this returns None
+    after `NOT_FOUND_TIMEOUT` seconds of nothing but 404. ``jitter`` returns a number from 0 to 1.
     """
     failures = 0
-    said: str | None = None
-    absent_since: float | None = None
+    logged_reason: str | None = None
+    not_found_since: float | None = None
     while True:
         try:
             instance = parse_instance(await client.read_instance())
         except SourceError as error:
             failure = error
         else:
-            if said is not None:
+            if logged_reason is not None:
                 _log.info(
-                    "instance metadata answers again: this is VM %s, vmId %s",
+                    "instance metadata answers: this is VM %s, vmId %s",
                     instance.name,
                     instance.vm_id,
                 )
             return instance
         failures += 1
         now = clock.monotonic()
-        absent_since = (
-            (now if absent_since is None else absent_since) if failure.status == 404 else None
-        )
-        if not needed and absent_since is not None and now - absent_since >= _NO_METADATA:
-            _log.warning(
-                "no instance metadata (404 for %.0fs): there is no vmId to compare the state file with",
-                now - absent_since,
-            )
-            return None
-        if failure.reason != said:
-            said = failure.reason
-            _log.warning("waiting for instance metadata, which names this VM: %s", said)
-        asked = failure.retry_after if isinstance(failure, SourceUnavailable) else None
-        await clock.sleep(retry_delay(failures, asked, _INTERVAL, chance()))
+        if failure.status != 404:
+            not_found_since = None
+        elif not_found_since is None:
+            not_found_since = now
+        if not required and not_found_since is not None:
+            seconds = now - not_found_since
+            if seconds >= NOT_FOUND_TIMEOUT:
+                _log.warning(
+                    "no instance metadata (404 for %.0fs): "
+                    "there is no vmId to compare with the state file",
+                    seconds,
+                )
+                return None
+        if failure.reason != logged_reason:
+            logged_reason = failure.reason
+            _log.warning("waiting for instance metadata, which names this VM: %s", logged_reason)
+        retry_after = failure.retry_after if isinstance(failure, SourceUnavailable) else None
+        await clock.sleep(retry_delay(failures, retry_after, RETRY_INTERVAL, jitter()))

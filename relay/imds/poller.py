@@ -1,6 +1,7 @@
-"""Reads the document for ever, and is the one way through which anything is said to IMDS: the gate's port.
+"""Polls the document, and is the only way to the metadata service: the gate's port.
 
-One conversation, so that a StartRequest goes before the next poll, and the fresh read before it counts as that poll.
+Reads and StartRequests share one client. So a StartRequest goes before the next poll, and the fresh
+read before a StartRequest counts as that poll.
 """
 
 from __future__ import annotations
@@ -13,28 +14,33 @@ from datetime import datetime
 
 from relay.clock import Clock
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
-from relay.events.model import parse_document
+from relay.events.build import ReportRelayEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
+from relay.imds.document import parse_document
 from relay.imds.rate_limit import retry_delay
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox.sqlite import Store
 
 FIRST_ANSWER_TIMEOUT = 150.0
-"""Seconds without a usable answer after which the source counts as lost, before there was one: the first may take 130."""
-ANSWER_TIMEOUT = 90.0
-"""The same after the first: the service may answer 410 for 70 seconds while it updates.
+"""Seconds without a usable answer after which the source is lost, if there was none before.
 
-See docs/protocol.md#statuses-to-retry.
+The first answer may take 130 seconds (docs/protocol.md#the-first-call).
 """
+ANSWER_TIMEOUT = 90.0
+"""Seconds after the last usable answer after which the source is lost.
+
+The service may answer 410 for 70 seconds (docs/protocol.md#statuses-to-retry).
+"""
+MIN_GAP = 5.0
+"""Seconds: a shorter pause in polling is no gap."""
+MIN_WATCH_INTERVAL = 0.5
 
 _log = logging.getLogger(__name__)
 
-Say = Callable[[str, str | None, str, int], None]
-
 
 class Poller:
-    """Polls, and records what it sees."""
+    """Reads the document at an interval and has the recorder record it."""
 
     def __init__(
         self,
@@ -44,154 +50,153 @@ class Poller:
         store: Store,
         clock: Clock,
         *,
-        say: Say,
-        last_read: datetime | None,
-        chance: Callable[[], float] = random.random,
+        report: ReportRelayEvent,
+        last_read_at: datetime | None,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self.lost = False
         """Whether there has been no usable answer for too long."""
         self.polls = 0
         self.failures = 0
-        """Polls in a row without a usable answer."""
+        """Failed polls in a row."""
+        self.last_read_at = last_read_at
+        """When the document was last read; None if it never was."""
         self._settings = settings
         self._client = client
         self._recorder = recorder
         self._store = store
         self._clock = clock
-        self._say = say
-        self._chance = chance
-        self._began = clock.monotonic()
-        self._seen: bytes | None = None  # the bytes that were recorded last
-        self._seen_at: float | None = None
-        self._seen_wall = last_read
-        self._told: str | None = None
-        self._rest: float | None = None  # what the service asked for, in seconds
-        self._asked: list[asyncio.Future[None]] = []
-        self._ask = asyncio.Event()
-
-    @property
-    def last_read_at(self) -> datetime | None:
-        """When the document was last read; None when it never was."""
-        return self._seen_wall
+        self._report = report
+        self._jitter = jitter
+        self._started_at = clock.monotonic()
+        self._last_body: bytes | None = None  # the bytes that were recorded last
+        self._last_read_monotonic: float | None = None
+        self._logged_reason: str | None = None
+        self._retry_after: float | None = None  # seconds, from the service
+        self._fresh_reads: list[asyncio.Future[None]] = []
+        self._fresh_read_requested = asyncio.Event()
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll until canceled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._poll_for_ever(), name="source: poll")
-            group.create_task(self._watch(), name="source: watch")
+            group.create_task(self._poll_forever(), name="source: poll")
+            group.create_task(self._watch_forever(), name="source: watch")
 
     async def read_fresh(self) -> None:
-        """Read the document with a call begun from now on, and have what it holds recorded. Raises SourceError."""
+        """Read the document with a call that begins from now on, and record it.
+
+        Raises SourceError.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked.append(future)
-        self._ask.set()
+        self._fresh_reads.append(future)
+        self._fresh_read_requested.set()
         await future
 
     async def start(self, event_ids: Sequence[str]) -> None:
-        """Send one StartRequest for these events; return on 200. Raises SourceRefused on 400, else SourceUnavailable."""
+        """Send one StartRequest for these events; return on 200.
+
+        Raises SourceRefused on 400, another SourceError otherwise.
+        """
         await self._client.send_start_request(event_ids)
 
-    async def _poll_for_ever(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             began = self._clock.monotonic()
-            asked, self._asked = self._asked, []
-            self._ask.clear()
+            fresh_reads, self._fresh_reads = self._fresh_reads, []
+            self._fresh_read_requested.clear()
             self.polls += 1
             try:
                 await self._poll()
             except SourceError as error:
-                self._failed(error)
-                for future in asked:
+                self._on_failure(error)
+                for future in fresh_reads:
                     if not future.done():
                         future.set_exception(error)
             else:
-                self._succeeded()
-                for future in asked:
+                self._on_success()
+                for future in fresh_reads:
                     if not future.done():
                         future.set_result(None)
-            if self.failures:
-                # Whoever asks for a fresh read waits too: the service asked for this rest, or needs it.
-                await self._clock.sleep(
-                    retry_delay(self.failures, self._rest, self._settings.interval, self._chance())
-                )
-            else:
-                await self._pause(began + self._settings.interval - self._clock.monotonic())
+            await self._wait_for_next_poll(began)
 
     async def _poll(self) -> None:
-        """One read. An idle poll, whose bytes are those of the last, does no more than compare them."""
+        """Read once. If the bytes are the same as the last ones, there is nothing to record."""
         body = await self._client.read_document()
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        if body != self._seen:
-            sighting = PollResult(parse_document(body), now, self._gap(now, monotonic))
+        if body != self._last_body:
+            poll = PollResult(parse_document(body), now, self._has_gap(now, monotonic))
             try:
                 await self._store.transact(
-                    lambda tx: self._recorder.record(tx, sighting), fail_open=True
+                    lambda tx: self._recorder.record(tx, poll), fail_open=True
                 )
             except StoreUnavailable as error:
-                raise SourceUnavailable(f"what was read could not be recorded: {error}") from error
-            self._seen = body
-        self._seen_at, self._seen_wall = monotonic, now
+                raise SourceUnavailable(f"the document could not be recorded: {error}") from error
+            self._last_body = body
+        self._last_read_monotonic, self.last_read_at = monotonic, now
 
-    def _gap(self, now: datetime, monotonic: float) -> bool:
-        """Whether polling paused for so long that an event may have started and ended unseen.
+    def _has_gap(self, now: datetime, monotonic: float) -> bool:
+        """Whether an event may have started and ended since the last read.
 
-        Measured by both clocks: one stands still while the VM is frozen, the other may be set.
+        It uses both clocks: one stops while the VM is frozen, the other can be set.
         """
-        if self._seen_wall is None:
+        if self.last_read_at is None:
             return True
-        passed = (now - self._seen_wall).total_seconds()
-        if self._seen_at is not None:
-            passed = max(passed, monotonic - self._seen_at)
-        elif passed < 0:
-            return True  # the clock was set back while the relay was down: how long that was, nobody knows
-        return passed > max(3 * self._settings.interval, 5.0)
+        seconds = (now - self.last_read_at).total_seconds()
+        if self._last_read_monotonic is not None:
+            seconds = max(seconds, monotonic - self._last_read_monotonic)
+        elif seconds < 0:
+            return True  # the clock was set back while the relay was down
+        return seconds > max(3 * self._settings.interval, MIN_GAP)
 
-    async def _pause(self, seconds: float) -> None:
-        """Return after so many seconds, or when somebody asks for a fresh read."""
+    async def _wait_for_next_poll(self, began: float) -> None:
+        if self.failures:
+            # Fresh reads wait too: the service asked for this pause, or needs it.
+            delay = retry_delay(
+                self.failures, self._retry_after, self._settings.interval, self._jitter()
+            )
+            await self._clock.sleep(delay)
+            return
+        seconds = max(0.0, began + self._settings.interval - self._clock.monotonic())
         async with asyncio.TaskGroup() as group:
             waits: list[asyncio.Task[object]] = [
-                group.create_task(self._clock.sleep(max(0.0, seconds))),
-                group.create_task(self._ask.wait()),
+                group.create_task(self._clock.sleep(seconds)),
+                group.create_task(self._fresh_read_requested.wait()),
             ]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
 
-    def _failed(self, error: SourceError) -> None:
+    def _on_failure(self, error: SourceError) -> None:
         self.failures += 1
-        self._rest = error.retry_after if isinstance(error, SourceUnavailable) else None
-        if error.reason != self._told:
-            self._told = error.reason
+        self._retry_after = error.retry_after if isinstance(error, SourceUnavailable) else None
+        if error.reason != self._logged_reason:
+            self._logged_reason = error.reason
             level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
             _log.log(level, "the metadata service gave no usable answer: %s", error.reason)
 
-    def _succeeded(self) -> None:
+    def _on_success(self) -> None:
         if self.failures:
             _log.info("the metadata service answers again")
-        self.failures, self._rest, self._told = 0, None, None
+        self.failures, self._retry_after, self._logged_reason = 0, None, None
         if self.lost:
             self.lost = False
-            self._say("relay.source-recovered", None, "the metadata service answers again", 1)
+            self._report("relay.source-recovered", None, "the metadata service answers again", 1)
 
-    async def _watch(self) -> None:
-        """Say that the source is lost when it is: also while a call hangs."""
+    async def _watch_forever(self) -> None:
+        """Report the loss of the source, even while a call hangs."""
         while True:
-            since, patience = (
-                (self._began, FIRST_ANSWER_TIMEOUT)
-                if self._seen_at is None
-                else (self._seen_at, ANSWER_TIMEOUT)
-            )
-            left = since + patience - self._clock.monotonic()
-            if left <= 0 and not self.lost:
-                self.lost = True
-                reason = self._told or "no answer came"
-                _log.error(
-                    "the metadata service is lost, no usable answer for %.0f s: %s",
-                    patience,
-                    reason,
-                )
-                self._say(
-                    "relay.source-lost", None, f"no usable answer for {patience:g} s: {reason}", 1
-                )
-            # Not longer than the shorter patience: the first answer may come meanwhile, and from then on it holds.
-            await self._clock.sleep(min(max(left, 0.5), ANSWER_TIMEOUT))
+            if self._last_read_monotonic is None:
+                since, timeout = self._started_at, FIRST_ANSWER_TIMEOUT
+            else:
+                since, timeout = self._last_read_monotonic, ANSWER_TIMEOUT
+            seconds_left = since + timeout - self._clock.monotonic()
+            if seconds_left <= 0 and not self.lost:
+                self._report_loss(timeout)
+            # The first answer may come during the sleep, and then the shorter timeout applies.
+            await self._clock.sleep(min(max(seconds_left, MIN_WATCH_INTERVAL), ANSWER_TIMEOUT))
+
+    def _report_loss(self, seconds: float) -> None:
+        self.lost = True
+        reason = self._logged_reason or "no answer came"
+        _log.error("the metadata service is lost, no usable answer for %.0f s: %s", seconds, reason)
+        self._report("relay.source-lost", None, f"no usable answer for {seconds:g} s: {reason}", 1)

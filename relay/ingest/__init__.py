@@ -1,1 +1,1 @@
-"""INGEST: turns what a source saw into recorded events, whatever the source is."""
+"""Turns the documents of any source into recorded events. It knows no source and no sink."""

@@ -1,15 +1,20 @@
-"""From a document to the journal: what changed since the last one is told, and the snapshot moves on, in one transaction."""
+"""Records what one poll of a source returned.
+
+The recorder compares the document with the snapshot in the store. It journals one CloudEvent for
+each change and moves the snapshot on, in one transaction. It does not know which source polled.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from relay.events.build import (
     EndEvidence,
-    Origin,
     EndOutcome,
+    Origin,
     change_event,
     determine_outcome,
     event_data,
@@ -18,127 +23,149 @@ from relay.events.build import (
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, Event
-from relay.imds.discovery import names_this_vm
 from relay.outbox import Grant, Occurrence
 from relay.outbox.transaction import Transaction
 
-_REBOOTING = ("reboot", "redeploy")
+_REBOOT_TYPES = ("reboot", "redeploy")
 
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """One successful poll. ``gap``: polling had paused before it for longer than cancellations can be told for."""
+    """One successful poll.
+
+    ``gap``: before it, polling had paused for so long that an event may have come and gone unseen.
+    """
 
     document: Document
     at: datetime
     gap: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """A change as it is said, and what the snapshot then holds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RecordedChange:
+    """A change, its CloudEvent, and the new state of the snapshot."""
 
     key: str
     event: CloudEvent
     transition: str
     data: dict[str, Any]
-    new: bool
+    is_new: bool
     outcome: EndOutcome | None
 
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Who saw it: the relay, the VM's boot, and by which names events mean this VM (None: not known)."""
+    """Records polls in the store.
+
+    ``boot_id`` identifies the running boot of this VM. ``resource_names`` holds every name, in
+    lower case, by which an event can refer to this VM. Both are None if they are not known.
+    """
 
     origin: Origin
     boot_id: str | None
-    names: frozenset[str] | None
+    resource_names: frozenset[str] | None
 
-    def record(self, tx: Transaction, sighting: PollResult) -> int:
-        """Work for the store: tell every change and keep the new snapshot; returns how many changes there were."""
+    def record(self, tx: Transaction, poll: PollResult) -> int:
+        """Work for the store: record every change and the new snapshot. Return the change count."""
         live = {occurrence.key: occurrence for occurrence in tx.snapshot.live()}
-        changes = diff((occurrence.event for occurrence in live.values()), sighting.document)
-        told = [self._tell(tx, change, live.get(change.event.key), sighting) for change in changes]
-        tx.record_all([(one.event, one.transition) for one in told], sighting.at)
-        for one in told:
-            self._keep(tx, one, sighting.at)
+        changes = diff((occurrence.event for occurrence in live.values()), poll.document)
+        recorded = [
+            self._describe(tx, change, live.get(change.event.key), poll) for change in changes
+        ]
+        tx.record_all([(change.event, change.transition) for change in recorded], poll.at)
+        for change in recorded:
+            _update_snapshot(tx, change, self.boot_id, poll.at)
         for occurrence in live.values():
-            if occurrence.boot_id != self.boot_id and not _under_way(tx, occurrence, sighting.at):
+            if occurrence.boot_id != self.boot_id and not _may_reboot(tx, occurrence, poll.at):
                 tx.snapshot.set_boot_id(occurrence.id, self.boot_id)
         return len(changes)
 
-    def _tell(
-        self, tx: Transaction, change: Change, occurrence: Occurrence | None, sighting: PollResult
-    ) -> _Told:
+    def _describe(
+        self, tx: Transaction, change: Change, occurrence: Occurrence | None, poll: PollResult
+    ) -> _RecordedChange:
         transition = transition_id(change, self.origin)
         grants = tx.decisions.grants(occurrence.id) if occurrence is not None else []
         outcome: EndOutcome | None = None
         data: dict[str, Any]
         if change.kind == "ended" and occurrence is not None:
             data = occurrence.data
-            outcome = determine_outcome(
-                change.event, self._end_facts(occurrence, grants, sighting), sighting.at
-            )
+            evidence = self._end_evidence(occurrence, grants, poll)
+            outcome = determine_outcome(change.event, evidence, poll.at)
         else:
-            data = event_data(change.event, sighting.document.incarnation)
+            data = event_data(change.event, poll.document.incarnation)
         event = change_event(
             change,
             self.origin,
-            sighting.at,
+            poll.at,
             data=data,
-            told=tx.journal.count_transition(transition),
-            approved=any(grant.state == "accepted" for grant in grants),
+            previous_count=tx.journal.count_transition(transition),
+            approved_by_relay=any(grant.state == "accepted" for grant in grants),
             outcome=outcome,
         )
-        return _Told(
-            change.event.key, event, transition, data, new=occurrence is None, outcome=outcome
+        return _RecordedChange(
+            key=change.event.key,
+            event=event,
+            transition=transition,
+            data=data,
+            is_new=occurrence is None,
+            outcome=outcome,
         )
 
-    def _keep(self, tx: Transaction, told: _Told, at: datetime) -> None:
-        if told.new:
-            tx.snapshot.add(told.key, told.data, self.boot_id, told.event, at)
-        elif told.outcome is None:
-            tx.snapshot.update(told.key, told.data, told.event, at)
-        else:
-            tx.snapshot.mark_ended(told.key, told.outcome[0], told.event, at)
-
-    def _end_facts(
-        self, occurrence: Occurrence, grants: list[Grant], sighting: PollResult
+    def _end_evidence(
+        self, occurrence: Occurrence, grants: list[Grant], poll: PollResult
     ) -> EndEvidence:
         event = occurrence.event
-        booted = (
-            None not in (self.boot_id, occurrence.boot_id) and occurrence.boot_id != self.boot_id
-        )
+        start_sent = _start_sent(grants)
         return EndEvidence(
-            start_sent=_start_sent(grants),
-            gap=sighting.gap,
-            rebooted=booted
-            and _reboots(event)
-            and self.names is not None
-            and names_this_vm(event.resources, self.names)
-            and (_start_sent(grants) or _due(event, sighting.at)),
+            start_sent=start_sent,
+            gap=poll.gap,
+            rebooted=self._has_rebooted(occurrence)
+            and (event.event_type or "").lower() in _REBOOT_TYPES
+            and self.resource_names is not None
+            and names_this_vm(event.resources, self.resource_names)
+            and (start_sent or _is_due(event, poll.at)),
         )
 
+    def _has_rebooted(self, occurrence: Occurrence) -> bool:
+        if self.boot_id is None or occurrence.boot_id is None:
+            return False
+        return occurrence.boot_id != self.boot_id
 
-def _under_way(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
-    """Whether a boot may have been the event's doing: it was approved by us, or due."""
+
+def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> bool:
+    """Whether ``Resources`` holds one of the names of this VM. The names are in lower case."""
+    return any(resource.lower() in resource_names for resource in resources)
+
+
+def _update_snapshot(
+    tx: Transaction, change: _RecordedChange, boot_id: str | None, at: datetime
+) -> None:
+    if change.is_new:
+        tx.snapshot.add(change.key, change.data, boot_id, change.event, at)
+    elif change.outcome is None:
+        tx.snapshot.update(change.key, change.data, change.event, at)
+    else:
+        tx.snapshot.mark_ended(change.key, change.outcome.outcome, change.event, at)
+
+
+def _may_reboot(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
+    """Whether this event can be the cause of a reboot: it has started, is due, or was approved."""
     return (
         occurrence.event.is_started
-        or _due(occurrence.event, now)
+        or _is_due(occurrence.event, now)
         or _start_sent(tx.decisions.grants(occurrence.id))
     )
 
 
 def _start_sent(grants: list[Grant]) -> bool:
-    """Whether a StartRequest was sent that IMDS did not answer with 400. Of several tries only the last answer is known."""
+    """Whether the relay sent a StartRequest that IMDS may have accepted.
+
+    Only the last answer is stored. So after more than one attempt, a 400 does not count.
+    """
     return any(
         grant.attempts > 1 or (grant.attempts == 1 and grant.status != 400) for grant in grants
-    )  # HTTP
+    )
 
 
-def _due(event: Event, now: datetime) -> bool:
+def _is_due(event: Event, now: datetime) -> bool:
     return event.not_before_time is not None and event.not_before_time <= now
-
-
-def _reboots(event: Event) -> bool:
-    return (event.event_type or "").lower() in _REBOOTING

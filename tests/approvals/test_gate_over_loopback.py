@@ -104,9 +104,9 @@ async def running_relay(
             recorder,
             store,
             clock,
-            say=lambda *_: None,
-            last_read=None,
-            chance=lambda: 0.0,
+            report=lambda *_: None,
+            last_read_at=None,
+            jitter=lambda: 0.0,
         )
         gate = Gate(
             ApprovalService(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES),

@@ -19,7 +19,7 @@ from relay.amqp import asyncapi
 from relay.cli.check import decisions
 from relay.config import USER_EVENTS_WAIT, load
 from relay.events.catalog import CATALOG
-from relay.events.model import parse_document
+from relay.imds.document import parse_document
 from relay.simulator.event import rfc1123
 from tests.certificates import FOLDER
 from tests.cli.command import ROOT, run, typed

@@ -134,7 +134,7 @@ async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: 
         await relay.record_event("drain", "relay.sink-failing")
         for subject in ("e-1", "e-2", "e-3"):
             await relay.store.transact(
-                lambda tx, subject=subject: tx.snapshot.begin(
+                lambda tx, subject=subject: tx.snapshot.add(
                     subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW
                 )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             )

@@ -49,32 +49,30 @@ ABOUT_EVENT = {"subject", "eventtype", "eventsource", "correlationid", "partitio
 
 
 def change(kind: ChangeKind, **changes: Any) -> Change:
-    """A change of that kind to the one event of these tests."""
-    now = make_event(
-        **({"event_status": "Started", "not_before": None} if kind == "started" else {}) | changes
-    )
-    before = None if kind == "scheduled" else make_event()
-    return Change(kind, now, before, {"description": "Before."} if kind == "updated" else {})
+    """Return a change of this kind to the event of these tests."""
+    started = {"event_status": "Started", "not_before": None} if kind == "started" else {}
+    changed = {"description": "Before."} if kind == "updated" else {}
+    return Change(kind, make_event(**started | changes), changed)
 
 
-def told(
-    said: Change,
+def build_event(
+    of: Change,
     *,
-    times: int = 0,
+    previous_count: int = 0,
     origin: Origin = ORIGIN,
     at: datetime = AT,
     incarnation: int = 2,
-    approved: bool = False,
+    approved_by_relay: bool = False,
 ) -> CloudEvent:
-    """The event of that change."""
-    outcome: EndOutcome | None = ("canceled", "observed") if said.kind == "ended" else None
+    """Return the CloudEvent of a change."""
+    outcome = EndOutcome("canceled", "observed") if of.kind == "ended" else None
     return change_event(
-        said,
+        of,
         origin,
         at,
-        data=event_data(said.event, incarnation),
-        told=times,
-        approved=approved,
+        data=event_data(of.event, incarnation),
+        previous_count=previous_count,
+        approved_by_relay=approved_by_relay,
         outcome=outcome,
     )
 
@@ -83,10 +81,10 @@ def told(
 
 
 def test_a_scheduled_event_says_all_that_is_documented() -> None:
-    said = told(change("scheduled"))
-    assert said.attributes == {
+    cloudevent = build_event(change("scheduled"))
+    assert cloudevent.attributes == {
         "specversion": "1.0",
-        "id": said.id,
+        "id": cloudevent.id,
         "type": "io.imdsrelay.event.scheduled.v1",
         "source": "imds://prod-vmss-a-1f0c33ab",
         "subject": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
@@ -101,7 +99,7 @@ def test_a_scheduled_event_says_all_that_is_documented() -> None:
         "correlationid": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
         "partitionkey": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
     }
-    assert said.data == {
+    assert cloudevent.data == {
         "eventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
         "eventType": "Freeze",
         "eventStatus": "Scheduled",
@@ -125,10 +123,12 @@ def test_a_scheduled_event_says_all_that_is_documented() -> None:
         ("ended", {"outcome"}),
     ],
 )
-def test_each_kind_of_change_has_its_attributes_and_no_other(kind: ChangeKind, more: set[str]) -> None:
-    said = told(change(kind, not_before="2022-04-11T22:26:58Z"))
-    assert set(said.attributes) == ALWAYS | ABOUT_EVENT | more
-    assert said.type == f"io.imdsrelay.event.{kind}.v1"
+def test_each_kind_of_change_has_its_attributes_and_no_other(
+    kind: ChangeKind, more: set[str]
+) -> None:
+    cloudevent = build_event(change(kind, not_before="2022-04-11T22:26:58Z"))
+    assert set(cloudevent.attributes) == ALWAYS | ABOUT_EVENT | more
+    assert cloudevent.type == f"io.imdsrelay.event.{kind}.v1"
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_each_kind_of_change_has_its_attributes_and_no_other(kind: ChangeKind, m
     ],
 )
 def test_each_kind_of_change_adds_its_data_and_no_other(kind: ChangeKind, added: set[str]) -> None:
-    said = told(change(kind), approved=True)
-    assert set(said.data) == set(event_data(make_event(), 2)) | added
-    assert said.data.get("approvedByRelay", True) is True
+    cloudevent = build_event(change(kind), approved_by_relay=True)
+    assert set(cloudevent.data) == set(event_data(make_event(), 2)) | added
+    assert cloudevent.data.get("approvedByRelay", True) is True
 
 
 def test_changed_and_outcome_are_told() -> None:
-    assert told(change("updated")).data["changed"] == {"description": "Before."}
-    ended = told(change("ended"))
+    assert build_event(change("updated")).data["changed"] == {"description": "Before."}
+    ended = build_event(change("ended"))
     assert (ended.data["outcome"], ended.data["evidence"], ended.attributes["outcome"]) == (
         "canceled",
         "observed",
@@ -162,15 +162,15 @@ def test_changed_and_outcome_are_told() -> None:
     [("event_type", "eventtype"), ("event_source", "eventsource"), ("not_before", "notbefore")],
 )
 def test_what_is_not_known_is_no_attribute_and_null_in_the_data(field: str, attribute: str) -> None:
-    said = told(change("scheduled", **{field: None}))
-    assert attribute not in said.attributes
-    assert None in said.data.values()
+    cloudevent = build_event(change("scheduled", **{field: None}))
+    assert attribute not in cloudevent.attributes
+    assert None in cloudevent.data.values()
 
 
 def test_a_not_before_that_cannot_be_read_is_only_in_the_data() -> None:
-    said = told(change("updated", not_before="soon"))
-    assert "notbefore" not in said.attributes
-    assert said.data["notBefore"] == "soon"
+    cloudevent = build_event(change("updated", not_before="soon"))
+    assert "notbefore" not in cloudevent.attributes
+    assert cloudevent.data["notBefore"] == "soon"
 
 
 # --- ids
@@ -178,32 +178,36 @@ def test_a_not_before_that_cannot_be_read_is_only_in_the_data() -> None:
 
 def test_an_id_is_32_hexadecimal_digits_and_the_same_in_every_version() -> None:
     """A consumer drops repeats by it while the relay is upgraded."""
-    assert told(change("scheduled")).id == "d006ca5e8f5f306db5dbe3b916687f21"
+    assert build_event(change("scheduled")).id == "d006ca5e8f5f306db5dbe3b916687f21"
 
 
 def test_the_same_transition_told_as_often_has_the_same_id() -> None:
-    assert told(change("updated")).id == told(change("updated")).id
-    assert told(change("updated"), times=1).id != told(change("updated"), times=0).id
+    assert build_event(change("updated")).id == build_event(change("updated")).id
+    assert (
+        build_event(change("updated"), previous_count=1).id
+        != build_event(change("updated"), previous_count=0).id
+    )
 
 
 @given(st.integers(0, 9), st.integers(0, 9))
 def test_ids_differ_exactly_as_the_count_of_tellings_does(first: int, second: int) -> None:
-    assert (told(change("ended"), times=first).id == told(change("ended"), times=second).id) == (
-        first == second
-    )
+    assert (
+        build_event(change("ended"), previous_count=first).id
+        == build_event(change("ended"), previous_count=second).id
+    ) == (first == second)
 
 
 def test_two_relays_of_a_scope_give_the_same_id_at_their_own_times() -> None:
-    here = told(change("scheduled"))
-    there = told(
+    ours = build_event(change("scheduled"))
+    theirs = build_event(
         change("scheduled"),
         origin=Origin(ORIGIN.scope, "westno-1"),
         at=AT + timedelta(seconds=1),
         incarnation=9,
-        approved=True,
+        approved_by_relay=True,
     )
-    assert here.id == there.id
-    assert here.attributes["relay"] != there.attributes["relay"]
+    assert ours.id == theirs.id
+    assert ours.attributes["relay"] != theirs.attributes["relay"]
 
 
 @pytest.mark.parametrize(
@@ -222,17 +226,18 @@ def test_two_relays_of_a_scope_give_the_same_id_at_their_own_times() -> None:
 )
 def test_another_state_has_another_id(field: str) -> None:
     other = {"resources": ("x",), "duration": 6}.get(field, "other")
-    assert told(change("updated", **{field: other})).id != told(change("updated")).id
+    assert build_event(change("updated", **{field: other})).id != build_event(change("updated")).id
 
 
 def test_another_scope_or_change_has_another_id() -> None:
     ids = {
-        told(change(kind, event_status="Started", not_before=None)).id for kind in get_args(ChangeKind)
+        build_event(change(kind, event_status="Started", not_before=None)).id
+        for kind in get_args(ChangeKind)
     }
     assert len(ids) == 4
     assert (
-        told(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay)).id
-        != told(change("scheduled")).id
+        build_event(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay)).id
+        != build_event(change("scheduled")).id
     )
 
 
@@ -240,34 +245,34 @@ def test_case_of_the_event_id_and_order_of_the_resources_are_no_other_state() ->
     twisted = change(
         "updated", event_id=make_event().event_id.lower(), resources=("WestNO_1", "WestNO_0")
     )
-    assert told(twisted).id == told(change("updated")).id
+    assert build_event(twisted).id == build_event(change("updated")).id
 
 
 def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
     """What a relay tells of these documents, counting as the journal does."""
     live: tuple[Event, ...] = ()
     counts: Counter[str] = Counter()
-    said: list[CloudEvent] = []
+    cloudevent: list[CloudEvent] = []
     for document in documents:
-        for one in diff(live, document):
-            transition = transition_id(one, origin)
-            said.append(
-                told(
-                    one,
-                    times=counts[transition],
+        for item in diff(live, document):
+            transition = transition_id(item, origin)
+            cloudevent.append(
+                build_event(
+                    item,
+                    previous_count=counts[transition],
                     origin=origin,
                     incarnation=document.incarnation or 0,
                 )
             )
             counts[transition] += 1
         live = document.events
-    return said
+    return cloudevent
 
 
 @given(st.lists(DOCUMENTS, max_size=6))
 def test_no_id_is_given_twice_in_a_history(documents: list[Document]) -> None:
     """Events come, go and come back; each telling is one of its own."""
-    ids = [one.id for one in history(documents, ORIGIN)]
+    ids = [item.id for item in history(documents, ORIGIN)]
     assert len(ids) == len(set(ids))
 
 
@@ -276,11 +281,11 @@ def test_relays_that_saw_the_same_give_the_same_ids_however_often_they_looked(
     documents: list[tuple[Document, int]],
 ) -> None:
     often = [
-        dataclasses.replace(one, incarnation=n) for one, times in documents for n in range(times)
+        dataclasses.replace(item, incarnation=n) for item, times in documents for n in range(times)
     ]
-    first = history((one for one, _ in documents), ORIGIN)
+    first = history((item for item, _ in documents), ORIGIN)
     second = history(often, Origin(ORIGIN.scope, "westno-1"))
-    assert [one.id for one in first] == [one.id for one in second]
+    assert [item.id for item in first] == [item.id for item in second]
 
 
 # --- outcomes
@@ -356,7 +361,7 @@ def test_canceled_is_claimed_only_without_any_doubt(
 
 def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() -> None:
     data = event_data(make_event(), 2)
-    said = decision_event(
+    cloudevent = decision_event(
         "approval.granted",
         ORIGIN,
         AT,
@@ -365,32 +370,34 @@ def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() 
         cause="cause-1",
         head=HEAD,
     )
-    assert set(said.attributes) == ALWAYS | ABOUT_EVENT | {"causationid", "journalhead"}
-    assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
-    assert said.attributes["causationid"] == "cause-1"
-    assert said.attributes["journalhead"] == HEAD
-    assert said.attributes["dataschema"] == "urn:imdsrelay:schema:approval.granted.v1"
-    assert said.data == {**data, "decision": "approve"}
+    assert set(cloudevent.attributes) == ALWAYS | ABOUT_EVENT | {"causationid", "journalhead"}
+    assert cloudevent.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
+    assert cloudevent.attributes["causationid"] == "cause-1"
+    assert cloudevent.attributes["journalhead"] == HEAD
+    assert cloudevent.attributes["dataschema"] == "urn:imdsrelay:schema:approval.granted.v1"
+    assert cloudevent.data == {**data, "decision": "approve"}
 
 
 def test_a_decision_about_an_unknown_event_names_it_as_sent() -> None:
     data = dict.fromkeys(event_data(make_event(), 2)) | {"eventId": "Nobody-Knows"}
-    said = decision_event(
+    cloudevent = decision_event(
         "approval.refused", ORIGIN, AT, event=data, added={}, cause=None, head=HEAD
     )
-    assert set(said.attributes) == ALWAYS | {
+    assert set(cloudevent.attributes) == ALWAYS | {
         "subject",
         "correlationid",
         "partitionkey",
         "journalhead",
     }
-    assert {said.attributes[name] for name in ("subject", "correlationid", "partitionkey")} == {
-        "Nobody-Knows"
-    }
+    assert {
+        cloudevent.attributes[name] for name in ("subject", "correlationid", "partitionkey")
+    } == {"Nobody-Knows"}
 
 
 def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
-    def said(head: str, name: str = "approval.recorded", relay: str = "a", **added: Any) -> str:
+    def cloudevent(
+        head: str, name: str = "approval.recorded", relay: str = "a", **added: Any
+    ) -> str:
         return decision_event(
             name,
             Origin("s", relay),
@@ -401,15 +408,15 @@ def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
             head=head,
         ).id
 
-    assert said("1:aa") == said("1:aa")
+    assert cloudevent("1:aa") == cloudevent("1:aa")
     assert (
         len(
             {
-                said("1:aa"),
-                said("2:aa"),
-                said("1:aa", "approval.granted"),
-                said("1:aa", relay="b"),
-                said("1:aa", votes=1),
+                cloudevent("1:aa"),
+                cloudevent("2:aa"),
+                cloudevent("1:aa", "approval.granted"),
+                cloudevent("1:aa", relay="b"),
+                cloudevent("1:aa", votes=1),
             }
         )
         == 5
@@ -417,37 +424,41 @@ def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
 
 
 def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
-    said = relay_event(
+    cloudevent = relay_event(
         "relay.dead-lettered", ORIGIN, AT, sink="bus", reason="gone for a day", count=3, head=HEAD
     )
-    assert set(said.attributes) == ALWAYS | {"subject", "journalhead"}
-    assert said.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
-    assert (said.subject, said.routing_detail) == ("bus", "bus")
-    assert said.data == {"sink": "bus", "reason": "gone for a day", "count": 3}
+    assert set(cloudevent.attributes) == ALWAYS | {"subject", "journalhead"}
+    assert cloudevent.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
+    assert (cloudevent.subject, cloudevent.routing_detail) == ("bus", "bus")
+    assert cloudevent.data == {"sink": "bus", "reason": "gone for a day", "count": 3}
 
 
 def test_what_is_about_no_sink_has_no_subject() -> None:
-    said = relay_event(
+    cloudevent = relay_event(
         "relay.source-lost", ORIGIN, AT, sink=None, reason="no answer", count=1, head=HEAD
     )
-    assert set(said.attributes) == ALWAYS | {"journalhead"}
-    assert (said.subject, said.routing_detail, said.data["sink"]) == (None, "none", None)
+    assert set(cloudevent.attributes) == ALWAYS | {"journalhead"}
+    assert (cloudevent.subject, cloudevent.routing_detail, cloudevent.data["sink"]) == (
+        None,
+        "none",
+        None,
+    )
 
 
 def test_each_telling_of_the_relay_has_an_id_of_its_own() -> None:
-    def said(at: datetime = AT, **changes: Any) -> str:
-        told_of: dict[str, Any] = {"sink": "bus", "reason": "r", "count": 1, "head": HEAD}
-        return relay_event("relay.sink-failing", ORIGIN, at, **told_of | changes).id
+    def cloudevent(at: datetime = AT, **changes: Any) -> str:
+        fields: dict[str, Any] = {"sink": "bus", "reason": "r", "count": 1, "head": HEAD}
+        return relay_event("relay.sink-failing", ORIGIN, at, **fields | changes).id
 
-    assert said() == said()
+    assert cloudevent() == cloudevent()
     assert (
         len(
             {
-                said(),
-                said(AT + timedelta(seconds=1)),
-                said(sink="drain"),
-                said(reason="other"),
-                said(head="42:bb"),
+                cloudevent(),
+                cloudevent(AT + timedelta(seconds=1)),
+                cloudevent(sink="drain"),
+                cloudevent(reason="other"),
+                cloudevent(head="42:bb"),
             }
         )
         == 5

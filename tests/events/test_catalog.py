@@ -16,7 +16,7 @@ from jsonschema.exceptions import ValidationError
 
 from docs import generate
 from docs.reference import MARK
-from relay.events.build import change_event, event_data
+from relay.events.build import EndOutcome, change_event, event_data
 from relay.events.catalog import CATALOG, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
@@ -137,9 +137,9 @@ def test_every_event_that_is_made_meets_its_schema(old: Document, new: Document)
             ORIGIN,
             AT,
             data=event_data(change.event, new.incarnation),
-            told=0,
-            approved=True,
-            outcome=("unknown", "none") if change.kind == "ended" else None,
+            previous_count=0,
+            approved_by_relay=True,
+            outcome=EndOutcome("unknown", "none") if change.kind == "ended" else None,
         )
         STRICT[said.name].validate(written(said))
 

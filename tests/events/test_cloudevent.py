@@ -44,7 +44,12 @@ def test_the_sdk_reads_whatever_azure_sends(document: Document) -> None:
     for change in diff((), document):
         assert_the_sdk_reads(
             change_event(
-                change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False
+                change,
+                ORIGIN,
+                AT,
+                data=event_data(change.event, 1),
+                previous_count=0,
+                approved_by_relay=False,
             )
         )
 
@@ -103,7 +108,9 @@ def test_what_a_sink_asks_of_an_event() -> None:
 
 def test_the_detail_of_an_event_without_type_is_none_and_of_the_relay_its_sink() -> None:
     def detail(name: str, **more: str) -> str:
-        return CloudEvent.build({"id": "1", "type": f"io.imdsrelay.{name}.v1", **more}, {}).routing_detail
+        return CloudEvent.build(
+            {"id": "1", "type": f"io.imdsrelay.{name}.v1", **more}, {}
+        ).routing_detail
 
     assert detail("event.ended", subject="A") == "none"
     assert detail("relay.sink-failing", subject="bus") == "bus"
@@ -121,6 +128,11 @@ def test_a_digest_knows_parts_from_each_other_and_keys_without_order() -> None:
 def test_bytes_are_utf_8_as_they_are_told() -> None:
     (change,) = diff((), Document(1, (make_event(description="påvirker «WestNO» 🛠"),)))
     said = change_event(
-        change, ORIGIN, AT, data=event_data(change.event, 1), told=0, approved=False
+        change,
+        ORIGIN,
+        AT,
+        data=event_data(change.event, 1),
+        previous_count=0,
+        approved_by_relay=False,
     )
     assert "påvirker «WestNO» 🛠".encode() in said.body

@@ -1,43 +1,50 @@
-"""What changed between two documents: laws, and a table of kinds."""
+"""The delta between two documents: properties that always hold, and a table of each kind."""
 
 from __future__ import annotations
 
 import dataclasses
+import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.delta import Change, apply, diff
+from relay.events.delta import Change, diff
 from relay.events.model import Document, Event
 from tests.events.strategies import DOCUMENTS, make_event, normalized
 
 
 def shuffled(document: Document) -> st.SearchStrategy[Document]:
-    """The same document with events, resources and cases of EventIds in any order."""
-    turned = st.permutations(document.events).flatmap(
-        lambda events: st.tuples(*(_turned(one) for one in events))
+    """Return the document with events, resources and the case of EventIds in any order."""
+    events = st.permutations(document.events).flatmap(
+        lambda events: st.tuples(*(_shuffled_event(event) for event in events))
     )
-    return st.builds(Document, st.just(document.incarnation), turned)
+    return st.builds(Document, st.just(document.incarnation), events)
 
 
-def _turned(one: Event) -> st.SearchStrategy[Event]:
-    ids = st.sampled_from([one.event_id.lower(), one.event_id.upper()])
+def _shuffled_event(event: Event) -> st.SearchStrategy[Event]:
     return st.builds(
-        lambda name, names: dataclasses.replace(one, event_id=name, resources=tuple(names)),
-        ids,
-        st.permutations(one.resources),
+        lambda event_id, resources: dataclasses.replace(
+            event, event_id=event_id, resources=tuple(resources)
+        ),
+        st.sampled_from([event.event_id.lower(), event.event_id.upper()]),
+        st.permutations(event.resources),
     )
 
 
-def meaning(changes: tuple[Change, ...]) -> dict[str, Any]:
-    """The changes by EventId, without any order."""
+def by_key(events: Iterable[Event]) -> dict[str, Event]:
+    """Return the events by their keys."""
+    return {event.key: event for event in events}
+
+
+def unordered(changes: tuple[Change, ...]) -> dict[str, Any]:
+    """Return the changes by EventId, with resources sorted."""
     return {
         change.event.key: (
             change.kind,
             normalized(change.event),
-            change.before and normalized(change.before),
             {
                 name: sorted(value) if isinstance(value, list) else value
                 for name, value in change.changed.items()
@@ -53,18 +60,25 @@ def test_a_document_does_not_differ_from_itself(document: Document) -> None:
 
 
 @given(DOCUMENTS.flatmap(lambda document: st.tuples(st.just(document), shuffled(document))))
-def test_the_order_of_events_and_resources_and_the_case_of_ids_say_nothing(
-    both: tuple[Document, Document],
+def test_the_order_of_events_and_resources_and_the_case_of_ids_change_nothing(
+    documents: tuple[Document, Document],
 ) -> None:
-    document, other = both
-    assert diff(document.events, other) == ()
+    document, shuffled_document = documents
+    assert diff(document.events, shuffled_document) == ()
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_applying_the_delta_gives_the_new_document(old: Document, new: Document) -> None:
-    live = apply(old.events, diff(old.events, new))
-    assert {key: normalized(one) for key, one in live.items()} == {
-        one.key: normalized(one) for one in new.events
+def test_applying_the_changes_to_the_old_document_gives_the_new_one(
+    old: Document, new: Document
+) -> None:
+    live = by_key(old.events)
+    for change in diff(old.events, new):
+        if change.kind == "ended":
+            del live[change.event.key]
+        else:
+            live[change.event.key] = change.event
+    assert {key: normalized(event) for key, event in live.items()} == {
+        event.key: normalized(event) for event in new.events
     }
 
 
@@ -79,107 +93,118 @@ def test_there_is_at_most_one_change_for_each_event_id(old: Document, new: Docum
     DOCUMENTS.flatmap(lambda document: st.tuples(st.just(document), shuffled(document))),
     st.randoms(),
 )
-def test_order_does_not_matter_to_the_delta(
-    old: Document, new: tuple[Document, Document], chance: Any
+def test_the_order_of_the_documents_does_not_matter(
+    old: Document, new: tuple[Document, Document], randomness: random.Random
 ) -> None:
-    turned = list(old.events)
-    chance.shuffle(turned)
-    assert meaning(diff(old.events, new[0])) == meaning(diff(turned, new[1]))
+    shuffled_events = list(old.events)
+    randomness.shuffle(shuffled_events)
+    assert unordered(diff(old.events, new[0])) == unordered(diff(shuffled_events, new[1]))
 
 
 @given(DOCUMENTS, DOCUMENTS, st.none() | st.integers())
-def test_the_incarnation_neither_suppresses_nor_forges_a_change(
+def test_the_incarnation_neither_suppresses_nor_causes_a_change(
     old: Document, new: Document, incarnation: int | None
 ) -> None:
-    """It skips numbers, starts again lower, and may stay the same.
-
-    See docs/protocol.md#the-document-incarnation.
-    """
-    assert diff(old.events, dataclasses.replace(new, incarnation=incarnation)) == diff(
-        old.events, new
-    )
+    """See docs/protocol.md#the-document-incarnation."""
+    renumbered = dataclasses.replace(new, incarnation=incarnation)
+    assert diff(old.events, renumbered) == diff(old.events, new)
 
 
 @given(DOCUMENTS, DOCUMENTS)
 def test_the_kind_of_a_change_follows_from_both_states(old: Document, new: Document) -> None:
-    before, after = {one.key: one for one in old.events}, {one.key: one for one in new.events}
+    previous, current = by_key(old.events), by_key(new.events)
     for change in diff(old.events, new):
-        was, now = before.get(change.event.key), after.get(change.event.key)
-        if now is None:
+        before, after = previous.get(change.event.key), current.get(change.event.key)
+        if after is None:
             expected = "ended"
-        elif now.is_started and (was is None or not was.is_started):
+        elif after.is_started and (before is None or not before.is_started):
             expected = "started"
         else:
-            expected = "scheduled" if was is None else "updated"
+            expected = "scheduled" if before is None else "updated"
         assert change.kind == expected
-        assert change.before == was
-        assert change.event == (now or was)
+        assert change.event == (after or before)
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_changed_holds_what_moved_with_the_value_before_and_nothing_else(
+def test_changed_holds_each_field_that_differs_with_its_value_before(
     old: Document, new: Document
 ) -> None:
+    previous = by_key(old.events)
     for change in diff(old.events, new):
-        if change.kind == "ended" or change.before is None:
+        before = previous.get(change.event.key)
+        if change.kind == "ended" or before is None:
             assert change.changed == {}
             continue
-        was, now = change.before.to_fields(), change.event.to_fields()
         assert change.changed
-        assert all(change.changed[name] == was[name] for name in change.changed)
-        moved = {
+        assert all(before.to_fields()[name] == value for name, value in change.changed.items())
+        different = {
             name
             for name, value in normalized(change.event).items()
-            if value != normalized(change.before)[name]
+            if value != normalized(before)[name]
         }
-        assert set(change.changed) == moved
-        assert set(now) >= moved
+        assert set(change.changed) == different
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_what_the_document_holds_comes_first_in_its_order_then_what_is_gone(
+def test_events_of_the_document_come_first_in_its_order_then_those_that_left(
     old: Document, new: Document
 ) -> None:
     changes = diff(old.events, new)
-    arrived = [change.event.key for change in changes if change.kind != "ended"]
-    assert [change.kind == "ended" for change in changes] == sorted(
-        change.kind == "ended" for change in changes
-    )
-    assert arrived == [one.key for one in new.events if one.key in arrived]
+    has_ended = [change.kind == "ended" for change in changes]
+    assert has_ended == sorted(has_ended)
+    present = [change.event.key for change in changes if change.kind != "ended"]
+    assert present == [event.key for event in new.events if event.key in present]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "kind", "changed"),
     [
-        (None, {}, "scheduled", {}),
-        (None, {"event_status": None}, "scheduled", {}),
-        (None, {"event_status": "Paused"}, "scheduled", {}),
-        (None, {"event_status": "Started"}, "started", {}),
-        (
+        pytest.param(None, {}, "scheduled", {}, id="new"),
+        pytest.param(None, {"event_status": None}, "scheduled", {}, id="new without status"),
+        pytest.param(None, {"event_status": "Paused"}, "scheduled", {}, id="new unknown status"),
+        pytest.param(None, {"event_status": "Started"}, "started", {}, id="new and started"),
+        pytest.param(
             {},
             {"event_status": "Started", "not_before": None},
             "started",
             {"eventStatus": "Scheduled", "notBefore": "2022-04-11T22:26:58Z"},
+            id="scheduled to started",
         ),
-        (
+        pytest.param(
             {"event_status": "Started"},
             {"event_status": "Started", "duration": 9},
             "updated",
             {"durationSeconds": 5},
+            id="change while started",
         ),
-        (
+        pytest.param(
             {"event_status": "Started"},
             {"event_status": "STARTED"},
             "updated",
             {"eventStatus": "Started"},
+            id="case of the status",
         ),
-        ({"event_status": "Started"}, {}, "updated", {"eventStatus": "Started"}),
-        ({}, {"description": None}, "updated", {"description": "Paused."}),
-        ({}, {"resources": ("WestNO_0",)}, "updated", {"resources": ["WestNO_0", "WestNO_1"]}),
-        ({}, None, "ended", {}),
+        pytest.param(
+            {"event_status": "Started"},
+            {},
+            "updated",
+            {"eventStatus": "Started"},
+            id="started back to scheduled",
+        ),
+        pytest.param(
+            {}, {"description": None}, "updated", {"description": "Paused."}, id="description gone"
+        ),
+        pytest.param(
+            {},
+            {"resources": ("WestNO_0",)},
+            "updated",
+            {"resources": ["WestNO_0", "WestNO_1"]},
+            id="fewer resources",
+        ),
+        pytest.param({}, None, "ended", {}, id="ended"),
     ],
 )
-def test_each_way_from_one_state_to_the_next(
+def test_each_kind_of_change(
     before: dict[str, Any] | None, after: dict[str, Any] | None, kind: str, changed: dict[str, Any]
 ) -> None:
     previous = () if before is None else (make_event(**before),)

@@ -10,7 +10,8 @@ import pytest
 from relay.events.build import EndEvidence, Origin, change_event, determine_outcome, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
-from relay.events.model import Event, parse_document
+from relay.events.model import Event
+from relay.imds.document import parse_document
 
 EVENT = """{
     "EventId":  "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
@@ -53,7 +54,15 @@ def told() -> list[list[CloudEvent]]:
             facts = EndEvidence(start_sent=False, gap=False, rebooted=False)
             outcome = determine_outcome(change.event, facts, at) if ended else None
             said[-1].append(
-                change_event(change, origin, at, data=last, told=0, approved=False, outcome=outcome)
+                change_event(
+                    change,
+                    origin,
+                    at,
+                    data=last,
+                    previous_count=0,
+                    approved_by_relay=False,
+                    outcome=outcome,
+                )
             )
         live = document.events
         at += timedelta(minutes=5)

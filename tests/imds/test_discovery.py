@@ -23,24 +23,32 @@ from relay.imds.discovery import (
     derive_relay_name,
     derive_scope,
     discover,
-    names_this_vm,
     parse_instance,
     read_boot_id,
     resource_names,
 )
-from tests.approvals.manual_clock import ManualClock
+from relay.ingest.recorder import names_this_vm
+from tests.approvals.manual_clock import HandClock
 from tests.imds.scripted_server import Answer, FarSide, far_side, one_after_the_other
 
 VM = Instance(
-    "02AAB8A4-74EF-476E-8182-F6D2BA4166A6",
-    "Web.Server_01",
-    "webserver01",
-    "SUB-1",
-    "My_Group",
-    "",
-    "",
+    vm_id="02AAB8A4-74EF-476E-8182-F6D2BA4166A6",
+    name="Web.Server_01",
+    computer_name="webserver01",
+    subscription_id="SUB-1",
+    resource_group="My_Group",
+    scale_set="",
+    placement_group="",
 )
-IN_SET = Instance("VMID", "Prod_VMSS_18", "prodvmss00000i", "Sub-1", "Group", "Prod_VMSS", "PG-1")
+IN_SET = Instance(
+    vm_id="VMID",
+    name="Prod_VMSS_18",
+    computer_name="prodvmss00000i",
+    subscription_id="Sub-1",
+    resource_group="Group",
+    scale_set="Prod_VMSS",
+    placement_group="PG-1",
+)
 COMPUTE = {
     "vmId": VM.vm_id,
     "name": VM.name,
@@ -82,7 +90,7 @@ def test_a_member_of_a_scale_set_is_told() -> None:
         ({"vmId": "ID", "osProfile": {"computerName": None}, "future": {"x": 1}}, "ID"),
     ],
 )
-def test_only_the_vm_id_is_needed(compute: dict[str, Any], name: str) -> None:
+def test_only_the_vm_id_is_required(compute: dict[str, Any], name: str) -> None:
     instance = parse_instance(orjson.dumps({"compute": compute}))
     assert (instance.vm_id, instance.name, derive_relay_name(instance)) == ("ID", name, name)
 
@@ -144,7 +152,9 @@ def test_a_scope_is_always_what_is_documented_and_knows_no_case(instance: Instan
     scope = derive_scope(instance)
     assert re.fullmatch(r"[a-z0-9-]{1,80}", scope)
     ascii_only = all(value.isascii() for value in dataclasses.astuple(instance))
-    upper = Instance(*(value.upper() for value in dataclasses.astuple(instance)))
+    upper = Instance(
+        **{name: value.upper() for name, value in dataclasses.asdict(instance).items()}
+    )
     assert not ascii_only or derive_scope(upper) == scope
 
 
@@ -256,23 +266,23 @@ def test_a_system_without_a_boot_id_has_none(
     path = tmp_path / "boot_id"
     if text is not None:
         path.write_bytes(text)
-    monkeypatch.setattr(discovery, "_BOOT_ID", path)
+    monkeypatch.setattr(discovery, "BOOT_ID_FILE", path)
     assert read_boot_id() is None
 
 
 # --- waiting for it
 
 
-async def found(side: FarSide, *, needed: bool) -> Instance | None:
+async def found(side: FarSide, *, required: bool) -> Instance | None:
     clock = side.clock
-    assert isinstance(clock, ManualClock)
-    async with ImdsClient(SourceSettings(url=side.url), clock) as client, clock.ticking(0.1):
-        return await discover(client, clock, needed=needed, chance=lambda: 0.5)
+    assert isinstance(clock, HandClock)
+    async with ImdsClient(SourceSettings(url=side.url), clock) as client, clock.going(0.1):
+        return await discover(client, clock, required=required, jitter=lambda: 0.5)
 
 
 async def test_an_answer_ends_the_wait() -> None:
-    async with far_side(Answer(body()), ManualClock()) as side:
-        assert await found(side, needed=True) == VM
+    async with far_side(Answer(body()), HandClock()) as side:
+        assert await found(side, required=True) == VM
 
 
 @pytest.mark.parametrize(
@@ -287,28 +297,26 @@ async def test_an_answer_ends_the_wait() -> None:
         pytest.param(Answer(b'{"compute":{}}'), id="no vmId"),
     ],
 )
-@pytest.mark.parametrize("needed", [True, False])
-async def test_every_failure_is_waited_out(failure: Answer, needed: bool) -> None:
-    async with far_side(
-        one_after_the_other(failure, failure, Answer(body())), ManualClock()
-    ) as side:
-        assert await found(side, needed=needed) == VM
+@pytest.mark.parametrize("required", [True, False])
+async def test_every_failure_is_waited_out(failure: Answer, required: bool) -> None:
+    async with far_side(one_after_the_other(failure, failure, Answer(body())), HandClock()) as side:
+        assert await found(side, required=required) == VM
     assert len(side.asked) == 3
 
 
-async def test_ten_seconds_of_404_mean_that_there_is_none_where_it_is_not_needed(
+async def test_ten_seconds_of_404_mean_that_there_is_none_where_it_is_not_required(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with far_side(Answer(b"", 404), ManualClock()) as side:
-        assert await found(side, needed=False) is None
+    async with far_side(Answer(b"", 404), HandClock()) as side:
+        assert await found(side, required=False) is None
         span = side.asked[-1].at - side.asked[0].at
     assert 10.0 <= span < 20.0
     assert "no vmId to compare" in caplog.text
 
 
-async def test_where_it_is_needed_404_is_waited_out_for_ever() -> None:
-    async with far_side(Answer(b"", 404), ManualClock()) as side:
-        wait = asyncio.create_task(found(side, needed=True))
+async def test_where_it_is_required_404_is_waited_out_for_ever() -> None:
+    async with far_side(Answer(b"", 404), HandClock()) as side:
+        wait = asyncio.create_task(found(side, required=True))
         while not side.asked or side.asked[-1].at - side.asked[0].at < 40:
             await side.next_asked()
         side.answer = Answer(body())
@@ -318,14 +326,14 @@ async def test_where_it_is_needed_404_is_waited_out_for_ever() -> None:
 async def test_only_an_unbroken_run_of_404_counts() -> None:
     """A service that is being updated says 404 and 503 in turn; that is no proof of anything."""
     answers = [Answer(b"", 404), Answer(b"", 503)] * 5
-    async with far_side(one_after_the_other(*answers, Answer(body())), ManualClock()) as side:
-        assert await found(side, needed=False) == VM
+    async with far_side(one_after_the_other(*answers, Answer(body())), HandClock()) as side:
+        assert await found(side, required=False) == VM
 
 
 async def test_retry_after_slows_the_wait() -> None:
     asks_for_rest = Answer(b"", 429, headers={"Retry-After": "20"})
-    async with far_side(one_after_the_other(asks_for_rest, Answer(body())), ManualClock()) as side:
-        await found(side, needed=True)
+    async with far_side(one_after_the_other(asks_for_rest, Answer(body())), HandClock()) as side:
+        await found(side, required=True)
     assert side.asked[1].at - side.asked[0].at >= 20.0
 
 
@@ -334,8 +342,8 @@ async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
 ) -> None:
     caplog.set_level(logging.INFO, "relay.imds.discovery")
     answers = [*[Answer(b"", 404)] * 3, *[Answer(b"", 503)] * 3, Answer(body())]
-    async with far_side(one_after_the_other(*answers), ManualClock()) as side:
-        await found(side, needed=True)
+    async with far_side(one_after_the_other(*answers), HandClock()) as side:
+        await found(side, required=True)
     said = [
         record.getMessage() for record in caplog.records if record.name == "relay.imds.discovery"
     ]
@@ -347,6 +355,6 @@ async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
 
 async def test_an_answer_at_once_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "relay.imds.discovery")
-    async with far_side(Answer(body()), ManualClock()) as side:
-        await found(side, needed=True)
+    async with far_side(Answer(body()), HandClock()) as side:
+        await found(side, required=True)
     assert not [record for record in caplog.records if record.name == "relay.imds.discovery"]

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.errors import DocumentError
-from relay.events.model import Document, Event, parse_document
+from relay.events.model import Document, Event
+from relay.imds.document import parse_document
 from tests.events.strategies import EVENTS, document_body, make_event, normalized, azure_event
 
 SCALARS = (
@@ -293,7 +294,10 @@ def test_an_event_id_twice_becomes_one_event_whatever_the_order(
     both: tuple[list[Event], list[Event]],
 ) -> None:
     first, second = (
-        {found.key: normalized(found) for found in parse_document(document_body(*map(_as_wire, events))).events}
+        {
+            found.key: normalized(found)
+            for found in parse_document(document_body(*map(_as_wire, events))).events
+        }
         for events in both
     )
     assert first == second
@@ -350,7 +354,10 @@ def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_a
     for order in (durations, durations[::-1]):
         (found,) = parse_document(
             document_body(
-                *(azure_event(DurationInSeconds=duration, Description=str(duration)) for duration in order)
+                *(
+                    azure_event(DurationInSeconds=duration, Description=str(duration))
+                    for duration in order
+                )
             )
         ).events
         assert found.duration == longest
@@ -359,7 +366,9 @@ def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_a
 def test_two_entries_of_different_source_do_not_count_as_the_users() -> None:
     """What users start is approved most readily."""
     for order in (["User", "Platform"], ["Platform", "User"]):
-        (found,) = parse_document(document_body(*(azure_event(EventSource=source) for source in order))).events
+        (found,) = parse_document(
+            document_body(*(azure_event(EventSource=source) for source in order))
+        ).events
         assert found.event_source == "Platform"
 
 

@@ -106,9 +106,9 @@ async def rig(
             recorder,
             store,
             clock,
-            say=lambda *given: said.append(given),
-            last_read=last_read,
-            chance=chance,
+            report=lambda *given: said.append(given),
+            last_read_at=last_read,
+            jitter=chance,
         )
         task = asyncio.create_task(poller.run())
         try:
@@ -395,7 +395,9 @@ async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_r
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
         sim.fault(Fault(status=503, lasts=1000.0))
         async with rig(tmp_path, sim.url, clock) as it:
-            await it.until(lambda: it.clock.monotonic() >= 1000 + FIRST_ANSWER_TIMEOUT - 0.5, step=0.5)
+            await it.until(
+                lambda: it.clock.monotonic() >= 1000 + FIRST_ANSWER_TIMEOUT - 0.5, step=0.5
+            )
             assert (it.poller.lost, it.said) == (False, [])
             await it.until(lambda: it.poller.lost, step=0.1, within=2)
             ((name, sink, reason, count),) = it.said
@@ -450,8 +452,8 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
                 recorder,
                 store,
                 clock,
-                say=lambda name, *_: said.append(name),
-                last_read=None,
+                report=lambda name, *_: said.append(name),
+                last_read_at=None,
             )
             task = asyncio.create_task(poller.run())
             await eventually(lambda: len(side.asked) == 1)

@@ -12,6 +12,6 @@ from relay.cli import main
 from relay.imds import discovery
 
 if __name__ == "__main__":
-    discovery._BOOT_ID = Path(sys.argv[1])  # noqa: SLF001  # where the system names its boot
+    discovery.BOOT_ID_FILE = Path(sys.argv[1])  # where the system names its boot
     sys.argv = ["imds-relay", *sys.argv[5:]]
     main()

@@ -30,8 +30,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from relay.outbox import Identity
-from relay.outbox.file import open_file
-file = open_file(Path(sys.argv[1]), Identity("scope", None), datetime.now(UTC))
+from relay.outbox.file import open_state_file
+file = open_state_file(Path(sys.argv[1]), Identity("scope", None), datetime.now(UTC))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -110,7 +110,7 @@ import os, signal, sqlite3, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from relay.outbox import Identity
-from relay.outbox.file import open_file
+from relay.outbox.file import open_state_file
 class Dying(sqlite3.Connection):
     left = int(sys.argv[2])
     def execute(self, statement, *values):
@@ -121,7 +121,7 @@ class Dying(sqlite3.Connection):
         return super().execute(statement, *values)
 connect = sqlite3.connect
 sqlite3.connect = lambda *given, **named: connect(*given, factory=Dying, **named)
-open_file(Path(sys.argv[1]), Identity("scope", None), datetime.now(UTC))
+open_state_file(Path(sys.argv[1]), Identity("scope", None), datetime.now(UTC))
 """
     for number in (1, 2, count // 2, count, count + 2):
         dying = tmp_path / f"{number}.db"
@@ -482,7 +482,7 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
 ) -> None:
     path = tmp_path / "relay.db"
     with monkeypatch.context() as earlier:
-        earlier.setattr(file_module, "VERSION", 1)
+        earlier.setattr(file_module, "SCHEMA_VERSION", 1)
         with open_file_in(path) as file:
             Journal(file.connection).append(NOW, "event.scheduled", b"{}")
             assert read_column(path, "PRAGMA user_version") == [1]

@@ -1,0 +1,140 @@
+"""Reads the Scheduled Events document of IMDS. Unknown content is ignored, broken content refused.
+
+Source of every field: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from relay.errors import DocumentError
+from relay.events.model import Document, Event
+from relay.events.timestamps import format_rfc3339, parse_timestamp
+
+_SEVERITY = ("terminate", "preempt", "redeploy", "reboot", "freeze", "")
+
+
+def _whole_seconds(value: object) -> int | None:
+    # Text is read too, as Microsoft's own sample does. Round up, so that no rule takes 8.9 s for 8.
+    # Negative (-1), not a number, or larger than JSON can hold exactly: the duration is unknown.
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,15}\s*", value, re.ASCII):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
+        return None
+    return math.ceil(value)
+
+
+def _incarnation(value: object) -> int | None:
+    # A hint is never worth an error. The store holds signed integers of 64 bits.
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if -(2**63) <= value < 2**63 else None
+
+
+def _blank_to_none(value: object) -> object:
+    return None if isinstance(value, str) and not value.strip() else value
+
+
+_Text = Annotated[str | None, BeforeValidator(_blank_to_none)]
+
+
+class _WireEvent(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+    EventId: str = Field(min_length=1, max_length=256, pattern=r"\S")
+    EventType: _Text = None
+    EventStatus: _Text = None
+    ResourceType: _Text = None
+    Resources: list[str] | None = None
+    NotBefore: _Text = None
+    Description: _Text = None
+    EventSource: _Text = None
+    DurationInSeconds: Annotated[int | None, BeforeValidator(_whole_seconds)] = None
+
+    def to_event(self) -> Event:
+        not_before = parse_timestamp(self.NotBefore)
+        return Event(
+            event_id=self.EventId,
+            event_type=self.EventType,
+            event_status=self.EventStatus,
+            resource_type=self.ResourceType,
+            resources=tuple(dict.fromkeys(self.Resources or ())),
+            not_before=format_rfc3339(not_before) if not_before else self.NotBefore,
+            description=self.Description,
+            event_source=self.EventSource,
+            duration=self.DurationInSeconds,
+        )
+
+
+class _WireDocument(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+    DocumentIncarnation: Annotated[int | None, BeforeValidator(_incarnation)] = None
+    Events: list[_WireEvent]
+
+
+def parse_document(body: bytes) -> Document:
+    """Read the document from the body of a 200 response.
+
+    If an EventId occurs more than once, its entries become one event with the furthest status, the
+    most severe type, the longest duration and all resources. So nothing is approved that no rule
+    has checked.
+
+    Raises DocumentError for an empty body, a body that is not JSON, a document without ``Events``
+    or a malformed event. None of these means "no events" (docs/protocol.md#an-empty-answer).
+    """
+    if not body.strip():
+        raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
+    try:
+        document = _WireDocument.model_validate(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise DocumentError(
+            f"expected a Scheduled Events document, got a body that is not JSON: {error}",
+            status=200,
+        ) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "document"
+        expected = "expected a JSON object" if first["type"] == "model_type" else first["msg"]
+        raise DocumentError(
+            f"expected a Scheduled Events document, {place}: {expected}", status=200
+        ) from error
+    events_by_key: dict[str, list[Event]] = {}
+    for wire_event in document.Events:
+        event = wire_event.to_event()
+        events_by_key.setdefault(event.key, []).append(event)
+    return Document(
+        document.DocumentIncarnation, tuple(_merge(events) for events in events_by_key.values())
+    )
+
+
+def _merge(events: Sequence[Event]) -> Event:
+    if len(events) == 1:
+        return events[0]
+    # The order in the document must not matter: Started comes first, then the text decides.
+    events = sorted(events, key=lambda event: (not event.is_started, str(event.to_fields())))
+    durations = [event.duration for event in events if event.duration is not None]
+    return replace(
+        events[0],
+        resources=tuple(sorted({name for event in events for name in event.resources})),
+        event_type=min((event.event_type for event in events), key=_severity_rank),
+        # Rules approve events of users more readily, so another source wins.
+        event_source=min(
+            (event.event_source for event in events),
+            key=lambda source: (source or "").lower() == "user",
+        ),
+        duration=max(durations) if len(durations) == len(events) else None,
+    )
+
+
+def _severity_rank(event_type: str | None) -> int:
+    name = (event_type or "").lower()
+    # A type that we do not know may be worse than all others.
+    return _SEVERITY.index(name) if name in _SEVERITY else -1
