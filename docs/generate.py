@@ -17,7 +17,14 @@ import orjson
 from pydantic import TypeAdapter
 
 from docs.reference import MARK, api, commands, configuration, slack, with_mark
-from relay.events.build import Origin, change_event, decision_event, event_data, relay_event
+from relay.events.build import (
+    EndOutcome,
+    Origin,
+    change_event,
+    decision_event,
+    event_data,
+    relay_event,
+)
 from relay.events.catalog import CATALOG, EventData, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
@@ -118,7 +125,7 @@ def _told(change: Change, incarnation: int) -> CloudEvent:
         data=event_data(change.event, incarnation - ended),
         previous_count=0,
         approved_by_relay=change.kind in ("started", "ended"),
-        outcome=("completed", "observed") if ended else None,
+        outcome=EndOutcome("completed", "observed") if ended else None,
     )
 
 

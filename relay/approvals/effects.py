@@ -120,14 +120,14 @@ class ApprovalJournal:
         )
         tx.decisions.add_decision(
             Decision(
-                approval_id,
-                standing.occurrence.id,
-                "release",
-                "relay",
-                "relay",
-                standing.occurrence.revision,
-                str(told["reason"]),
-                now,
+                approval_id=approval_id,
+                occurrence=standing.occurrence.id,
+                decision="release",
+                principal="relay",
+                channel="relay",
+                revision=standing.occurrence.revision,
+                reason=str(told["reason"]),
+                at=now,
                 expires=None,
                 dry_run=standing.mode == "dry-run",
                 counts=False,

@@ -294,13 +294,28 @@ class ApprovalService:
             record_start_answer(
                 tx, self.origin, claim.grant, "accepted", http_status=200, reason=None, at=now
             )
-
-    def record_refused(
-        self, tx: Transaction, claim: Claim, status: int | None, reason: str, now: datetime
-    ) -> None:
-        """IMDS refused a StartRequest for this event alone. It would refuse the next one too."""
-        record_start_answer(
-            tx, self.origin, claim.grant, "refused", http_status=status, reason=reason, at=now
+            own = (
+                one for one in same if one.decision == "hold" or one.revision == approval.revision
+            )
+        for one in own:
+            if (
+                one.dry_run or not dry_run
+            ):  # what was said in a dry run replaces and releases nothing that was meant
+                tx.decisions.stop_counting(one.approval_id)
+        decision = Decision(
+            approval_id=new_id(),
+            occurrence=standing.occurrence.id,
+            decision=approval.decision,
+            principal=principal,
+            channel=approval.caller.channel,
+            revision=approval.revision,
+            reason=approval.reason,
+            at=approval.at,
+            expires=self._expires(approval, standing),
+            dry_run=dry_run,
+            counts=approval.decision != "release",
+            recorded_event_id="",
+            message_id=approval.message_id,
         )
 
     def record_unanswered(

@@ -1,1 +1,1 @@
-"""HOW IT GOES OUT: which sinks want an event, when a failed delivery is tried again, and the workers that do it."""
+"""Delivers recorded events: who gets them, in which order, and when a failed try is repeated."""

@@ -1,4 +1,7 @@
-"""One worker per sink: hands them what was recorded, and carries out what operators ask of a sink."""
+"""Runs one worker for each sink and hands them the recorded events.
+
+It also carries out what operators ask of a sink: pause, resume, redeliver.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,24 @@ from datetime import datetime
 from relay.clock import Clock
 from relay.delivery.routing import wants
 from relay.delivery.settlement import SettlementBatcher
-from relay.delivery.sink_reports import ReportRelayEvent
 from relay.delivery.worker import Worker
-from relay.outbox import Entry, AttemptOutcome, RecordedEvent, SinkState
+from relay.events.build import ReportRelayEvent
+from relay.outbox import AttemptOutcome, Entry, RecordedEvent, SinkState
 from relay.outbox.deliveries import DeadLetterFilter
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
 
+DRAIN_POLL_INTERVAL = 0.02
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStatus:
-    """How a sink is, for health, metrics and people."""
+    """The status of a sink, for health, metrics and people.
+
+    ``waiting`` counts its entries. ``tries`` counts tries since the start, by their outcome and the
+    status of the receiver.
+    """
 
     name: str
     kind: str
@@ -31,156 +40,174 @@ class SinkStatus:
     reason: str | None
     waiting: int
     tries: Mapping[tuple[AttemptOutcome, int | None], int]
-    """By outcome and status of the far side, since the start."""
 
 
 class Dispatcher:
-    """The workers. What is written to the store while ``start`` looks into it is handed over once, too."""
+    """The workers of all sinks."""
 
     def __init__(
         self,
         sinks: Mapping[str, tuple[SinkSettings, Sink]],
         store: Store,
         clock: Clock,
-        say: ReportRelayEvent,
+        report: ReportRelayEvent,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._books = SettlementBatcher(store)
+        self._settlements = SettlementBatcher(store)
         self._workers = {
-            name: Worker(settings, sink, store, self._books, clock, say)
+            name: Worker(settings, sink, store, self._settlements, clock, report)
             for name, (settings, sink) in sinks.items()
         }
-        self._early: list[Entry] | None = []  # recorded before it is known what waited
+        # Entries that arrive before `start` has read what waits; None after that.
+        self._early_entries: list[Entry] | None = []
 
     async def start(self) -> None:
-        """Take up what waits in the store, and listen for more.
+        """Read what waits in the store, and listen for new entries.
 
-        A sink that was not there before is told every live event; what waits for one that is gone is parked.
+        A new sink gets an entry for every live event. The entries of a sink that is no longer
+        configured become dead letters.
         """
         settings = [worker.settings for worker in self._workers.values()]
         now = self._clock.now()
-        # Sinks are connected already, and a chat has messages looked at again by itself.
+        # Listen first: sinks are connected already, and a chat can request a redelivery.
         self._store.listeners.recorded.append(self._on_recorded)
-        self._store.listeners.redelivered.append(self._on_revived)
+        self._store.listeners.redelivered.append(self._on_redelivered)
         states = await self._store.transact(
-            lambda tx: _reconcile(tx, settings, now), fail_open=True
+            lambda tx: _reconcile_sinks(tx, settings, now), fail_open=True
         )
         for name, (state, reason) in states.items():
             self._workers[name].set_state(state, reason)
         waiting = await self._store.read(lambda tx: tx.deliveries.waiting())
-        early, self._early = self._early or [], None
-        known = {entry.id for entry in waiting}
-        self._hand_over([*waiting, *(entry for entry in early if entry.id not in known)])
+        early_entries, self._early_entries = self._early_entries or [], None
+        waiting_ids = {entry.id for entry in waiting}
+        new = [entry for entry in early_entries if entry.id not in waiting_ids]
+        self._add_entries([*waiting, *new])
 
     async def run(self) -> None:
-        """Deliver until cancelled."""
+        """Deliver until canceled."""
         try:
             async with asyncio.TaskGroup() as group:
                 for worker in self._workers.values():
                     group.create_task(worker.run(), name=f"sink {worker.settings.name}")
         finally:
-            self._books.close()
+            self._settlements.close()
 
     async def drain(self) -> None:
         """Return when everything that can be sent now was sent."""
         while not all(worker.is_idle for worker in self._workers.values()):
-            await self._clock.sleep(0.02)
+            await self._clock.sleep(DRAIN_POLL_INTERVAL)
 
     def status(self) -> list[SinkStatus]:
-        """Every sink, in the order of the configuration."""
+        """Return the status of every sink, in the order of the configuration."""
         return [
             SinkStatus(
-                name,
-                worker.settings.kind,
-                worker.state,
-                worker.is_failing,
-                worker.reason,
-                worker.waiting,
-                worker.tries,
+                name=name,
+                kind=worker.settings.kind,
+                state=worker.state,
+                failing=worker.is_failing,
+                reason=worker.reason,
+                waiting=worker.waiting,
+                tries=worker.tries,
             )
             for name, worker in self._workers.items()
         ]
 
     def worker(self, name: str) -> Worker:
-        """The worker of a sink. Raises KeyError for an unknown one."""
+        """Return the worker of a sink. Raises KeyError if there is no such sink."""
         return self._workers[name]
 
     async def set_state(self, name: str, state: SinkState, reason: str | None) -> None:
-        """Pause, or resume, a sink; remembered. Raises KeyError for an unknown one, StoreUnavailable."""
+        """Pause or resume a sink, and store that.
+
+        Raises KeyError if there is no such sink, StoreUnavailable if it cannot be stored.
+        """
         worker = self._workers[name]
         await self._store.transact(lambda tx: tx.deliveries.set_sink_state(name, state, reason))
         worker.set_state(state, reason)
 
-    def _on_recorded(self, recorded: Sequence[RecordedEvent]) -> None:
-        entries = [entry for one in recorded for entry in one.entries]
-        if self._early is not None:
-            self._early += entries
+    def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
+        entries = [entry for event in events for entry in event.entries]
+        if self._early_entries is not None:
+            self._early_entries += entries
         else:
-            self._hand_over(entries)
+            self._add_entries(entries)
 
-    def _on_revived(self, entries: Sequence[Entry]) -> None:
-        if self._early is not None:
-            self._early += entries
+    def _on_redelivered(self, entries: Sequence[Entry]) -> None:
+        if self._early_entries is not None:
+            self._early_entries += entries
             return
         for entry in entries:
             if entry.sink in self._workers:
-                # A redelivery starts afresh: old tries do not count against it.
-                self._workers[entry.sink].redeliver([replace(entry, attempts=0)])
+                # Earlier attempts do not count against a redelivery.
+                self._workers[entry.sink].redeliver(replace(entry, attempts=0))
 
-    def _hand_over(self, entries: Iterable[Entry]) -> None:
-        by_sink: dict[str, list[Entry]] = defaultdict(list)
+    def _add_entries(self, entries: Iterable[Entry]) -> None:
+        entries_by_sink: dict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
-            by_sink[entry.sink].append(entry)
-        for name, mine in by_sink.items():
+            entries_by_sink[entry.sink].append(entry)
+        for name, sink_entries in entries_by_sink.items():
             if name in self._workers:
-                self._workers[name].add_entries(mine)
+                self._workers[name].add_entries(sink_entries)
 
 
-def redeliver(entry: int, at: datetime) -> Callable[[Transaction], bool]:
-    """Work for the store: a dead letter goes out again. False where there is none for a sink that is still there."""
+def redeliver(entry_id: int, at: datetime) -> Callable[[Transaction], bool]:
+    """Work for the store: redeliver a dead letter.
+
+    The work returns False if there is no such dead letter or its sink no longer exists.
+    """
 
     def work(tx: Transaction) -> bool:
-        revived = tx.deliveries.redeliver(entry, at)
-        if revived is not None:
-            tx.redelivered.append(revived)
-        return revived is not None
+        entry = tx.deliveries.redeliver(entry_id, at)
+        if entry is not None:
+            tx.redelivered.append(entry)
+        return entry is not None
 
     return work
 
 
 def redeliver_matching(
-    which: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int
+    dead_letters: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int
 ) -> Callable[[Transaction], tuple[list[int], int]]:
-    """Work for the store: so many dead letters go out again, the oldest first; returns their ids, and how many are left."""
+    """Work for the store: redeliver the oldest matching dead letters, at most ``limit``.
+
+    The work returns their ids and how many are left. For ``after`` and ``until`` see
+    `relay.outbox.deliveries.Deliveries.redeliver_matching`.
+    """
 
     def work(tx: Transaction) -> tuple[list[int], int]:
-        revived = tx.deliveries.redeliver_matching(which, at, after=after, until=until, limit=limit)
-        tx.redelivered.extend(revived)
-        ids = [entry.id for entry in revived]
-        return ids, tx.deliveries.count_dead_letters(
-            which, after=max(ids, default=after), until=until
+        entries = tx.deliveries.redeliver_matching(
+            dead_letters, at, after=after, until=until, limit=limit
         )
+        tx.redelivered.extend(entries)
+        ids = [entry.id for entry in entries]
+        remaining = tx.deliveries.count_dead_letters(
+            dead_letters, after=max(ids, default=after), until=until
+        )
+        return ids, remaining
 
     return work
 
 
-def _reconcile(
+def _reconcile_sinks(
     tx: Transaction, settings: Sequence[SinkSettings], now: datetime
 ) -> dict[str, tuple[SinkState, str | None]]:
-    """Compare the sinks of the configuration with those of the last start; returns the states of the former."""
+    """Compare the configured sinks with those of the last start; return their states."""
     known = tx.deliveries.sink_states()
-    names = {sink.name for sink in settings}
-    for gone in (known.keys() | {entry.sink for entry in tx.deliveries.waiting()}) - names:
-        tx.deliveries.remove_sink(
-            gone, f"the sink {gone} is not in the configuration any more", now
-        )
+    configured = {sink.name for sink in settings}
+    with_entries = {entry.sink for entry in tx.deliveries.waiting()}
+    for name in (known.keys() | with_entries) - configured:
+        reason = f"the sink {name} is not in the configuration any more"
+        tx.deliveries.remove_sink(name, reason, now)
     for sink in settings:
-        if sink.name in known:
-            continue
-        tx.deliveries.set_sink_state(sink.name, "on")
-        for occurrence in tx.snapshot.live():
-            position = tx.journal.last_change_position(occurrence.key)
-            if position is not None and wants(sink, tx.journal.event(position)):
-                tx.add_entry(position, sink.name, now)
+        if sink.name not in known:
+            _add_sink(tx, sink, now)
     return {sink.name: known.get(sink.name, ("on", None)) for sink in settings}
+
+
+def _add_sink(tx: Transaction, sink: SinkSettings, now: datetime) -> None:
+    tx.deliveries.set_sink_state(sink.name, "on")
+    for occurrence in tx.snapshot.live():
+        position = tx.journal.last_change_position(occurrence.key)
+        if position is not None and wants(sink, tx.journal.event(position)):
+            tx.add_entry(position, sink.name, now)

@@ -1,4 +1,7 @@
-"""What waits for one sink, in memory: in order within a lane, the oldest first among lanes. No I/O."""
+"""The waiting entries of one sink, in memory. No I/O.
+
+Entries with the same ordering key leave in order. Among the keys, the oldest entry leaves first.
+"""
 
 from __future__ import annotations
 
@@ -11,146 +14,163 @@ from typing import Literal
 from relay.outbox import Entry
 
 MAX_EVENTS_IN_MEMORY = 500
-"""So many waiting entries keep their event in memory; the rest read it from the journal when they are sent."""
+"""Entries that keep their event in memory. Later ones read it from the journal when it is sent."""
 
 
 @dataclass(slots=True)
-class _Lane:
-    """``busy``: the head is being sent. ``resting``: it waits for another try, until then (monotonic seconds)."""
+class _KeyQueue:
+    """The entries of one ordering key.
 
-    waiting: deque[Entry] = field(default_factory=deque)
-    state: Literal["free", "busy", "resting"] = "free"
-    until: float = 0.0
-    alone: bool = False
+    State of the head: ``ready`` to be sent, ``in_flight``, or ``delayed`` until ``release_at``
+    (monotonic seconds). ``is_individual``: it is delayed for a reason that concerns it alone.
+    """
+
+    entries: deque[Entry] = field(default_factory=deque)
+    state: Literal["ready", "in_flight", "delayed"] = "ready"
+    release_at: float = 0.0
+    is_individual: bool = False
 
 
 class OrderedQueue:
-    """Entries by lane. The state of a lane is the truth; the heaps may hold lines that are out of date."""
+    """Entries by ordering key.
+
+    The heaps can hold outdated items. The state of the `_KeyQueue` decides.
+    """
 
     def __init__(self) -> None:
-        self._lanes: dict[str, _Lane] = {}
-        self._free: list[tuple[int, str]] = []  # heap: id of the head, lane
-        self._resting: list[tuple[float, str]] = []  # heap: until when, lane
+        self._queues: dict[str, _KeyQueue] = {}
+        self._ready: list[tuple[int, str]] = []  # heap of (id of the head, ordering key)
+        self._delayed: list[tuple[float, str]] = []  # heap of (release_at, ordering key)
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Entry]:
-        """Everything that waits or is being sent."""
-        return (entry for lane in self._lanes.values() for entry in lane.waiting)
+        """All entries, those in flight included."""
+        return (entry for key_queue in self._queues.values() for entry in key_queue.entries)
 
     @property
     def has_ready(self) -> bool:
-        """Whether some lane's head could be sent now."""
-        return any(lane.state == "free" for lane in self._lanes.values())
+        """Whether an entry could be sent now."""
+        return any(key_queue.state == "ready" for key_queue in self._queues.values())
 
     def push(self, entry: Entry) -> None:
-        """Put an entry behind the others of its lane."""
+        """Add an entry behind the others of its ordering key."""
         if self._count >= MAX_EVENTS_IN_MEMORY:
             entry = replace(entry, event=None)
         self._count += 1
-        lane = self._lanes.setdefault(entry.ordering_key, _Lane())
-        lane.waiting.append(entry)
-        if len(lane.waiting) == 1:
-            self._set_free(entry.ordering_key, lane)
+        key_queue = self._queues.setdefault(entry.ordering_key, _KeyQueue())
+        key_queue.entries.append(entry)
+        if len(key_queue.entries) == 1:
+            self._make_ready(entry.ordering_key, key_queue)
 
     def remove_superseded(self, entry: Entry) -> list[Entry]:
-        """Take out what waits in the entry's lane with the same family, is no newer and is not being sent: it replaces them.
+        """Remove and return the entries that this new one supersedes. Entries in flight stay.
 
-        What is sent once more can be older than what waits already, and replaces nothing newer.
+        A redelivered entry can be older than others that wait. It supersedes none of those.
         """
-        lane = self._lanes.get(entry.ordering_key)
-        if lane is None:
+        key_queue = self._queues.get(entry.ordering_key)
+        if key_queue is None:
             return []
-        head = lane.waiting[0]
-        stale = [
+        head = key_queue.entries[0]
+        removed = [
             old
-            for old in lane.waiting
-            if _takes_the_place_of(entry, old) and not (old is head and lane.state == "busy")
+            for old in key_queue.entries
+            if _supersedes(entry, old) and not (old is head and key_queue.state == "in_flight")
         ]
-        gone = {old.id for old in stale}
-        lane.waiting = deque(old for old in lane.waiting if old.id not in gone)
-        self._count -= len(stale)
-        if not lane.waiting:
-            del self._lanes[entry.ordering_key]
-        elif lane.waiting[0] is not head:
-            self._set_free(entry.ordering_key, lane)
-        return stale
+        removed_ids = {old.id for old in removed}
+        key_queue.entries = deque(old for old in key_queue.entries if old.id not in removed_ids)
+        self._count -= len(removed)
+        if not key_queue.entries:
+            del self._queues[entry.ordering_key]
+        elif key_queue.entries[0] is not head:
+            self._make_ready(entry.ordering_key, key_queue)
+        return removed
 
-    def is_superseded(self, entry: Entry) -> bool:
-        """Whether a newer one of the same family waits behind the head of a lane."""
-        waiting = iter(self._lanes[entry.ordering_key].waiting)
-        next(waiting)
-        return any(_takes_the_place_of(newer, entry) for newer in waiting)
+    def is_superseded(self, head: Entry) -> bool:
+        """Whether an entry behind the head of its ordering key supersedes it."""
+        entries = iter(self._queues[head.ordering_key].entries)
+        next(entries)
+        return any(_supersedes(newer, head) for newer in entries)
 
     def take_next(self, *, least_tried: bool = False) -> Entry | None:
-        """The oldest head of a free lane; the lane is busy until `done` or `rest`. None when no lane is free.
+        """Return the oldest ready entry, now in flight; None if there is none.
 
-        ``least_tried``: of the heads that were tried least.
+        ``least_tried``: prefer the entries with the fewest attempts. For each entry that was taken,
+        call `remove_head` or `delay_head`.
         """
-        if least_tried:
-            self._free = [
-                (lane.waiting[0].id, name)
-                for name, lane in self._lanes.items()
-                if lane.state == "free"
-            ]
-            heapq.heapify(self._free)
-            heads = (self._lanes[name].waiting[0] for _, name in self._free)
-            head = min(heads, key=lambda one: (one.attempts, one.id), default=None)
-            if head is not None:
-                self._lanes[head.ordering_key].state = "busy"
-            return head
-        while self._free:
-            id_, name = heapq.heappop(self._free)
-            lane = self._lanes.get(name)
-            if lane is not None and lane.state == "free" and lane.waiting[0].id == id_:
-                lane.state = "busy"
-                return lane.waiting[0]
+        return self._take_least_tried() if least_tried else self._take_oldest()
+
+    def _take_oldest(self) -> Entry | None:
+        while self._ready:
+            entry_id, key = heapq.heappop(self._ready)
+            key_queue = self._queues.get(key)
+            if key_queue is None or key_queue.state != "ready":
+                continue
+            if key_queue.entries[0].id == entry_id:
+                key_queue.state = "in_flight"
+                return key_queue.entries[0]
         return None
 
+    def _take_least_tried(self) -> Entry | None:
+        heads = [
+            key_queue.entries[0]
+            for key_queue in self._queues.values()
+            if key_queue.state == "ready"
+        ]
+        self._ready = [(head.id, head.ordering_key) for head in heads]
+        heapq.heapify(self._ready)
+        head = min(heads, key=lambda entry: (entry.attempts, entry.id), default=None)
+        if head is not None:
+            self._queues[head.ordering_key].state = "in_flight"
+        return head
+
     def remove_head(self, entry: Entry) -> None:
-        """The head of a busy lane is settled: the next one is free."""
-        lane = self._lanes[entry.ordering_key]
-        lane.waiting.popleft()
+        """Remove an entry that was in flight; the next one of its ordering key becomes ready."""
+        key_queue = self._queues[entry.ordering_key]
+        key_queue.entries.popleft()
         self._count -= 1
-        if lane.waiting:
-            self._set_free(entry.ordering_key, lane)
+        if key_queue.entries:
+            self._make_ready(entry.ordering_key, key_queue)
         else:
-            del self._lanes[entry.ordering_key]
+            del self._queues[entry.ordering_key]
 
-    def delay_head(self, entry: Entry, until: float, *, alone: bool = False) -> None:
-        """The head of a busy lane failed: it is free again at that moment (monotonic seconds).
+    def delay_head(self, entry: Entry, until: float, *, is_individual: bool = False) -> None:
+        """Replace the head by this version of it, which is ready again at ``until``.
 
-        ``alone``: it failed for a reason of its own, and rests however the others fare.
+        ``until`` is in monotonic seconds. ``is_individual``: the reason concerns this entry alone.
         """
-        lane = self._lanes[entry.ordering_key]
-        lane.waiting[0] = entry
-        lane.state, lane.until, lane.alone = "resting", until, alone
-        heapq.heappush(self._resting, (until, entry.ordering_key))
+        key_queue = self._queues[entry.ordering_key]
+        key_queue.entries[0] = entry
+        key_queue.state, key_queue.release_at = "delayed", until
+        key_queue.is_individual = is_individual
+        heapq.heappush(self._delayed, (until, entry.ordering_key))
 
     def release_due(self, now: float) -> None:
-        """Free the lanes whose rest is over."""
-        while self._resting and self._resting[0][0] <= now:
-            until, name = heapq.heappop(self._resting)
-            lane = self._lanes.get(name)
-            if lane is not None and lane.state == "resting" and lane.until == until:
-                self._set_free(name, lane)
+        """Make the entries ready whose delay is over."""
+        while self._delayed and self._delayed[0][0] <= now:
+            release_at, key = heapq.heappop(self._delayed)
+            key_queue = self._queues.get(key)
+            if key_queue is None or key_queue.state != "delayed":
+                continue
+            if key_queue.release_at == release_at:
+                self._make_ready(key, key_queue)
 
-    def release_all(self, *, alone: bool) -> None:
-        """Free every resting lane; ``alone``: also those that rest for a reason of their own."""
-        for name, lane in self._lanes.items():
-            if lane.state == "resting" and (alone or not lane.alone):
-                self._set_free(name, lane)
+    def release_all(self, *, include_individual: bool) -> None:
+        """Make all delayed entries ready, or those that are not delayed individually."""
+        for key, key_queue in self._queues.items():
+            if key_queue.state == "delayed" and (include_individual or not key_queue.is_individual):
+                self._make_ready(key, key_queue)
 
     def next_release_at(self) -> float | None:
-        """When to call `wake` next (monotonic seconds)."""
-        return self._resting[0][0] if self._resting else None
+        """When to call `release_due` next (monotonic seconds)."""
+        return self._delayed[0][0] if self._delayed else None
 
-    def _set_free(self, name: str, lane: _Lane) -> None:
-        lane.state = "free"
-        heapq.heappush(self._free, (lane.waiting[0].id, name))
+    def _make_ready(self, key: str, key_queue: _KeyQueue) -> None:
+        key_queue.state = "ready"
+        heapq.heappush(self._ready, (key_queue.entries[0].id, key))
 
 
-def _takes_the_place_of(newer: Entry, entry: Entry) -> bool:
-    return newer.position >= entry.position and newer.type.split(".")[0] == entry.type.split(".")[0]
+def _supersedes(newer: Entry, entry: Entry) -> bool:
+    return newer.position >= entry.position and newer.family == entry.family

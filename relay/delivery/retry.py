@@ -1,34 +1,47 @@
-"""When a delivery that failed is tried again. Pure: the deadline, the history and chance come in.
+"""Decides when a failed delivery is tried again. Pure: deadline, history and jitter are arguments.
 
-Fixed schedules are blind to the deadline: a receiver that was down for 20 s may hear minutes later, when the notice was
-for 30 s (docs/protocol.md#fixed-retry-schedules). Here the tries fit the time that is left before NotBefore; after it,
-ordinary backoff carries on.
+A fixed schedule does not know the deadline: a receiver that was down for 20 s may get the event
+minutes later, after 30 s of notice are over (docs/protocol.md#fixed-retry-schedules). So the tries
+here fit the time that is left before NotBefore. After it, ordinary backoff applies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from relay.errors import Failure
+from relay.errors import Deferred, Failure
+from relay.outbox import Entry
+from relay.sinks import Sink
 
 URGENT_WINDOW = 15 * 60.0
-"""Seconds before NotBefore in which a try comes at least every 8 s."""
-FIRST_PAUSE, MAX_URGENT_PAUSE, MAX_EARLY_PAUSE, SLOW_PAUSE, MAX_PAUSE = 0.5, 7.0, 54.0, 54.0, 300.0
+"""Seconds before NotBefore in which a try comes at least every `MAX_URGENT_PAUSE`."""
+FIRST_PAUSE = 0.5
+MAX_URGENT_PAUSE = 7.0
+MAX_EARLY_PAUSE = 54.0
+"""Before the urgent window."""
+SLOW_PAUSE = 54.0
+"""For failures that a person must correct."""
+MAX_PAUSE = 300.0
+"""If no NotBefore is ahead."""
 MAX_JITTER = 0.1
-"""Jitter only adds: at most this share of the pause, so that relays that failed together do not come back together."""
+"""Share of a pause. It is only added, so that relays that failed together spread out."""
 LAST_TRY_LEAD = 2.0
-"""Seconds before NotBefore at which there is a last call; jitter makes it later by at most half of that."""
+"""Seconds before NotBefore for a last try. Jitter makes it later, by at most half of that."""
 MAX_RETRY_AFTER = 3600.0
-"""Seconds: a Retry-After over this is cut."""
-DAY = 86400.0
+"""Seconds: a longer Retry-After is cut to this."""
 MAX_INTERNAL_ERRORS = 5
-"""An unexpected error in a sink's own code: parked after that many tries."""
+"""After this many unexpected errors of a sink's code, an entry becomes a dead letter."""
+DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Try again after so many seconds. ``rest``: the far side asked that nothing at all be sent for so long; 0 if not."""
+    """Try again after ``delay`` seconds.
+
+    ``sink_pause``: seconds for which the receiver asked to get nothing at all.
+    """
 
     delay: float
     sink_pause: float = 0.0
@@ -43,10 +56,54 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DisableSink:
-    """The far side asked us to stop: keep the entry, and disable the sink."""
+    """The receiver asked the relay to stop: keep the entry and disable the sink."""
 
 
 RetryDecision = RetryAfter | DeadLetter | DisableSink
+
+
+class RetryPolicy:
+    """Decides for the entries of one sink. ``jitter`` returns a number from 0 to 1."""
+
+    def __init__(self, sink: Sink, jitter: Callable[[], float]) -> None:
+        self._sink = sink
+        self._jitter = jitter
+
+    def decide(self, entry: Entry, error: Deferred, now: datetime) -> RetryDecision:
+        """Return what to do with an entry after a try that has just failed."""
+        return plan_retry(
+            error.failure,
+            tries=entry.attempts + 1,
+            now=now,
+            recorded=entry.recorded,
+            not_before=entry.not_before,
+            give_up_after=self._sink.give_up_after,
+            longest_pause=self._sink.longest_pause,
+            retry_after=error.after,
+            jitter=self._jitter(),
+        )
+
+    def probe_delay(
+        self, failed: Entry, waiting: Iterable[Entry], failures: int, now: datetime
+    ) -> float:
+        """Return the seconds until the next probe of a failing sink.
+
+        The most urgent waiting entry determines them. ``failed`` was tried last; the sink has had
+        ``failures`` failures in a row.
+        """
+        deadlines = [entry.not_before for entry in waiting if _is_ahead(entry, now)]
+        tries = min(failures, failed.attempts + 1) if _is_ahead(failed, now) else failures
+        decision = plan_retry(
+            "transient",
+            tries=tries,
+            now=now,
+            recorded=now,
+            not_before=min((moment for moment in deadlines if moment is not None), default=None),
+            give_up_after=float("inf"),
+            longest_pause=self._sink.longest_pause,
+            jitter=self._jitter(),
+        )
+        return decision.delay if isinstance(decision, RetryAfter) else 0.0
 
 
 def plan_retry(
@@ -58,40 +115,50 @@ def plan_retry(
     not_before: datetime | None,
     give_up_after: float,
     longest_pause: float = MAX_PAUSE,
-    asked: float | None = None,
-    chance: float = 0.0,
+    retry_after: float | None = None,
+    jitter: float = 0.0,
 ) -> RetryDecision:
-    """What to do after a failed try.
+    """Return what to do after a failed try.
 
-    ``tries``: how often in a row it failed, this time included. ``asked``: Retry-After in seconds; it only lengthens.
-    ``chance``: in [0, 1), makes the jitter. A limit of a day or more yields to a NotBefore that is still ahead: notice of
-    degraded hardware comes days before. Who sets a shorter one wants to hear of the failure first.
+    ``tries`` counts failures in a row, this one included. ``retry_after`` (seconds) can only
+    lengthen the pause. ``jitter`` is in [0, 1). A ``give_up_after`` of a day or more does not apply
+    while NotBefore is ahead, because notice of degraded hardware comes days before. A shorter one
+    always applies.
     """
     if failure == "disabled":
         return DisableSink()
-    left = (not_before - now).total_seconds() if not_before is not None else 0.0
-    if failure == "slow" and left <= 0:
+    seconds_left = (not_before - now).total_seconds() if not_before is not None else 0.0
+    if failure == "slow" and seconds_left <= 0:
         return DeadLetter("refused, and no NotBefore ahead to keep trying for")
-    if (left <= 0 or give_up_after < DAY) and (now - recorded).total_seconds() >= give_up_after:
+    may_give_up = seconds_left <= 0 or give_up_after < DAY
+    if may_give_up and (now - recorded).total_seconds() >= give_up_after:
         return DeadLetter(f"given up after {give_up_after:g} s")
-    stretch = 1 + MAX_JITTER * chance
-    pause = min(SLOW_PAUSE if failure == "slow" else backoff(tries, left), longest_pause) * stretch
-    if left > LAST_TRY_LEAD:
-        pause = min(pause, left - LAST_TRY_LEAD * (1 - chance / 2))
-    rest = min(max(asked or 0.0, 0.0), MAX_RETRY_AFTER) * stretch
-    return RetryAfter(max(pause, rest), rest)
+    stretch = 1 + MAX_JITTER * jitter
+    pause = SLOW_PAUSE if failure == "slow" else backoff(tries, seconds_left)
+    delay = min(pause, longest_pause) * stretch
+    if seconds_left > LAST_TRY_LEAD:
+        delay = min(delay, seconds_left - LAST_TRY_LEAD * (1 - jitter / 2))
+    sink_pause = min(max(retry_after or 0.0, 0.0), MAX_RETRY_AFTER) * stretch
+    return RetryAfter(max(delay, sink_pause), sink_pause)
 
 
-def backoff(tries: int, left: float) -> float:
-    """Seconds until the next try after so many failures in a row, with ``left`` seconds to NotBefore (none ahead: <= 0)."""
-    grown = FIRST_PAUSE * 2.0 ** min(tries - 1, 16)
-    if left <= 0:
-        return min(grown, MAX_PAUSE)
-    if left > URGENT_WINDOW:
-        return min(grown, MAX_EARLY_PAUSE, max(left - URGENT_WINDOW, MAX_URGENT_PAUSE))
-    return min(grown, MAX_URGENT_PAUSE)
+def backoff(tries: int, seconds_left: float) -> float:
+    """Return the seconds to wait after this many failures in a row.
+
+    ``seconds_left`` is the time to NotBefore; zero or less if none is ahead.
+    """
+    doubled = FIRST_PAUSE * 2.0 ** min(tries - 1, 16)
+    if seconds_left <= 0:
+        return min(doubled, MAX_PAUSE)
+    if seconds_left > URGENT_WINDOW:
+        return min(doubled, MAX_EARLY_PAUSE, max(seconds_left - URGENT_WINDOW, MAX_URGENT_PAUSE))
+    return min(doubled, MAX_URGENT_PAUSE)
 
 
-def retry_time(again: RetryAfter, now: datetime) -> datetime:
-    """When that is."""
-    return now + timedelta(seconds=again.delay)
+def retry_time(decision: RetryAfter, now: datetime) -> datetime:
+    """Return the moment of the next try."""
+    return now + timedelta(seconds=decision.delay)
+
+
+def _is_ahead(entry: Entry, now: datetime) -> bool:
+    return entry.not_before is not None and entry.not_before > now

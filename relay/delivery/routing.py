@@ -1,4 +1,4 @@
-"""Which sinks want an event. Pure."""
+"""Decides which sinks want an event. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from relay.sinks import SinkSettings
 
 
 def matching_sinks(event: CloudEvent, sinks: Iterable[SinkSettings]) -> Iterator[str]:
-    """The names of the sinks that want the event.
-
-    ``relay.*`` goes to every sink whose ``events`` name it, but never to the sink it is about; ``match`` does not apply
-    to it. ``relay.ping`` is sent to the pinged sink alone and wanted by none.
-    """
-    for sink in sinks:
-        if wants(sink, event):
-            yield sink.name
+    """Yield the names of the sinks that want an event."""
+    return (sink.name for sink in sinks if wants(sink, event))
 
 
 def wants(sink: SinkSettings, event: CloudEvent) -> bool:
-    """Whether a sink wants the event."""
+    """Whether a sink wants an event.
+
+    Its ``events`` must name the type and its ``match`` must apply. ``match`` does not concern
+    ``relay.*``, which never goes to the sink that it is about. No sink wants ``relay.ping``: it is
+    sent to one sink by name.
+    """
     if event.name == "relay.ping" or not matches_any(sink.events, event.name):
         return False
     if event.name.startswith("relay."):

@@ -85,7 +85,7 @@ def _instance_finding(subject: str, error: SourceError, *, required: bool) -> Fi
     return failure(
         subject,
         error.reason,
-        "run this on an Azure VM, and let nothing block the connection to that address",
+        "this must run on an Azure VM, and nothing may block the way to that address",
     )
 
 

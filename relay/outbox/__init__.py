@@ -1,7 +1,8 @@
-"""WHAT WE REMEMBER: one SQLite file with the journal, the snapshot, the approvals and one entry per sink and event.
+"""The store: one SQLite file with journal, snapshot, approvals, deliveries and chat messages.
 
-This is the contract: the facts that the file holds, as the rest of the relay sees them. `sqlite` keeps the file and
-runs transactions, `transaction` is what can be done in one, `journal` is the hash chain, `file` knows whose file it is.
+This module defines the facts that the file holds, as the other rooms see them. `sqlite` runs
+transactions, `transaction` is what work can do in one, `journal` is the hash chain, and `file`
+opens the file.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
 EntryState = Literal["waiting", "delivered", "superseded", "parked"]
+"""parked: the entry is a dead letter."""
 GrantState = Literal["granted", "sent", "accepted", "failed", "refused"]
-"""failed: given up before an answer that says yes or no; refused: IMDS answered 400 to a StartRequest for this event alone."""
+"""failed: the relay gave up without a final answer. refused: IMDS answered 400."""
 AttemptOutcome = Literal["delivered", "deferred", "parked", "error"]
+"""error: the code of the sink raised an unexpected error."""
 SinkState = Literal["on", "paused", "disabled"]
 
 
@@ -41,7 +44,7 @@ class StoreSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose file it is. ``vm_id`` is None where the metadata service knows none."""
+    """The owner of a state file. ``vm_id`` is None if the metadata service knows none."""
 
     scope: str
     vm_id: str | None
@@ -49,20 +52,24 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where the journal ends: the last row's position (0: none yet) and its hash, 64 hexadecimal digits."""
+    """The last row of the journal: its position (0: no rows) and hash (64 hexadecimal digits)."""
 
     position: int
     hash: str
 
     @override
     def __str__(self) -> str:
-        """As the ``journalhead`` attribute has it."""
+        """The form of the ``journalhead`` attribute."""
         return f"{self.position}:{self.hash}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """An EventId from when it appeared in the document until it left it. ``data`` is that of ``event.*``."""
+    """The time of an EventId in the document, from when it appears until it leaves.
+
+    An EventId that comes back gets a new occurrence with the next ``number``. ``key`` is the
+    EventId in lower case. ``data`` is the data of ``event.*``.
+    """
 
     id: int
     key: str
@@ -82,9 +89,13 @@ class Occurrence:
         return Event.from_fields(self.data)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A vote, hold or release that was accepted. ``counts``: a vote that still counts, a hold that still holds."""
+    """A vote, hold or release that was accepted.
+
+    ``counts``: the vote still counts, or the hold is still in force. ``recorded_event_id`` is the
+    id of its ``approval.recorded``.
+    """
 
     approval_id: str
     occurrence: int
@@ -101,9 +112,13 @@ class Decision:
     message_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """An approval that was granted, and what became of its StartRequest. ``cause`` is its events' causationid."""
+    """A granted approval and its StartRequest.
+
+    ``attempts`` counts the StartRequests that were sent, ``status`` is the HTTP status of the last
+    answer, and ``cause`` is the causationid of its events.
+    """
 
     id: int
     occurrence: int
@@ -118,11 +133,12 @@ class Grant:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event for one sink, as it waits. Times are moments in UTC; ``lane`` is what keeps order among entries.
+    """One event that waits for one sink. Times are in UTC.
 
-    ``event`` is at hand when the entry was just recorded; otherwise it is read from the journal before it is sent.
+    Entries with the same ``ordering_key`` are sent in order. ``position`` is that of the event in
+    the journal. ``event`` is None if it is not in memory: then it is read from the journal.
     """
 
     id: int
@@ -137,10 +153,15 @@ class Entry:
     recorded: datetime
     event: CloudEvent | None = None
 
+    @property
+    def family(self) -> str:
+        """The first part of the type: ``event``, ``approval``, ``startrequest`` or ``relay``."""
+        return self.type.partition(".")[0]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """How one try to deliver went. ``took`` is in seconds."""
+    """One try to deliver an entry. ``elapsed`` is in seconds, ``response`` at most 1 KiB."""
 
     at: datetime
     elapsed: float
@@ -151,13 +172,13 @@ class Attempt:
 
     @property
     def ended_at(self) -> datetime:
-        """When it was over."""
+        """When the try ended."""
         return self.at + timedelta(seconds=self.elapsed)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstAnswer:
-    """What a request was answered the first time, and the digest of its body."""
+    """The first answer to a request, and the digest of the request's body."""
 
     digest: str
     status: int
@@ -166,7 +187,7 @@ class FirstAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """One event as it was journalled, with the entries made for it: what listeners of the store are handed."""
+    """A journaled event with its position and the entries that were made for it."""
 
     position: int
     event: CloudEvent

@@ -1,4 +1,7 @@
-"""Writes many rows with few statements: a thread that runs a statement hands the interpreter over and waits for it again."""
+"""Inserts many rows with few statements.
+
+Each statement releases the interpreter lock and has to take it again, so fewer are faster.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,21 @@ import sqlite3
 from collections.abc import Sequence
 
 MAX_ROWS_PER_STATEMENT = 32
-"""Rows of one statement. SQLite keeps what it has prepared for each number of rows."""
+"""SQLite caches one prepared statement for each number of rows."""
 
 
 def bulk_insert(
     connection: sqlite3.Connection, into: str, rows: Sequence[tuple[object, ...]]
 ) -> None:
-    """Insert rows in that order; ``into`` is our own text: the table, and the columns where not all are given."""
+    """Insert the rows in their order.
+
+    ``into`` is the table, with the columns in parentheses if not all are given. It is part of the
+    statement and must be our own text.
+    """
     for first in range(0, len(rows), MAX_ROWS_PER_STATEMENT):
-        part = rows[first : first + MAX_ROWS_PER_STATEMENT]
-        row = f"({', '.join('?' * len(part[0]))})"
+        chunk = rows[first : first + MAX_ROWS_PER_STATEMENT]
+        placeholders = f"({', '.join('?' * len(chunk[0]))})"
         connection.execute(
-            f"INSERT INTO {into} VALUES {', '.join([row] * len(part))}",
-            [value for values in part for value in values],
-        )  # noqa: S608  # our own text
+            f"INSERT INTO {into} VALUES {', '.join([placeholders] * len(chunk))}",  # noqa: S608  # our own text
+            [value for row in chunk for value in row],
+        )

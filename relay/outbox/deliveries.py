@@ -1,4 +1,7 @@
-"""One entry per event and wanting sink, the log of attempts, and the state of the sinks."""
+"""The tables of deliveries: entries, attempts, and the states of the sinks.
+
+There is one entry for each event and each sink that wants it.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,23 @@ from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.bulk_insert import bulk_insert
 
-_ENTRY = "id, sink, position, lane, type, event_key, not_before, attempts, next_at, coalesce(revived, recorded)"
-_SUBJECT = "CASE WHEN json_valid(CAST(j.body AS TEXT)) THEN json_extract(CAST(j.body AS TEXT), '$.subject') END"
-_SHOWN = (
-    f"e.id, e.sink, iif(e.event_key IS NULL, NULL, {_SUBJECT}), e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, "
-    "e.recorded, e.settled FROM entry e LEFT JOIN journal j ON j.position = e.position"
+_MAX_ID = 2**62
+_ENTRY_COLUMNS = (
+    "id, sink, position, lane, type, event_key, not_before, attempts, next_at, "
+    "coalesce(revived, recorded)"
+)
+_DELIVERY_QUERY = (
+    "SELECT e.id, e.sink, "
+    "iif(e.event_key IS NULL, NULL, CASE WHEN json_valid(CAST(j.body AS TEXT)) "
+    "THEN json_extract(CAST(j.body AS TEXT), '$.subject') END), "
+    "e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, e.recorded, e.settled "
+    "FROM entry e LEFT JOIN journal j ON j.position = e.position"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An entry as it is shown to people and programs."""
+    """An entry as people and programs see it. The fields are in the order of the query above."""
 
     id: int
     sink: str
@@ -40,7 +49,7 @@ class Delivery:
     settled: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """As the API gives it."""
+        """Return the entry as the API shows it."""
         return {
             "id": self.id,
             "sink": self.sink,
@@ -58,7 +67,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class LoggedAttempt:
-    """A try as the log has it: when it began, how many seconds it took, and at most the first KiB of what was answered."""
+    """An attempt in the log. ``elapsed`` is in seconds, ``response`` at most 1 KiB."""
 
     number: int
     at: str
@@ -69,46 +78,53 @@ class LoggedAttempt:
     response: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Which dead letters are meant: those that meet every condition given. ``event_key`` is an EventId in lower case."""
+    """Selects dead letters that meet every condition that is not None.
+
+    ``event_key`` is an EventId in lower case. ``since``: they became dead letters then or later.
+    """
 
     sink: str | None = None
     type: str | None = None
     event_key: str | None = None
     since: datetime | None = None
-    """Given up at that moment or later."""
 
 
 class Deliveries:
-    """The tables of deliveries, inside a transaction."""
+    """Reads and writes the tables of deliveries, inside a transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._next: int | None = (
-            None  # looked up once in a transaction, which nobody else writes in
-        )
+        self._next_id: int | None = None  # read once: nobody else writes during a transaction
+
+    # --- entries
 
     def next_id(self) -> int:
-        """The id of the entry that is added next."""
-        if self._next is None:
-            found = self._connection.execute(
+        """Return the id of the next new entry."""
+        if self._next_id is None:
+            row = self._connection.execute(
                 "SELECT seq FROM sqlite_sequence WHERE name = 'entry'"
             ).fetchone()
-            self._next = int(found[0]) + 1 if found else 1
-        return self._next
+            self._next_id = int(row[0]) + 1 if row else 1
+        return self._next_id
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Sinks want events; the entries have the ids from `next_id` on."""
+        """Insert entries. Their ids must count up from `next_id`."""
         rows = [
             (
-                *(one.id, one.sink, one.position, one.ordering_key, one.type, one.event_key),
-                format_sortable(one.not_before) if one.not_before else None,
-                format_sortable(one.recorded),
+                entry.id,
+                entry.sink,
+                entry.position,
+                entry.ordering_key,
+                entry.type,
+                entry.event_key,
+                format_sortable(entry.not_before) if entry.not_before else None,
+                format_sortable(entry.recorded),
             )
-            for one in entries
+            for entry in entries
         ]
-        self._next = self.next_id() + len(rows)
+        self._next_id = self.next_id() + len(rows)
         bulk_insert(
             self._connection,
             "entry (id, sink, position, lane, type, event_key, not_before, recorded)",
@@ -116,25 +132,28 @@ class Deliveries:
         )
 
     def waiting(self, sink: str | None = None) -> list[Entry]:
-        """What waits, of one sink or of all, in the order in which it was recorded."""
-        found = self._connection.execute(
-            f"SELECT {_ENTRY} FROM entry WHERE state = 'waiting' AND (:sink IS NULL OR sink = :sink) ORDER BY id",  # noqa: S608  # our own text
+        """Return the waiting entries of one sink or of all, in the order of recording."""
+        rows = self._connection.execute(
+            f"SELECT {_ENTRY_COLUMNS} FROM entry "  # noqa: S608  # our own text
+            "WHERE state = 'waiting' AND (:sink IS NULL OR sink = :sink) ORDER BY id",
             {"sink": sink},
         )
-        return [_entry(row) for row in found]
+        return [_entry(row) for row in rows]
 
     def has_waiting(self, event_key: str) -> bool:
-        """Whether any sink has yet to get something about an event."""
-        found = self._connection.execute(
+        """Whether an entry about an EventId waits for any sink."""
+        row = self._connection.execute(
             "SELECT 1 FROM entry WHERE event_key = ? AND state = 'waiting' LIMIT 1", (event_key,)
-        )
-        return found.fetchone() is not None
+        ).fetchone()
+        return row is not None
 
-    def log_attempt(self, entry: int, attempt: Attempt) -> None:
-        """Log an attempt."""
+    # --- attempts and their effect on entries
+
+    def log_attempt(self, entry_id: int, attempt: Attempt) -> None:
+        """Add an attempt to the log."""
         self._connection.execute(
             "UPDATE entry SET attempts = attempts + 1, last_status = ? WHERE id = ?",
-            (attempt.status, entry),
+            (attempt.status, entry_id),
         )
         self._connection.execute(
             "INSERT INTO attempt SELECT id, attempts, ?, ?, ?, ?, ?, ? FROM entry WHERE id = ?",
@@ -145,102 +164,131 @@ class Deliveries:
                 attempt.status,
                 attempt.reason,
                 attempt.response,
-                entry,
+                entry_id,
             ),
         )
 
-    def mark_delivered(self, arrived: Sequence[tuple[int, Attempt]]) -> None:
-        """Log the attempts that got through, and settle their entries: one statement for each table.
+    def mark_delivered(self, deliveries: Sequence[tuple[int, Attempt]]) -> None:
+        """Settle these entries as delivered and log the attempts that delivered them.
 
-        See docs/protocol.md#one-statement-for-each-table.
+        It needs one statement for each table: docs/protocol.md#one-statement-for-each-table.
         """
         rows = orjson.dumps(
             [
                 [
-                    entry,
-                    format_sortable(one.at),
-                    one.elapsed,
-                    one.status,
-                    one.response,
-                    format_sortable(one.ended_at),
+                    entry_id,
+                    format_sortable(attempt.at),
+                    attempt.elapsed,
+                    attempt.status,
+                    attempt.response,
+                    format_sortable(attempt.ended_at),
                 ]
-                for entry, one in arrived
+                for entry_id, attempt in deliveries
             ]
         )
-        # json_extract rather than ->>, which SQLite knows from 3.38.
+        # json_extract, because SQLite has ->> only from version 3.38 on.
         self._connection.execute(
-            "WITH arrived AS (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[3]') AS status, "
-            "json_extract(value, '$[5]') AS ended FROM json_each(?)) "
-            "UPDATE entry SET state = 'delivered', reason = NULL, next_at = NULL, attempts = attempts + 1, "
-            "last_status = arrived.status, settled = arrived.ended FROM arrived WHERE entry.id = arrived.id",
+            "WITH delivered AS (SELECT json_extract(value, '$[0]') AS id, "
+            "json_extract(value, '$[3]') AS status, json_extract(value, '$[5]') AS ended "
+            "FROM json_each(?)) "
+            "UPDATE entry SET state = 'delivered', reason = NULL, next_at = NULL, "
+            "attempts = attempts + 1, last_status = delivered.status, settled = delivered.ended "
+            "FROM delivered WHERE entry.id = delivered.id",
             (rows.decode(),),
         )
         self._connection.execute(
-            "WITH arrived AS (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS at, "
-            "json_extract(value, '$[2]') AS took, json_extract(value, '$[3]') AS status, json_extract(value, '$[4]') AS answer "
+            "WITH delivered AS (SELECT json_extract(value, '$[0]') AS id, "
+            "json_extract(value, '$[1]') AS at, json_extract(value, '$[2]') AS took, "
+            "json_extract(value, '$[3]') AS status, json_extract(value, '$[4]') AS answer "
             "FROM json_each(?)) "
-            "INSERT INTO attempt SELECT entry.id, attempts, at, took, 'delivered', status, NULL, answer FROM arrived JOIN entry USING (id)",
+            "INSERT INTO attempt "
+            "SELECT entry.id, attempts, at, took, 'delivered', status, NULL, answer "
+            "FROM delivered JOIN entry USING (id)",
             (rows.decode(),),
         )
 
-    def defer(self, entry: int, attempt: Attempt, until: datetime) -> None:
-        """Not yet: log the attempt, and try again at that moment."""
-        self.log_attempt(entry, attempt)
+    def defer(self, entry_id: int, attempt: Attempt, until: datetime) -> None:
+        """Log a failed attempt; the next one is due at ``until``."""
+        self.log_attempt(entry_id, attempt)
         self._connection.execute(
             "UPDATE entry SET next_at = ?, reason = ? WHERE id = ?",
-            (format_sortable(until), attempt.reason, entry),
+            (format_sortable(until), attempt.reason, entry_id),
         )
 
-    def settle(self, entry: int, state: EntryState, reason: str | None, at: datetime) -> None:
-        """Delivered, superseded or parked."""
+    def settle(self, entry_id: int, state: EntryState, reason: str | None, at: datetime) -> None:
+        """Store the final state of an entry."""
         self._connection.execute(
             "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?",
-            (state, reason, format_sortable(at), entry),
+            (state, reason, format_sortable(at), entry_id),
         )
 
-    def redeliver(self, entry: int, at: datetime) -> Entry | None:
-        """Make a parked entry wait again, as old as if it were new; None where there is none for a sink that is still there."""
+    # --- dead letters
+
+    def redeliver(self, entry_id: int, at: datetime) -> Entry | None:
+        """Make a dead letter wait again, as if it had been recorded at ``at``.
+
+        Return None if there is no such dead letter or its sink no longer exists.
+        """
         changed = self._connection.execute(
-            "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, revived = ? WHERE id = ? AND state = 'parked' "
-            "AND sink IN (SELECT name FROM sink)",
-            (format_sortable(at), entry),
+            "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, revived = ? "
+            "WHERE id = ? AND state = 'parked' AND sink IN (SELECT name FROM sink)",
+            (format_sortable(at), entry_id),
         ).rowcount
-        found = self._connection.execute(
-            f"SELECT {_ENTRY} FROM entry WHERE id = ? AND ?", (entry, changed)
-        ).fetchone()  # noqa: S608  # our own text
-        return _entry(found) if found else None
+        if not changed:
+            return None
+        row = self._connection.execute(
+            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
+            (entry_id,),
+        ).fetchone()
+        return _entry(row)
 
     def redeliver_matching(
-        self, which: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int
+        self,
+        dead_letters: DeadLetterFilter,
+        at: datetime,
+        *,
+        after: int,
+        until: datetime,
+        limit: int,
     ) -> list[Entry]:
-        """As `revive`, of the oldest that are meant, behind that id and given up by ``until``."""
-        condition, values = _meant(which, after, until)
-        ids = [
-            row[0]
-            for row in self._connection.execute(
-                f"SELECT id FROM entry WHERE {condition} ORDER BY id LIMIT ?", (*values, limit)
-            )
-        ]  # noqa: S608  # our own text
-        return [entry for one in ids if (entry := self.redeliver(one, at)) is not None]
+        """Make the oldest matching dead letters wait again, at most ``limit``.
 
-    def count_dead_letters(self, which: DeadLetterFilter, *, after: int, until: datetime) -> int:
-        """How many dead letters are meant that `revive_some` would take up."""
-        condition, values = _meant(which, after, until)
-        found = self._connection.execute(f"SELECT count(*) FROM entry WHERE {condition}", values)  # noqa: S608  # our own text
-        return int(found.fetchone()[0])
+        They have ids above ``after`` and became dead letters by ``until``.
+        """
+        condition, values = _dead_letter_condition(dead_letters, after, until)
+        rows = self._connection.execute(
+            f"SELECT id FROM entry WHERE {condition} ORDER BY id LIMIT ?",  # noqa: S608  # our own text
+            (*values, limit),
+        ).fetchall()
+        entries = [self.redeliver(entry_id, at) for (entry_id,) in rows]
+        return [entry for entry in entries if entry is not None]
 
-    def find_delivery(self, entry: int) -> Delivery | None:
-        """One entry as it is shown."""
-        found = self._connection.execute(f"SELECT {_SHOWN} WHERE e.id = ?", (entry,)).fetchone()
-        return Delivery(*found) if found else None
+    def count_dead_letters(
+        self, dead_letters: DeadLetterFilter, *, after: int, until: datetime
+    ) -> int:
+        """Return how many dead letters `redeliver_matching` would redeliver without a limit."""
+        condition, values = _dead_letter_condition(dead_letters, after, until)
+        row = self._connection.execute(
+            f"SELECT count(*) FROM entry WHERE {condition}",  # noqa: S608  # our own text
+            values,
+        ).fetchone()
+        return int(row[0])
 
-    def attempts(self, entry: int) -> list[LoggedAttempt]:
-        """The attempts to deliver an entry, the oldest first."""
-        found = self._connection.execute(
-            "SELECT number, at, took, outcome, status, reason, answer FROM attempt WHERE entry = ? ORDER BY number",
-            (entry,),
+    # --- what people see
+
+    def find_delivery(self, entry_id: int) -> Delivery | None:
+        """Return one entry as people see it."""
+        row = self._connection.execute(f"{_DELIVERY_QUERY} WHERE e.id = ?", (entry_id,)).fetchone()
+        return Delivery(*row) if row else None
+
+    def attempts(self, entry_id: int) -> list[LoggedAttempt]:
+        """Return the attempts to deliver an entry, oldest first."""
+        rows = self._connection.execute(
+            "SELECT number, at, took, outcome, status, reason, answer FROM attempt "
+            "WHERE entry = ? ORDER BY number",
+            (entry_id,),
         )
-        return [LoggedAttempt(*row) for row in found]
+        return [LoggedAttempt(*row) for row in rows]
 
     def page(
         self,
@@ -251,85 +299,100 @@ class Deliveries:
         before: int | None = None,
         limit: int = 100,
     ) -> list[Delivery]:
-        """Entries as they are shown, the newest first, older than a given one."""
-        wanted = tuple(states)
-        marks = ", ".join("?" * len(wanted))
-        condition = f"AND e.state IN ({marks})" if wanted else ""
-        found = self._connection.execute(
-            f"SELECT {_SHOWN} WHERE e.id < ? AND (? IS NULL OR e.event_key = ?) AND (? IS NULL OR e.sink = ?) {condition} "  # our own text
-            "ORDER BY e.id DESC LIMIT ?",
-            (
-                before if before is not None else 2**62,
-                event_key,
-                event_key,
-                sink,
-                sink,
-                *wanted,
-                limit,
-            ),
+        """Return entries with an id less than ``before``, newest first.
+
+        ``states``, ``event_key`` and ``sink`` filter them if they are given.
+        """
+        rows = self._connection.execute(
+            f"{_DELIVERY_QUERY} WHERE e.id < :before "  # noqa: S608  # our own text
+            "AND (:event_key IS NULL OR e.event_key = :event_key) "
+            "AND (:sink IS NULL OR e.sink = :sink) "
+            "AND (:states = '[]' OR e.state IN (SELECT value FROM json_each(:states))) "
+            "ORDER BY e.id DESC LIMIT :limit",
+            {
+                "before": before if before is not None else _MAX_ID,
+                "event_key": event_key,
+                "sink": sink,
+                "states": orjson.dumps([*states]).decode(),
+                "limit": limit,
+            },
         )
-        return [Delivery(*row) for row in found]
+        return [Delivery(*row) for row in rows]
+
+    # --- sinks
 
     def sink_states(self) -> dict[str, tuple[SinkState, str | None]]:
-        """The sinks of the last start with their state and, where stopped, the reason."""
-        found = self._connection.execute("SELECT name, state, reason FROM sink")
-        return {name: (state, reason) for name, state, reason in found}
+        """Return the state of each sink of the last start, and the reason if it is not on."""
+        rows = self._connection.execute("SELECT name, state, reason FROM sink")
+        return {name: (state, reason) for name, state, reason in rows}
 
     def set_sink_state(self, name: str, state: SinkState, reason: str | None = None) -> None:
-        """Remember a sink and its state."""
+        """Store a sink and its state."""
         self._connection.execute(
             "INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason)
         )
 
     def remove_sink(self, name: str, reason: str, at: datetime) -> int:
-        """A sink is configured no more: park what waits for it, drop its relay.*; returns how many were parked."""
+        """Remove a sink that is no longer configured.
+
+        Its waiting entries become dead letters, except ``relay.*``, which are deleted. Return how
+        many became dead letters.
+        """
         self._connection.execute("DELETE FROM sink WHERE name = ?", (name,))
         self._connection.execute(
             "DELETE FROM entry WHERE sink = ? AND state = 'waiting' AND type LIKE 'relay.%'",
             (name,),
         )
         return self._connection.execute(
-            "UPDATE entry SET state = 'parked', reason = ?, next_at = NULL, settled = ? WHERE sink = ? AND state = 'waiting'",
+            "UPDATE entry SET state = 'parked', reason = ?, next_at = NULL, settled = ? "
+            "WHERE sink = ? AND state = 'waiting'",
             (reason, format_sortable(at), name),
         ).rowcount
 
-    def prune(self, before: datetime, dead_letters: int) -> int:
-        """Forget deliveries, and their attempts, that were settled before that moment, and the oldest dead letters over a number.
+    def prune(self, before: datetime, max_dead_letters: int) -> int:
+        """Delete entries settled before a moment, with their attempts, and surplus dead letters.
 
-        Returns how many dead letters went because of that number.
+        Return how many dead letters, the oldest first, were over ``max_dead_letters``.
         """
         self._connection.execute("DELETE FROM entry WHERE settled < ?", (format_sortable(before),))
         return self._connection.execute(
             "DELETE FROM entry WHERE state = 'parked' AND id <= "
             "(SELECT id FROM entry WHERE state = 'parked' ORDER BY id DESC LIMIT 1 OFFSET ?)",
-            (dead_letters,),
+            (max_dead_letters,),
         ).rowcount
 
 
-def _meant(which: DeadLetterFilter, after: int, until: datetime) -> tuple[str, tuple[object, ...]]:
-    """The condition, and the values of its parameters, of dead letters whose sink is still there."""
-    parts: list[tuple[str, object]] = [("id > ?", after), ("settled <= ?", format_sortable(until))]
-    given = {"sink = ?": which.sink, "type = ?": which.type, "event_key = ?": which.event_key}
-    parts += [(text, value) for text, value in given.items() if value is not None]
-    if which.since is not None:
-        parts.append(("settled >= ?", format_sortable(which.since)))
-    fixed = "state = 'parked' AND sink IN (SELECT name FROM sink)"
-    return " AND ".join([fixed, *(text for text, _ in parts)]), tuple(value for _, value in parts)
+def _dead_letter_condition(
+    dead_letters: DeadLetterFilter, after: int, until: datetime
+) -> tuple[str, tuple[object, ...]]:
+    """Return a condition and its values: dead letters whose sink still exists."""
+    since = format_sortable(dead_letters.since) if dead_letters.since is not None else None
+    values = {
+        "id > ?": after,
+        "settled <= ?": format_sortable(until),
+        "sink = ?": dead_letters.sink,
+        "type = ?": dead_letters.type,
+        "event_key = ?": dead_letters.event_key,
+        "settled >= ?": since,
+    }
+    given = {condition: value for condition, value in values.items() if value is not None}
+    always = "state = 'parked' AND sink IN (SELECT name FROM sink)"
+    return " AND ".join([always, *given]), tuple(given.values())
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
-    id_, sink, position, lane, type_, event_key, not_before, attempts, next_at, recorded = row
-    moment = parse_timestamp(recorded)
-    assert moment is not None  # noqa: S101  # we wrote it
+    id_, sink, position, ordering_key, type_, event_key, not_before, attempts, next_at, at = row
+    recorded = parse_timestamp(at)
+    assert recorded is not None  # noqa: S101  # this module wrote it
     return Entry(
-        id_,
-        sink,
-        position,
-        lane,
-        type_,
-        event_key,
-        parse_timestamp(not_before),
-        attempts,
-        parse_timestamp(next_at),
-        moment,
+        id=id_,
+        sink=sink,
+        position=position,
+        ordering_key=ordering_key,
+        type=type_,
+        event_key=event_key,
+        not_before=parse_timestamp(not_before),
+        attempts=attempts,
+        next_at=parse_timestamp(next_at),
+        recorded=recorded,
     )

@@ -1,4 +1,4 @@
-"""Looks at the state file from outside, for `doctor`: nothing is written, locked or set aside."""
+"""Checks the state file for ``imds-relay doctor``. It writes, locks and sets aside nothing."""
 
 from __future__ import annotations
 
@@ -15,125 +15,125 @@ from relay.files import may_be_folder, may_exist, reason, user
 from relay.outbox import StoreSettings
 from relay.outbox.file import SCHEMA_VERSION, open_for_reading
 
-_LITTLE = 200 * 2**20
-"""Bytes of free space under which somebody should know."""
-_TOO_LITTLE = 2**20
-_LOST_WITH_THE_VM = "DATALOSS_WARNING_README.txt"
-"""Azure puts it at the root of a temporary disk."""
-_IN_MEMORY = ("tmpfs", "ramfs")
+FREE_BYTES_WARNING = 200 * 2**20
+MIN_FREE_BYTES = 2**20
+_TEMPORARY_DISK_MARKER = "DATALOSS_WARNING_README.txt"
+"""Azure puts this file at the root of a temporary disk."""
+_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+_USER_REMEDY = "run doctor as the service's user, or give that user the right to read and write it"
+_SET_ASIDE_REMEDY = (
+    "a relay that starts sets it aside and begins a fresh one, with approvals off; "
+    "to keep it, put the right file in its place first"
+)
 
 
 def diagnose(settings: StoreSettings, *, scope: str | None, vm_id: str | None) -> list[Finding]:
-    """Everything that can be seen of the state file; blocking. None: which scope or VM this is is not known."""
+    """Return the findings about the state file and its folder; blocking.
+
+    ``scope`` and ``vm_id`` are None if they are not known.
+    """
     path = settings.path.absolute()
-    return [
-        *_folder(path),
-        *(
-            _file(path, scope, vm_id)
-            if may_exist(path)
-            else [ok("state file", f"{path}: none yet, it will be made")]
-        ),
+    findings = [*_check_folder(path)]
+    if may_exist(path):
+        findings += _check_file(path, scope, vm_id)
+    else:
+        findings.append(ok("state file", f"{path}: it does not exist yet, the relay creates it"))
+    return findings
+
+
+def _check_folder(path: Path) -> Iterator[Finding]:
+    folder = next(parent for parent in path.parents if may_exist(parent))
+    read_only = [
+        place for place in (folder, path) if may_exist(place) and not os.access(place, os.W_OK)
     ]
-
-
-def _folder(path: Path) -> Iterator[Finding]:
-    there = next(folder for folder in path.parents if may_exist(folder))
-    wrong = [one for one in (there, path) if may_exist(one) and not os.access(one, os.W_OK)]
-    if wrong or not may_be_folder(there):
-        remedy = "run doctor as the user that the service has, or give that user the right to write"
-        yield failure(
-            "state folder", f"{(wrong or [there])[0]} cannot be written by {user()}", remedy
-        )
+    if read_only or not may_be_folder(folder):
+        place = (read_only or [folder])[0]
+        yield failure("state folder", f"{place} cannot be written by {user()}", _USER_REMEDY)
     else:
-        yield ok("state folder", f"{there} can be written by {user}")
-    try:
-        free = shutil.disk_usage(there).free
-    except PermissionError:  # of a folder around it
-        return
-    said = f"{free / 2**20:,.0f} MiB free in {there}"
-    if free < _LITTLE:
-        make = failure if free < _TOO_LITTLE else warning
-        yield make("disk space", said, "make room: on a full disk approvals are refused")
-    else:
-        yield ok("disk space", said)
-    if (why := _passing(there)) is not None:
+        yield ok("state folder", f"{folder} can be written by {user()}")
+    yield from _check_free_space(folder)
+    if (problem := _volatile_disk(folder)) is not None:
         yield warning(
-            "disk", f"{there} is {why}", "set store.path to a disk that outlives the VM's next move"
+            "disk",
+            f"{folder} is {problem}",
+            "set store.path to a disk that outlives the VM's next move",
         )
 
 
-def _passing(folder: Path) -> str | None:
-    """Why what is written there will not last, or None."""
-    root = next((one for one in (folder, *folder.parents) if one.is_mount()), folder)
-    if (root / _LOST_WITH_THE_VM).exists():
+def _check_free_space(folder: Path) -> Iterator[Finding]:
+    try:
+        free = shutil.disk_usage(folder).free
+    except PermissionError:  # no right to enter a parent folder
+        return
+    message = f"{free / 2**20:,.0f} MiB free in {folder}"
+    remedy = "make room: on a full disk approvals are refused"
+    if free < MIN_FREE_BYTES:
+        yield failure("disk space", message, remedy)
+    elif free < FREE_BYTES_WARNING:
+        yield warning("disk space", message, remedy)
+    else:
+        yield ok("disk space", message)
+
+
+def _volatile_disk(folder: Path) -> str | None:
+    """Why a file in this folder will not last; None if it will."""
+    root = next((place for place in (folder, *folder.parents) if place.is_mount()), folder)
+    if (root / _TEMPORARY_DISK_MARKER).exists():
         return "on Azure's temporary disk"
     try:
-        mounts = (
-            Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-        )
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    kinds = [
-        fields[2]
-        for fields in (line.split(" ") for line in mounts)
-        if len(fields) > 2 and fields[1] == str(root)
-    ]
-    return "in memory" if kinds and kinds[-1] in _IN_MEMORY else None
+    mounted_type: str | None = None
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 2 and fields[1] == str(root):
+            mounted_type = fields[2]  # a later mount hides an earlier one
+    return "in memory" if mounted_type in _MEMORY_FILE_SYSTEMS else None
 
 
-def _file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]:
+def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]:
     try:
         path.open("rb").close()  # SQLite does not say why it cannot
     except OSError as error:
-        remedy = "run doctor as the user that the service has, or give that user the right to read and write it"
-        yield failure("state file", f"{path} cannot be read: {reason(error)}", remedy)
+        yield failure("state file", f"{path} cannot be read: {reason(error)}", _USER_REMEDY)
         return
     try:
         with closing(open_for_reading(path)) as connection:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-            meta = dict(
+            meta: dict[str, str] = dict(
                 connection.execute(
                     "SELECT key, value FROM meta WHERE key IN ('scope', 'vm_id', 'mode')"
                 )
             )
     except (StoreError, sqlite3.Error) as error:
-        yield failure(
-            "state file",
-            str(error),
-            "a relay that starts sets it aside and begins a fresh one, with approvals off",
-        )
+        yield failure("state file", str(error), _SET_ASIDE_REMEDY)
         return
+    owner = _foreign_owner(meta, scope, vm_id)
     if version > SCHEMA_VERSION:
-        yield failure(
-            "state file",
-            f"{path}: version {version}, this relay knows {SCHEMA_VERSION}",
-            "update this relay",
-        )
-    elif wrong := _another(meta, scope, vm_id):
-        yield warning(
-            "state file",
-            f"{path} {wrong}",
-            "a relay that starts sets it aside and begins a fresh one, with approvals off",
-        )
+        message = f"{path}: version {version}, this relay knows {SCHEMA_VERSION}"
+        yield failure("state file", message, "update this relay")
+    elif owner is not None:
+        yield warning("state file", f"{path} belongs to another {owner}", _SET_ASIDE_REMEDY)
     else:
         yield ok("state file", f"{path}: version {version}, of scope {meta.get('scope')}")
     if meta.get("mode") not in ("on", None):
         yield warning(
             "approvals", f"an operator has set them to {meta['mode']}", "imds-relay approvals on"
         )
-    yield _lock(path)
+    yield _check_lock(path)
 
 
-def _another(meta: dict[str, str], scope: str | None, vm_id: str | None) -> str | None:
+def _foreign_owner(meta: dict[str, str], scope: str | None, vm_id: str | None) -> str | None:
     if vm_id is not None and "vm_id" in meta and meta["vm_id"].lower() != vm_id.lower():
-        return "belongs to another VM"
+        return "VM"
     if scope is not None and meta.get("scope") != scope:
-        return f"belongs to another scope ({meta.get('scope')})"
+        return f"scope ({meta.get('scope')})"
     return None
 
 
-def _lock(path: Path) -> Finding:
-    """Whether a relay holds the file. Reading the lock's own database shows it, and takes nothing."""
+def _check_lock(path: Path) -> Finding:
+    """Whether a relay holds the file. To read the lock's database shows it, and locks nothing."""
     lock = path.resolve().with_name(f"{path.resolve().name}.lock")
     if not may_exist(lock):
         return ok("lock", "no relay holds the state file")
@@ -145,9 +145,5 @@ def _lock(path: Path) -> Finding:
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             return ok("lock", "a running relay holds the state file")
-        return failure(
-            "lock",
-            f"{lock} cannot be read: {error}",
-            "give the service's user the right to read and write it",
-        )
+        return failure("lock", f"{lock} cannot be read: {error}", _USER_REMEDY)
     return ok("lock", "no relay holds the state file")

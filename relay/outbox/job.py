@@ -1,4 +1,4 @@
-"""One piece of work for the store, and what came of it."""
+"""One piece of work for the store, and its result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
-"""What is done in one transaction. It may be run more than once, and has no effect but through the transaction."""
-_TROUBLE = frozenset(
+"""What is done in one transaction. It may run more than once, and must have no other effect."""
+_FILE_ERRORS = frozenset(
     {
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_IOERR,
@@ -28,12 +28,17 @@ _TROUBLE = frozenset(
         sqlite3.SQLITE_NOMEM,
     }
 )
-"""Primary result codes that are the file's fault; any other is a mistake in the work."""
+"""Primary result codes that are the fault of the file. Any other is a mistake in the work."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """``fails``: what becomes of the work while the file cannot be written, see `relay.outbox.sqlite`."""
+    """One piece of work.
+
+    ``fail_mode`` says what happens to it while the file cannot be written: see
+    `relay.outbox.sqlite`. After it ran, either ``error`` or ``result`` is set, and ``recorded`` and
+    ``redelivered`` hold what the listeners of the store must get.
+    """
 
     work: Work[Any]
     fail_mode: Literal["open", "closed", "read"]
@@ -44,24 +49,33 @@ class Job:
     redelivered: Sequence[Entry] = ()
 
     def run(self, connection: sqlite3.Connection, route: Route) -> None:
-        """Do the work in a savepoint: an error of its own undoes it alone. Trouble with the file is raised."""
+        """Do the work in a savepoint, so that its own error undoes only this work.
+
+        Raises sqlite3.Error if the file is at fault.
+        """
         connection.execute("SAVEPOINT work")
         if not self.attempt(Transaction(connection, route)):
             connection.execute("ROLLBACK TO work")
         connection.execute("RELEASE work")
 
     def attempt(self, transaction: Transaction) -> bool:
-        """Do the work; False: it raised an error of its own, and what it did is to be undone. Trouble with the file is raised."""
+        """Do the work. Return False if it raised its own error; the caller must undo the work.
+
+        Raises sqlite3.Error if the file is at fault.
+        """
         try:
             self.result = self.work(transaction)
-        except Exception as error:  # it is for whoever submitted the work
-            if (
-                isinstance(error, sqlite3.Error)
-                and getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _TROUBLE
-            ):
+        except Exception as error:  # whoever submitted the work gets it
+            if _is_file_error(error):
                 raise
             self.error = error
             return False
         self.error = None
         self.recorded, self.redelivered = transaction.take_results()
         return True
+
+
+def _is_file_error(error: Exception) -> bool:
+    if not isinstance(error, sqlite3.Error):
+        return False
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _FILE_ERRORS

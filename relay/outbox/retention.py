@@ -1,4 +1,4 @@
-"""Forgets what is old: deliveries after ``retain``, the journal and ended events after ``audit_retain``; and dead letters over a number."""
+"""Deletes old rows: deliveries, the journal, ended events, and dead letters over a limit."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from relay.outbox.transaction import Transaction
 
 PRUNE_INTERVAL = 3600.0
 """Seconds between two rounds."""
-ANSWER_RETENTION = timedelta(days=1)
-"""First answers are kept for this long at least: a repeat must be known for longer than its signature is good."""
+MIN_ANSWER_RETENTION = timedelta(days=1)
+"""First answers are kept at least this long, which is longer than a signature is valid."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """How many rows of the journal were too old, and how many dead letters too many."""
+    """How many rows of the journal and how many dead letters over the limit were deleted."""
 
-    rows: int = 0
+    journal_rows: int = 0
     dead_letters: int = 0
 
 
 def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResult:
-    """Work for the store: forget what is old, or too much."""
-    deliveries, audit = (
-        now - timedelta(seconds=settings.retain),
-        now - timedelta(seconds=settings.audit_retain),
-    )
-    dead_letters = tx.deliveries.prune(deliveries, settings.dead_letters)
-    tx.decisions.prune_answers(min(deliveries, now - ANSWER_RETENTION))
-    tx.snapshot.prune(audit)
+    """Work for the store: delete what is older than the settings allow."""
+    delivery_limit = now - timedelta(seconds=settings.retain)
+    audit_limit = now - timedelta(seconds=settings.audit_retain)
+    dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
+    tx.decisions.prune_answers(min(delivery_limit, now - MIN_ANSWER_RETENTION))
+    tx.snapshot.prune(audit_limit)
     tx.messages.prune()
-    return PruneResult(tx.journal.prune(audit, now), dead_letters)
+    return PruneResult(tx.journal.prune(audit_limit, now), dead_letters)
 
 
 async def prune_forever(store: Store, clock: Clock) -> None:
-    """A round at once and then every hour, until cancelled."""
+    """Prune at once and then every `PRUNE_INTERVAL`, until canceled."""
     while True:
-        now = clock.now()
-        try:
-            gone = await store.transact(lambda tx, now=now: prune(tx, store.settings, now))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        except StoreUnavailable:
-            gone = PruneResult()
-        if gone.rows:
-            _log.info(
-                "%d rows of the journal were older than store.audit_retain and are gone; a checkpoint stays",
-                gone.rows,
-            )
-        if gone.dead_letters:
-            _log.warning(
-                "%d dead letters were over store.dead_letters and are gone, the oldest first",
-                gone.dead_letters,
-            )
+        await _prune_once(store, clock.now())
         await clock.sleep(PRUNE_INTERVAL)
+
+
+async def _prune_once(store: Store, now: datetime) -> None:
+    try:
+        result = await store.transact(lambda tx: prune(tx, store.settings, now))
+    except StoreUnavailable:
+        return
+    if result.journal_rows:
+        _log.info(
+            "deleted %d rows of the journal that were older than store.audit_retain; "
+            "a checkpoint remains",
+            result.journal_rows,
+        )
+    if result.dead_letters:
+        _log.warning(
+            "deleted the %d oldest dead letters: there were more than store.dead_letters",
+            result.dead_letters,
+        )

@@ -1,4 +1,7 @@
-"""The events as last seen: what the next document is compared with, also after a restart."""
+"""The table of occurrences: the events as last seen.
+
+The next document is compared with the live ones, also after a restart.
+"""
 
 from __future__ import annotations
 
@@ -12,109 +15,137 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.outbox import Occurrence
 
-_COLUMNS = "id, key, number, data, revision, live, boot_id, first_seen, last_changed, outcome, told"
+_MAX_ID = 2**62
 
 
 class Snapshot:
-    """The table of occurrences, inside a transaction."""
+    """Reads and writes the table of occurrences, inside a transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def live(self) -> list[Occurrence]:
-        """What the document held when it was last recorded, in order of appearance."""
-        return self._all("WHERE live ORDER BY id")
+        """Return what the last recorded document held, in order of appearance."""
+        return self._select("WHERE live ORDER BY id")
 
     def find(self, event_key: str) -> Occurrence | None:
-        """The newest occurrence of an EventId (in lower case)."""
-        found = self._all("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
-        return found[0] if found else None
+        """Return the newest occurrence of an EventId (in lower case)."""
+        return self._select_first("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
 
     def find_at(self, event_key: str, moment: datetime) -> Occurrence | None:
-        """The occurrence of an EventId (in lower case) that something said at that moment is about."""
-        found = self._all(
+        """Return the occurrence of an EventId (in lower case) at a moment."""
+        occurrence = self._select_first(
             "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
             event_key,
             format_sortable(moment),
         )
-        if not found:  # the clock was set back since it was first seen
-            found = self._all("WHERE key = ? ORDER BY number LIMIT 1", event_key)
-        return found[0] if found else None
+        if occurrence is None:  # the clock was set back since it was first seen
+            return self._select_first("WHERE key = ? ORDER BY number LIMIT 1", event_key)
+        return occurrence
 
     def find_next(self, occurrence: Occurrence) -> Occurrence | None:
-        """The next occurrence of the same EventId."""
-        found = self._all("WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1)
-        return found[0] if found else None
+        """Return the next occurrence of the same EventId."""
+        return self._select_first(
+            "WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1
+        )
 
     def seen_together(self, occurrence: Occurrence) -> list[Occurrence]:
-        """The events that the same document brought, this one among them, in order of appearance."""
-        return self._all("WHERE first_seen = ? ORDER BY id", occurrence.first_seen)
+        """Return the events that first appeared in the same document, this one included."""
+        return self._select("WHERE first_seen = ? ORDER BY id", occurrence.first_seen)
 
-    def get(self, occurrence: int) -> Occurrence:
-        """One occurrence. Raises KeyError where there is none."""
-        found = self._all("WHERE id = ?", occurrence)
-        if not found:
-            raise KeyError(occurrence)
-        return found[0]
+    def get(self, occurrence_id: int) -> Occurrence:
+        """Return one occurrence. Raises KeyError if there is none."""
+        occurrence = self._select_first("WHERE id = ?", occurrence_id)
+        if occurrence is None:
+            raise KeyError(occurrence_id)
+        return occurrence
 
     def page(self, before: int | None, limit: int) -> list[Occurrence]:
-        """Occurrences, the newest first, older than a given one."""
-        return self._all(
-            "WHERE id < ? ORDER BY id DESC LIMIT ?", before if before is not None else 2**62, limit
+        """Return occurrences with an id less than ``before``, newest first."""
+        return self._select(
+            "WHERE id < ? ORDER BY id DESC LIMIT ?",
+            before if before is not None else _MAX_ID,
+            limit,
         )
 
     def add(
-        self, key: str, data: dict[str, Any], boot_id: str | None, told: CloudEvent, at: datetime
+        self,
+        key: str,
+        data: dict[str, Any],
+        boot_id: str | None,
+        event: CloudEvent,
+        at: datetime,
     ) -> None:
-        """An EventId that was not in the document is there."""
+        """Add an EventId that appeared in the document. ``event`` is the event that reports it."""
         self._connection.execute(
-            "INSERT INTO occurrence (key, number, data, revision, live, boot_id, first_seen, last_changed, told) "
-            "VALUES (:key, 1 + (SELECT coalesce(max(number), 0) FROM occurrence WHERE key = :key), "
-            ":data, :revision, 1, :boot_id, :at, :at, :told)",
+            "INSERT INTO occurrence "
+            "(key, number, data, revision, live, boot_id, first_seen, last_changed, told) VALUES "
+            "(:key, 1 + (SELECT coalesce(max(number), 0) FROM occurrence WHERE key = :key), "
+            ":data, :revision, 1, :boot_id, :at, :at, :event_id)",
             {
                 "key": key,
                 "data": orjson.dumps(data).decode(),
                 "revision": data["revision"],
                 "boot_id": boot_id,
                 "at": format_sortable(at),
-                "told": told.id,
+                "event_id": event.id,
             },
         )
 
-    def update(self, key: str, data: dict[str, Any], told: CloudEvent, at: datetime) -> None:
-        """A live event has a new state."""
+    def update(self, key: str, data: dict[str, Any], event: CloudEvent, at: datetime) -> None:
+        """Store the new state of a live event."""
         self._connection.execute(
-            "UPDATE occurrence SET data = ?, revision = ?, last_changed = ?, told = ? WHERE key = ? AND live",
-            (orjson.dumps(data).decode(), data["revision"], format_sortable(at), told.id, key),
+            "UPDATE occurrence SET data = ?, revision = ?, last_changed = ?, told = ? "
+            "WHERE key = ? AND live",
+            (orjson.dumps(data).decode(), data["revision"], format_sortable(at), event.id, key),
         )
 
-    def mark_ended(self, key: str, outcome: str, told: CloudEvent, at: datetime) -> None:
-        """A live event has left the document."""
+    def mark_ended(self, key: str, outcome: str, event: CloudEvent, at: datetime) -> None:
+        """Store that a live event left the document."""
         self._connection.execute(
-            "UPDATE occurrence SET live = 0, outcome = ?, last_changed = ?, told = ? WHERE key = ? AND live",
-            (outcome, format_sortable(at), told.id, key),
+            "UPDATE occurrence SET live = 0, outcome = ?, last_changed = ?, told = ? "
+            "WHERE key = ? AND live",
+            (outcome, format_sortable(at), event.id, key),
         )
 
-    def set_boot_id(self, occurrence: int, boot_id: str | None) -> None:
-        """A boot came that had nothing to do with this event: later ones are compared with this boot id."""
+    def set_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
+        """Store the boot id with which later ones are compared."""
         self._connection.execute(
-            "UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence)
+            "UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence_id)
         )
 
     def prune(self, before: datetime) -> None:
-        """Forget what ended before that moment, with its decisions and grants."""
+        """Delete the occurrences that ended before a moment, with their decisions and grants."""
         old = "(SELECT id FROM occurrence WHERE NOT live AND last_changed < ?)"
-        for table in ("decision", "start_request"):
-            self._connection.execute(
-                f"DELETE FROM {table} WHERE occurrence IN {old}", (format_sortable(before),)
-            )  # noqa: S608  # our own names
-        self._connection.execute(
-            f"DELETE FROM occurrence WHERE id IN {old}", (format_sortable(before),)
-        )  # noqa: S608  # our own names
+        values = (format_sortable(before),)
+        self._connection.execute(f"DELETE FROM decision WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
+        self._connection.execute(f"DELETE FROM start_request WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
+        self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", values)  # noqa: S608  # our own text
 
-    def _all(self, where: str, *values: object) -> list[Occurrence]:
-        found = self._connection.execute(f"SELECT {_COLUMNS} FROM occurrence {where}", values)  # noqa: S608  # our own text
-        return [
-            Occurrence(id_, key, number, orjson.loads(data), revision, bool(live), *rest)
-            for id_, key, number, data, revision, live, *rest in found
-        ]
+    def _select_first(self, where: str, *values: object) -> Occurrence | None:
+        return next(iter(self._select(where, *values)), None)
+
+    def _select(self, where: str, *values: object) -> list[Occurrence]:
+        rows = self._connection.execute(
+            "SELECT id, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
+            f"first_seen, last_changed, outcome, told FROM occurrence {where}",
+            values,
+        )
+        return [_occurrence(row) for row in rows]
+
+
+def _occurrence(row: tuple[Any, ...]) -> Occurrence:
+    id_, key, number, data, revision, live, boot_id, first, last, outcome, event_id = row
+    return Occurrence(
+        id=id_,
+        key=key,
+        number=number,
+        data=orjson.loads(data),
+        revision=revision,
+        live=bool(live),
+        boot_id=boot_id,
+        first_seen=first,
+        last_changed=last,
+        outcome=outcome,
+        last_event_id=event_id,
+    )

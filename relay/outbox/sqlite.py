@@ -1,9 +1,11 @@
-"""Keeps the state file: one thread runs every transaction, grouped under load, and carries on in memory while the disk fails.
+"""Runs every transaction on the state file in one thread, grouped under load.
 
-Work that *fails closed* (approvals) is either on disk or refused with StoreUnavailable. Work that *fails open* (what was
-seen, what was delivered) is done in any case: while the file cannot be written it runs on a copy in memory, its effects
-go out from there, and it is run again on the file, in the same order, once that works. Work that only *reads* sees
-whichever of the two is newer.
+While the file cannot be written, three kinds of work differ:
+
+- Work that *fails closed* (approvals) is refused with StoreUnavailable.
+- Work that *fails open* (events, deliveries) runs on a copy in memory, and its results go out from
+  there. Once the file can be written again, the work runs on it in the same order.
+- Work that only *reads* sees the newer of the two.
 """
 
 from __future__ import annotations
@@ -28,156 +30,160 @@ from relay.outbox.job import Job, Work
 from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
-_GROUP = 512
-_RETRY = 1.0
+MAX_JOBS_PER_COMMIT = 512
+MIN_RECOVERY_INTERVAL = 1.0
+"""Seconds between two tries to write a file that could not be written."""
 _log = logging.getLogger(__name__)
-
-
-def _probe(transaction: Transaction) -> None:
-    # An empty transaction writes nothing, so it would succeed on a full disk.
-    transaction.set_meta("probe", secrets.token_hex(4))
 
 
 @dataclass(slots=True)
 class Listeners:
-    """Who is told, on the event loop, of what was recorded: the dispatcher, and streams of the API."""
+    """Functions that the store calls on the event loop after each commit."""
 
     recorded: list[Callable[[Sequence[RecordedEvent]], None]] = field(default_factory=list)
     redelivered: list[Callable[[Sequence[Entry]], None]] = field(default_factory=list)
     write_error_changed: list[Callable[[str | None], None]] = field(default_factory=list)
-    """Called with the reason when the file cannot be written, with None when it can again."""
+    """Called with the reason if the file cannot be written, and with None when it can again."""
 
 
 class Store:
-    """The state file in use. Made by `open_store`."""
+    """The state file in use. `open_store` makes it."""
 
-    def __init__(self, opened: StateFile, route: Route, settings: StoreSettings) -> None:
+    def __init__(self, state_file: StateFile, route: Route, settings: StoreSettings) -> None:
         self.settings = settings
-        self.trusted = opened.trusted
-        """False: the store is bound to a VM that this one could not be compared with; approvals stay off."""
+        self.trusted = state_file.trusted
+        """False if the VM ID could not be compared with that of the file. Approvals stay off."""
         self.write_error: str | None = None
-        """Why the file cannot be written now; None while it can."""
+        """Why the file cannot be written; None while it can."""
         self.listeners = Listeners()
-        self._opened = opened
+        self._state_file = state_file
         self._route = route
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._closed = False
-        self._pending: list[Work[Any]] = []  # done in memory, to be done on the file
+        self._is_closed = False
         self._memory: sqlite3.Connection | None = None
-        self._retry_at = 0.0
+        self._done_in_memory: list[Work[Any]] = []  # still to be done on the file
+        self._recover_at = 0.0
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
-        """Queue work; jobs run in the order of submission. The future holds what the work returned, or raised.
+        """Queue work; jobs run in the order of submission.
 
-        Without ``fail_open`` it ends in StoreUnavailable, with nothing done, while the file cannot be written. With it,
-        only if the file cannot be read either.
+        The future holds what the work returned or raised. While the file cannot be written, it
+        raises StoreUnavailable and nothing was done. With ``fail_open`` this happens only if the
+        file cannot be read either.
         """
-        return self._put(work, "open" if fail_open else "closed")
+        return self._enqueue(work, "open" if fail_open else "closed")
 
     async def transact(self, work: Work[T], *, fail_open: bool = False) -> T:
-        """As `submit`, and wait. Cancelling the wait does not stop the work."""
+        """Submit work and wait for it; see `submit`. To cancel the wait does not stop the work."""
         return await asyncio.shield(self.submit(work, fail_open=fail_open))
 
     async def read(self, work: Work[T]) -> T:
         """Run work that writes nothing."""
-        return await asyncio.shield(self._put(work, "read"))
+        return await asyncio.shield(self._enqueue(work, "read"))
 
-    def _put(self, work: Work[T], fails: Literal["open", "closed", "read"]) -> asyncio.Future[T]:
+    def _enqueue(
+        self, work: Work[T], fail_mode: Literal["open", "closed", "read"]
+    ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
-        if self._closed:
-            future.set_exception(
-                StoreUnavailable("the state file was closed: the relay is stopping")
-            )
+        if self._is_closed:
+            error = StoreUnavailable("the state file was closed: the relay is stopping")
+            future.set_exception(error)
         else:
-            self._jobs.put(Job(work, fails, future))
+            self._jobs.put(Job(work, fail_mode, future))
         return future
 
     async def close(self) -> None:
-        """Run what was submitted, and close the file."""
-        self._closed = True
+        """Run the work that was submitted, then close the file."""
+        self._is_closed = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    # --- the thread
+    # --- on the thread
 
     def _run(self) -> None:
         jobs: list[Job] = []
-        open_ = True
+        is_open = True
         try:
-            while open_:
-                jobs, open_ = self._next()
-                self._commit(jobs, last=not open_)
-                jobs = []  # else what they said would stay in memory until there are others
-            if self._pending:
+            while is_open:
+                jobs, is_open = self._next_jobs()
+                self._execute(jobs, is_last=not is_open)
+                jobs = []  # do not keep their results while waiting for the next ones
+            if self._done_in_memory:
                 _log.error(
-                    "the state file could still not be written: %s. What was seen meanwhile was sent from memory",
+                    "the state file could still not be written: %s. "
+                    "What happened meanwhile was sent from memory",
                     self.write_error,
                 )
-        except Exception as error:  # noqa: BLE001  # whoever waits for an answer must get one, whatever happened
+        except Exception as error:  # noqa: BLE001  # every waiter must get an answer
             _log.critical(
-                "the thread that keeps the state file has failed; nothing more can be recorded",
+                "the thread of the state file has failed; nothing more can be recorded",
                 exc_info=error,
             )
-            self._set_failing(f"the thread that keeps the state file has failed: {error!r}")
-            self._refused(jobs, self.write_error or "")
-            while open_ and (job := self._jobs.get()) is not None:
-                self._refused([job], self.write_error or "")
+            reason = f"the thread of the state file has failed: {error!r}"
+            self._set_write_error(reason)
+            self._refuse(jobs, reason)
+            while is_open and (job := self._jobs.get()) is not None:
+                self._refuse([job], reason)
         finally:
             if self._memory is not None:
                 self._memory.close()
-            self._opened.close()
+            self._state_file.close()
 
-    def _next(self) -> tuple[list[Job], bool]:
-        """Wait for work: all that is there, up to a limit; False: it is the last."""
+    def _next_jobs(self) -> tuple[list[Job], bool]:
+        """Wait for jobs and return all that are queued, up to a limit.
+
+        The second value is False if they are the last ones.
+        """
         jobs: list[Job] = []
+        seconds: float | None = None
+        if self.write_error is not None:
+            seconds = max(0.0, self._recover_at - time.monotonic())
         try:
-            job = self._jobs.get(
-                timeout=max(0.0, self._retry_at - time.monotonic())
-                if self.write_error is not None
-                else None
-            )
+            job = self._jobs.get(timeout=seconds)
             while job is not None:
                 jobs.append(job)
-                if len(jobs) == _GROUP:
+                if len(jobs) == MAX_JOBS_PER_COMMIT:
                     break
                 job = self._jobs.get_nowait()
             return jobs, job is not None
         except queue.Empty:
             return jobs, True
 
-    def _commit(self, jobs: list[Job], *, last: bool) -> None:
-        if self.write_error is not None and (last or time.monotonic() >= self._retry_at):
+    def _execute(self, jobs: list[Job], *, is_last: bool) -> None:
+        if self.write_error is not None and (is_last or time.monotonic() >= self._recover_at):
             self._recover()
-        if self._memory is None and self._try_on_disk(jobs):
-            self._done(jobs)
-        else:
-            self._in_memory(jobs)
+        if self._memory is not None or not self._commit(jobs):
+            self._run_in_memory(jobs)
+        self._publish(jobs)
 
     def _recover(self) -> None:
-        """Try whether the file can be written again, and write what was done in memory."""
+        """If the file can be written again, repeat on it what was done in memory."""
         began = time.monotonic()
-        again = [Job(work, "open") for work in self._pending]
-        if self._try_on_disk([Job(_probe, "closed")]) and self._try_on_disk(again):
-            for job in again:
+        repeated = [Job(work, "open") for work in self._done_in_memory]
+        if self._commit([Job(_write_probe, "closed")]) and self._commit(repeated):
+            for job in repeated:
                 if job.error is not None:
                     _log.error(
-                        "what was sent from memory could not be written down afterwards",
+                        "what was sent from memory could not be recorded afterwards",
                         exc_info=job.error,
                     )
             if self._memory is not None:
                 self._memory.close()
-            self._memory, self._pending = None, []
-            self._set_failing(None)
-        self._retry_at = time.monotonic() + max(_RETRY, 10 * (time.monotonic() - began))
+            self._memory, self._done_in_memory = None, []
+            self._set_write_error(None)
+        elapsed = time.monotonic() - began
+        self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
-    def _try_on_disk(self, jobs: Sequence[Job]) -> bool:
-        connection = self._opened.connection
+    def _commit(self, jobs: Sequence[Job]) -> bool:
+        """Run jobs in one transaction on the file. Return whether it could be written."""
+        connection = self._state_file.connection
         try:
             connection.execute("BEGIN IMMEDIATE")
-            # A savepoint for each is a third of the statements, and hardly any work raises an error.
+            # Try without a savepoint for each job: those are a third of the statements, and jobs
+            # rarely raise an error.
             transaction = Transaction(connection, self._route)
             if not all(job.attempt(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
@@ -186,68 +192,69 @@ class Store:
                     job.run(connection, self._route)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            with contextlib.suppress(
-                sqlite3.Error
-            ):  # SQLite has rolled back by itself after some errors
-                if connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                if connection.in_transaction:  # SQLite rolls back by itself after some errors
                     connection.execute("ROLLBACK")
-            self._set_failing(str(error))
+            self._set_write_error(str(error))
             return False
         return True
 
-    def _in_memory(self, jobs: list[Job]) -> None:
-        """Refuse what fails closed; do what fails open on a copy in memory, and keep it for the file."""
+    def _run_in_memory(self, jobs: list[Job]) -> None:
+        """Refuse jobs that fail closed. Run the others on a copy in memory."""
         for job in jobs:
             if job.fail_mode == "closed":
-                job.error = StoreUnavailable(f"the state file cannot be written: {self.write_error}")
+                reason = f"the state file cannot be written: {self.write_error}"
+                job.error = StoreUnavailable(reason)
                 continue
             try:
                 if self._memory is None:
-                    self._memory = self._copy()
+                    self._memory = self._copy_to_memory()
                 job.run(self._memory, self._route)
             except sqlite3.Error as error:
                 job.error = StoreUnavailable(
                     f"the state file can be neither written nor read: {self.write_error}; {error}"
                 )
             if job.fail_mode == "open" and job.error is None:
-                self._pending.append(job.work)
-        self._done(jobs)
+                self._done_in_memory.append(job.work)
 
-    def _copy(self) -> sqlite3.Connection:
+    def _copy_to_memory(self) -> sqlite3.Connection:
         memory = sqlite3.connect(":memory:", isolation_level=None)
         try:
-            self._opened.connection.backup(memory)
+            self._state_file.connection.backup(memory)
             memory.execute("PRAGMA foreign_keys = ON")
         except sqlite3.Error:
             memory.close()
             raise
         return memory
 
-    def _refused(self, jobs: Sequence[Job], why: str) -> None:
+    def _refuse(self, jobs: Sequence[Job], reason: str) -> None:
         for job in jobs:
-            job.error = StoreUnavailable(why)
-        self._done(jobs)
+            job.error = StoreUnavailable(reason)
+        self._publish(jobs)
 
-    def _set_failing(self, reason: str | None) -> None:
-        before, self.write_error = self.write_error, reason
-        if (reason is None) != (before is None):
-            self._on_loop(lambda: [listener(reason) for listener in self.listeners.write_error_changed])
+    def _set_write_error(self, reason: str | None) -> None:
+        was_writable, self.write_error = self.write_error is None, reason
+        if was_writable != (reason is None):
+            self._call_on_loop(
+                lambda: [listener(reason) for listener in self.listeners.write_error_changed]
+            )
 
-    def _done(self, jobs: Sequence[Job]) -> None:
-        self._on_loop(lambda: self._tell(jobs))
+    def _publish(self, jobs: Sequence[Job]) -> None:
+        self._call_on_loop(lambda: self._resolve(jobs))
 
-    def _on_loop(self, callback: Callable[[], object]) -> None:
+    def _call_on_loop(self, callback: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(callback)
 
-    # --- the loop
+    # --- on the event loop
 
-    def _tell(self, jobs: Sequence[Job]) -> None:
+    def _resolve(self, jobs: Sequence[Job]) -> None:
+        """Call the listeners and resolve the futures of the jobs."""
         for job in jobs:
             if job.error is None:
                 try:
-                    self._hand_out(job)
-                except Exception as error:  # noqa: BLE001  # it is for whoever submitted the work, and nobody waits in vain
+                    self._call_listeners(job)
+                except Exception as error:  # noqa: BLE001  # whoever submitted the work gets it
                     job.error = error
             if job.future is None or job.future.done():
                 continue
@@ -256,22 +263,30 @@ class Store:
             else:
                 job.future.set_result(job.result)
 
-    def _hand_out(self, job: Job) -> None:
+    def _call_listeners(self, job: Job) -> None:
         if job.recorded:
-            for listener in self.listeners.recorded:
-                listener(job.recorded)
+            for on_recorded in self.listeners.recorded:
+                on_recorded(job.recorded)
         if job.redelivered:
-            for revival in self.listeners.redelivered:
-                revival(job.redelivered)
+            for on_redelivered in self.listeners.redelivered:
+                on_redelivered(job.redelivered)
+
+
+def _write_probe(transaction: Transaction) -> None:
+    # An empty transaction writes nothing, so it would succeed on a full disk.
+    transaction.set_meta("probe", secrets.token_hex(4))
 
 
 @contextlib.asynccontextmanager
 async def open_store(
     settings: StoreSettings, identity: Identity, clock: Clock, route: Route
 ) -> AsyncIterator[Store]:
-    """The state file, open. Raises what `relay.outbox.file.open_state_file` raises."""
-    opened = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
-    store = Store(opened, route, settings)
+    """Open the state file for the time of this context.
+
+    Raises what `relay.outbox.file.open_state_file` raises.
+    """
+    state_file = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
+    store = Store(state_file, route, settings)
     try:
         yield store
     finally:

@@ -1,4 +1,7 @@
-"""What can be done in one transaction: read and write the tables, and say something, with an entry for each wanting sink."""
+"""What work can do in one transaction: read and write the tables, and record events.
+
+To record an event appends it to the journal and makes one entry for each sink that wants it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ from relay.outbox.journal import Journal
 from relay.outbox.snapshot import Snapshot
 
 Route = Callable[[CloudEvent], Iterable[str]]
-"""The names of the sinks that want an event."""
+"""Returns the names of the sinks that want an event."""
 
 
 class Transaction:
-    """Handed to each piece of work that the store runs in it, one after the other; of no use afterwards.
+    """One transaction, handed to each piece of work that the store runs in it.
 
-    ``said`` is what the present piece of work has journalled so far: the store hands it to its listeners once it is on disk.
+    ``recorded`` and ``redelivered`` collect the results of the current piece of work. The store
+    hands them to its listeners once they are on disk.
     """
 
     def __init__(self, connection: sqlite3.Connection, route: Route) -> None:
@@ -38,13 +42,13 @@ class Transaction:
         self.redelivered: list[Entry] = []
 
     def take_results(self) -> tuple[list[RecordedEvent], list[Entry]]:
-        """A piece of work is done: what it has said and revived. The next one begins with nothing."""
-        done = self.recorded, self.redelivered
+        """Return and clear the results of the piece of work that has just ended."""
+        results = self.recorded, self.redelivered
         self.recorded, self.redelivered = [], []
-        return done
+        return results
 
     def head(self) -> Head:
-        """Where the journal ends: the ``journalhead`` of what is said next."""
+        """Return the end of the journal: the ``journalhead`` of the next recorded event."""
         return self.journal.head()
 
     def record(
@@ -55,7 +59,7 @@ class Transaction:
         transition: str | None = None,
         to: Iterable[str] | None = None,
     ) -> None:
-        """Journal an event and make an entry for each sink that wants it, or for those named."""
+        """Record one event, for the sinks that want it or for the named ones."""
         self.record_all([(event, transition)], at, to=to)
 
     def record_all(
@@ -65,81 +69,99 @@ class Transaction:
         *,
         to: Iterable[str] | None = None,
     ) -> None:
-        """As `say`, in that order; each event with its transition."""
+        """Record events, each with its transition, in their order; see `record`."""
         positions = self.journal.append_all(
-            at, [(event.name, _key(event), transition, event.body) for event, transition in events]
+            at,
+            [
+                (event.name, _event_key(event), transition, event.body)
+                for event, transition in events
+            ],
         )
-        told = [
+        routed = [
             (event, position, self._route(event) if to is None else to)
             for (event, _), position in zip(events, positions, strict=True)
         ]
-        self.recorded += self._send(told, at)
-
-    def _send(
-        self, told: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime
-    ) -> list[RecordedEvent]:
-        """Make an entry for each sink that an event, at its position of the journal, is for."""
-        ids = count(self.deliveries.next_id())
-        recorded = [
-            RecordedEvent(position, event, _entries(event, position, sinks, at, ids))
-            for event, position, sinks in told
-        ]
-        self.deliveries.add_entries(entry for one in recorded for entry in one.entries)
-        return recorded
+        self.recorded += self._add_entries(routed, at)
 
     def add_entry(self, position: int, sink: str, at: datetime) -> None:
-        """Make an entry for an event that was said earlier, for a sink that was not there then."""
-        self.recorded += self._send([(self.journal.event(position), position, [sink])], at)
+        """Make an entry for a sink that is new, about an event that was recorded earlier."""
+        event = self.journal.event(position)
+        self.recorded += self._add_entries([(event, position, [sink])], at)
 
     def redeliver(self, position: int, sink: str, at: datetime) -> None:
-        """Make another entry for an event that a sink was sent: what it makes of it has changed."""
-        for one in self._send([(self.journal.event(position), position, [sink])], at):
-            self.redelivered += one.entries
+        """Make another entry for a sink about an event that it got before."""
+        event = self.journal.event(position)
+        for recorded in self._add_entries([(event, position, [sink])], at):
+            self.redelivered += recorded.entries
+
+    def _add_entries(
+        self, events: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime
+    ) -> list[RecordedEvent]:
+        """Make an entry for each sink of each event, which comes with its position."""
+        ids = count(self.deliveries.next_id())
+        recorded = [
+            RecordedEvent(position, event, _make_entries(event, position, sinks, at, ids))
+            for event, position, sinks in events
+        ]
+        self.deliveries.add_entries(entry for event in recorded for entry in event.entries)
+        return recorded
 
     def mode(self) -> Mode:
-        """The remembered switch of the approvals."""
-        return self._meta("mode") or "off"  # type: ignore[return-value]  # only set_mode and file write it
+        """Return whether approvals are on, off, or a dry run."""
+        return self._get_meta("mode") or "off"  # type: ignore[return-value]  # written by set_mode and file
 
     def set_mode(self, mode: Mode, principal: str, at: datetime) -> None:
-        """Remember the switch, and who turned it."""
+        """Turn approvals on or off, and journal who did it."""
         self.set_meta("mode", mode)
         self.journal.append_note(at, "mode", {"mode": mode, "principal": principal})
         self.messages.refresh_all(at)
 
     def set_last_read(self, moment: datetime) -> None:
-        """The relay stops in an orderly way; this is when it last read the document."""
+        """Store at an orderly stop when the document was last read."""
         self.set_meta("last_read", format_sortable(moment))
 
     def take_last_read(self) -> datetime | None:
-        """When the document was last read before an orderly stop, and forget it; None after a crash."""
-        moment = parse_timestamp(self._meta("last_read"))
+        """Return what `set_last_read` stored, and delete it; None after a crash."""
+        moment = parse_timestamp(self._get_meta("last_read"))
         self.set_meta("last_read", None)
         return moment
 
     def set_meta(self, key: str, value: str | None) -> None:
-        """Remember one value; None forgets it."""
+        """Store one value; None deletes it."""
         if value is None:
             self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         else:
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _meta(self, key: str) -> str | None:
-        found = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return found[0] if found else None
+    def _get_meta(self, key: str) -> str | None:
+        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else None
 
 
-def _key(event: CloudEvent) -> str | None:
-    """The EventId that the event is about."""
+def _event_key(event: CloudEvent) -> str | None:
+    """The EventId in lower case; None for ``relay.*``."""
     return None if event.name.startswith("relay.") else (event.subject or "").lower()
 
 
-def _entries(
+def _make_entries(
     event: CloudEvent, position: int, sinks: Iterable[str], at: datetime, ids: Iterator[int]
 ) -> tuple[Entry, ...]:
-    name, key = event.name, _key(event)
-    lane = key if key is not None else f"{name}/{event.subject or ''}"
+    name, key = event.name, _event_key(event)
+    ordering_key = key if key is not None else f"{name}/{event.subject or ''}"
     not_before = parse_timestamp(event.data.get("notBefore"))
     return tuple(
-        Entry(next(ids), sink, position, lane, name, key, not_before, 0, None, at, event)
+        Entry(
+            id=next(ids),
+            sink=sink,
+            position=position,
+            ordering_key=ordering_key,
+            type=name,
+            event_key=key,
+            not_before=not_before,
+            attempts=0,
+            next_at=None,
+            recorded=at,
+            event=event,
+        )
         for sink in sinks
     )

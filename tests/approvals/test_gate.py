@@ -714,9 +714,9 @@ async def test_a_claim_is_not_repeated_after_a_kill_past_not_before(
 # --- a disk that cannot be written
 
 
-def _set_writable(store: Store, is_writable: bool) -> None:
-    connection = store._opened.connection  # noqa: SLF001  # as a disk that is mounted read-only after an error
-    connection.execute(f"PRAGMA query_only = {'OFF' if is_writable else 'ON'}")
+def _writable(store: Store, yes: bool) -> None:
+    connection = store._state_file.connection  # as a disk that is mounted read-only after an error
+    connection.execute(f"PRAGMA query_only = {'OFF' if yes else 'ON'}")
 
 
 async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: Path) -> None:

@@ -160,7 +160,9 @@ def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(h
 
     def goes_wrong(circuit: CircuitBreaker, now: float) -> bool:
         circuit.record_start(now)
-        wrong = circuit.record_failure(now, now) if how == "failed" else circuit.record_rejection(now)
+        wrong = (
+            circuit.record_failure(now, now) if how == "failed" else circuit.record_rejection(now)
+        )
         circuit.record_idle()
         return wrong
 

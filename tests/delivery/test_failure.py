@@ -14,13 +14,13 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import (
     Answer,
-    ScriptedSink,
     RunningDispatcher,
+    ScriptedSink,
     SteppedClock,
-    running_dispatcher,
+    accepts,
     hangs,
     refuses,
-    accepts,
+    running_dispatcher,
 )
 from tests.outbox.open_store import wait_until
 
@@ -275,7 +275,9 @@ async def test_a_stop_reaches_deliveries_that_are_under_way_at_once(tmp_path: Pa
         assert await relay.attempts("bus") == []
 
 
-async def down_and_up(relay: RunningDispatcher, far: ScriptedSink, other: ScriptedSink, events: int) -> None:
+async def down_and_up(
+    relay: RunningDispatcher, far: ScriptedSink, other: ScriptedSink, events: int
+) -> None:
     """Fail until it is said, with so many events waiting; then come back."""
     far.answer = refuses
     for number in range(events):
@@ -310,7 +312,9 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
         expected: dict[str, list[str]] = {}
         for name in ("event.scheduled", "event.updated", "event.started"):
             for number in range(100):
-                expected.setdefault(f"E-{number}", []).append(await relay.record_event(f"E-{number}", name))
+                expected.setdefault(f"E-{number}", []).append(
+                    await relay.record_event(f"E-{number}", name)
+                )
         await wait_until(lambda: relay.dispatcher.status()[0].failing)
         await wait_until(lambda: far.in_flight == 0)
         before = len(far.attempts)

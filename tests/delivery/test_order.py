@@ -15,7 +15,13 @@ from relay.delivery.worker import MAX_BATCH, MAX_OPEN_DELIVERIES
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.running_dispatcher import Answer, ScriptedSink, running_dispatcher, hangs, accepts
+from tests.delivery.running_dispatcher import (
+    Answer,
+    ScriptedSink,
+    accepts,
+    hangs,
+    running_dispatcher,
+)
 from tests.outbox.open_store import wait_until
 
 
@@ -122,7 +128,9 @@ async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_s
     See docs/protocol.md#people-want-the-newest-state.
     """
     chat, bus = ScriptedSink(), ScriptedSink()
-    async with running_dispatcher(tmp_path, {"chat": chat, "bus": bus}, chat={"stale": "drop"}) as relay:
+    async with running_dispatcher(
+        tmp_path, {"chat": chat, "bus": bus}, chat={"stale": "drop"}
+    ) as relay:
         await relay.dispatcher.set_state("chat", "paused", "lunch")
         for name in (
             "event.scheduled",

@@ -22,7 +22,19 @@ def entry(
     id_: int, lane: str = "a", type_: str = "event.scheduled", attempts: int = 0, older: int = 0
 ) -> Entry:
     """An entry that waits. ``older``: it is sent once more, and was said so many before."""
-    return Entry(id_, "bus", id_ - older, lane, type_, lane, None, attempts, None, NOW, numbered_event(id_))
+    return Entry(
+        id=id_,
+        sink="bus",
+        position=id_ - older,
+        ordering_key=lane,
+        type=type_,
+        event_key=lane,
+        not_before=None,
+        attempts=attempts,
+        next_at=None,
+        recorded=NOW,
+        event=numbered_event(id_),
+    )
 
 
 @dataclass(slots=True)
@@ -129,7 +141,7 @@ class LanesLaw(RuleBasedStateMachine):
         ]
         assert self.lanes.is_superseded(head) == bool(newer)
         tried = replace(lane.waiting[0], attempts=lane.waiting[0].attempts + 1)
-        self.lanes.delay_head(tried, self.now + pause, alone=alone)
+        self.lanes.delay_head(tried, self.now + pause, is_individual=alone)
         lane.waiting[0] = tried
         lane.state, lane.until, lane.alone = "resting", self.now + pause, alone
 
@@ -145,7 +157,7 @@ class LanesLaw(RuleBasedStateMachine):
     @rule(alone=st.booleans())
     def wake_all(self, alone: bool) -> None:
         """The far side answers again, or may."""
-        self.lanes.release_all(alone=alone)
+        self.lanes.release_all(include_individual=alone)
         for lane in self.of("resting").values():
             if alone or not lane.alone:
                 lane.state = "free"
@@ -199,10 +211,15 @@ def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
         assert taken is not None
         if id_ % 3 == 0:
             lanes.delay_head(taken, float(id_))
-            lanes.release_all(alone=True)
+            lanes.release_all(include_individual=True)
             taken = lanes.take_next()
             assert taken is not None
         lanes.remove_head(taken)
         lanes.release_due(float(id_))
-    assert (len(lanes), list(lanes), lanes.has_ready, lanes.next_release_at()) == (0, [], False, None)
+    assert (len(lanes), list(lanes), lanes.has_ready, lanes.next_release_at()) == (
+        0,
+        [],
+        False,
+        None,
+    )
     assert not lanes.take_next()

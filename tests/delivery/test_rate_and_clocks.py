@@ -51,7 +51,9 @@ async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_
     far, other = ScriptedSink(drifted), ScriptedSink()
 
     def told() -> list[str]:
-        return [event.data["reason"] for event in other.delivered if event.name == "relay.clock-skewed"]
+        return [
+            event.data["reason"] for event in other.delivered if event.name == "relay.clock-skewed"
+        ]
 
     async with running_dispatcher(tmp_path, {"drain": far, "chat": other}) as relay:
         for number in range(3):
@@ -61,15 +63,18 @@ async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_
         await relay.record_event("E-3")
         await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
         assert told() == [
-            "its clock is 31 s ahead of ours: check both, as signatures bear the time"
+            "its clock is 31 s ahead of ours: check both, because signatures contain the time"
         ]
         skew = -3600.0
         await relay.record_event("E-4")
         await wait_until(lambda: len(told()) == 2)
         assert (
-            told()[1] == "its clock is 3600 s behind ours: check both, as signatures bear the time"
+            told()[1]
+            == "its clock is 3600 s behind ours: check both, because signatures contain the time"
         )
-        assert [event.subject for event in other.delivered if event.name == "relay.clock-skewed"] == [
+        assert [
+            event.subject for event in other.delivered if event.name == "relay.clock-skewed"
+        ] == [
             "drain",
             "drain",
         ]

@@ -22,7 +22,13 @@ from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, SinkSettings
 from tests.builders import DATA, cloudevent
-from tests.delivery.running_dispatcher import ScriptedSink, running_dispatcher, hangs, refuses, accepts
+from tests.delivery.running_dispatcher import (
+    ScriptedSink,
+    accepts,
+    hangs,
+    refuses,
+    running_dispatcher,
+)
 from tests.outbox.open_store import IDENTITY, NOW, connection_of, wait_until
 
 
@@ -34,7 +40,9 @@ async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for name in ("event.scheduled", "approval.recorded", "event.started"):
             for number in range(10):
-                expected.setdefault(f"E-{number}", []).append(await relay.record_event(f"E-{number}", name))
+                expected.setdefault(f"E-{number}", []).append(
+                    await relay.record_event(f"E-{number}", name)
+                )
         await wait_until(lambda: far.in_flight == 3)
     far.answer = accepts
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
@@ -138,7 +146,9 @@ async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: 
                     subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW
                 )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             )
-        await relay.store.transact(lambda tx: tx.snapshot.mark_ended("e-3", "unknown", cloudevent(), NOW))
+        await relay.store.transact(
+            lambda tx: tx.snapshot.mark_ended("e-3", "unknown", cloudevent(), NOW)
+        )
         await wait_until(lambda: len(bus.delivered) == 7)
     for _ in range(2):
         async with running_dispatcher(
@@ -153,7 +163,9 @@ async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: 
             ("E-1", "event.started"),
             ("E-2", "event.scheduled"),
         ]
-        assert [(event.subject, event.name) for event in pager.delivered] == [("E-1", "event.started")]
+        assert [(event.subject, event.name) for event in pager.delivered] == [
+            ("E-1", "event.started")
+        ]
         assert len(bus.delivered) == 7
 
 
@@ -250,7 +262,9 @@ async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Pat
 
 async def test_a_ping_goes_to_the_pinged_sink_alone(tmp_path: Path) -> None:
     bus, chat = ScriptedSink(), ScriptedSink()
-    async with running_dispatcher(tmp_path, {"bus": bus, "chat": chat}, bus={"events": ["event.*"]}) as relay:
+    async with running_dispatcher(
+        tmp_path, {"bus": bus, "chat": chat}, bus={"events": ["event.*"]}
+    ) as relay:
         ping = cloudevent("relay.ping", "bus", {"sink": "bus", "reason": "asked for", "count": 1})
         await relay.store.transact(lambda tx: tx.record(ping, NOW, to=["bus"]))
         await wait_until(lambda: len(bus.delivered) == 1)

@@ -38,13 +38,13 @@ AGES = st.floats(0, 2 * DAY)
 ASKED = st.none() | st.floats(0, 1e9) | st.just(math.inf)
 
 
-def after(
+def decide(
     failure: Failure = "transient",
     *,
-    left: float | None = None,
+    seconds_left: float | None = None,
     age: float = 0.0,
     tries: int = 1,
-    **given_: Any,
+    **options: Any,
 ) -> RetryDecision:
     """What the plan says with so many seconds to NotBefore, of an event that is so old."""
     return plan_retry(
@@ -52,201 +52,241 @@ def after(
         tries=tries,
         now=NOW,
         recorded=NOW - timedelta(seconds=age),
-        not_before=None if left is None else NOW + timedelta(seconds=left),
-        **{"give_up_after": DAY, **given_},
+        not_before=None if seconds_left is None else NOW + timedelta(seconds=seconds_left),
+        **{"give_up_after": DAY, **options},
     )
 
 
-def pause(*given_: Any, **named: Any) -> float:
+def pause(*options: Any, **named: Any) -> float:
     """Seconds until the next try, of which there must be one."""
-    verdict = after(*given_, **named)
-    assert isinstance(verdict, RetryAfter)
-    return verdict.delay
+    decision = decide(*options, **named)
+    assert isinstance(decision, RetryAfter)
+    return decision.delay
 
 
-@given(left=LEFT, age=AGES, tries=TRIES, asked=ASKED, chance=CHANCES)
+@given(seconds_left=LEFT, age=AGES, tries=TRIES, retry_after=ASKED, jitter=CHANCES)
 def test_a_far_side_that_asks_us_to_stop_is_disabled_whatever_else_holds(
-    left: float | None, age: float, tries: int, asked: float | None, chance: float
+    seconds_left: float | None, age: float, tries: int, retry_after: float | None, jitter: float
 ) -> None:
     assert (
-        after("disabled", left=left, age=age, tries=tries, asked=asked, chance=chance)
+        decide(
+            "disabled",
+            seconds_left=seconds_left,
+            age=age,
+            tries=tries,
+            retry_after=retry_after,
+            jitter=jitter,
+        )
         == DisableSink()
     )
 
 
-@given(left=st.none() | st.floats(-DAY, 0), age=AGES, tries=TRIES, asked=ASKED)
+@given(seconds_left=st.none() | st.floats(-DAY, 0), age=AGES, tries=TRIES, retry_after=ASKED)
 def test_what_was_refused_is_parked_at_once_with_no_notbefore_ahead(
-    left: float | None, age: float, tries: int, asked: float | None
+    seconds_left: float | None, age: float, tries: int, retry_after: float | None
 ) -> None:
-    assert isinstance(after("slow", left=left, age=age, tries=tries, asked=asked), DeadLetter)
+    assert isinstance(
+        decide("slow", seconds_left=seconds_left, age=age, tries=tries, retry_after=retry_after),
+        DeadLetter,
+    )
 
 
-@given(left=AHEAD, age=AGES, tries=TRIES, chance=CHANCES)
+@given(seconds_left=AHEAD, age=AGES, tries=TRIES, jitter=CHANCES)
 def test_what_was_refused_is_tried_slowly_while_notbefore_is_ahead(
-    left: float, age: float, tries: int, chance: float
+    seconds_left: float, age: float, tries: int, jitter: float
 ) -> None:
     """A person must correct something, and often does within minutes.
 
     See docs/protocol.md#which-statuses-pass-by-themselves.
     """
-    seconds = pause("slow", left=left, age=age, tries=tries, chance=chance)
+    seconds = pause("slow", seconds_left=seconds_left, age=age, tries=tries, jitter=jitter)
     assert seconds <= 60
-    assert seconds >= 50 or seconds >= left - 2
-
-
-@given(left=st.none() | st.floats(-DAY, 0), age=st.floats(DAY, 10 * DAY), tries=TRIES, asked=ASKED)
-def test_what_is_too_old_is_parked(
-    left: float | None, age: float, tries: int, asked: float | None
-) -> None:
-    verdict = after(left=left, age=age, tries=tries, asked=asked)
-    assert verdict == DeadLetter("given up after 86400 s")
-
-
-@given(left=AHEAD, age=AGES, tries=TRIES)
-def test_nothing_is_given_up_for_its_age_before_its_notbefore(
-    left: float, age: float, tries: int
-) -> None:
-    """Notice of degraded hardware comes days ahead."""
-    assert isinstance(after(left=left, age=age, tries=tries), RetryAfter)
-
-
-@given(left=AHEAD, age=st.floats(60, DAY), tries=TRIES)
-def test_a_limit_under_a_day_holds_before_notbefore_too(
-    left: float, age: float, tries: int
-) -> None:
-    """Who sets it wants to hear of the failure."""
-    assert after(left=left, age=age, tries=tries, give_up_after=60.0) == DeadLetter(
-        "given up after 60 s"
-    )
-
-
-@given(left=st.none() | st.floats(-DAY, 0), age=st.floats(0, DAY - 1), tries=TRIES)
-def test_what_is_young_is_tried_again(left: float | None, age: float, tries: int) -> None:
-    assert isinstance(after(left=left, age=age, tries=tries), RetryAfter)
-    assert isinstance(
-        after(left=left, age=age * 1000, tries=tries, give_up_after=math.inf), RetryAfter
-    )
-
-
-@given(left=LEFT, tries=TRIES, asked=ASKED, chance=CHANCES)
-def test_jitter_only_adds_and_little(
-    left: float | None, tries: int, asked: float | None, chance: float
-) -> None:
-    """But for the last call, which it makes later by less than a second."""
-    plain, shaken = (
-        pause(left=left, tries=tries, asked=asked, chance=one) for one in (0.0, chance)
-    )
-    assert plain <= shaken
-    assert shaken <= plain * MOST or (left is not None and shaken <= left - 1)
-
-
-@given(left=LEFT, tries=TRIES, asked=st.floats(0.001, 1e9) | st.just(math.inf), chance=CHANCES)
-def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(
-    left: float | None, tries: int, asked: float, chance: float
-) -> None:
-    """Also where the entry itself would have waited longer: its neighbours would not."""
-    verdict = after(left=left, tries=tries, asked=asked, chance=chance)
-    assert isinstance(verdict, RetryAfter)
-    wanted = min(asked, MAX_RETRY_AFTER)
-    assert wanted <= verdict.sink_pause <= wanted * MOST
-    assert verdict.delay == max(verdict.sink_pause, pause(left=left, tries=tries, chance=chance))
-
-
-@given(left=LEFT, tries=TRIES, asked=st.none() | st.floats(-1e9, 0), chance=CHANCES)
-def test_without_a_retry_after_nobody_else_rests(
-    left: float | None, tries: int, asked: float | None, chance: float
-) -> None:
-    assert after(left=left, tries=tries, asked=asked, chance=chance) == RetryAfter(
-        pause(left=left, tries=tries, chance=chance), sink_pause=0.0
-    )
-
-
-@given(left=LEFT, chance=CHANCES)
-def test_the_first_try_again_comes_within_two_seconds(left: float | None, chance: float) -> None:
-    assert 0 < pause(left=left, chance=chance) <= 2
-
-
-@given(left=st.floats(0.001, URGENT_WINDOW), tries=TRIES, chance=CHANCES)
-def test_in_the_last_quarter_of_an_hour_a_try_comes_at_least_every_8_s(
-    left: float, tries: int, chance: float
-) -> None:
-    assert 0 < pause(left=left, tries=tries, chance=chance) <= 8
+    assert seconds >= 50 or seconds >= seconds_left - 2
 
 
 @given(
-    left=st.floats(URGENT_WINDOW, URGENT_WINDOW + 120) | st.floats(URGENT_WINDOW, 10 * DAY), tries=TRIES, chance=CHANCES
+    seconds_left=st.none() | st.floats(-DAY, 0),
+    age=st.floats(DAY, 10 * DAY),
+    tries=TRIES,
+    retry_after=ASKED,
+)
+def test_what_is_too_old_is_parked(
+    seconds_left: float | None, age: float, tries: int, retry_after: float | None
+) -> None:
+    decision = decide(seconds_left=seconds_left, age=age, tries=tries, retry_after=retry_after)
+    assert decision == DeadLetter("given up after 86400 s")
+
+
+@given(seconds_left=AHEAD, age=AGES, tries=TRIES)
+def test_nothing_is_given_up_for_its_age_before_its_notbefore(
+    seconds_left: float, age: float, tries: int
+) -> None:
+    """Notice of degraded hardware comes days ahead."""
+    assert isinstance(decide(seconds_left=seconds_left, age=age, tries=tries), RetryAfter)
+
+
+@given(seconds_left=AHEAD, age=st.floats(60, DAY), tries=TRIES)
+def test_a_limit_under_a_day_holds_before_notbefore_too(
+    seconds_left: float, age: float, tries: int
+) -> None:
+    """Who sets it wants to hear of the failure."""
+    assert decide(
+        seconds_left=seconds_left, age=age, tries=tries, give_up_after=60.0
+    ) == DeadLetter("given up after 60 s")
+
+
+@given(seconds_left=st.none() | st.floats(-DAY, 0), age=st.floats(0, DAY - 1), tries=TRIES)
+def test_what_is_young_is_tried_again(seconds_left: float | None, age: float, tries: int) -> None:
+    assert isinstance(decide(seconds_left=seconds_left, age=age, tries=tries), RetryAfter)
+    assert isinstance(
+        decide(seconds_left=seconds_left, age=age * 1000, tries=tries, give_up_after=math.inf),
+        RetryAfter,
+    )
+
+
+@given(seconds_left=LEFT, tries=TRIES, retry_after=ASKED, jitter=CHANCES)
+def test_jitter_only_adds_and_little(
+    seconds_left: float | None, tries: int, retry_after: float | None, jitter: float
+) -> None:
+    """But for the last call, which it makes later by less than a second."""
+    plain, shaken = (
+        pause(seconds_left=seconds_left, tries=tries, retry_after=retry_after, jitter=jitter_)
+        for jitter_ in (0.0, jitter)
+    )
+    assert plain <= shaken
+    assert shaken <= plain * MOST or (seconds_left is not None and shaken <= seconds_left - 1)
+
+
+@given(
+    seconds_left=LEFT,
+    tries=TRIES,
+    retry_after=st.floats(0.001, 1e9) | st.just(math.inf),
+    jitter=CHANCES,
+)
+def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(
+    seconds_left: float | None, tries: int, retry_after: float, jitter: float
+) -> None:
+    """Also where the entry itself would have waited longer: its neighbours would not."""
+    decision = decide(
+        seconds_left=seconds_left, tries=tries, retry_after=retry_after, jitter=jitter
+    )
+    assert isinstance(decision, RetryAfter)
+    wanted = min(retry_after, MAX_RETRY_AFTER)
+    assert wanted <= decision.sink_pause <= wanted * MOST
+    assert decision.delay == max(
+        decision.sink_pause, pause(seconds_left=seconds_left, tries=tries, jitter=jitter)
+    )
+
+
+@given(seconds_left=LEFT, tries=TRIES, retry_after=st.none() | st.floats(-1e9, 0), jitter=CHANCES)
+def test_without_a_retry_after_nobody_else_rests(
+    seconds_left: float | None, tries: int, retry_after: float | None, jitter: float
+) -> None:
+    assert decide(
+        seconds_left=seconds_left, tries=tries, retry_after=retry_after, jitter=jitter
+    ) == RetryAfter(pause(seconds_left=seconds_left, tries=tries, jitter=jitter), sink_pause=0.0)
+
+
+@given(seconds_left=LEFT, jitter=CHANCES)
+def test_the_first_try_again_comes_within_two_seconds(
+    seconds_left: float | None, jitter: float
+) -> None:
+    assert 0 < pause(seconds_left=seconds_left, jitter=jitter) <= 2
+
+
+@given(seconds_left=st.floats(0.001, URGENT_WINDOW), tries=TRIES, jitter=CHANCES)
+def test_in_the_last_quarter_of_an_hour_a_try_comes_at_least_every_8_s(
+    seconds_left: float, tries: int, jitter: float
+) -> None:
+    assert 0 < pause(seconds_left=seconds_left, tries=tries, jitter=jitter) <= 8
+
+
+@given(
+    seconds_left=st.floats(URGENT_WINDOW, URGENT_WINDOW + 120) | st.floats(URGENT_WINDOW, 10 * DAY),
+    tries=TRIES,
+    jitter=CHANCES,
 )
 def test_before_that_a_try_comes_at_least_every_60_s_and_one_at_the_right_time(
-    left: float, tries: int, chance: float
+    seconds_left: float, tries: int, jitter: float
 ) -> None:
     """The window is entered within 8 s: no pause of a minute reaches far into it."""
-    seconds = pause(left=left, tries=tries, chance=chance)
+    seconds = pause(seconds_left=seconds_left, tries=tries, jitter=jitter)
     assert seconds <= 60
-    assert left - seconds >= URGENT_WINDOW - 8
+    assert seconds_left - seconds >= URGENT_WINDOW - 8
 
 
-@given(left=st.none() | st.floats(-DAY, 0), tries=TRIES, chance=CHANCES)
+@given(seconds_left=st.none() | st.floats(-DAY, 0), tries=TRIES, jitter=CHANCES)
 def test_with_no_notbefore_ahead_the_pauses_double_up_to_five_minutes(
-    left: float | None, tries: int, chance: float
+    seconds_left: float | None, tries: int, jitter: float
 ) -> None:
     expected = min(0.5 * 2.0 ** min(tries - 1, 20), 300.0)
-    assert expected <= pause(left=left, tries=tries, chance=chance) <= expected * MOST
+    assert (
+        expected <= pause(seconds_left=seconds_left, tries=tries, jitter=jitter) <= expected * MOST
+    )
 
 
 @given(
     failure=st.sampled_from(["transient", "slow"]),
-    left=LEFT,
+    seconds_left=LEFT,
     tries=TRIES,
     longest=st.floats(0.1, 1000),
-    chance=CHANCES,
+    jitter=CHANCES,
 )
 def test_no_pause_is_longer_than_the_sinks_longest(
-    failure: Failure, left: float | None, tries: int, longest: float, chance: float
+    failure: Failure, seconds_left: float | None, tries: int, longest: float, jitter: float
 ) -> None:
-    verdict = after(failure, left=left, tries=tries, longest_pause=longest, chance=chance)
-    assume(isinstance(verdict, RetryAfter))
-    assert isinstance(verdict, RetryAfter)
-    assert verdict.delay <= longest * MOST
+    decision = decide(
+        failure, seconds_left=seconds_left, tries=tries, longest_pause=longest, jitter=jitter
+    )
+    assume(isinstance(decision, RetryAfter))
+    assert isinstance(decision, RetryAfter)
+    assert decision.delay <= longest * MOST
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """When a try began, in seconds before NotBefore, and how long after the one before it ended."""
 
-    left: float
+    seconds_left: float
     waited: float
 
 
 def calls(
-    left: float, *, took: float, chances: st.DataObject, failure: Failure = "transient"
+    seconds_left: float, *, elapsed: float, jitters: st.DataObject, failure: Failure = "transient"
 ) -> list[Call]:
     """Every try up to the first after NotBefore, by a receiver that is down and fails each after so many seconds."""
-    made, tries = [Call(left, 0.0)], 1
-    while made[-1].left > 0 and made[-1].left - took > 0:
-        left = made[-1].left - took
-        seconds = pause(failure, left=left, tries=tries, chance=chances.draw(CHANCES))
-        made.append(Call(left - seconds, seconds))
+    made, tries = [Call(seconds_left, 0.0)], 1
+    while made[-1].seconds_left > 0 and made[-1].seconds_left - elapsed > 0:
+        seconds_left = made[-1].seconds_left - elapsed
+        seconds = pause(
+            failure, seconds_left=seconds_left, tries=tries, jitter=jitters.draw(CHANCES)
+        )
+        made.append(Call(seconds_left - seconds, seconds))
         tries += 1
     return made
 
 
-@given(left=st.floats(0.5, 3000), took=st.floats(0, 1), data=st.data())
+@given(seconds_left=st.floats(0.5, 3000), elapsed=st.floats(0, 1), data=st.data())
 def test_a_receiver_that_is_down_is_called_all_the_way_to_a_last_call(
-    left: float, took: float, data: st.DataObject
+    seconds_left: float, elapsed: float, data: st.DataObject
 ) -> None:
     """The whole run: within two seconds, never a gap over 8 s in the window or 60 s before it, and a call in the last 2 s + a try."""
-    made = [call for call in calls(left, took=took, chances=data) if call.left > 0]
+    made = [call for call in calls(seconds_left, elapsed=elapsed, jitters=data) if call.seconds_left > 0]
     for before, call in pairwise(made):
-        assert call.waited <= (8 if before.left <= URGENT_WINDOW else 60)
+        assert call.waited <= (8 if before.seconds_left <= URGENT_WINDOW else 60)
     if len(made) > 1:
         assert made[1].waited <= 2
-    assert made[-1].left <= 2.0 + took + 1e-6
+    assert made[-1].seconds_left <= 2.0 + elapsed + 1e-6
 
 
-@given(left=st.floats(10, 600), data=st.data())
-def test_what_was_refused_gets_a_last_call_too(left: float, data: st.DataObject) -> None:
-    made = [call for call in calls(left, took=0.05, chances=data, failure="slow") if call.left > 0]
-    assert made[-1].left <= 2.0 + 0.05 + 1e-6
+@given(seconds_left=st.floats(10, 600), data=st.data())
+def test_what_was_refused_gets_a_last_call_too(seconds_left: float, data: st.DataObject) -> None:
+    made = [
+        call
+        for call in calls(seconds_left, elapsed=0.05, jitters=data, failure="slow")
+        if call.seconds_left > 0
+    ]
+    assert made[-1].seconds_left <= 2.0 + 0.05 + 1e-6
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 3600.0])

@@ -11,7 +11,14 @@ from relay.delivery.dispatcher import redeliver
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.running_dispatcher import ScriptedSink, SteppedClock, running_dispatcher, refuses, accepts
+from tests.delivery.running_dispatcher import (
+    Answer,
+    ScriptedSink,
+    SteppedClock,
+    accepts,
+    refuses,
+    running_dispatcher,
+)
 
 DAY = 86400.0
 
@@ -21,9 +28,11 @@ def gaps(moments: list[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(moments)]
 
 
-def far(clock: SteppedClock, answer: object = accepts, **given: float) -> ScriptedSink:
-    """A sink with the webhook's patience, by that clock."""
-    return ScriptedSink(answer, clock=clock, **{"longest_pause": 300.0, "give_up_after": DAY, **given})  # type: ignore[arg-type]  # answers and limits
+def patient_sink(
+    clock: SteppedClock, answer: Answer = accepts, *, give_up_after: float = DAY
+) -> ScriptedSink:
+    """Return a sink with the limits of a webhook."""
+    return ScriptedSink(answer, clock=clock, longest_pause=300.0, give_up_after=give_up_after)
 
 
 @pytest.mark.parametrize("others", [0, 3])
@@ -32,7 +41,7 @@ async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_
 ) -> None:
     """Also when several events wait, and the probes take turns."""
     clock = SteppedClock()
-    down = far(clock, refuses)
+    down = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
         for number in range(1 + others):
             await relay.record_event(f"E-{number}", not_before=600)
@@ -49,7 +58,7 @@ async def test_a_receiver_that_was_down_is_told_within_8_s_of_its_return(
     tmp_path: Path, down_for: float
 ) -> None:
     clock = SteppedClock()
-    drain = far(clock, refuses)
+    drain = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-1", not_before=15 * 60)
         await relay.record_event("E-2", "event.started")
@@ -61,7 +70,7 @@ async def test_a_receiver_that_was_down_is_told_within_8_s_of_its_return(
 
 async def test_long_before_notbefore_it_is_tried_every_minute_and_in_time(tmp_path: Path) -> None:
     clock = SteppedClock()
-    down = far(clock, refuses)
+    down = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
         await relay.record_event("E-1", not_before=3600)
         await relay.forward(3600)
@@ -77,7 +86,7 @@ async def test_what_comes_to_a_sink_that_has_long_been_down_is_tried_at_once_and
 ) -> None:
     """The pause was fitted to what waited before, five minutes by then."""
     clock = SteppedClock()
-    drain = far(clock, refuses)
+    drain = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("old")
         await relay.forward(3600)
@@ -103,7 +112,7 @@ async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
         return Receipt()
 
     clock = SteppedClock()
-    drain = far(clock, poisoned)
+    drain = patient_sink(clock, poisoned)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("poison")
         for number in range(3):
@@ -119,7 +128,7 @@ async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
 async def test_what_waited_before_the_others_is_not_forgotten_by_the_probes(tmp_path: Path) -> None:
     """It gives up in its time, though new events come all the while."""
     clock = SteppedClock()
-    down = far(clock, refuses, give_up_after=3600.0)
+    down = patient_sink(clock, refuses, give_up_after=3600.0)
     async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
         await relay.record_event("first")
         for number in range(80):
@@ -138,7 +147,7 @@ async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -
             raise Deferred("busy", after=120.0, status=429)
         return Receipt()
 
-    drain, other = far(clock, busy), far(clock)
+    drain, other = patient_sink(clock, busy), patient_sink(clock)
     async with running_dispatcher(tmp_path, {"drain": drain, "other": other}, clock=clock) as relay:
         await relay.record_event("E-0", not_before=300)
         await relay.forward(1)
@@ -149,11 +158,13 @@ async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -
         assert sorted(
             event.subject or "" for event in other.delivered if event.name == "event.scheduled"
         ) == [f"E-{number}" for number in range(4)]
-        assert [event.subject for event in other.delivered if event.name == "relay.sink-failing"] == [
-            "drain"
-        ], "it got nothing for a minute"
+        assert [
+            event.subject for event in other.delivered if event.name == "relay.sink-failing"
+        ] == ["drain"], "it got nothing for a minute"
         await relay.forward(15)
-        assert {event.subject for event in drain.delivered} == {f"E-{number}" for number in range(4)}
+        assert {event.subject for event in drain.delivered} == {
+            f"E-{number}" for number in range(4)
+        }
         assert min(moment for moment, _ in drain.attempts[1:]) >= 120
 
 
@@ -166,7 +177,7 @@ async def test_a_short_retry_after_holds_back_the_others_too(tmp_path: Path) -> 
             raise Deferred("busy", after=5.0, status=503)
         return Receipt()
 
-    drain = far(clock, busy)
+    drain = patient_sink(clock, busy)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-0")
         await relay.record_event("E-1")
@@ -186,7 +197,7 @@ async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after
             raise Deferred("it answered 401", failure="slow", status=401)
         return Receipt()
 
-    drain = far(clock, refused)
+    drain = patient_sink(clock, refused)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-0", not_before=600)
         for number in range(1, 10):
@@ -212,7 +223,7 @@ async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: 
             raise Deferred("it refused the connection")
         raise Deferred("it answered 401", failure="slow", status=401)
 
-    drain = far(clock, down_then_refusing)
+    drain = patient_sink(clock, down_then_refusing)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         for number in range(5):
             await relay.record_event(f"E-{number}", not_before=700)
@@ -225,7 +236,8 @@ async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: 
         await relay.forward(60)
         assert len(drain.delivered) == 5
         assert (
-            max(moment for moment, _ in drain.attempts) - min(moment for moment, _ in drain.attempts[-5:])
+            max(moment for moment, _ in drain.attempts)
+            - min(moment for moment, _ in drain.attempts[-5:])
             <= 1
         ), "all at once"
 
@@ -235,7 +247,7 @@ async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_o
 ) -> None:
     """Without a NotBefore ahead each is parked at its first such answer, and none waits for a probe's turn."""
     clock = SteppedClock()
-    drain = far(clock, refuses)
+    drain = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         for number in range(4):
             await relay.record_event(f"E-{number}", "event.ended")
@@ -260,7 +272,7 @@ async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
             raise Deferred("it answered 401", failure="slow", status=401)
         raise Deferred("it answered 503", status=503)
 
-    drain = far(clock, refused_or_down)
+    drain = patient_sink(clock, refused_or_down)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         for number in range(6):
             await relay.record_event(f"E-{number}", not_before=600)
@@ -273,7 +285,7 @@ async def test_a_deadline_behind_an_older_state_of_the_same_event_presses_too(
     tmp_path: Path,
 ) -> None:
     clock = SteppedClock()
-    down = far(clock, refuses)
+    down = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
         await relay.record_event("E-1", "event.ended")
         await relay.forward(3600)
@@ -287,7 +299,7 @@ async def test_a_deadline_behind_an_older_state_of_the_same_event_presses_too(
 
 async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path: Path) -> None:
     clock = SteppedClock()
-    down, other = far(clock, refuses), far(clock)
+    down, other = patient_sink(clock, refuses), patient_sink(clock)
     async with running_dispatcher(tmp_path, {"drain": down, "chat": other}, clock=clock) as relay:
         await relay.record_event("E-1", "event.ended")
         await relay.forward(DAY - 1)
@@ -308,7 +320,7 @@ async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path:
 
 async def test_when_many_are_given_up_the_far_side_is_not_tried_in_a_hurry(tmp_path: Path) -> None:
     clock = SteppedClock()
-    down = far(clock, refuses, give_up_after=600.0)
+    down = patient_sink(clock, refuses, give_up_after=600.0)
     async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
         for number in range(50):
             await relay.record_event(f"E-{number}")
@@ -320,7 +332,7 @@ async def test_when_many_are_given_up_the_far_side_is_not_tried_in_a_hurry(tmp_p
 async def test_an_event_is_not_given_up_before_its_notbefore(tmp_path: Path) -> None:
     """Notice of degraded hardware comes days ahead."""
     clock = SteppedClock()
-    drain = far(clock, refuses, give_up_after=DAY)
+    drain = patient_sink(clock, refuses, give_up_after=DAY)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-1", not_before=100_000)
         await relay.forward(99_990)
@@ -337,7 +349,7 @@ async def test_sixteen_failures_of_one_broken_connection_are_one(tmp_path: Path)
         await clock.sleep(1)
         raise Deferred("the connection was reset")
 
-    drain = far(clock, breaks)
+    drain = patient_sink(clock, breaks)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         for number in range(16):
             await relay.record_event(f"E-{number}", not_before=600)
@@ -358,7 +370,7 @@ async def test_an_operator_who_resumes_a_sink_has_everything_tried_at_once(tmp_p
             raise Deferred("it answered 401", failure="slow", status=401)
         raise Deferred("busy", after=3000.0, status=429)
 
-    drain = far(clock, refused)
+    drain = patient_sink(clock, refused)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-0", not_before=3600)
         await relay.forward(1)
@@ -373,7 +385,7 @@ async def test_an_operator_who_resumes_a_sink_has_everything_tried_at_once(tmp_p
 async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path: Path) -> None:
     """The operator has mended it, and does not wait for a pause of five minutes."""
     clock = SteppedClock()
-    drain = far(clock, refuses, give_up_after=600.0)
+    drain = patient_sink(clock, refuses, give_up_after=600.0)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-0")
         await relay.forward(1200)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from relay.events.build import (
     EndEvidence,
-    Origin,
     EndOutcome,
+    Origin,
     change_event,
     decision_event,
     determine_outcome,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from relay.errors import DocumentError
 from relay.events.model import Document, Event
 from relay.imds.document import parse_document
-from tests.events.strategies import EVENTS, document_body, make_event, normalized, azure_event
+from tests.events.strategies import EVENTS, azure_event, document_body, make_event, normalized
 
 SCALARS = (
     st.none()

@@ -573,7 +573,9 @@ async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorde
     tmp_path: Path,
 ) -> None:
     async with simulated(tmp_path) as (it, sim):
-        connection = it.store._opened.connection  # noqa: SLF001  # as a disk that is mounted read-only after an error
+        connection = (
+            it.store._state_file.connection
+        )  # as a disk that is mounted read-only after an error
         connection.execute("PRAGMA query_only = ON")
         event = sim.schedule(Plan())
         await it.polled(2)

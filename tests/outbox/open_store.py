@@ -58,7 +58,9 @@ async def open_store_in(
 
 
 @contextlib.contextmanager
-def open_file_in(path: Path, identity: Identity = IDENTITY, now: datetime = NOW) -> Iterator[StateFile]:
+def open_file_in(
+    path: Path, identity: Identity = IDENTITY, now: datetime = NOW
+) -> Iterator[StateFile]:
     """The file itself, open."""
     file = open_state_file(path, identity, now)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from relay.outbox.bulk_insert import MAX_ROWS_PER_STATEMENT
 from relay.outbox.journal import verify_journal
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import NOW, open_file_in, numbered_event
+from tests.outbox.open_store import NOW, numbered_event, open_file_in
 
 
 def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(

@@ -15,7 +15,7 @@ from relay.outbox.deliveries import DeadLetterFilter
 from relay.outbox.journal import verify_journal
 from relay.outbox.retention import PruneResult, prune
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import NOW, connection_of, open_file_in, numbered_event
+from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -77,11 +77,22 @@ def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transacti
 def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
     bus, _ = tell(tx, 1)
     tx.deliveries.defer(
-        bus.id, Attempt(NOW, 0.25, "deferred", 503, "it answered 503", "try later"), LATER
+        bus.id,
+        Attempt(
+            at=NOW,
+            elapsed=0.25,
+            outcome="deferred",
+            status=503,
+            reason="it answered 503",
+            response="try later",
+        ),
+        LATER,
     )
     (waiting,) = tx.deliveries.waiting("bus")
     assert (waiting.attempts, waiting.next_at) == (1, LATER)
-    tx.deliveries.log_attempt(bus.id, Attempt(LATER, 0.5, "delivered", 204))
+    tx.deliveries.log_attempt(
+        bus.id, Attempt(at=LATER, elapsed=0.5, outcome="delivered", status=204)
+    )
     tx.deliveries.settle(bus.id, "delivered", None, LATER)
     assert tx.deliveries.waiting("bus") == []
     rows = (
@@ -114,9 +125,26 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
 
 def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
     entries = [tell(tx, number)[0] for number in range(3)]
-    tx.deliveries.defer(entries[1].id, Attempt(NOW, 0.25, "deferred", 503, "no", None), LATER)
+    tx.deliveries.defer(
+        entries[1].id,
+        Attempt(at=NOW, elapsed=0.25, outcome="deferred", status=503, reason="no", response=None),
+        LATER,
+    )
     tx.deliveries.mark_delivered(
-        [(entry.id, Attempt(LATER, 0.5, "delivered", 204, None, "ok")) for entry in entries[1:]]
+        [
+            (
+                entry.id,
+                Attempt(
+                    at=LATER,
+                    elapsed=0.5,
+                    outcome="delivered",
+                    status=204,
+                    reason=None,
+                    response="ok",
+                ),
+            )
+            for entry in entries[1:]
+        ]
     )
     assert [entry.id for entry in tx.deliveries.waiting("bus")] == [entries[0].id]
     shown = tx.deliveries.page(states=["delivered"])
@@ -179,7 +207,11 @@ def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: T
 def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transaction) -> None:
     """Else it would be given up again at its first failure, after a restart too; when it was recorded stays known."""
     bus, _ = tell(tx, 1)
-    tx.deliveries.defer(bus.id, Attempt(NOW, 0.1, "deferred", 500, "no", None), LATER)
+    tx.deliveries.defer(
+        bus.id,
+        Attempt(at=NOW, elapsed=0.1, outcome="deferred", status=500, reason="no", response=None),
+        LATER,
+    )
     tx.deliveries.settle(bus.id, "parked", "given up", LATER)
     assert tx.deliveries.redeliver(bus.id, LATER) == replace(bus, attempts=1, recorded=LATER)
     assert tx.deliveries.waiting("bus") == [replace(bus, attempts=1, recorded=LATER)]
@@ -209,7 +241,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     delivered, _ = tell(tx, 2)
     tx.deliveries.settle(delivered.id, "delivered", None, NOW)
     news, other_news = tell(tx, 3, "relay.sink-failing", "drain")
-    tx.deliveries.log_attempt(news.id, Attempt(NOW, 0.1, "deferred"))
+    tx.deliveries.log_attempt(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))
     assert tx.deliveries.remove_sink("bus", "it is gone", LATER) == 1
     assert [(one.id, one.state, one.reason) for one in tx.deliveries.page(sink="bus")] == [
         (delivered.id, "delivered", None),
@@ -225,14 +257,17 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
 
 def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> None:
     tx.deliveries.set_sink_state("bus", "disabled", "it answered 410")
-    assert tx.deliveries.sink_states() == {"bus": ("disabled", "it answered 410"), "chat": ("on", None)}
+    assert tx.deliveries.sink_states() == {
+        "bus": ("disabled", "it answered 410"),
+        "chat": ("on", None),
+    }
 
 
 def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transaction) -> None:
     """Deliveries after ``retain``, the journal after ``audit_retain``; what waits, however old, is kept with its event."""
     settings = StoreSettings(retain=86400.0, audit_retain=10 * 86400.0)
     waits, delivered = tell(tx, 1), tell(tx, 2)
-    tx.deliveries.log_attempt(delivered[0].id, Attempt(NOW, 0.1, "delivered"))
+    tx.deliveries.log_attempt(delivered[0].id, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))
     for entry in (*waits[1:], *delivered):
         tx.deliveries.settle(entry.id, "delivered", None, NOW)
     tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
@@ -251,7 +286,7 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     )
     assert tx.journal.event(1).id == numbered_event(1).id
     tx.deliveries.settle(waits[0].id, "delivered", None, NOW)
-    assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(rows=2)
+    assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(journal_rows=2)
     assert verify_journal(connection_of(tx)) == (tx.head(), 0)
     assert tx.head().position == 2
     assert tell(tx, 3)[0].position == 3

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.outbox import Identity
 from relay.outbox import file as file_module
-from relay.outbox.file import SCHEMA_VERSION, open_state_file, open_for_reading
+from relay.outbox.file import SCHEMA_VERSION, open_for_reading, open_state_file
 from relay.outbox.journal import Journal, verify_journal
-from tests.outbox.open_store import IDENTITY, NOW, read_column, file_names, open_file_in
+from tests.outbox.open_store import IDENTITY, NOW, file_names, open_file_in, read_column
 
 HOLD = """
 import sys
@@ -492,7 +492,8 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
         upgraded = read_column(path, "SELECT sql FROM sqlite_master ORDER BY name")
     with open_file_in(tmp_path / "fresh.db"):
         assert (
-            read_column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name") == upgraded
+            read_column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name")
+            == upgraded
         )
 
 

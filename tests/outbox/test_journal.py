@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from relay.errors import StoreError
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import GENESIS, Journal, read_head, row_hash, read_rows, verify_journal
+from relay.outbox.journal import GENESIS, Journal, read_head, read_rows, row_hash, verify_journal
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import BUS, NOW, read_column, open_file_in, numbered_event
+from tests.outbox.open_store import BUS, NOW, numbered_event, open_file_in, read_column
 
 ROWS = 6
 
@@ -310,12 +310,20 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         journal.append_note(NOW, "mode", {"mode": "off"})
         journal.append_note(NOW, "claim", {"eventId": "E"}, event_key="e")
         journal.append(
-            NOW + timedelta(hours=1), "event.ended", numbered_event(2, subject="E").body, event_key="e"
+            NOW + timedelta(hours=1),
+            "event.ended",
+            numbered_event(2, subject="E").body,
+            event_key="e",
         )
         journal.append(
-            NOW + timedelta(hours=1), "approval.refused", numbered_event(3, subject="E").body, event_key="e"
+            NOW + timedelta(hours=1),
+            "approval.refused",
+            numbered_event(3, subject="E").body,
+            event_key="e",
         )
-        ids: Callable[[int], str] = lambda number: numbered_event(number).id  # shorter here than a function
+        ids: Callable[[int], str] = lambda number: (
+            numbered_event(number).id
+        )  # shorter here than a function
         assert [one.id for one in journal.history("e", "")] == [ids(1), ids(2), ids(3)]
         assert [one.id for one in journal.history("e", "2026-04-11T23")] == [ids(2), ids(3)]
         assert [(at, one.id) for at, one in journal.events_after(0, 2)] == [

@@ -15,7 +15,7 @@ from relay.events.model import Event
 from relay.outbox import Decision, FirstAnswer
 from relay.outbox.transaction import Transaction
 from tests.builders import DATA
-from tests.outbox.open_store import NOW, connection_of, open_file_in, numbered_event
+from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -35,15 +35,15 @@ def data(**changes: Any) -> dict[str, Any]:
 def vote(occurrence: int, number: int = 1, **changes: Any) -> Decision:
     """A vote that counts."""
     made = Decision(
-        f"{number:032x}",
-        occurrence,
-        "approve",
-        "client:ada",
-        "http",
-        "0123",
-        "drained",
-        NOW,
-        LATER,
+        approval_id=f"{number:032x}",
+        occurrence=occurrence,
+        decision="approve",
+        principal="client:ada",
+        channel="http",
+        revision="0123",
+        reason="drained",
+        at=NOW,
+        expires=LATER,
         dry_run=False,
         counts=True,
         recorded_event_id="t",
@@ -62,7 +62,11 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         data()["revision"],
         True,
     )
-    assert (live.boot_id, live.outcome, live.last_event_id) == ("boot-1", None, numbered_event(1).id)
+    assert (live.boot_id, live.outcome, live.last_event_id) == (
+        "boot-1",
+        None,
+        numbered_event(1).id,
+    )
     assert live.event == Event.from_fields(data())
     tx.snapshot.update("e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
     tx.snapshot.set_boot_id(live.id, "boot-2")

@@ -17,14 +17,24 @@ from relay.errors import StoreUnavailable
 from relay.outbox import RecordedEvent
 from relay.outbox.journal import verify_journal
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import NOW, read_column, connection_of, file_names, numbered_event, record_event, open_store_in
+from tests.outbox.open_store import (
+    NOW,
+    connection_of,
+    file_names,
+    numbered_event,
+    open_store_in,
+    read_column,
+    record_event,
+)
 
 
 async def test_what_was_recorded_is_on_disk_before_it_is_answered_and_told(tmp_path: Path) -> None:
     async with open_store_in(tmp_path) as kept:
         seen: list[list[int]] = []
         kept.listeners.recorded.append(
-            lambda _: seen.append(read_column(tmp_path / "relay.db", "SELECT position FROM journal"))
+            lambda _: seen.append(
+                read_column(tmp_path / "relay.db", "SELECT position FROM journal")
+            )
         )
         assert await kept.transact(record_event(1)) == 1
         assert seen == [[1]]
@@ -186,14 +196,12 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
     async with open_store_in(tmp_path) as kept:
         changes: list[str | None] = []
         kept.listeners.write_error_changed.append(changes.append)
-        kept._try_on_disk = None  # type: ignore[assignment,method-assign]  # calling it is such a mistake
+        kept._commit = None  # type: ignore[assignment,method-assign]  # calling it is such a mistake
         first, second = kept.submit(record_event(1), fail_open=True), kept.submit(record_event(2))
         for future in (first, second):
-            with pytest.raises(
-                StoreUnavailable, match="thread that keeps the state file has failed"
-            ):
+            with pytest.raises(StoreUnavailable, match="thread of the state file has failed"):
                 await future
-        with pytest.raises(StoreUnavailable, match="thread that keeps the state file has failed"):
+        with pytest.raises(StoreUnavailable, match="thread of the state file has failed"):
             await kept.transact(record_event(3), fail_open=True)
         assert len(changes) == 1
     assert [

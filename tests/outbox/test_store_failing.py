@@ -18,19 +18,19 @@ import pytest
 
 from relay.errors import StoreError, StoreUnavailable
 from relay.outbox import Attempt, RecordedEvent
-from relay.outbox.file import open_state_file, open_for_reading
+from relay.outbox.file import open_for_reading, open_state_file
 from relay.outbox.journal import verify_journal
 from relay.outbox.sqlite import Store
 from tests.outbox.conftest import Disk
 from tests.outbox.open_store import (
     IDENTITY,
     NOW,
-    read_column,
     connection_of,
     file_names,
     numbered_event,
-    record_event,
     open_store_in,
+    read_column,
+    record_event,
     wait_until,
 )
 
@@ -97,7 +97,11 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
             (one.position, one.event.id, [entry.id for entry in one.entries])
             for one in heard.recorded
         ]
-        assert told == [(1, numbered_event(1).id, [1]), (2, numbered_event(3).id, [2]), (3, numbered_event(4).id, [3])]
+        assert told == [
+            (1, numbered_event(1).id, [1]),
+            (2, numbered_event(3).id, [2]),
+            (3, numbered_event(4).id, [3]),
+        ]
 
         disk.free()
         await wait_until(lambda: kept.write_error is None)
@@ -171,7 +175,10 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
         disk.fill()
         await kept.transact(record_event(2), fail_open=True)
         await kept.transact(
-            lambda tx: tx.deliveries.log_attempt(1, Attempt(NOW, 0.1, "delivered")), fail_open=True
+            lambda tx: tx.deliveries.log_attempt(
+                1, Attempt(at=NOW, elapsed=0.1, outcome="delivered")
+            ),
+            fail_open=True,
         )
     disk.free()
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
@@ -294,7 +301,9 @@ async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Dis
     async with listened(disk.folder) as (kept, heard):
         held = threading.Event()
         kept.submit(lambda _: held.wait(10))
-        futures = [kept.submit(record_event(number), fail_open=number % 2 == 0) for number in range(40)]
+        futures = [
+            kept.submit(record_event(number), fail_open=number % 2 == 0) for number in range(40)
+        ]
         disk.fill()
         held.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
