@@ -390,7 +390,7 @@ def test_a_newer_relays_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     content = path.read_bytes()
     with pytest.raises(
         StoreTooNew,
-        match=f"expected a file of version {SCHEMA_VERSION} or older, a newer relay wrote version {SCHEMA_VERSION + 1}",
+        match=f"expected a file of version {SCHEMA_VERSION} or older, got version {SCHEMA_VERSION + 1} of a newer",
     ):
         open_state_file(path, IDENTITY, NOW)
     assert (path.read_bytes(), set_aside(path)) == (content, [])
