@@ -161,7 +161,7 @@ class RunningDispatcher:
     async def deliveries(self, sink: str, state: str | None = None) -> list[Delivery]:
         """What the store has of a sink, the oldest first."""
         page = await self.store.read(lambda tx: tx.deliveries.page(sink=sink, limit=100_000))
-        return [one for one in reversed(page) if state is None or one.state == state]
+        return [delivery for delivery in reversed(page) if state is None or delivery.state == state]
 
     async def attempts(self, sink: str) -> list[tuple[Any, ...]]:
         """Entry, outcome, status and reason of a sink's attempts, in order."""

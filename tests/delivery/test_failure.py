@@ -103,10 +103,10 @@ async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_pat
     async def rejects(_: CloudEvent) -> Receipt:
         raise Rejected("no")
 
-    one, two = ScriptedSink(rejects), ScriptedSink(rejects)
-    async with running_dispatcher(tmp_path, {"one": one, "two": two}) as relay:
+    first, second = ScriptedSink(rejects), ScriptedSink(rejects)
+    async with running_dispatcher(tmp_path, {"one": first, "two": second}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: len(one.attempts) + len(two.attempts) == 4)
+        await wait_until(lambda: len(first.attempts) + len(second.attempts) == 4)
         await relay.settle()
         for sink, other in (("one", "two"), ("two", "one")):
             assert [
@@ -115,7 +115,7 @@ async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_pat
                 ("event.scheduled", "parked", "no"),
                 ("relay.dead-lettered", "superseded", "dropped: no"),
             ], other
-        assert len(one.attempts) + len(two.attempts) == 4
+        assert len(first.attempts) + len(second.attempts) == 4
 
 
 async def test_what_the_relay_says_of_itself_is_dropped_when_it_is_too_old_as_well(
@@ -271,7 +271,7 @@ async def test_a_stop_reaches_deliveries_that_are_under_way_at_once(tmp_path: Pa
         await asyncio.wait({relay.task}, timeout=60)
         assert relay.task.cancelled()
         assert len(ended) == 5
-        assert {one.state for one in await relay.deliveries("bus")} == {"waiting"}
+        assert {delivery.state for delivery in await relay.deliveries("bus")} == {"waiting"}
         assert await relay.attempts("bus") == []
 
 
@@ -367,7 +367,7 @@ async def test_a_far_side_that_is_gone_disables_the_sink_which_keeps_its_entries
         ids.append(await relay.record_event("E-10"))
         await relay.settle()
         assert about(other, "relay.sink-disabled") == [("bus", 11 - 1)]
-        assert [one.state for one in await relay.deliveries("bus")] == ["waiting"] * 11
+        assert [delivery.state for delivery in await relay.deliveries("bus")] == ["waiting"] * 11
         status = relay.dispatcher.status()[0]
         assert (status.state, status.reason, status.failing) == (
             "disabled",
@@ -456,7 +456,7 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
 
 def of(relay: RunningDispatcher, sink: str) -> tuple[bool, str | None]:
     """Whether a sink is failing, and why."""
-    (status,) = (one for one in relay.dispatcher.status() if one.name == sink)
+    (status,) = (delivery for delivery in relay.dispatcher.status() if delivery.name == sink)
     return status.failing, status.reason
 
 

@@ -51,7 +51,7 @@ async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_wa
         assert {subject: far.ids(subject) for subject in expected} == expected
         assert 2 <= far.max_in_flight <= 8
         await relay.settle()
-        assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
+        assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
 
 
 async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
         await wait_until(lambda: len(well.delivered) == 50)
         assert well.ids() == ids
         assert len(hung.attempts) == 2
-        assert [one.waiting for one in relay.dispatcher.status()] == [50, 0]
+        assert [delivery.waiting for delivery in relay.dispatcher.status()] == [50, 0]
 
 
 async def test_one_event_that_waits_holds_back_no_other_event(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_s
         ]
         await relay.settle()
         assert [
-            (one.type, one.state, one.reason)
-            for one in await relay.deliveries("chat", "superseded")
+            (delivery.type, delivery.state, delivery.reason)
+            for delivery in await relay.deliveries("chat", "superseded")
         ] == [
             ("event.scheduled", "superseded", "replaced by a newer event.updated"),
             ("event.updated", "superseded", "replaced by a newer event.updated"),
@@ -177,7 +177,7 @@ async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_whe
         goes.set()
         await wait_until(lambda: chat.names() == ["event.ended"])
         await relay.settle()
-        assert [(one.type, one.state) for one in await relay.deliveries("chat")] == [
+        assert [(delivery.type, delivery.state) for delivery in await relay.deliveries("chat")] == [
             ("event.scheduled", "superseded"),
             ("event.ended", "delivered"),
         ]

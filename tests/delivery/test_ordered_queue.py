@@ -100,7 +100,9 @@ class LanesLaw(RuleBasedStateMachine):
         """A try begins."""
         free = self.of("free")
         expected = min(
-            (lane.waiting[0] for lane in free.values()), key=lambda one: one.id, default=None
+            (lane.waiting[0] for lane in free.values()),
+            key=lambda waiting_entry: waiting_entry.id,
+            default=None,
         )
         assert self.lanes.take_next() == expected
         if expected is not None:
@@ -112,7 +114,7 @@ class LanesLaw(RuleBasedStateMachine):
         free = self.of("free")
         expected = min(
             (lane.waiting[0] for lane in free.values()),
-            key=lambda one: (one.attempts, one.id),
+            key=lambda waiting_entry: (waiting_entry.attempts, waiting_entry.id),
             default=None,
         )
         assert self.lanes.take_next(least_tried=True) == expected
@@ -135,9 +137,10 @@ class LanesLaw(RuleBasedStateMachine):
         lane = self.of("busy")[data.draw(st.sampled_from(sorted(self.of("busy"))))]
         head = lane.waiting[0]
         newer = [
-            one
-            for one in lane.waiting[1:]
-            if one.type.split(".")[0] == head.type.split(".")[0] and one.position >= head.position
+            waiting_entry
+            for waiting_entry in lane.waiting[1:]
+            if waiting_entry.type.split(".")[0] == head.type.split(".")[0]
+            and waiting_entry.position >= head.position
         ]
         assert self.lanes.is_superseded(head) == bool(newer)
         tried = replace(lane.waiting[0], attempts=lane.waiting[0].attempts + 1)
@@ -167,7 +170,9 @@ class LanesLaw(RuleBasedStateMachine):
         """Nothing is lost, doubled or reordered."""
         assert len(self.lanes) == sum(len(lane.waiting) for lane in self.model.values())
         for name, lane in self.model.items():
-            assert [one for one in self.lanes if one.ordering_key == name] == lane.waiting
+            assert [
+                waiting_entry for waiting_entry in self.lanes if waiting_entry.ordering_key == name
+            ] == lane.waiting
         assert self.lanes.has_ready == bool(self.of("free"))
 
     @invariant()
@@ -187,7 +192,12 @@ def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:
     for id_, lane in enumerate("abacb", start=1):
         lanes.push(entry(id_, lane))
     taken = [lanes.take_next() for _ in range(4)]
-    assert [one.id if one is not None else None for one in taken] == [1, 2, 4, None]
+    assert [waiting_entry.id if waiting_entry is not None else None for waiting_entry in taken] == [
+        1,
+        2,
+        4,
+        None,
+    ]
     lanes.remove_head(entry(2, "b"))
     following = lanes.take_next()
     assert following is not None
@@ -199,8 +209,10 @@ def test_only_so_many_events_are_kept_at_hand() -> None:
     lanes = OrderedQueue()
     for id_ in range(10_000):
         lanes.push(entry(id_, f"lane-{id_}"))
-    assert sum(one.event is not None for one in lanes) == MAX_EVENTS_IN_MEMORY
-    assert [one.id for one in lanes if one.event is not None] == list(range(MAX_EVENTS_IN_MEMORY))
+    assert sum(waiting_entry.event is not None for waiting_entry in lanes) == MAX_EVENTS_IN_MEMORY
+    assert [waiting_entry.id for waiting_entry in lanes if waiting_entry.event is not None] == list(
+        range(MAX_EVENTS_IN_MEMORY)
+    )
 
 
 def test_lanes_that_come_and_go_leave_nothing_behind() -> None:

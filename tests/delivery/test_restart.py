@@ -49,7 +49,7 @@ async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same
         await wait_until(lambda: len(far.delivered) == 30)
         assert {subject: far.ids(subject) for subject in expected} == expected
         await relay.settle()
-        assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
+        assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.settle()
         assert len(far.delivered) == 30
@@ -87,7 +87,7 @@ async def test_a_restart_goes_on_counting_tries(tmp_path: Path) -> None:
                 await relay.record_event("E-1")
             await wait_until(lambda times=times: len(far.attempts) == times)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await relay.settle()
-            assert [one.attempts for one in await relay.deliveries("bus")] == [times]
+            assert [delivery.attempts for delivery in await relay.deliveries("bus")] == [times]
 
 
 async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: Path) -> None:
@@ -180,15 +180,18 @@ async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped
         await wait_until(lambda: len(chat.delivered) == 3)
     bus.answer = accepts
     async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
-        assert [(one.type, one.state, one.reason) for one in await relay.deliveries("bus")] == [
+        assert [
+            (delivery.type, delivery.state, delivery.reason)
+            for delivery in await relay.deliveries("bus")
+        ] == [
             ("event.scheduled", "parked", "the sink bus is not in the configuration any more"),
         ] * 2
         assert not await relay.store.transact(redeliver(1, NOW))
     async with running_dispatcher(tmp_path, {"bus": bus, "chat": chat}) as relay:
         await relay.settle()
         assert not bus.delivered, "parked is parked, until somebody sends it again"
-        for one in await relay.deliveries("bus", "parked"):
-            assert await relay.store.transact(redeliver(one.id, NOW))
+        for delivery in await relay.deliveries("bus", "parked"):
+            assert await relay.store.transact(redeliver(delivery.id, NOW))
         await wait_until(lambda: len(bus.delivered) == 2)
 
 
@@ -202,7 +205,7 @@ async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_
         await relay.settle()
         assert not relay.task.done()
     async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
-        assert [one.state for one in await relay.deliveries("nobody")] == ["parked"]
+        assert [delivery.state for delivery in await relay.deliveries("nobody")] == ["parked"]
 
 
 async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_own(
@@ -229,14 +232,14 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
         await wait_until(lambda: len(far.attempts) == 2)
         assert not await relay.store.transact(redeliver(1, relay.clock.now())), "it waits already"
         await relay.settle()
-        assert [one.state for one in await relay.deliveries("bus")] == ["waiting"]
+        assert [delivery.state for delivery in await relay.deliveries("bus")] == ["waiting"]
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await wait_until(lambda: len(far.delivered) == 1)
         assert far.ids() == [told]
         await relay.settle()
-        assert [(one.state, one.attempts) for one in await relay.deliveries("bus")] == [
-            ("delivered", 4)
-        ]
+        assert [
+            (delivery.state, delivery.attempts) for delivery in await relay.deliveries("bus")
+        ] == [("delivered", 4)]
 
 
 async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Path) -> None:
@@ -300,7 +303,7 @@ async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_go
         await wait_until(lambda: len(far.delivered) == 2)
         relay.store.read = read  # type: ignore[method-assign]  # as it was
         await relay.settle()
-        assert [one.attempts for one in await relay.deliveries("bus")] == [1, 1]
+        assert [delivery.attempts for delivery in await relay.deliveries("bus")] == [1, 1]
 
 
 async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_others_go(
@@ -321,7 +324,7 @@ async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_o
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await wait_until(lambda: len(far.delivered) == 2)
         await relay.settle()
-        assert [one.state for one in await relay.deliveries("bus")] == [
+        assert [delivery.state for delivery in await relay.deliveries("bus")] == [
             "delivered",
             "parked",
             "delivered",
@@ -348,7 +351,7 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
         await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.settle()
         everything = await relay.store.read(lambda tx: tx.journal.events_after(0, 10_000))
-        assert {one.state for one in await relay.deliveries("bus")} == {"delivered"}
+        assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
     assert everything
     for subject in {str(event.subject) for _, event in everything}:
         recorded = [event.id for _, event in everything if event.subject == subject]

@@ -271,7 +271,9 @@ def test_a_receiver_that_is_down_is_called_all_the_way_to_a_last_call(
     seconds_left: float, elapsed: float, data: st.DataObject
 ) -> None:
     """The whole run: within two seconds, never a gap over 8 s in the window or 60 s before it, and a call in the last 2 s + a try."""
-    made = [call for call in calls(seconds_left, elapsed=elapsed, jitters=data) if call.seconds_left > 0]
+    made = [
+        call for call in calls(seconds_left, elapsed=elapsed, jitters=data) if call.seconds_left > 0
+    ]
     for before, call in pairwise(made):
         assert call.waited <= (8 if before.seconds_left <= URGENT_WINDOW else 60)
     if len(made) > 1:

@@ -258,7 +258,7 @@ async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_o
 
         drain.answer = refused
         await relay.forward(331)
-        assert [one.state for one in await relay.deliveries("drain")] == ["parked"] * 4
+        assert [delivery.state for delivery in await relay.deliveries("drain")] == ["parked"] * 4
 
 
 async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
@@ -303,7 +303,7 @@ async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path:
     async with running_dispatcher(tmp_path, {"drain": down, "chat": other}, clock=clock) as relay:
         await relay.record_event("E-1", "event.ended")
         await relay.forward(DAY - 1)
-        assert [one.state for one in await relay.deliveries("drain")] == ["waiting"]
+        assert [delivery.state for delivery in await relay.deliveries("drain")] == ["waiting"]
         await relay.forward(400)
         (parked,) = await relay.deliveries("drain")
         assert (parked.state, parked.reason) == (

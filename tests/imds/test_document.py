@@ -45,10 +45,10 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-def one(**changes: Any) -> Event:
+def parse_one_event(**changes: Any) -> Event:
     """The one event of a document whose entry differs so."""
-    (found,) = parse_document(document_body(azure_event(**changes))).events
-    return found
+    (parsed,) = parse_document(document_body(azure_event(**changes))).events
+    return parsed
 
 
 # --- whatever comes
@@ -74,11 +74,11 @@ def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: objec
     except DocumentError:
         return
     assert document.incarnation is None or -(2**63) <= document.incarnation < 2**63
-    for found in document.events:
-        assert len(found.revision) == 16
-        assert Event.from_fields(orjson.loads(orjson.dumps(found.to_fields()))) == found
-        assert found.not_before_time is None or found.not_before_time.tzinfo is not None
-    assert len({found.key for found in document.events}) == len(document.events)
+    for parsed in document.events:
+        assert len(parsed.revision) == 16
+        assert Event.from_fields(orjson.loads(orjson.dumps(parsed.to_fields()))) == parsed
+        assert parsed.not_before_time is None or parsed.not_before_time.tzinfo is not None
+    assert len({parsed.key for parsed in document.events}) == len(document.events)
 
 
 @pytest.mark.parametrize("empty", [b"", b" ", b"\r\n\t "])
@@ -145,7 +145,7 @@ def test_every_field_is_read() -> None:
 
 
 def test_the_case_of_an_event_id_is_kept_and_compared_without() -> None:
-    upper, lower = one(EventId="ABC-d"), one(EventId="abc-D")
+    upper, lower = parse_one_event(EventId="ABC-d"), parse_one_event(EventId="abc-D")
     assert (upper.event_id, lower.event_id) == ("ABC-d", "abc-D")
     assert upper.key == lower.key
     assert upper.revision == lower.revision
@@ -164,39 +164,39 @@ def test_the_case_of_an_event_id_is_kept_and_compared_without() -> None:
     ],
 )
 def test_what_azure_left_blank_or_out_is_none(name: str, attribute: str, blank: Any) -> None:
-    assert getattr(one(**{name: blank}), attribute) is None
+    assert getattr(parse_one_event(**{name: blank}), attribute) is None
 
 
 @pytest.mark.parametrize("blank", [None, ..., []])
 def test_without_resources_there_are_none(blank: Any) -> None:
-    assert one(Resources=blank).resources == ()
+    assert parse_one_event(Resources=blank).resources == ()
 
 
 def test_a_resource_named_twice_is_one() -> None:
-    assert one(Resources=["b", "a", "b"]).resources == ("b", "a")
+    assert parse_one_event(Resources=["b", "a", "b"]).resources == ("b", "a")
 
 
 def test_what_azure_adds_in_future_passes_as_it_came() -> None:
-    found = one(
+    parsed = parse_one_event(
         EventType="Quake",
         EventStatus="Paused",
         ResourceType="Rack",
         EventSource="Martian",
         Novelty={"a": [1]},
     )
-    assert (found.event_type, found.event_status, found.resource_type, found.event_source) == (
+    assert (parsed.event_type, parsed.event_status, parsed.resource_type, parsed.event_source) == (
         "Quake",
         "Paused",
         "Rack",
         "Martian",
     )
-    assert not found.is_started
+    assert not parsed.is_started
 
 
 @pytest.mark.parametrize("status", ["Started", "started", "STARTED"])
 def test_started_is_known_in_any_case(status: str) -> None:
-    assert one(EventStatus=status).is_started
-    assert one(EventStatus=status).event_status == status
+    assert parse_one_event(EventStatus=status).is_started
+    assert parse_one_event(EventStatus=status).event_status == status
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_started_is_known_in_any_case(status: str) -> None:
 )
 def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None) -> None:
     """Azure says -1 for unknown; garbage is unknown too, and a fraction is rounded up: no rule takes 8.1 s for 8."""
-    assert one(DurationInSeconds=wrote).duration == seconds
+    assert parse_one_event(DurationInSeconds=wrote).duration == seconds
 
 
 @pytest.mark.parametrize(
@@ -255,9 +255,9 @@ def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None)
 def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(
     wrote: Any, kept: str | None
 ) -> None:
-    found = one(NotBefore=wrote)
-    assert found.not_before == kept
-    assert (found.not_before_time is not None) == (kept is not None and kept.startswith("2022"))
+    parsed = parse_one_event(NotBefore=wrote)
+    assert parsed.not_before == kept
+    assert (parsed.not_before_time is not None) == (kept is not None and kept.startswith("2022"))
 
 
 @pytest.mark.parametrize(
@@ -295,8 +295,8 @@ def test_an_event_id_twice_becomes_one_event_whatever_the_order(
 ) -> None:
     first, second = (
         {
-            found.key: normalized(found)
-            for found in parse_document(document_body(*map(_as_wire, events))).events
+            parsed.key: normalized(parsed)
+            for parsed in parse_document(document_body(*map(_as_wire, events))).events
         }
         for events in both
     )
@@ -313,13 +313,13 @@ def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> No
             Resources=["c", "a"],
         ),
     ]
-    (found,) = parse_document(document_body(*entries)).events
-    assert (found.event_status, found.not_before, found.resources) == (
+    (parsed,) = parse_document(document_body(*entries)).events
+    assert (parsed.event_status, parsed.not_before, parsed.resources) == (
         "Started",
         None,
         ("a", "b", "c"),
     )
-    assert found.event_id == azure_event()["EventId"].lower()
+    assert parsed.event_id == azure_event()["EventId"].lower()
 
 
 @pytest.mark.parametrize(
@@ -339,10 +339,10 @@ def test_two_entries_of_different_types_count_as_the_graver(
 ) -> None:
     """A rule for a Freeze must not approve what is a Reboot for another machine."""
     for order in (types, types[::-1]):
-        (found,) = parse_document(
+        (parsed,) = parse_document(
             document_body(*(azure_event(EventType=event_type) for event_type in order))
         ).events
-        assert found.event_type == gravest
+        assert parsed.event_type == gravest
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_a
     durations: list[int], longest: int | None
 ) -> None:
     for order in (durations, durations[::-1]):
-        (found,) = parse_document(
+        (parsed,) = parse_document(
             document_body(
                 *(
                     azure_event(DurationInSeconds=duration, Description=str(duration))
@@ -360,20 +360,20 @@ def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_a
                 )
             )
         ).events
-        assert found.duration == longest
+        assert parsed.duration == longest
 
 
 def test_two_entries_of_different_source_do_not_count_as_the_users() -> None:
     """What users start is approved most readily."""
     for order in (["User", "Platform"], ["Platform", "User"]):
-        (found,) = parse_document(
+        (parsed,) = parse_document(
             document_body(*(azure_event(EventSource=source) for source in order))
         ).events
-        assert found.event_source == "Platform"
+        assert parsed.event_source == "Platform"
 
 
 def test_one_entry_keeps_the_order_of_its_resources() -> None:
-    assert one(Resources=["b", "a"]).resources == ("b", "a")
+    assert parse_one_event(Resources=["b", "a"]).resources == ("b", "a")
 
 
 # --- revision
@@ -417,7 +417,7 @@ def test_a_revision_changes_exactly_when_what_an_approver_saw_changes(
     ],
 )
 def test_each_field_moves_the_revision_or_does_not(change: dict[str, Any], moves: bool) -> None:
-    assert (one(**change).revision != one().revision) == moves
+    assert (parse_one_event(**change).revision != parse_one_event().revision) == moves
 
 
 def test_a_revision_is_the_same_in_every_version_of_the_relay() -> None:

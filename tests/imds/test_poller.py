@@ -40,19 +40,19 @@ class Rig:
     clock: ManualClock
     store: Store
     poller: Poller
-    said: list[tuple[str, str | None, str, int]] = field(default_factory=list)
-    heard: list[str] = field(default_factory=list)
+    reports: list[tuple[str, str | None, str, int]] = field(default_factory=list)
+    recorded_names: list[str] = field(default_factory=list)
     """The names of all that was recorded, from memory too."""
 
-    async def told(self) -> list[CloudEvent]:
+    async def recorded_events(self) -> list[CloudEvent]:
         """The journal's events."""
         return await self.store.read(
-            lambda tx: [one for _, one in tx.journal.events_after(0, 10_000)]
+            lambda tx: [event for _, event in tx.journal.events_after(0, 10_000)]
         )
 
     async def names(self) -> list[str]:
         """By name."""
-        return [one.name for one in await self.told()]
+        return [event.name for event in await self.recorded_events()]
 
     async def polled(self, times: int = 1) -> None:
         """Let an interval pass, and its poll, so often."""
@@ -98,25 +98,27 @@ async def rig(
         ) as store,
         ImdsClient(source, clock) as client,
     ):
-        said: list[tuple[str, str | None, str, int]] = []
-        recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"vm-0"}))
+        reports: list[tuple[str, str | None, str, int]] = []
+        recorder = Recorder(ORIGIN, BOOT, frozenset({"vm-0"}))
         poller = Poller(
             source,
             client,
             recorder,
             store,
             clock,
-            report=lambda *given: said.append(given),
+            report=lambda *given: reports.append(given),
             last_read_at=last_read,
             jitter=chance,
         )
         task = asyncio.create_task(poller.run())
         try:
-            it = Rig(clock, store, poller, said)
+            running = Rig(clock, store, poller, reports)
             store.listeners.recorded.append(
-                lambda recorded: it.heard.extend(one.event.name for one in recorded)
+                lambda recorded: running.recorded_names.extend(
+                    event.event.name for event in recorded
+                )
             )
-            yield it
+            yield running
             assert not task.done(), task.exception()
         finally:
             task.cancel()
@@ -129,56 +131,56 @@ async def simulated(folder: Path, **given: Any) -> AsyncIterator[tuple[Rig, Simu
     clock = ManualClock()
     async with (
         Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim,
-        rig(folder, sim.url, clock, **given) as it,
+        rig(folder, sim.url, clock, **given) as running,
     ):
-        await it.resting()
-        yield it, sim
+        await running.resting()
+        yield running, sim
 
 
 # --- polls
 
 
 async def test_a_change_is_recorded_at_the_next_poll(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (it, sim):
+    async with simulated(tmp_path) as (running, sim):
         event = sim.schedule(Plan(starts_after=0.0, lasts=None))
-        await it.polled()
+        await running.polled()
         sim.start(event)
-        await it.polled()
+        await running.polled()
         sim.end(event)
-        await it.polled()
-        assert await it.names() == ["event.scheduled", "event.started", "event.ended"]
+        await running.polled()
+        assert await running.names() == ["event.scheduled", "event.started", "event.ended"]
 
 
 async def test_it_polls_once_an_interval_also_in_between(tmp_path: Path) -> None:
-    async with simulated(tmp_path, interval="10s") as (it, sim):
+    async with simulated(tmp_path, interval="10s") as (running, sim):
         assert len(sim.calls) == 1
         for _ in range(9):
-            it.clock.advance(1)
-        assert it.clock.remaining_sleeps[0] == pytest.approx(1)
-        await it.polled()
+            running.clock.turn(1)
+        assert running.clock.asleep[0] == pytest.approx(1)
+        await running.polled()
         assert len(sim.calls) == 2
 
 
 async def test_an_idle_poll_writes_nothing(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (it, sim):
+    async with simulated(tmp_path) as (running, sim):
         sim.schedule(Plan())
-        await it.polled()
+        await running.polled()
         with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as other:
             version = "PRAGMA data_version"  # moves when another connection commits a change
             before = other.execute(version).fetchone()
-            await it.polled(5)
+            await running.polled(5)
             assert other.execute(version).fetchone() == before
             sim.schedule(Plan())
-            await it.polled()
+            await running.polled()
             assert other.execute(version).fetchone() != before
 
 
 async def test_an_idle_poll_does_not_ask_the_store(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (it, _):
+    async with simulated(tmp_path) as (running, _):
         busy = threading.Event()
-        it.store.submit(lambda _: busy.wait(60))
+        running.store.submit(lambda _: busy.wait(60))
         try:
-            await it.polled(3)
+            await running.polled(3)
         finally:
             busy.set()
 
@@ -191,20 +193,20 @@ async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Pat
             clock.advance(0.4)  # while the call is on its way
         return Answer()
 
-    async with far_side(script) as side, rig(tmp_path, side.url, clock, interval="3s") as it:
-        await it.resting()
-        clock.advance(3)
-        await wait_until(lambda: len(side.asked) == 2 and len(clock.remaining_sleeps) == 2)
-        assert clock.remaining_sleeps[0] == pytest.approx(2.6)
+    async with far_side(script) as side, rig(tmp_path, side.url, clock, interval="3s") as running:
+        await running.resting()
+        clock.turn(3)
+        await eventually(lambda: len(side.asked) == 2 and len(clock.asleep) == 2)
+        assert clock.asleep[0] == pytest.approx(2.6)
 
 
 async def test_an_incarnation_alone_is_no_change(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (it, sim):
+    async with simulated(tmp_path) as (running, sim):
         sim.schedule(Plan())
-        await it.polled()
+        await running.polled()
         sim.reset_incarnation(1)
-        await it.polled()
-        assert await it.names() == ["event.scheduled"]
+        await running.polled()
+        assert await running.names() == ["event.scheduled"]
 
 
 # --- what is no document changes nothing
@@ -233,27 +235,33 @@ async def test_an_incarnation_alone_is_no_change(tmp_path: Path) -> None:
 async def test_no_usable_answer_ends_no_event_and_the_next_good_one_goes_on(
     tmp_path: Path, fault: Fault
 ) -> None:
-    async with simulated(tmp_path, timeout="2s" if fault.kind == "hang" else "30s") as (it, sim):
+    async with simulated(tmp_path, timeout="2s" if fault.kind == "hang" else "30s") as (
+        running,
+        sim,
+    ):
         sim.schedule(Plan())
-        await it.polled()
+        await running.polled()
         sim.fault(fault)
         calls = len(sim.calls)
-        await it.until(lambda: it.poller.failures == fault.calls)
-        assert it.heard == ["event.scheduled"]
-        await it.until(lambda: it.poller.failures == 0)
-        assert (it.heard, len(sim.calls)) == (["event.scheduled"], calls + (fault.calls or 0) + 1)
+        await running.until(lambda: running.poller.failures == fault.calls)
+        assert running.recorded_names == ["event.scheduled"]
+        await running.until(lambda: running.poller.failures == 0)
+        assert (running.recorded_names, len(sim.calls)) == (
+            ["event.scheduled"],
+            calls + (fault.calls or 0) + 1,
+        )
         sim.schedule(Plan())
-        await it.until(lambda: it.heard == ["event.scheduled"] * 2)
+        await running.until(lambda: running.recorded_names == ["event.scheduled"] * 2)
 
 
 async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "relay.imds.poller")
-    async with simulated(tmp_path) as (it, sim):
+    async with simulated(tmp_path) as (running, sim):
         sim.fault(Fault(status=503, calls=3))
         sim.fault(Fault(status=400, calls=2))
-        await it.until(lambda: len(sim.calls) >= 6 and it.poller.failures == 0)
+        await running.until(lambda: len(sim.calls) >= 6 and running.poller.failures == 0)
         logged = [
             (record.levelname, record.getMessage())
             for record in caplog.records
@@ -263,7 +271,7 @@ async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
         assert "503" in logged[0][1]
         assert "400" in logged[1][1]
         sim.fault(Fault(status=400))
-        await it.polled()
+        await running.polled()
         assert [
             record.getMessage() for record in caplog.records if record.levelname == "ERROR"
         ] == [logged[1][1]] * 2
@@ -278,32 +286,32 @@ async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
 async def test_the_rest_after_failures_doubles_and_jitter_only_adds(
     tmp_path: Path, chance: float, pauses: list[float]
 ) -> None:
-    async with simulated(tmp_path, chance=lambda: chance) as (it, sim):
+    async with simulated(tmp_path, chance=lambda: chance) as (running, sim):
         sim.fault(Fault(status=500, calls=len(pauses)))
-        await it.polled()
+        await running.polled()
         for pause in pauses:
-            assert it.clock.remaining_sleeps[0] == pytest.approx(pause)
-            before = it.poller.polls
-            it.clock.advance(pause)
-            await wait_until(lambda before=before: it.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-            await it.resting()
-        assert it.poller.failures == 0
-        assert it.clock.remaining_sleeps[0] == pytest.approx(1)
+            assert running.clock.asleep[0] == pytest.approx(pause)
+            before = running.poller.polls
+            running.clock.turn(pause)
+            await eventually(lambda before=before: running.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await running.resting()
+        assert running.poller.failures == 0
+        assert running.clock.asleep[0] == pytest.approx(1)
 
 
 async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
     tmp_path: Path,
 ) -> None:
-    async with simulated(tmp_path) as (it, sim):
+    async with simulated(tmp_path) as (running, sim):
         sim.fault(Fault(status=429, retry_after=20.0))
-        await it.polled()
+        await running.polled()
         calls = len(sim.calls)
-        question = asyncio.create_task(it.poller.read_fresh())
+        question = asyncio.create_task(running.poller.read_fresh())
         for _ in range(19):
-            it.clock.advance(1)
+            running.clock.turn(1)
             await asyncio.sleep(0)
         assert (len(sim.calls), question.done()) == (calls, False)
-        it.clock.advance(1)
+        running.clock.turn(1)
         await question
         assert len(sim.calls) == calls + 1
 
@@ -314,20 +322,20 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
 async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_poll(
     tmp_path: Path,
 ) -> None:
-    async with simulated(tmp_path, interval="10s") as (it, sim):
-        it.clock.advance(4)
+    async with simulated(tmp_path, interval="10s") as (running, sim):
+        running.clock.turn(4)
         sim.schedule(Plan())
-        await it.poller.read_fresh()
-        assert await it.names() == ["event.scheduled"]
-        await it.resting()
+        await running.poller.read_fresh()
+        assert await running.names() == ["event.scheduled"]
+        await running.resting()
         assert len(sim.calls) == 2
-        assert it.clock.remaining_sleeps[0] == pytest.approx(10)
+        assert running.clock.asleep[0] == pytest.approx(10)
 
 
 async def test_many_who_ask_share_one_read(tmp_path: Path) -> None:
-    async with simulated(tmp_path, interval="10s") as (it, sim):
-        it.clock.advance(4)
-        await asyncio.gather(*(it.poller.read_fresh() for _ in range(50)))
+    async with simulated(tmp_path, interval="10s") as (running, sim):
+        running.clock.turn(4)
+        await asyncio.gather(*(running.poller.read_fresh() for _ in range(50)))
         assert len(sim.calls) == 2
 
 
@@ -339,48 +347,48 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
         gate.set()
         return first if len(side.asked) == 1 else Answer(SCHEDULED)
 
-    async with far_side(script) as side, rig(tmp_path, side.url, clock) as it:
+    async with far_side(script) as side, rig(tmp_path, side.url, clock) as running:
         await gate.wait()
-        await it.poller.read_fresh()
+        await running.poller.read_fresh()
         assert len(side.asked) == 2
-        assert await it.names() == ["event.scheduled"]
+        assert await running.names() == ["event.scheduled"]
 
 
 async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> None:
-    async with simulated(tmp_path, interval="10s") as (it, sim):
+    async with simulated(tmp_path, interval="10s") as (running, sim):
         sim.fault(Fault(status=503))
-        it.clock.advance(4)
-        questions = [asyncio.create_task(it.poller.read_fresh()) for _ in range(2)]
+        running.clock.turn(4)
+        questions = [asyncio.create_task(running.poller.read_fresh()) for _ in range(2)]
         for question in questions:
             with pytest.raises(SourceError, match="503"):
                 await question
 
 
 async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
-    async with simulated(tmp_path, interval="10s") as (it, sim):
+    async with simulated(tmp_path, interval="10s") as (running, sim):
         sim.fault(Fault(status=503))
-        it.clock.advance(4)
+        running.clock.turn(4)
         gone, stays = (
-            asyncio.create_task(it.poller.read_fresh()),
-            asyncio.create_task(it.poller.read_fresh()),
+            asyncio.create_task(running.poller.read_fresh()),
+            asyncio.create_task(running.poller.read_fresh()),
         )
         await asyncio.sleep(0)
         gone.cancel()
         with pytest.raises(SourceError):
             await stays
-        await it.until(lambda: it.poller.failures == 0)
+        await running.until(lambda: running.poller.failures == 0)
 
 
 async def test_questions_without_end_make_no_more_than_two_calls_a_second(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (it, sim):
-        began = it.clock.monotonic()
+    async with simulated(tmp_path) as (running, sim):
+        began = running.clock.monotonic()
 
         async def ask() -> None:
             while True:
-                await it.poller.read_fresh()
+                await running.poller.read_fresh()
 
         asking = asyncio.create_task(ask())
-        await it.until(lambda: it.clock.monotonic() >= began + 10, step=0.05)
+        await running.until(lambda: running.clock.monotonic() >= began + 10, step=0.05)
         asking.cancel()
         assert len(sim.calls) <= 2 * 10 + 2
 
@@ -394,44 +402,47 @@ async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_r
     clock = ManualClock()
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
         sim.fault(Fault(status=503, lasts=1000.0))
-        async with rig(tmp_path, sim.url, clock) as it:
-            await it.until(
-                lambda: it.clock.monotonic() >= 1000 + FIRST_ANSWER_TIMEOUT - 0.5, step=0.5
+        async with rig(tmp_path, sim.url, clock) as running:
+            await running.until(
+                lambda: running.clock.monotonic() >= 1000 + FIRST_ANSWER_TIMEOUT - 0.5, step=0.5
             )
-            assert (it.poller.lost, it.said) == (False, [])
-            await it.until(lambda: it.poller.lost, step=0.1, within=2)
-            ((name, sink, reason, count),) = it.said
+            assert (running.poller.lost, running.reports) == (False, [])
+            await running.until(lambda: running.poller.lost, step=0.1, within=2)
+            ((name, sink, reason, count),) = running.reports
             assert (name, sink, count) == ("relay.source-lost", None, 1)
             assert "150 s" in reason
             assert "503" in reason
             sim.clear_faults()
-            await it.until(lambda: not it.poller.lost)
-            assert [one[0] for one in it.said] == ["relay.source-lost", "relay.source-recovered"]
+            await running.until(lambda: not running.poller.lost)
+            assert [event[0] for event in running.reports] == [
+                "relay.source-lost",
+                "relay.source-recovered",
+            ]
 
 
 async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_once(
     tmp_path: Path,
 ) -> None:
-    async with simulated(tmp_path) as (it, sim):
-        await it.polled()
-        last = it.clock.monotonic()
+    async with simulated(tmp_path) as (running, sim):
+        await running.polled()
+        last = running.clock.monotonic()
         for rounds in (1, 2):
             sim.fault(Fault(kind="empty", lasts=1000.0))
-            await it.until(
-                lambda last=last: it.clock.monotonic() >= last + ANSWER_TIMEOUT - 0.5,  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await running.until(
+                lambda last=last: running.clock.monotonic() >= last + ANSWER_TIMEOUT - 0.5,  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 step=0.5,
             )
-            assert not it.poller.lost
-            await it.until(lambda: it.poller.lost, step=0.1, within=3)
-            it.clock.advance(300)
-            await it.until(lambda: it.poller.failures > 20)
-            assert [one[0] for one in it.said] == [
+            assert not running.poller.lost
+            await running.until(lambda: running.poller.lost, step=0.1, within=3)
+            running.clock.turn(300)
+            await running.until(lambda: running.poller.failures > 20)
+            assert [event[0] for event in running.reports] == [
                 "relay.source-lost",
                 "relay.source-recovered",
             ] * (rounds - 1) + ["relay.source-lost"]
             sim.clear_faults()
-            await it.until(lambda: not it.poller.lost)
-            last = it.clock.monotonic()
+            await running.until(lambda: not running.poller.lost)
+            last = running.clock.monotonic()
 
 
 async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> None:
@@ -444,22 +455,22 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
             ) as store,
             ImdsClient(source, clock) as client,
         ):
-            said: list[str] = []
-            recorder = Recorder(ORIGIN, BOOT_ID, None)
+            reports: list[str] = []
+            recorder = Recorder(ORIGIN, BOOT, None)
             poller = Poller(
                 source,
                 client,
                 recorder,
                 store,
                 clock,
-                report=lambda name, *_: said.append(name),
+                report=lambda name, *_: reports.append(name),
                 last_read_at=None,
             )
             task = asyncio.create_task(poller.run())
             await eventually(lambda: len(side.asked) == 1)
             clock.turn(FIRST_ANSWER_TIMEOUT)
             await eventually(lambda: poller.lost)
-            assert said == ["relay.source-lost"]
+            assert reports == ["relay.source-lost"]
             task.cancel()
             await asyncio.wait({task})
 
@@ -467,9 +478,9 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
 # --- gaps: what may have started and ended unseen
 
 
-async def outcome(it: Rig) -> tuple[str, str]:
+async def outcome(running: Rig) -> tuple[str, str]:
     """How the only event ended."""
-    (ended,) = [one for one in await it.told() if one.name == "event.ended"]
+    (ended,) = [event for event in await running.recorded_events() if event.name == "event.ended"]
     return ended.data["outcome"], ended.data["evidence"]
 
 
@@ -495,13 +506,16 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
             clock.advance(seconds - pause)  # while the call is on its way
         return Answer(NOTHING)
 
-    async with far_side(script) as side, rig(tmp_path, side.url, clock, interval=interval) as it:
+    async with (
+        far_side(script) as side,
+        rig(tmp_path, side.url, clock, interval=interval) as running,
+    ):
         for polls in (2, 3):
-            await it.resting()
-            clock.advance(pause)
-            await wait_until(lambda polls=polls: len(side.asked) >= polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        await wait_until(lambda: "event.ended" in it.heard)
-        assert await outcome(it) == expected
+            await running.resting()
+            clock.turn(pause)
+            await eventually(lambda polls=polls: len(side.asked) == polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        await eventually(lambda: "event.ended" in running.recorded_names)
+        assert await outcome(running) == expected
 
 
 @pytest.mark.parametrize(
@@ -517,15 +531,15 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
 async def test_a_gap_is_measured_by_both_clocks(
     tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float
 ) -> None:
-    clock = ManualClock()
-    async with far_side(Answer(SCHEDULED)) as side, rig(tmp_path, side.url, clock) as it:
-        await it.polled()
+    clock = HandClock()
+    async with far_side(Answer(SCHEDULED)) as side, rig(tmp_path, side.url, clock) as running:
+        await running.polled()
         side.answer = Answer(NOTHING)
         now = clock.now()
-        clock.advance(monotonic)
-        clock.set_wall_clock(now + timedelta(seconds=wall))
-        await wait_until(lambda: "event.ended" in it.heard)
-        assert await outcome(it) == expected
+        clock.turn(monotonic)
+        clock.set(now + timedelta(seconds=wall))
+        await eventually(lambda: "event.ended" in running.recorded_names)
+        assert await outcome(running) == expected
 
 
 @pytest.mark.parametrize(
@@ -544,26 +558,26 @@ async def test_after_a_restart_the_stop_counts_as_the_gap(
     clock = ManualClock()
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
         event = sim.schedule(Plan(notice=3600.0))
-        async with rig(tmp_path, sim.url, clock) as it:
-            await it.resting()
+        async with rig(tmp_path, sim.url, clock) as running:
+            await running.resting()
         sim.cancel(event)
-        clock.advance(_SECOND)
-        clock.set_wall_clock(NOON)
-        async with rig(tmp_path, sim.url, clock, last_read=last_read) as it:
-            assert it.poller.last_read_at == last_read
-            await it.resting()
-            assert it.poller.last_read_at == NOON
-            assert await outcome(it) == expected
+        clock.turn(_SECOND)
+        clock.set(NOON)
+        async with rig(tmp_path, sim.url, clock, last_read=last_read) as running:
+            assert running.poller.last_read_at == last_read
+            await running.resting()
+            assert running.poller.last_read_at == NOON
+            assert await outcome(running) == expected
 
 
 async def test_the_last_read_is_that_of_the_last_usable_answer_idle_or_not(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (it, sim):
-        await it.polled(2)
-        last = it.clock.now()
-        assert it.poller.last_read_at == last
+    async with simulated(tmp_path) as (running, sim):
+        await running.polled(2)
+        last = running.clock.now()
+        assert running.poller.last_read_at == last
         sim.fault(Fault(kind="truncated", calls=2))
-        await it.polled()
-        assert it.poller.last_read_at == last
+        await running.polled()
+        assert running.poller.last_read_at == last
 
 
 # --- a disk that cannot be written
@@ -572,26 +586,26 @@ async def test_the_last_read_is_that_of_the_last_usable_answer_idle_or_not(tmp_p
 async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorded_once(
     tmp_path: Path,
 ) -> None:
-    async with simulated(tmp_path) as (it, sim):
+    async with simulated(tmp_path) as (running, sim):
         connection = (
-            it.store._state_file.connection
+            running.store._state_file.connection
         )  # as a disk that is mounted read-only after an error
         connection.execute("PRAGMA query_only = ON")
         event = sim.schedule(Plan())
-        await it.polled(2)
+        await running.polled(2)
         sim.cancel(event)
-        await it.polled(2)
-        assert it.heard == ["event.scheduled", "event.ended"]
+        await running.polled(2)
+        assert running.recorded_names == ["event.scheduled", "event.ended"]
         connection.execute("PRAGMA query_only = OFF")
-        await eventually(lambda: it.store.write_error is None)
-        assert it.heard == await it.names() == ["event.scheduled", "event.ended"]
+        await eventually(lambda: running.store.write_error is None)
+        assert running.recorded_names == await running.names() == ["event.scheduled", "event.ended"]
 
 
 async def test_what_cannot_be_recorded_at_all_is_no_answer(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (it, sim):
-        await it.polled()
-        last = it.poller.last_read_at
-        await it.store.close()
+    async with simulated(tmp_path) as (running, sim):
+        await running.polled()
+        last = running.poller.last_read_at
+        await running.store.close()
         sim.schedule(Plan())
-        await it.until(lambda: it.poller.failures > 0)
-        assert it.poller.last_read_at == last
+        await running.until(lambda: running.poller.failures > 0)
+        assert running.poller.last_read_at == last
