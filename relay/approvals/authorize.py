@@ -59,35 +59,38 @@ def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusa
     return None
 
 
-def _too_late(approval: DecisionRequest, standing: ApprovalStatus) -> Refusal | None:
-    occurrence, event = standing.occurrence, standing.occurrence.event
-    if not occurrence.live:
-        return Refusal(409, "the event has ended")
-    if event.is_started:
-        return Refusal(409, "the event has started already")
-    if approval.decision == "release":
-        return (
-            Refusal(409, f"no hold is on this event; {HOLD_NOTICE}")
-            if not standing.active_holds
-            else None
-        )
-    closes = standing.voting_closes_at if approval.decision == "approve" else standing.not_before
-    if closes is not None and standing.now >= closes:
-        return Refusal(
-            409,
-            f"too late: it closed at {format_rfc3339(closes)}, it is {format_rfc3339(standing.now)}",
-        )
-    if approval.decision == "hold":
-        return (
-            Refusal(409, f"too late: the StartRequest is on its way; {HOLD_NOTICE}")
-            if standing.is_claimed
-            else None
-        )
-    if approval.revision != occurrence.revision:
-        return Refusal(
-            409,
-            f"the event has changed since that revision; the current one is {occurrence.revision}",
-        )
+def _conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    """Why the state of the event rules the decision out."""
+    if not status.occurrence.live:
+        return "the event has ended"
+    if status.occurrence.event.is_started:
+        return "the event has started already"
+    match request.decision:
+        case "release":
+            return None if status.active_holds else f"no hold is on this event; {HOLD_NOTICE}"
+        case "hold":
+            return _hold_conflict(status)
+        case "approve":
+            return _vote_conflict(request, status)
+
+
+def _hold_conflict(status: ApprovalStatus) -> str | None:
+    not_before = status.not_before
+    if not_before is not None and status.now >= not_before:
+        return _too_late(not_before, status.now)
+    if status.is_claimed:
+        return f"too late: the StartRequest is on its way; {HOLD_NOTICE}"
+    return None
+
+
+def _vote_conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    closes_at = status.voting_closes_at
+    if closes_at is not None and status.now >= closes_at:
+        return _too_late(closes_at, status.now)
+    current = status.occurrence.revision
+    if request.revision != current:
+        return f"the event has changed since that revision; the current one is {current}"
+    event = status.occurrence.event
     if not is_scheduled(event):
         event_status = event.event_status or "without a status"
         return f"only a Scheduled event can be approved, this one is {event_status}"

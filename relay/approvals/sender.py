@@ -92,7 +92,7 @@ class StartRequestSender:
         ready: list[Grant] = []
         is_waiting = False
         for grant in grants:
-            occurrence = tx.snapshot.by_id(grant.occurrence)
+            occurrence = tx.snapshot.get(grant.occurrence)
             if self._service.status(tx, occurrence, now).active_holds:
                 continue
             if self._are_notices_out(tx, grant, occurrence):
@@ -158,7 +158,7 @@ class StartRequestSender:
         ready = [
             grant
             for grant in grants
-            if self._are_notices_out(tx, grant, tx.snapshot.by_id(grant.occurrence))
+            if self._are_notices_out(tx, grant, tx.snapshot.get(grant.occurrence))
         ]
         return self._service.claim(tx, ready, now)
 

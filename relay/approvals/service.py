@@ -115,66 +115,21 @@ class ApprovalService:
             self._remember_answer(tx, request, answer)
         return answer
 
-    def apply_transitions(self, tx: Transaction, now: datetime) -> datetime | None:
-        """Do whatever time, the document or the switch have made necessary; returns when to look again at the latest."""
-        moments = []
-        for occurrence in tx.decisions.unsettled():
-            standing = self._step(tx, tx.snapshot.get(occurrence), now)
-            moment = next_change_at(standing)
-            if moment is not None:
-                moments.append(moment)
-            if standing.is_open and self._hours:
-                # Hours turn at whole minutes, and so does every zone: no need to know which is the next.
-                moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
-        return min(moments, default=None)
+    def _find_refusal(
+        self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus | None
+    ) -> Refusal | None:
+        refusal = authorize(request, status)
+        if refusal is not None or status is None or request.link is None:
+            return refusal
+        return check_confirmation_link(tx, request, request.link, status.occurrence)
 
     def _first_answer(self, tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
         if request.request_id is None:
             return None
         return tx.decisions.first_answer(request.caller.principal, request.request_id)
 
-    def is_held(self, tx: Transaction, grant: Grant, now: datetime) -> bool:
-        """Whether somebody's hold keeps a grant back."""
-        return bool(self.status(tx, tx.snapshot.get(grant.occurrence), now).active_holds)
-
-    def claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
-        """The last step before the POST: check everything again, and write the claim down."""
-        claims = []
-        wanted = {one.id for one in grants}
-        for grant in tx.decisions.open_grants():
-            if grant.id not in wanted:
-                continue
-            occurrence = tx.snapshot.get(grant.occurrence)
-            if not can_claim(grant, self.status(tx, occurrence, now)):
-                continue
-            event_id = occurrence.event.event_id
-            tx.decisions.claim_grant(grant.id)
-            facts = {
-                "eventId": event_id,
-                "revision": grant.revision,
-                "rule": grant.rule,
-                "approvalId": grant.approval_id,
-                "grant": grant.id,
-            }
-            tx.journal.append_note(
-                now, "claim", {**facts, "attempt": grant.attempts + 1}, event_key=occurrence.key
-            )
-            claims.append(Claim(grant, event_id))
-        return claims
-
-    def accepted(self, tx: Transaction, claims: Sequence[Claim], now: datetime) -> None:
-        """IMDS answered 200."""
-        for claim in claims:
-            tx.decisions.record_answer(claim.grant.id, "accepted", 200)
-            self._scribe.tell_start(tx, "startrequest.accepted", claim.grant, None, now)
-
-    def failed(
-        self,
-        tx: Transaction,
-        claims: Sequence[Claim],
-        status: int | None,
-        reason: str,
-        now: datetime,
+    def _remember_answer(
+        self, tx: Transaction, request: DecisionRequest, answer: DecisionAnswer
     ) -> None:
         if request.request_id is not None:
             tx.decisions.remember_answer(
@@ -241,7 +196,7 @@ class ApprovalService:
         """
         moments = []
         for occurrence_id in tx.decisions.unsettled():
-            status = self._advance(tx, tx.snapshot.by_id(occurrence_id), now)
+            status = self._advance(tx, tx.snapshot.get(occurrence_id), now)
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
@@ -281,7 +236,7 @@ class ApprovalService:
         claims = []
         wanted_ids = {grant.id for grant in grants}
         for grant in tx.decisions.open_grants():
-            occurrence = tx.snapshot.by_id(grant.occurrence)
+            occurrence = tx.snapshot.get(grant.occurrence)
             if grant.id in wanted_ids and can_claim(grant, self.status(tx, occurrence, now)):
                 claim = Claim(grant, occurrence.event.event_id)
                 _record_claim(tx, claim, occurrence.key, now)
@@ -294,28 +249,13 @@ class ApprovalService:
             record_start_answer(
                 tx, self.origin, claim.grant, "accepted", http_status=200, reason=None, at=now
             )
-            own = (
-                one for one in same if one.decision == "hold" or one.revision == approval.revision
-            )
-        for one in own:
-            if (
-                one.dry_run or not dry_run
-            ):  # what was said in a dry run replaces and releases nothing that was meant
-                tx.decisions.stop_counting(one.approval_id)
-        decision = Decision(
-            approval_id=new_id(),
-            occurrence=standing.occurrence.id,
-            decision=approval.decision,
-            principal=principal,
-            channel=approval.caller.channel,
-            revision=approval.revision,
-            reason=approval.reason,
-            at=approval.at,
-            expires=self._expires(approval, standing),
-            dry_run=dry_run,
-            counts=approval.decision != "release",
-            recorded_event_id="",
-            message_id=approval.message_id,
+
+    def record_refused(
+        self, tx: Transaction, claim: Claim, status: int | None, reason: str, now: datetime
+    ) -> None:
+        """IMDS refused a StartRequest for this event alone. It would refuse the next one too."""
+        record_start_answer(
+            tx, self.origin, claim.grant, "refused", http_status=status, reason=reason, at=now
         )
 
     def record_unanswered(

@@ -106,50 +106,6 @@ def _void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | None:
         for grant in status.grants
     ):
         return "expired"
-    # The votes of an approval that waited too long to be sent are not to grant it anew.
-    lapsed = any(
-        grant.revision == vote.revision and _has_lapsed(grant, standing)
-        for grant in standing.grants
-    )
-    return "expired" if lapsed and not vote.dry_run else None
-
-
-def _expiries(standing: ApprovalStatus) -> list[Transition]:
-    if not standing.occurrence.live:
-        return []
-    return [
-        ExpireHold(one)
-        for one in standing.decisions
-        if one.decision == "hold" and standing.is_expired(one)
-    ]
-
-
-def _failures(standing: ApprovalStatus, in_flight: frozenset[int]) -> list[Transition]:
-    effects: list[Transition] = []
-    for grant in standing.grants:
-        if grant.state in _OPEN and grant.id not in in_flight:
-            reason = failure_reason(grant, standing)
-            if reason is not None:
-                effects.append(FailGrant(grant, reason))
-    return effects
-
-
-def failure_reason(grant: Grant, standing: ApprovalStatus) -> str | None:
-    """Why a grant that has not been accepted never will be, or None."""
-    occurrence, sent = standing.occurrence, grant.state == "sent"
-    unknown = "; whether IMDS took the StartRequest is not known" if sent else ""
-    if not occurrence.live:
-        return f"the event ended before a StartRequest was accepted{unknown}"
-    if occurrence.event.is_started:
-        return f"the event started before a StartRequest was accepted{unknown}"
-    if grant.revision != occurrence.revision:
-        return f"the event changed before a StartRequest was accepted{unknown}"
-    if standing.not_before is not None and standing.now >= standing.not_before:
-        return f"NotBefore passed before a StartRequest was accepted{unknown}"
-    if _has_lapsed(grant, standing):
-        return "the approval was not sent within its execution_expires"
-    if not standing.is_satisfied:
-        return f"the approval expired, or the rules changed, before a StartRequest was accepted{unknown}"
     return None
 
 
@@ -183,7 +139,7 @@ def _failure(grant: Grant, status: ApprovalStatus) -> str | None:
     occurrence = status.occurrence
     if not occurrence.live:
         return "the event ended before a StartRequest was accepted"
-    if occurrence.event.started:
+    if occurrence.event.is_started:
         return "the event started before a StartRequest was accepted"
     if grant.revision != occurrence.revision:
         return "the event changed before a StartRequest was accepted"

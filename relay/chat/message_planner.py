@@ -144,7 +144,7 @@ class MessagePlanner:
 
         def work(tx: Transaction) -> None:
             for occurrence_id in tx.messages.take_due_refreshes(sink, now):
-                occurrence = tx.snapshot.by_id(occurrence_id)
+                occurrence = tx.snapshot.get(occurrence_id)
                 position = tx.journal.last_change_position(occurrence.key)
                 if position is not None:
                     tx.redeliver(position, sink, now)
@@ -161,8 +161,7 @@ class MessagePlanner:
         in_chat: bool,
     ) -> MessageUpdate:
         occurrences = [
-            tx.snapshot.by_id(occurrence_id)
-            for occurrence_id in tx.messages.occurrences(message.id)
+            tx.snapshot.get(occurrence_id) for occurrence_id in tx.messages.occurrences(message.id)
         ]
         statuses = [self._statuses.read(tx, occurrence) for occurrence in occurrences]
         content_hash = self._content_hash(statuses, message.code, in_chat=in_chat)
@@ -234,7 +233,7 @@ class MessagePlanner:
         message = tx.messages.find(sink.name, previous_id)
         if message is None or not message.is_posted:
             return
-        successor = tx.snapshot.after(tx.snapshot.by_id(previous_id)) or occurrence
+        successor = tx.snapshot.find_next(tx.snapshot.get(previous_id)) or occurrence
         end = tx.journal.last_change_position(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
             tx.redeliver(end, sink.name, self._clock.now())
@@ -242,7 +241,7 @@ class MessagePlanner:
 
 def _occurrence_of(tx: Transaction, event: CloudEvent) -> Occurrence | None:
     at = parse_timestamp(event.attributes["time"])
-    return tx.snapshot.at((event.subject or "").lower(), at) if at is not None else None
+    return tx.snapshot.find_at((event.subject or "").lower(), at) if at is not None else None
 
 
 def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: Occurrence) -> bool:

@@ -34,8 +34,8 @@ from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
 from relay.events.match import Match
 from relay.events.model import Document, Event
-from relay.imds.document import parse_document
 from relay.events.timestamps import format_rfc3339
+from relay.imds.document import parse_document
 from relay.outbox import Occurrence
 from relay.sinks import SinkSettings
 

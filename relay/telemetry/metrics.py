@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from relay import __version__
-from relay.outbox import Mode, Outcome, SinkState
+from relay.outbox import AttemptOutcome, Mode, SinkState
 
 
 class SinkValues(Protocol):
@@ -39,7 +39,7 @@ class SinkValues(Protocol):
         """The number of waiting deliveries."""
 
     @property
-    def tries(self) -> Mapping[tuple[Outcome, int | None], int]:
+    def tries(self) -> Mapping[tuple[AttemptOutcome, int | None], int]:
         """The number of attempts by outcome and status of the receiver."""
 
 

@@ -274,11 +274,10 @@ class RunningRelay:
         kept = {name: value for name, value in signed.items() if value is not None}
         return await self.call("POST", f"/v1/callbacks/{client}", body, by=None, headers=kept)
 
-    def spoil_disk(self) -> None:
-        """From now on nothing can be written, as on a disk that was mounted read-only after an error."""
-        self.store._state_file.connection.execute(
-            "PRAGMA query_only = ON"
-        )  # how SQLite is made to fail
+    def make_store_read_only(self) -> None:
+        """Make every write fail, as on a disk that was remounted read-only after an error."""
+        connection = self.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+        connection.execute("PRAGMA query_only = ON")
 
     async def observe(self, *events: Event) -> None:
         """Let the relay record a document with these events."""

@@ -42,8 +42,8 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
     assert all(
         parse_timestamp(text) is not None and text.endswith("Z") for text in moments.values()
     )
-    assert one == {
-        **event().to_fields(),
+    assert item == {
+        **make_event().to_fields(),
         "documentIncarnation": 1,
         "revision": make_event().revision,
         "occurrence": 1,

@@ -250,9 +250,11 @@ class ApprovalFile:
 
     def _open(self) -> None:
         self._opened = open_state_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
-        self._opened.connection.execute("PRAGMA synchronous = OFF")  # nothing here cuts the power
-        self.ledger = ApprovalService(self.settings, ORIGIN, self.trusted, client_resources=SPEAKS)
-        self.recorder = Recorder(ORIGIN, self.boot, frozenset({"db-1"}))
+        self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
+        self.service = ApprovalService(
+            self.settings, ORIGIN, trusted=self.trusted, client_resources=CLIENT_RESOURCES
+        )
+        self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
 
     def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:
         """Lose what is not on disk, and start again, perhaps with other rules or after a boot."""
@@ -336,10 +338,20 @@ class ApprovalFile:
     def status(self, event_id: str = "E-1") -> ApprovalStatus:
         """The status of an event's approval."""
 
-    def said(self, *names: str) -> list[CloudEvent]:
-        """Every CloudEvent in the journal, or those of some names, oldest first; the chain is checked."""
+        def read_status(tx: Transaction) -> ApprovalStatus:
+            newest = tx.snapshot.find(event_id.lower())
+            assert newest is not None
+            return self.service.status(tx, newest, self.clock.now())
+
+        return self.transact(read_status)
+
+    def events(self, *names: str) -> list[CloudEvent]:
+        """Return the CloudEvents in the journal, oldest first, or those with some names.
+
+        The hash chain of the journal is checked too.
+        """
         verify_journal(self.connection)
-        told = [
+        recorded_events = [
             CloudEvent.parse(row.body)
             for row in read_rows(self.connection)
             if row.kind not in ("claim", "mode")

@@ -113,7 +113,7 @@ class GateHarness:
         """The events in the file, read by a second connection; the hash chain is checked too."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
             verify_journal(reader)
-            said = [
+            recorded_events = [
                 CloudEvent.parse(row.body)
                 for row in read_rows(reader)
                 if row.kind not in ("claim", "mode")
@@ -714,9 +714,9 @@ async def test_a_claim_is_not_repeated_after_a_kill_past_not_before(
 # --- a disk that cannot be written
 
 
-def _writable(store: Store, yes: bool) -> None:
-    connection = store._state_file.connection  # as a disk that is mounted read-only after an error
-    connection.execute(f"PRAGMA query_only = {'OFF' if yes else 'ON'}")
+def _set_writable(store: Store, is_writable: bool) -> None:
+    connection = store._state_file.connection  # noqa: SLF001  # as a disk that is mounted read-only after an error
+    connection.execute(f"PRAGMA query_only = {'OFF' if is_writable else 'ON'}")
 
 
 async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: Path) -> None:
@@ -724,12 +724,12 @@ async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: 
         _set_writable(harness.store, False)
         assert (await harness.submit(of=REDEPLOY, request_id="r")).status == 503
         with pytest.raises(StoreUnavailable):
-            await it.gate.set_mode("off", "local:root")
-        _writable(it.store, True)
-        await eventually(lambda: it.store.write_error is None)
-        assert await it.gate.mode() == "on"
-        assert not it.told("approval.recorded")
-        assert (await it.submit(of=ONE, request_id="r")).status == 202
+            await harness.gate.set_mode("off", "local:root")
+        _set_writable(harness.store, True)
+        await wait_until(lambda: harness.store.write_error is None)
+        assert await harness.gate.mode() == "on"
+        assert not harness.events("approval.recorded")
+        assert (await harness.submit(of=REDEPLOY, request_id="r")).status == 202
 
 
 async def test_nothing_is_sent_while_the_claim_cannot_be_written(tmp_path: Path) -> None:
@@ -755,15 +755,15 @@ async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_fina
         harness.store.listeners.recorded.append(
             lambda recorded: event_names.extend(item.event.name for item in recorded)
         )
-        it.azure.answering.clear()
-        await eventually(lambda: bool(it.azure.sent))
-        _writable(it.store, False)
-        it.azure.answering.set()
-        await eventually(lambda: "startrequest.accepted" in heard)
-        _writable(it.store, True)
-        await eventually(lambda: it.store.write_error is None)
-        it.clock.turn(10)
-        await it.at_rest()
-        assert len(it.told("startrequest.accepted")) == 1
-        assert it.azure.sent == [("E-1",)]
-        assert heard.count("startrequest.accepted") == 1
+        harness.azure.may_answer.clear()
+        await wait_until(lambda: bool(harness.azure.sent))
+        _set_writable(harness.store, False)
+        harness.azure.may_answer.set()
+        await wait_until(lambda: "startrequest.accepted" in event_names)
+        _set_writable(harness.store, True)
+        await wait_until(lambda: harness.store.write_error is None)
+        harness.clock.advance(10)
+        await harness.settle()
+        assert len(harness.events("startrequest.accepted")) == 1
+        assert harness.azure.sent == [("E-1",)]
+        assert event_names.count("startrequest.accepted") == 1

@@ -44,9 +44,13 @@ class RelayHarness:
     async def events(self, *names: str) -> list[CloudEvent]:
         """The events in the journal; the hash chain is checked too."""
 
-        def work(tx: Any) -> list[CloudEvent]:
-            verify_journal(tx._connection)  # the chain is checked on the way
-            return [one for _, one in tx.journal.after(0, 10_000) if not names or one.name in names]
+        def read_events(tx: Any) -> list[CloudEvent]:
+            verify_journal(tx._connection)  # noqa: SLF001  # for the check
+            return [
+                recorded
+                for _, recorded in tx.journal.events_after(0, 10_000)
+                if not names or recorded.name in names
+            ]
 
         return await self.store.read(read_events)
 

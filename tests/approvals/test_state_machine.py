@@ -24,8 +24,8 @@ from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
 from relay.outbox.journal import read_rows
-from tests.approvals.builders import Book, caller, event
-from tests.approvals.manual_clock import NOON, HandClock
+from tests.approvals.builders import ApprovalFile, build_caller, build_event
+from tests.approvals.manual_clock import NOON, ManualClock
 
 _VOTERS = ["client:alice", "client:bob", "client:carol"]
 _USUAL = [
@@ -494,8 +494,10 @@ class Approvals(RuleBasedStateMachine):
                 assert post.answer != "200" or post.revision != claim.grant.revision, (
                     "started twice"
                 )
-        before = [
-            row for row in read_rows(self.book.connection) if row.event_key == claim.event_id.lower()
+        journal = [
+            (row.kind, orjson.loads(row.body).get("data", {}))
+            for row in read_rows(self.approvals.connection)
+            if row.event_key == claim.event_id.lower()
         ]
         about_revision = [
             (kind, data)
@@ -556,8 +558,8 @@ class Approvals(RuleBasedStateMachine):
 
     # --- invariants
 
-    def _said(self, name: str) -> int:
-        return sum(row.kind == name for row in read_rows(self.book.connection))
+    def _count_events(self, name: str) -> int:
+        return sum(row.kind == name for row in read_rows(self.approvals.connection))
 
     @invariant()
     def every_grant_is_open_or_has_one_answer(self) -> None:

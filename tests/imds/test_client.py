@@ -19,7 +19,7 @@ from relay.clock import SystemClock
 from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
 from relay.imds import SourceSettings
 from relay.imds.client import MAX_DOCUMENT_BYTES, ImdsClient, parse_retry_after
-from tests.approvals.manual_clock import HandClock
+from tests.approvals.manual_clock import ManualClock
 from tests.imds.scripted_server import (
     EMPTY,
     Answer,

@@ -99,7 +99,7 @@ async def rig(
         ImdsClient(source, clock) as client,
     ):
         reports: list[tuple[str, str | None, str, int]] = []
-        recorder = Recorder(ORIGIN, BOOT, frozenset({"vm-0"}))
+        recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"vm-0"}))
         poller = Poller(
             source,
             client,
@@ -155,8 +155,8 @@ async def test_it_polls_once_an_interval_also_in_between(tmp_path: Path) -> None
     async with simulated(tmp_path, interval="10s") as (running, sim):
         assert len(sim.calls) == 1
         for _ in range(9):
-            running.clock.turn(1)
-        assert running.clock.asleep[0] == pytest.approx(1)
+            running.clock.advance(1)
+        assert running.clock.remaining_sleeps[0] == pytest.approx(1)
         await running.polled()
         assert len(sim.calls) == 2
 
@@ -195,9 +195,9 @@ async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Pat
 
     async with far_side(script) as side, rig(tmp_path, side.url, clock, interval="3s") as running:
         await running.resting()
-        clock.turn(3)
-        await eventually(lambda: len(side.asked) == 2 and len(clock.asleep) == 2)
-        assert clock.asleep[0] == pytest.approx(2.6)
+        clock.advance(3)
+        await wait_until(lambda: len(side.asked) == 2 and len(clock.remaining_sleeps) == 2)
+        assert clock.remaining_sleeps[0] == pytest.approx(2.6)
 
 
 async def test_an_incarnation_alone_is_no_change(tmp_path: Path) -> None:
@@ -290,13 +290,13 @@ async def test_the_rest_after_failures_doubles_and_jitter_only_adds(
         sim.fault(Fault(status=500, calls=len(pauses)))
         await running.polled()
         for pause in pauses:
-            assert running.clock.asleep[0] == pytest.approx(pause)
+            assert running.clock.remaining_sleeps[0] == pytest.approx(pause)
             before = running.poller.polls
-            running.clock.turn(pause)
-            await eventually(lambda before=before: running.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            running.clock.advance(pause)
+            await wait_until(lambda before=before: running.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await running.resting()
         assert running.poller.failures == 0
-        assert running.clock.asleep[0] == pytest.approx(1)
+        assert running.clock.remaining_sleeps[0] == pytest.approx(1)
 
 
 async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
@@ -308,10 +308,10 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
         calls = len(sim.calls)
         question = asyncio.create_task(running.poller.read_fresh())
         for _ in range(19):
-            running.clock.turn(1)
+            running.clock.advance(1)
             await asyncio.sleep(0)
         assert (len(sim.calls), question.done()) == (calls, False)
-        running.clock.turn(1)
+        running.clock.advance(1)
         await question
         assert len(sim.calls) == calls + 1
 
@@ -323,18 +323,18 @@ async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_pol
     tmp_path: Path,
 ) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
-        running.clock.turn(4)
+        running.clock.advance(4)
         sim.schedule(Plan())
         await running.poller.read_fresh()
         assert await running.names() == ["event.scheduled"]
         await running.resting()
         assert len(sim.calls) == 2
-        assert running.clock.asleep[0] == pytest.approx(10)
+        assert running.clock.remaining_sleeps[0] == pytest.approx(10)
 
 
 async def test_many_who_ask_share_one_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
-        running.clock.turn(4)
+        running.clock.advance(4)
         await asyncio.gather(*(running.poller.read_fresh() for _ in range(50)))
         assert len(sim.calls) == 2
 
@@ -357,7 +357,7 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
 async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
         sim.fault(Fault(status=503))
-        running.clock.turn(4)
+        running.clock.advance(4)
         questions = [asyncio.create_task(running.poller.read_fresh()) for _ in range(2)]
         for question in questions:
             with pytest.raises(SourceError, match="503"):
@@ -367,7 +367,7 @@ async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> 
 async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
         sim.fault(Fault(status=503))
-        running.clock.turn(4)
+        running.clock.advance(4)
         gone, stays = (
             asyncio.create_task(running.poller.read_fresh()),
             asyncio.create_task(running.poller.read_fresh()),
@@ -434,7 +434,7 @@ async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_
             )
             assert not running.poller.lost
             await running.until(lambda: running.poller.lost, step=0.1, within=3)
-            running.clock.turn(300)
+            running.clock.advance(300)
             await running.until(lambda: running.poller.failures > 20)
             assert [event[0] for event in running.reports] == [
                 "relay.source-lost",
@@ -456,7 +456,7 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
             ImdsClient(source, clock) as client,
         ):
             reports: list[str] = []
-            recorder = Recorder(ORIGIN, BOOT, None)
+            recorder = Recorder(ORIGIN, BOOT_ID, None)
             poller = Poller(
                 source,
                 client,
@@ -467,9 +467,9 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
                 last_read_at=None,
             )
             task = asyncio.create_task(poller.run())
-            await eventually(lambda: len(side.asked) == 1)
-            clock.turn(FIRST_ANSWER_TIMEOUT)
-            await eventually(lambda: poller.lost)
+            await wait_until(lambda: len(side.asked) == 1)
+            clock.advance(FIRST_ANSWER_TIMEOUT)
+            await wait_until(lambda: poller.lost)
             assert reports == ["relay.source-lost"]
             task.cancel()
             await asyncio.wait({task})
@@ -512,9 +512,9 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
     ):
         for polls in (2, 3):
             await running.resting()
-            clock.turn(pause)
-            await eventually(lambda polls=polls: len(side.asked) == polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        await eventually(lambda: "event.ended" in running.recorded_names)
+            clock.advance(pause)
+            await wait_until(lambda polls=polls: len(side.asked) == polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        await wait_until(lambda: "event.ended" in running.recorded_names)
         assert await outcome(running) == expected
 
 
@@ -531,14 +531,14 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
 async def test_a_gap_is_measured_by_both_clocks(
     tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     async with far_side(Answer(SCHEDULED)) as side, rig(tmp_path, side.url, clock) as running:
         await running.polled()
         side.answer = Answer(NOTHING)
         now = clock.now()
-        clock.turn(monotonic)
-        clock.set(now + timedelta(seconds=wall))
-        await eventually(lambda: "event.ended" in running.recorded_names)
+        clock.advance(monotonic)
+        clock.set_wall_clock(now + timedelta(seconds=wall))
+        await wait_until(lambda: "event.ended" in running.recorded_names)
         assert await outcome(running) == expected
 
 
@@ -561,8 +561,8 @@ async def test_after_a_restart_the_stop_counts_as_the_gap(
         async with rig(tmp_path, sim.url, clock) as running:
             await running.resting()
         sim.cancel(event)
-        clock.turn(_SECOND)
-        clock.set(NOON)
+        clock.advance(_SECOND)
+        clock.set_wall_clock(NOON)
         async with rig(tmp_path, sim.url, clock, last_read=last_read) as running:
             assert running.poller.last_read_at == last_read
             await running.resting()
@@ -597,7 +597,7 @@ async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorde
         await running.polled(2)
         assert running.recorded_names == ["event.scheduled", "event.ended"]
         connection.execute("PRAGMA query_only = OFF")
-        await eventually(lambda: running.store.write_error is None)
+        await wait_until(lambda: running.store.write_error is None)
         assert running.recorded_names == await running.names() == ["event.scheduled", "event.ended"]
 
 

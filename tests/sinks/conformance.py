@@ -114,7 +114,10 @@ async def defers_while_the_far_side_refuses_connections(
 
 async def parks_on_a_permanent_no(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
     """With no NotBefore ahead it becomes a dead letter, with a reason that a person can use, and blocks nothing."""
-    async with far.sink(unwanted=True) as sink, running_dispatcher(folder, {"sink": _Watched(sink)}) as relay:
+    async with (
+        far.sink(unwanted=True) as sink,
+        running_dispatcher(folder, {"sink": _Watched(sink)}) as relay,
+    ):
         await relay.record_event("E-1", "event.started")
         await relay.record_event("E-1", "event.ended")
         await _until(lambda: _settled(relay, 2, "parked"))

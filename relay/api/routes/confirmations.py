@@ -126,7 +126,7 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
     if link is None or link.wrong_codes >= MAX_WRONG_CODES:
         return None
     service, now = call.relay.gate.service, call.server.clock.now()
-    occurrence = tx.snapshot.by_id(link.occurrence)
+    occurrence = tx.snapshot.get(link.occurrence)
     status = service.status(tx, occurrence, now)
     # The page has its own form, so the card's buttons need no links.
     card = event_card(status, service.origin.scope, link=lambda *_: "", code=None)
@@ -153,13 +153,11 @@ async def _find_link(call: Call) -> tuple[ConfirmationLink, str]:
     """Return the link and the EventId of its event. Raises Problem 404."""
     body: ConfirmationRequest = call.body
 
-    def work(tx: Transaction) -> tuple[ConfirmationLink, str] | None:
-        found = tx.messages.find_link(call.content.token)
-        return (
-            (found, tx.snapshot.get(found.occurrence).event.event_id)
-            if found is not None
-            else None
-        )
+    def find(tx: Transaction) -> tuple[ConfirmationLink, str] | None:
+        link = tx.messages.find_link(body.token)
+        if link is None:
+            return None
+        return link, tx.snapshot.get(link.occurrence).event.event_id
 
     found = await call.relay.store.read(find)
     if found is None:
@@ -192,38 +190,8 @@ async def _confirm(call: Call) -> ConfirmationRecorded:
     return ConfirmationRecorded(**recorded, repeat=answer.repeat, said=_rich_text(outcome))
 
 
-def _look(tx: Transaction, call: Call, now: datetime) -> dict[str, Any] | None:
-    """What the page shows; None: the link is void."""
-    invitation = tx.messages.find_link(call.content.token)
-    if invitation is None or invitation.wrong_codes >= MAX_WRONG_CODES:
-        return None
-    ledger = call.relay.gate.service
-    occurrence = tx.snapshot.get(invitation.occurrence)
-    standing = ledger.status(tx, occurrence, now)
-    card = event_card(
-        standing, ledger.origin.scope, link=lambda *_: "", code=None
-    )  # the form is where its buttons lead
-    why_not = blocking_reason(invitation.decision, invitation.revision, standing)
-    return {
-        "decision": invitation.decision,
-        "label": LABELS[invitation.decision],
-        "title": card.title,
-        "summary": _pieces(card.summary),
-        "question": _pieces(confirmation_question(invitation.decision, standing)),
-        "whyNot": _pieces(why_not) if why_not is not None else None,
-        "changes": [
-            _pieces(one)
-            for one in changed_fields(
-                tx.journal.history(occurrence.key, occurrence.first_seen), invitation.revision
-            )
-        ],
-        "code": invitation.decision == "approve",
-        "facts": [{"label": label, "text": _pieces(text)} for label, text in card.facts],
-        "notes": [_pieces(one) for one in card.notes],
-        "machines": list(occurrence.event.resources),
-        "footer": card.footer,
-        "now": format_rfc3339(now),
-    }
+def _rich_text(text: Text) -> RichText:
+    return [_text_part(part) for part in text]
 
 
 def _rich_texts(texts: Iterable[Text]) -> list[RichText]:

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor, split_page
 from relay.api.schema.problems import Problem
 from relay.api.schema.route import Call, Route
-from relay.events.cloudevent import PREFIX, VERSION
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.outbox import EntryState
 from relay.outbox.deliveries import Delivery, LoggedAttempt
 
@@ -62,156 +62,38 @@ class DeliveryDetails(DeliverySummary):
     log: list[DeliveryAttempt]
 
 
-class Redelivered(TypedDict):
-    """It goes out again, at once."""
-
-    id: int
-    sink: str
-    state: EntryState
-
-
-class RedeliveredSome(TypedDict):
-    """So many go out again. For what is left, call again with `until` as it is here and `after` from `next`; null: nothing is."""
-
-    redelivered: int
-    left: int
-    until: str
-    next: int | None
-
-
-def _whole(value: object) -> object:
-    # 1.0 is an integer to JSON Schema, and to writers of JSON that have one kind of number.
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-class WhichBody(BaseModel):
-    """Which dead letters: those that meet every condition given; none given is all."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
-
-    sink: str | None = Field(default=None, max_length=64)
-    type: str | None = Field(default=None, max_length=64)
-    """Such as event.scheduled."""
-    eventId: str | None = Field(default=None, max_length=256)  # the documented name
-    """Compared without case."""
-    since: str | None = Field(
-        default=None, max_length=64, json_schema_extra={"format": "date-time"}
-    )
-    """Given up at this moment (RFC 3339) or later."""
-    until: str | None = Field(
-        default=None, max_length=64, json_schema_extra={"format": "date-time"}
-    )
-    """Given up by this moment, that of the first call: what is given up meanwhile does not go out twice. Left out: by now."""
-    after: Annotated[int, BeforeValidator(_whole)] = Field(default=0, ge=0, lt=2**63)
-    """`next` of the call before."""
-
-
-def shown_delivery(delivery: Delivery) -> dict[str, Any]:
-    """A delivery as the API gives it."""
-    return delivery.to_json()
-
-
-async def _all(call: Call) -> web.StreamResponse:
-    return await _page(call, ())
-
-
-async def _dead(call: Call) -> web.StreamResponse:
-    return await _page(call, ("parked",))
-
-
-async def _page(call: Call, states: tuple[EntryState, ...]) -> web.StreamResponse:
-    found = await call.relay.store.read(
-        lambda tx: tx.deliveries.page(states=states, before=call.content, limit=PAGE + 1)
-    )
-    return json_response(
-        200, page([shown_delivery(one) for one in found], [one.id for one in found])
+def delivery_summary(delivery: Delivery) -> DeliverySummary:
+    """Return a delivery as the API shows it."""
+    return DeliverySummary(
+        id=delivery.id,
+        sink=delivery.sink,
+        eventId=delivery.event_id,
+        type=f"{TYPE_PREFIX}{delivery.type}{TYPE_VERSION}",
+        state=delivery.state,
+        attempts=delivery.attempts,
+        nextAttempt=delivery.next_at,
+        reason=delivery.reason,
+        lastStatus=delivery.last_status,
+        recorded=delivery.recorded,
+        settled=delivery.settled,
     )
 
 
-async def _look(call: Call) -> Delivery | None:
-    relay, given = call.relay, call.request.match_info["id"]
-    return (
-        await relay.store.read(lambda tx: tx.deliveries.find_delivery(int(given)))
-        if _ID.fullmatch(given) is not None
-        else None
+async def read_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
+    """Return the page that the cursor names, of deliveries in these states; none means all."""
+    deliveries = await call.relay.store.read(
+        lambda tx: tx.deliveries.page(states=states, before=call.parameters, limit=PAGE_SIZE + 1)
     )
     page, next_cursor = split_page(deliveries)
     return DeliveryPage(items=[delivery_summary(row) for row in page], next=next_cursor)
 
 
-async def _find(call: Call) -> Delivery:
-    found = await _look(call)
-    if found is None:
-        raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
-    return found
-
-
-async def _find_dead(call: Call) -> Delivery:
-    found = await _look(call)
-    if found is None or found.state != "parked":
-        raise _no_such()
-    return found
-
-
-async def _one(call: Call) -> web.StreamResponse:
-    log = await call.relay.store.read(lambda tx: tx.deliveries.attempts(call.found.id))
-    tries = [
-        {
-            "number": one.number,
-            "at": one.at,
-            "tookSeconds": round(one.elapsed, 6),
-            "outcome": one.outcome,
-            "status": one.status,
-            "reason": one.reason,
-            "answer": one.response,
-        }
-        for one in log
-    ]
-    return json_response(200, {**shown_delivery(call.found), "log": tries})
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    which: DeadLetterFilter
-    until: datetime | None
-    after: int
-
-
-def _which(_request: web.Request, raw: bytes) -> _Wanted:
-    """Read the body. Raises MalformedError, WrongFieldError."""
-    try:
-        fields = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise MalformedBody(f"expected a JSON object: {error}") from error
-    if not isinstance(fields, dict):
-        raise MalformedBody("expected a JSON object")
-    try:
-        body = WhichBody.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise InvalidField(
-            ".".join(str(part) for part in first["loc"]) or "body", first["msg"]
-        ) from error
-    event_key = body.eventId.lower() if body.eventId is not None else None
-    which = DeadLetterFilter(
-        sink=body.sink,
-        type=body.type and event_name(body.type),
-        event_key=event_key,
-        since=_moment("since", body.since),
-    )
-    return _Wanted(which, _moment("until", body.until), body.after)
-
-
-def _moment(name: str, text: str | None) -> datetime | None:
-    if text is None:
+async def read_delivery(call: Call) -> Delivery | None:
+    """Return the delivery that the path names; None if there is none."""
+    text = call.request.match_info["id"]
+    if _DELIVERY_ID.fullmatch(text) is None:
         return None
-    return await call.relay.store.read(lambda tx: tx.deliveries.find(int(text)))
+    return await call.relay.store.read(lambda tx: tx.deliveries.find_delivery(int(text)))
 
 
 async def _list_deliveries(call: Call) -> DeliveryPage:

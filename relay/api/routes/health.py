@@ -48,11 +48,37 @@ async def _show_health(_call: Call) -> HealthStatus:
 
 async def _show_readiness(call: Call) -> ReadinessStatus:
     relay = call.relay
-    lost, failing = relay.source.lost, relay.store.write_error is not None
-    parts: dict[str, Any] = {
-        "source": "lost" if lost else "ok",
-        "store": "failing" if failing else "ok",
-        **_sinks(relay),
+    sinks = _sink_readiness(relay.dispatcher.status())
+    problems = []
+    if relay.source.lost:
+        problems.append("the metadata service gives no usable answer")
+    if relay.store.write_error is not None:
+        problems.append(
+            "the state file cannot be written: notices are sent from memory, approvals are refused"
+        )
+    if problems:
+        raise Problem(
+            503,
+            "; ".join(problems),
+            source="lost" if relay.source.lost else "ok",
+            store="ok" if relay.store.write_error is None else "failing",
+            **sinks,
+        )
+    return ReadinessStatus(status="ok", source="ok", store="ok", **sinks)
+
+
+def _sink_readiness(statuses: Sequence[SinkStatus]) -> SinkReadiness:
+    readiness = SinkReadiness(
+        sinks=UndeliveringSinks(
+            failing=[sink.name for sink in statuses if sink.failing and sink.state == "on"],
+            disabled=[sink.name for sink in statuses if sink.state == "disabled"],
+            paused=[sink.name for sink in statuses if sink.state == "paused"],
+        )
+    )
+    reasons = {
+        sink.name: sink.reason
+        for sink in statuses
+        if sink.reason and (sink.failing or sink.state != "on")
     }
     if reasons:
         readiness["reasons"] = reasons

@@ -87,11 +87,19 @@ async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | N
 
 ROUTES = (
     Route(
-        "POST",
-        "/v1/sinks/{name}/ping",
-        "send a sink a test message",
-        _ping,
-        {202: Pinged},
+        method="POST",
+        path="/v1/sinks/{name}/ping",
+        summary="send a sink a test message",
+        handler=_ping,
+        status=202,
+        needs="operate",
+        find_resource=_find_sink,
+    ),
+    Route(
+        method="POST",
+        path="/v1/sinks/{name}/pause",
+        summary="let a sink's deliveries wait",
+        handler=_pause,
         needs="operate",
         find_resource=_find_sink,
     ),

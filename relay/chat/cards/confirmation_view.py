@@ -45,26 +45,10 @@ def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatu
         revision=revision,
         at=status.now,
     )
-    if refusal is not None and refusal.status == 409:  # HTTP
-        if not standing.occurrence.live:
-            return (ENDED.get(standing.occurrence.outcome or "unknown", ENDED["unknown"]),)
-        if (
-            choice != "release"
-            and not event.is_started
-            and closes is not None
-            and standing.now >= closes
-        ):
-            return (
-                "Too late: it closed at ",
-                closes,
-                f". {_sentence(HOLD_NOTICE)}" if choice == "hold" else ".",
-            )
-        if choice == "approve" and not event.is_started and revision != standing.occurrence.revision:
-            return (
-                "Azure has changed the event since this link was made. The message has links for its new state.",
-            )
-        return (_sentence(refusal.reason),)
-    if standing.mode == "off":
+    refusal = authorize(request, status)
+    if refusal is not None and refusal.status == _CONFLICT:
+        return _conflict_text(decision, revision, status) or (sentence(refusal.reason),)
+    if status.mode == "off":
         return ("Approvals are off: nothing can be decided now.",)
     return _no_vote_needed(status) if decision == "approve" else None
 
@@ -73,7 +57,7 @@ def _conflict_text(decision: DecisionKind, revision: str, status: ApprovalStatus
     """Return what says more to a reader of the page than the reason of the refusal."""
     if not status.occurrence.live:
         return (outcome_text(status.occurrence.outcome),)
-    if status.occurrence.event.started:
+    if status.occurrence.event.is_started:
         return None
     closes_at = status.voting_closes_at if decision == "approve" else status.not_before
     if decision != "release" and closes_at is not None and status.now >= closes_at:

@@ -48,54 +48,18 @@ def grouped_card(
     )
 
 
-def _waits(standing: ApprovalStatus) -> bool:
-    return standing.is_open and standing.votes_missing > 0
-
-
-def _summary_of_all(standings: Sequence[ApprovalStatus]) -> Text:
-    live = [one for one in standings if one.occurrence.live]
-    kinds = Counter(one.occurrence.event.event_type or "Maintenance" for one in standings)
-    text: Text = (", ".join(f"{count} × {kind}" for kind, count in kinds.most_common()) + ". ",)
-    counts = [
-        (sum(_waits(one) for one in live), "waiting for votes"),
-        (sum(bool(one.is_open and one.active_holds) for one in live), "held"),
-        (
-            sum(bool(one.is_open and (one.active_grant or one.is_claimed)) for one in live),
-            "approved",
-        ),
-        (sum(one.occurrence.event.is_started for one in live), "under way"),
-        (len(standings) - len(live), "over"),
-    ]
-    text += (
-        (", ".join(f"{count} {what}" for count, what in counts if count) + ". ",)
-        if any(count for count, _ in counts)
-        else ()
-    )
-    due = [one.not_before for one in live if one.is_open and one.not_before is not None]
-    return (
-        (*text, "The first begins at ", min(due), " or soon after, whether or not anybody answers.")
-        if due
-        else text
-    )
-
-
-def _tone_of_all(standings: Sequence[ApprovalStatus]) -> Tone:
-    tones = {event_tone(one) for one in standings}
-    order: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
-    return next(tone for tone in order if tone in tones)
-
-
-def event_line(standing: ApprovalStatus) -> Text:
-    """One event among others, in one line."""
-    text: Text = (event_title(standing),)
-    occurrence = standing.occurrence
+def event_line(status: ApprovalStatus) -> Text:
+    """Return one line about an event among others."""
+    occurrence = status.occurrence
+    title = event_title(status)
     if not occurrence.live:
-        return (*text, f": {occurrence.outcome or 'over'}")
+        return (f"{title}: {occurrence.outcome or 'over'}",)
     if occurrence.event.is_started:
-        return (*text, ": under way")
-    if standing.not_before is not None:
-        text += (", not before ", standing.not_before)
-    if standing.active_holds:
+        return (f"{title}: under way",)
+    text: Text = (title,)
+    if status.not_before is not None:
+        text += (", not before ", status.not_before)
+    if status.active_holds:
         text += (", held",)
     elif status.active_grant is not None or status.is_claimed:
         text += (", approved",)
@@ -134,7 +98,7 @@ def _summary(statuses: Sequence[ApprovalStatus]) -> Text:
             status.active_grant is not None or status.is_claimed for status in open_statuses
         ),
         "under way": sum(
-            status.occurrence.live and status.occurrence.event.started for status in statuses
+            status.occurrence.live and status.occurrence.event.is_started for status in statuses
         ),
         "over": sum(not status.occurrence.live for status in statuses),
     }

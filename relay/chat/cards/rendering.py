@@ -79,7 +79,7 @@ def _summary(status: ApprovalStatus) -> Text:
     not_before = status.not_before
     if not status.occurrence.live:
         return (outcome_text(status.occurrence.outcome),)
-    if status.occurrence.event.started:
+    if status.occurrence.event.is_started:
         return ("Azure has begun.",)
     if not_before is None:
         return ("Azure has not said when it begins.",)
@@ -111,25 +111,10 @@ def _source_text(source: str | None) -> str:
             return source or "not said"
 
 
-def _summary(standing: ApprovalStatus) -> Text:
-    occurrence, event, due = standing.occurrence, standing.occurrence.event, standing.not_before
-    if not occurrence.live:
-        return (ENDED.get(occurrence.outcome or "unknown", ENDED["unknown"]),)
-    if event.is_started:
-        return ("Azure has begun.",)
-    if due is None:
-        return ("Azure has not said when it begins.",)
-    if standing.now >= due:
-        return ("NotBefore was ", due, ": Azure can begin at any moment.")
-    return (
-        "Azure begins at ",
-        due,
-        " or soon after, whether or not anybody answers; earlier only when it is approved.",
-    )
-
-
-def _approval(standing: ApprovalStatus) -> Iterator[tuple[str, Text]]:
-    if standing.rule is None:
+def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
+    if not status.occurrence.live:
+        return
+    if status.rule is None:
         yield "Rule", ("no rule allows this relay to approve it",)
         return
     if status.quorum is None:
@@ -155,7 +140,7 @@ def _quorum_text(quorum: Quorum) -> Text:
 def _do_votes_matter(status: ApprovalStatus) -> bool:
     """Votes are void once the event has started, or changed after its StartRequest."""
     is_spent = status.is_claimed and status.votes_missing > 0
-    return not status.occurrence.event.started and not is_spent
+    return not status.occurrence.event.is_started and not is_spent
 
 
 def _votes_text(status: ApprovalStatus) -> Text:
@@ -223,56 +208,5 @@ def _command_line_note(status: ApprovalStatus) -> Iterator[Text]:
     possible = available_decisions(status)
     verbs = "|".join(verb for verb in ("approve", "hold", "release") if verb in possible)
     if verbs:
-        yield (
-            f"To decide, on the machine: imds-relay {'|'.join(verbs)} {standing.occurrence.event.event_id}",
-        )
-
-
-def proceeds_notice(standings: Iterable[ApprovalStatus]) -> Iterator[Text]:
-    """What nobody must forget: that Azure proceeds."""
-    ahead = [one for one in standings if one.is_open]
-    if any(one.active_holds for one in ahead):
-        yield (f"{HOLD_NOTICE[0].upper()}{HOLD_NOTICE[1:]}.",)
-    elif any(one.not_before is not None for one in ahead):
-        yield ("Azure proceeds at NotBefore regardless.",)
-
-
-def event_tone(standing: ApprovalStatus) -> Tone:
-    """What catches the eye."""
-    if not standing.occurrence.live:
-        return "over"
-    if standing.occurrence.event.is_started:
-        return "running"
-    if standing.active_holds:
-        return "held"
-    return "approved" if standing.active_grant is not None or standing.is_claimed else "waiting"
-
-
-def decision_buttons(standing: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:
-    """The decisions that make sense now."""
-    if link is None:
-        return ()
-    event = standing.occurrence.event
-    return tuple(
-        Button(
-            choice,
-            LABELS[choice],
-            event.event_id,
-            standing.occurrence.revision,
-            confirmation_question(choice, standing),
-            link(standing, choice),
-        )
-        for choice in available_decisions(standing)
-    )
-
-
-def confirmation_question(choice: DecisionKind, standing: ApprovalStatus) -> Text:
-    """What is asked before a decision counts."""
-    what = event_title(standing)
-    match choice:
-        case "approve":
-            return (f"{what}: it may begin within seconds, and cannot be taken back.",)
-        case "hold":
-            return (f"{what}: {HOLD_NOTICE}.",)
-        case "release":
-            return (f"{what}: votes and rules are weighed again, and it may begin within seconds.",)
+        event_id = status.occurrence.event.event_id
+        yield (f"To decide, on the machine: imds-relay {verbs} {event_id}",)

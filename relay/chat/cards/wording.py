@@ -50,7 +50,7 @@ def event_tone(status: ApprovalStatus) -> Tone:
     """Return the state that the color of a message shows."""
     if not status.occurrence.live:
         return "over"
-    if status.occurrence.event.started:
+    if status.occurrence.event.is_started:
         return "running"
     if status.active_holds:
         return "held"
