@@ -13,7 +13,7 @@ from typing import Any
 
 from relay import sinks
 from relay.clock import SystemClock
-from relay.config import sink_members
+from relay.config import sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Identity, StoreSettings
@@ -82,7 +82,7 @@ async def relaying(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Relayed]
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         settings = [
-            sink_members()[section["kind"]].Settings.model_validate(section) for section in sections
+            sink_modules()[section["kind"]].Settings.model_validate(section) for section in sections
         ]
         names = [one.name for one in settings]
         store = await stack.enter_async_context(
@@ -96,7 +96,7 @@ async def relaying(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Relayed]
         opened: dict[str, tuple[sinks.SinkSettings, sinks.Sink]] = {
             one.name: (
                 one,
-                await stack.enter_async_context(sink_members()[one.kind].connect(one, clock)),
+                await stack.enter_async_context(sink_modules()[one.kind].connect(one, clock)),
             )
             for one in settings
         }

@@ -20,7 +20,7 @@ from relay.chat.platforms.slack.manifest import SCOPES, manifest
 from relay.chat.platforms.slack.web import REMEDIES
 from relay.cli import app
 from relay.clock import SystemClock
-from relay.config import Config, sink_members
+from relay.config import Config, sink_modules
 
 MARK = "<!-- what follows is written by `make docs` -->\n"
 
@@ -59,7 +59,7 @@ def _sections(
     for name, field in model.model_fields.items():
         key = f"{path}.{field.alias or name}".removeprefix(".")
         if key == "sinks":
-            for kind, member in sink_members().items():
+            for kind, member in sink_modules().items():
                 yield from _sections(f"sinks (kind: {kind})", member.Settings, kind, seen)
             continue
         for inner in _models(field.annotation):

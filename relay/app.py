@@ -19,7 +19,7 @@ from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings
 from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock, SystemClock
-from relay.config import USER_EVENTS_WAIT, Config, sink_members
+from relay.config import NO_RULE_FOR_USER_EVENTS, Config, sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.events.build import Origin, relay_event
@@ -91,8 +91,8 @@ async def started(
     config: Config, clock: Clock, *, boot: Callable[[], str | None] = read_boot_id
 ) -> AsyncIterator[Running]:
     """A relay that runs inside this context and drains when it is left. ``boot`` names the machine's running boot."""
-    if config.user_events_wait:
-        _log.warning("%s", USER_EVENTS_WAIT)
+    if config.has_no_rule_for_user_events:
+        _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(Server(config.api, clock))
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
@@ -158,7 +158,7 @@ async def started(
             [
                 ApprovalConsumer(
                     config.approvals.amqp,
-                    config.answers_on,
+                    config.approvals_exchange,
                     config.api.clients,
                     relay,
                     server.rejections,
@@ -240,7 +240,7 @@ async def _source_and_gate(
 def _connect(
     settings: SinkSettings, clock: Clock, chat: ChatContext
 ) -> AbstractAsyncContextManager[Any]:
-    member = sink_members()[settings.kind]
+    member = sink_modules()[settings.kind]
     found: AbstractAsyncContextManager[Any] = (
         member.connect(settings, clock, chat)
         if isinstance(settings, ChatSettings)

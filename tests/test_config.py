@@ -15,8 +15,8 @@ from pydantic import BaseModel, SecretStr
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from relay.cli.init import beginning
-from relay.config import DEFAULTS, Config, load, sink_members
+from relay.cli.init import initial_configuration
+from relay.config import DEFAULTS, Config, load, sink_modules
 from relay.errors import ConfigError
 from relay.imds import SourceSettings
 from relay.settings import Section
@@ -82,11 +82,11 @@ def test_the_shipped_document_is_the_defaults_field_by_field() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [pytest.param(DEFAULTS.read_text(), id="defaults"), pytest.param(beginning(), id="init")],
+    [pytest.param(DEFAULTS.read_text(), id="defaults"), pytest.param(initial_configuration(), id="init")],
 )
 def test_every_example_in_the_shipped_documents_works(file: Path, text: str) -> None:
     config = loaded(file, with_examples(text), FOR_EXAMPLES)
-    assert {getattr(sink, "kind", None) for sink in config.sinks} == set(sink_members())
+    assert {getattr(sink, "kind", None) for sink in config.sinks} == set(sink_modules())
     assert config.api.tls is not None
     assert config.approvals.amqp is not None
 
@@ -102,7 +102,7 @@ def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what
         if isinstance(node, list):
             for one in node:
                 visit(
-                    [sink_members()[one["kind"]].Settings]
+                    [sink_modules()[one["kind"]].Settings]
                     if isinstance(one, dict) and "kind" in one
                     else models,
                     one,
@@ -126,7 +126,7 @@ def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what
     visit([Config], YAML(typ="rt", pure=True).load(text))
     sections = {
         model
-        for one in (Config, *(member.Settings for member in sink_members().values()))
+        for one in (Config, *(member.Settings for member in sink_modules().values()))
         for model in all_sections(one)
     }
     wanted = {(model.__name__, key) for model in sections for key in settings_of(model)} - {
@@ -172,11 +172,11 @@ def all_sections(model: type[BaseModel]) -> set[type[BaseModel]]:
 
 
 def test_what_init_prints_is_in_the_repository() -> None:
-    assert (ROOT / "config/relay.yaml").read_text(encoding="utf-8") == beginning()
+    assert (ROOT / "config/relay.yaml").read_text(encoding="utf-8") == initial_configuration()
 
 
 def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(file: Path) -> None:
-    config = loaded(file, beginning())
+    config = loaded(file, initial_configuration())
     assert [(rule.match.event_source, rule.approve) for rule in config.approvals.rules] == [
         (("User",), "automatic")
     ]
@@ -184,8 +184,8 @@ def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(fil
         config.model_copy(update={"approvals": config.approvals.model_copy(update={"rules": ()})})
         == Config()
     )
-    assert Config().user_events_wait
-    assert not config.user_events_wait
+    assert Config().has_no_rule_for_user_events
+    assert not config.has_no_rule_for_user_events
 
 
 # --- the documented example
@@ -317,13 +317,13 @@ def test_a_variable_that_is_not_set_is_an_error(file: Path, text: str) -> None:
     line = len(text.splitlines())
     assert (
         refused(file, text)
-        == f"{line}: scope: expected the environment variable NOPE, it is not set"
+        == f"{line}: scope: expected the environment variable NOPE to be set"
     )
 
 
 @pytest.mark.parametrize("value", ["a$b", "$", "${}", "$5"])
 def test_a_lone_dollar_is_an_error(file: Path, value: str) -> None:
-    assert refused(file, f"relay: '{value}'") == "1: relay: expected ${NAME} or $$ where a $ stands"
+    assert refused(file, f"relay: '{value}'") == "1: relay: expected ${NAME} or $$, got a $ alone"
 
 
 def test_the_environment_wins_over_the_document(file: Path) -> None:
@@ -380,10 +380,10 @@ def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> 
 # --- what is wrong
 
 WRONG = [
-    ("sources: {}", "1: sources: expected no such key; is it spelled right and in its place?"),
+    ("sources: {}", "1: sources: unknown key, expected a key of this section; check its spelling and its place"),
     (
         "source:\n  intervall: 1s",
-        "2: source.intervall: expected no such key; is it spelled right and in its place?",
+        "2: source.intervall: unknown key, expected a key of this section; check its spelling and its place",
     ),
     (
         "source:\n  interval: fast",
@@ -433,15 +433,15 @@ WRONG = [
     ("sinks: {}", "1: sinks: expected a list; got a mapping"),
     (
         "sinks:\n  - name: a",
-        f"2: sinks[0].kind: expected one of {', '.join(sorted(sink_members()))}; got nothing",
+        f"2: sinks[0].kind: expected one of {', '.join(sorted(sink_modules()))}; got nothing",
     ),
     (
         "sinks:\n  - {kind: kafka, name: a}",
-        f"2: sinks[0].kind: expected one of {', '.join(map(repr, sink_members()))}; got 'kafka'",
+        f"2: sinks[0].kind: expected one of {', '.join(map(repr, sink_modules()))}; got 'kafka'",
     ),
     (
         "sinks:\n  - {kind: webhook, name: a, webhook: 1}",
-        "2: sinks[0].webhook: expected no such key; is it spelled right and in its place?",
+        "2: sinks[0].webhook: unknown key, expected a key of this section; check its spelling and its place",
     ),
     (
         "sinks:\n  - {kind: webhook, name: a, timeout: 0s}",
@@ -461,7 +461,7 @@ WRONG = [
     ),
     (
         "sinks:\n  - {kind: webhook, url: 'https://x'}",
-        "2: sinks[0].name: expected this key, it is missing",
+        "2: sinks[0].name: expected this key, but it is missing",
     ),
     (
         "sinks:\n  - {kind: webhook, name: a, url: 'https://x', secrets: [SECRET], events: [event.new.v1]}",
@@ -493,11 +493,11 @@ WRONG = [
     ),
     (
         "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x'}\n  - {kind: rabbitmq, name: a, url: 'amqp://y'}",
-        "1: sinks: expected every name once, a comes again",
+        "1: sinks: Duplicate sink name: a.",
     ),
     (
         "approvals:\n  rules:\n    - {name: a}",
-        "3: approvals.rules[0].approve: expected this key, it is missing",
+        "3: approvals.rules[0].approve: expected this key, but it is missing",
     ),
     (
         "approvals:\n  rules:\n    - {name: a, approve: yes}",
@@ -505,7 +505,7 @@ WRONG = [
     ),
     (
         "approvals:\n  rules:\n    - {name: a, approve: {votes: 1}}",
-        "3: approvals.rules[0].approve.from: expected this key, it is missing",
+        "3: approvals.rules[0].approve.from: expected this key, but it is missing",
     ),
     (
         "approvals:\n  rules:\n    - {name: a, approve: {votes: 0, from: ['client:a']}}",
@@ -517,7 +517,7 @@ WRONG = [
     ),
     (
         "approvals:\n  rules:\n    - {name: a, approve: automatic, match: {event_types: [Freeze]}}",
-        "3: approvals.rules[0].match.event_types: expected no such key; is it spelled right and in its place?",
+        "3: approvals.rules[0].match.event_types: unknown key, expected a key of this section; check its spelling and its place",
     ),
     (
         "approvals:\n  rules:\n    - {name: a, approve: automatic, match: {event_type: Freeze}}",
@@ -553,9 +553,9 @@ WRONG = [
     ("scope: a\nscope: b", '2: expected YAML: found duplicate key "scope"'),
     ("scope: [", "1: expected YAML: expected the node content, but found '<stream end>'"),
     ("scope: a: b", "1: expected YAML: mapping values are not allowed here"),
-    ("scope: \x07", "expected YAML: it holds a character that YAML does not allow"),
-    ("&a\nscope: *a", "expected a document, got one that holds itself"),
-    ("a: " + "[" * 500, "expected YAML that is not nested hundreds of times"),
+    ("scope: \x07", "expected YAML, got a character that YAML does not allow"),
+    ("&a\nscope: *a", "The YAML alias refers to its own parent."),
+    ("a: " + "[" * 500, "expected YAML with less nesting"),
 ]
 
 
@@ -593,11 +593,11 @@ WRONG_VARIABLES = [
         "fast",
         "source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'fast'",
     ),
-    ("SOURC__INTERVAL", "1s", "sourc: expected no such key; is it spelled right and in its place?"),
+    ("SOURC__INTERVAL", "1s", "sourc: unknown key, expected a key of this section; check its spelling and its place"),
     (
         "SERVICE_HOST",
         "10.0.0.1",
-        "service_host: expected no such key; is it spelled right and in its place?",
+        "service_host: unknown key, expected a key of this section; check its spelling and its place",
     ),
     ("SINKS__0__URL", "https://x", "sinks: expected a list; got a mapping"),
     (
@@ -650,7 +650,7 @@ def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a folder that is closed to us; root, for whom none is, meets the same with a name that is too long."""
-    monkeypatch.setattr("relay.config.PLACES", (tmp_path / ("x" * 300) / "relay.yaml",))
+    monkeypatch.setattr("relay.config.DEFAULT_PATHS", (tmp_path / ("x" * 300) / "relay.yaml",))
     with pytest.raises(
         ConfigError, match=r"relay\.yaml: expected a file that can be read: File name too long"
     ):

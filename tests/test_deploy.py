@@ -492,7 +492,7 @@ def test_the_relay_of_the_compose_file_has_a_configuration_that_holds() -> None:
         {"IMDS_RELAY_STORE__PATH": "/var/lib/imds-relay/relay.db"},
     ).config
     assert str(config.store.path) == "/var/lib/imds-relay/relay.db"
-    assert not config.user_events_wait
+    assert not config.has_no_rule_for_user_events
 
 
 def test_image_and_unit_keep_the_store_where_the_documentation_says() -> None:

@@ -60,7 +60,7 @@ def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
 def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.config.PLACES", (closed / "relay.yaml",))
+    monkeypatch.setattr("relay.config.DEFAULT_PATHS", (closed / "relay.yaml",))
     said = rf"relay\.yaml: expected a file that can be read: Permission denied \(this runs as {user()}\)"
     with pytest.raises(ConfigError, match=said):
         load(None, {})
@@ -86,7 +86,7 @@ def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Pa
 def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.cli._client.USUAL_SOCKET", closed / "relay.sock")
+    monkeypatch.setattr("relay.cli._connection.SERVICE_SOCKET", closed / "relay.sock")
     monkeypatch.chdir("/")
     done = typed("events")
     assert done.code == 1

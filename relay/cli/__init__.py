@@ -1,4 +1,4 @@
-"""What a person types: ``imds-relay <verb>``. One module for each group of verbs; this one puts them together.
+"""The command line, ``imds-relay <verb>``: one module for each verb. This one assembles them.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused by policy.
 """
@@ -12,14 +12,28 @@ from typing import Annotated
 import typer
 
 from relay import __version__
-from relay.cli import approve as deciding
-from relay.cli import audit, demo, doctor, events, keys, schema
-from relay.cli import check as checking
-from relay.cli import deliveries as sending
-from relay.cli import explain as explaining
-from relay.cli import init as beginning
-from relay.cli import run as running
-from relay.cli import simulate as simulating
+from relay.cli import (
+    approvals,
+    approve,
+    audit,
+    check,
+    dead_letters,
+    deliveries,
+    demo,
+    doctor,
+    events,
+    explain,
+    hold,
+    init,
+    keys,
+    redeliver,
+    run,
+    schema,
+    show,
+    simulate,
+    sink_actions,
+    tail,
+)
 from relay.cli._exit_codes import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -40,66 +54,71 @@ app = typer.Typer(
 _VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
     "Begin": {
         "demo": demo.demo,
-        "init": beginning.init,
-        "check": checking.check,
+        "init": init.init,
+        "check": check.check,
         "doctor": doctor.doctor,
         "keys": keys.keys,
-        "run": running.run,
+        "run": run.run,
     },
-    "Watch": {"events": events.events, "show": events.show_event, "tail": events.tail},
+    "Watch": {"events": events.events, "show": show.show, "tail": tail.tail},
     "Decide": {
-        "approve": deciding.approve,
-        "hold": deciding.hold,
-        "release": deciding.release,
-        "approvals": deciding.approvals,
+        "approve": approve.approve,
+        "hold": hold.hold,
+        "release": hold.release,
+        "approvals": approvals.approvals,
     },
     "Send": {
-        "deliveries": sending.deliveries,
-        "dead-letters": sending.dead_letters,
-        "redeliver": sending.redeliver,
-        "ping": sending.ping,
-        "pause": sending.pause,
-        "resume": sending.resume,
-        "explain": explaining.explain,
+        "deliveries": deliveries.deliveries,
+        "dead-letters": dead_letters.dead_letters,
+        "redeliver": redeliver.redeliver,
+        "ping": sink_actions.ping,
+        "pause": sink_actions.pause,
+        "resume": sink_actions.resume,
+        "explain": explain.explain,
     },
-    "Build against it": {"simulate": simulating.simulate, "schema": schema.schema},
+    "Build against it": {"simulate": simulate.simulate, "schema": schema.schema},
 }
+"""The verbs by the panel of the help text that lists them."""
+
 for _panel, _verbs in _VERBS.items():
-    for _name, _verb in _verbs.items():
-        app.command(_name, rich_help_panel=_panel)(_verb)
+    for _name, _function in _verbs.items():
+        app.command(_name, rich_help_panel=_panel)(_function)
 app.add_typer(audit.verbs, name="audit", rich_help_panel="Decide")
 
 
 @app.callback()
-def _relay(
+def _show_version_or_help(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Hears Azure's Scheduled Events, tells everyone who must know, and brings their answer back."""
+    """Relays Azure's Scheduled Events to everyone concerned, and their approvals to Azure."""
     if version:
-        print(f"imds-relay {__version__}")  # noqa: T201  # it was asked for
+        print(f"imds-relay {__version__}")  # noqa: T201  # the answer to --version
         raise typer.Exit(EXIT_DONE)
     if context.invoked_subcommand is None:
-        print(context.get_help())  # noqa: T201  # nothing else to do
+        print(context.get_help())  # noqa: T201  # the answer to no verb
         raise typer.Exit(EXIT_USAGE)
 
 
 def main() -> None:
-    """Run the command line; ends the process with the exit code. Errors are sentences on standard error, never tracebacks."""
+    """Run the command line, and end the process with an exit code.
+
+    Errors are sentences on standard error, never tracebacks.
+    """
     try:
-        # A verb returns nothing; what comes back is the code of an Exit, and 130 after Ctrl-C.
+        # A verb returns None. Typer returns the code of an Exit, and 130 after Ctrl-C.
         code = app(prog_name="imds-relay", standalone_mode=False) or EXIT_DONE
     except typer.TyperException as error:
         print_status(f"imds-relay: {error.format_message().rstrip('.')}. See imds-relay --help")
         code = EXIT_USAGE
     except typer.Abort:
         code = EXIT_FAILED
-    except Exception as error:  # noqa: BLE001  # the last one to hear of it: a person reads what comes of it
-        code = _end(unwrap_group(error))
+    except Exception as error:  # noqa: BLE001  # a person must see no traceback
+        code = _print_error(unwrap_group(error))
     sys.exit(code if code in range(4) else EXIT_FAILED)
 
 
-def _end(error: Exception) -> int:
+def _print_error(error: Exception) -> int:
     for line in error_text(error).splitlines():
         print_status(f"imds-relay: {line}")
     return exit_code(error)

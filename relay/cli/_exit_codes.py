@@ -1,4 +1,4 @@
-"""How a command ends when it could not do what it was asked to: a sentence on standard error and an exit code."""
+"""How a command fails: its errors, the sentence on standard error and the exit code for each."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ EXIT_REFUSED = 3
 
 
 class CommandFailed(RelayError):
-    """The command could not do what it was asked to."""
+    """The command did not do its work."""
 
 
 class RefusedByPolicy(RelayError):
-    """The relay may not do it, or not for this caller, or not now: its rules, or the state of the event, forbid it."""
+    """The rules, the caller's rights or the state of the event forbid the request."""
 
 
 def unwrap_group(error: Exception) -> Exception:
-    """The error itself where it is the only one of a group, as task groups wrap what goes through them."""
+    """Return the only error of a group, else the error itself. Task groups wrap what they raise."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def exit_code(error: Exception) -> int:
-    """The exit code that an error ends in."""
+    """Return the exit code for an error."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     return EXIT_REFUSED if isinstance(error, RefusedByPolicy) else EXIT_FAILED
 
 
 def error_text(error: Exception) -> str:
-    """What a person is told of an error."""
+    """Return the text of an error for a person."""
     match error:
         case RelayError():
             return str(error)
         case TimeoutError():
             return str(error) or "it took too long"
-        case OSError() if error.errno is not None:
-            return (
-                f"{error.filename}: {error.strerror}"
-                if error.filename is not None
-                else str(error.strerror)
-            )
+        case OSError(filename=None, strerror=str(reason)):
+            return reason
+        case OSError(filename=file, strerror=str(reason)):
+            return f"{file}: {reason}"
         case OSError() | ClientError() | sqlite3.Error():
             return str(error) or type(error).__name__
-    return f"a mistake in imds-relay itself, please report it: {type(error).__name__}: {error} ({_place(error)})"
+    return (
+        f"this is a bug in imds-relay, please report it: {type(error).__name__}: {error} "
+        f"({_source_line(error)})"
+    )
 
 
-def _place(error: Exception) -> str:
+def _source_line(error: Exception) -> str:
+    """Return file and line of the innermost frame in this package, else of the innermost frame."""
+    package = Path(__file__).parent.parent
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [
-        frame
-        for frame in frames
-        if Path(frame.filename).is_relative_to(Path(__file__).parent.parent)
-    ] or frames
-    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
+    own_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
+    innermost = (own_frames or frames)[-1:]
+    return "".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in innermost) or "?"

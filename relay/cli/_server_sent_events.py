@@ -1,6 +1,7 @@
-"""Server-sent events, as far as the relay's own stream uses them: an id and data. Pure; whoever reads feeds it bytes.
+"""Parses the relay's stream of server-sent events. Without I/O: the caller feeds it bytes.
 
-Source: WHATWG HTML, section "Server-sent events".
+It reads the fields ``id`` and ``data``, which are all that the relay sends. Source: WHATWG HTML,
+section "Server-sent events".
 """
 
 from __future__ import annotations
@@ -10,46 +11,49 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One that came whole."""
+class ServerSentEvent:
+    """One complete event of the stream."""
 
     id: str | None
     data: bytes
 
 
-class Stream:
-    """Takes the bytes of one connection after the other, and knows where to go on."""
+class EventStream:
+    """Parses the bytes of one connection after another, and knows the last event received."""
 
     def __init__(self) -> None:
-        self.begun = False
-        """Whether there was ever an answer."""
-        self.broken = False
-        """Whether the last connection has ended, and no byte of a new one came."""
+        self.has_connected = False
+        """Whether any connection has delivered bytes."""
+        self.is_broken = False
+        """Whether the last connection has ended and no byte of a new one has come."""
         self._last_id: str | None = None
-        self._rest = b""
+        self._unfinished_line = b""
         self._id: str | None = None
         self._data: list[bytes] = []
 
-    def headers(self) -> dict[str, str]:
-        """What the next connection is asked for with."""
-        return {
-            "Accept": "text/event-stream",
-            **({"Last-Event-ID": self._last_id} if self._last_id is not None else {}),
-        }
+    def request_headers(self) -> dict[str, str]:
+        """Return the headers of the next request: they ask for the events after the last one."""
+        headers = {"Accept": "text/event-stream"}
+        if self._last_id is not None:
+            headers["Last-Event-ID"] = self._last_id
+        return headers
 
-    def feed(self, chunk: bytes) -> Iterator[Message]:
-        """The messages that this chunk completes."""
-        self.begun, self.broken = True, False
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+    def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
+        """Yield the events that this chunk completes."""
+        self.has_connected = True
+        self.is_broken = False
+        *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
         for line in lines:
-            yield from self._line(line.removesuffix(b"\r"))
+            yield from self._read_line(line.removesuffix(b"\r"))
 
-    def break_off(self) -> None:
-        """The connection has ended: what is not complete comes again."""
-        self.begun = self.broken = True
-        self._rest, self._id, self._data = b"", None, []
+    def disconnect(self) -> None:
+        """Drop the unfinished event: the next connection sends it again."""
+        self.has_connected = self.is_broken = True
+        self._unfinished_line = b""
+        self._id = None
+        self._data = []
 
-    def _line(self, line: bytes) -> Iterator[Message]:
+    def _read_line(self, line: bytes) -> Iterator[ServerSentEvent]:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"id":
@@ -57,8 +61,14 @@ class Stream:
         elif name == b"data":
             self._data.append(value)
         elif not line:
-            # An id without data is where to go on from, before there is any event.
-            self._last_id = self._id if self._id is not None else self._last_id
-            data, self._data, self._id = self._data, [], None
-            if data:
-                yield Message(self._last_id, b"\n".join(data))
+            yield from self._finish_event()
+
+    def _finish_event(self) -> Iterator[ServerSentEvent]:
+        # An id without data marks the position of the stream before its first event.
+        if self._id is not None:
+            self._last_id = self._id
+        data = self._data
+        self._id = None
+        self._data = []
+        if data:
+            yield ServerSentEvent(self._last_id, b"\n".join(data))

@@ -1,4 +1,4 @@
-"""Programs that run until somebody stops them: SIGINT and SIGTERM are their normal end."""
+"""Lets a command run until SIGINT or SIGTERM, which are its normal end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-async def until_stopped(work: Coroutine[Any, Any, None]) -> bool:
-    """Run until it ends, or until Ctrl-C or SIGTERM, which also process 1 of a container obeys then. True: it was stopped."""
+async def run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:
+    """Run until the work ends, or until SIGINT or SIGTERM. Return whether a signal came.
+
+    Process 1 of a container ignores a signal without a handler.
+    """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(one, task.cancel)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
     await asyncio.wait({task})
     if not task.cancelled():
         task.result()

@@ -1,4 +1,4 @@
-"""A webhook receiver as the demo needs one: checks every signature, keeps what came, and can be waited on."""
+"""The webhook receiver of the demo: verifies signatures, keeps events, and can be waited on."""
 
 from __future__ import annotations
 
@@ -13,52 +13,53 @@ from relay.events.cloudevent import CloudEvent
 from relay.signature import SignatureRefused, verify
 
 
-class Receiver:
-    """What came, each event once. ``told`` is called with each as it comes."""
+class WebhookReceiver:
+    """Keeps each event once, and calls ``on_event`` with each new one."""
 
-    def __init__(self, secret: str, clock: Clock, told: Callable[[CloudEvent], None]) -> None:
+    def __init__(self, secret: str, clock: Clock, on_event: Callable[[CloudEvent], None]) -> None:
         self.url = ""
         self.events: dict[str, CloudEvent] = {}
-        self.forged = 0
-        """Requests without a good signature."""
+        """The events received, by their id."""
+        self.rejected_requests = 0
+        """How many requests had no valid signature."""
         self._secret = secret
         self._clock = clock
-        self._told = told
-        self._came = asyncio.Event()
+        self._on_event = on_event
+        self._received = asyncio.Event()
 
-    async def has(self, name: str, subject: str) -> CloudEvent:
-        """Wait for an event by ``<family>.<change>`` and EventId."""
+    async def wait_for(self, name: str, event_id: str) -> CloudEvent:
+        """Wait for the event with this ``<family>.<change>`` and EventId."""
         while True:
-            self._came.clear()
+            self._received.clear()
             for event in self.events.values():
-                if (event.name, event.subject) == (name, subject):
+                if (event.name, event.subject) == (name, event_id):
                     return event
-            await self._came.wait()
+            await self._received.wait()
 
-    async def receive(self, request: web.Request) -> web.Response:
-        """The handler."""
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer 204, or 401 to a request without a valid signature."""
         body = await request.read()
         try:
             verify([self._secret], request.headers, body, self._clock.now())
         except SignatureRefused:
-            self.forged += 1
+            self.rejected_requests += 1
             return web.Response(status=401)
         event = CloudEvent.parse(body)
         if event.id not in self.events:
             self.events[event.id] = event
-            self._told(event)
-            self._came.set()
+            self._on_event(event)
+            self._received.set()
         return web.Response(status=204)
 
 
 @asynccontextmanager
-async def receiving(
-    secret: str, clock: Clock, told: Callable[[CloudEvent], None]
-) -> AsyncIterator[Receiver]:
-    """A receiver that listens on a free port of loopback."""
-    receiver = Receiver(secret, clock, told)
+async def receive_webhooks(
+    secret: str, clock: Clock, on_event: Callable[[CloudEvent], None]
+) -> AsyncIterator[WebhookReceiver]:
+    """Yield a receiver that listens on a free port of the loopback interface."""
+    receiver = WebhookReceiver(secret, clock, on_event)
     application = web.Application()
-    application.router.add_post("/", receiver.receive)
+    application.router.add_post("/", receiver.handle)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:

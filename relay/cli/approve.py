@@ -1,42 +1,24 @@
-"""``approve``, ``hold``, ``release`` and ``approvals``: what people decide."""
+"""``approve``: votes for an event, after it was shown and confirmed."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from relay.cli._client import Client, with_client
+from relay.cli._client import Client
+from relay.cli._connection import with_client
+from relay.cli._decision import Reason, Revision, decide
+from relay.cli._event_text import event_summary, vote_count
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import (
-    format_local_time,
-    join_names,
-    pluralize,
-    print_json,
-    print_output,
-    print_status,
-)
-from relay.cli.events import AsJson, EventId, about
+from relay.cli._options import AsJson, EventId
+from relay.cli._output import print_json, print_output, print_status
 from relay.errors import ConfigError
 
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--revision",
-        metavar="REVISION",
-        show_default=False,
-        help="The state that is meant. Without it: the one that is shown.",
-    ),
-]
-Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", show_default=False, help="For the audit.")
-]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-_REGARDLESS = "Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still approve."
 
 
 @with_client
@@ -49,145 +31,61 @@ async def approve(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Approve an event: where the rules are satisfied, Azure may start it before its time.
+    """Approve an event. If the rules are satisfied, Azure may start it before its time.
 
-    Shows what is approved, and asks. Where nobody can be asked, --revision or --yes is needed.
+    Shows the event and asks. Where nobody can be asked, --revision or --yes is needed.
     """
     if not (yes or revision or sys.stdin.isatty()):
         raise ConfigError(
-            "nobody can be asked here: give --revision with the state that is meant, or --yes for whatever it is now"
+            "standard input is no terminal, so nobody can be asked: give --revision for one state "
+            "of the event, or --yes for its current state"
         )
-    found = await relay.get("events", event)
-    for name, value in about(found):
-        if value is not None:
-            print_status(f"{name:<11} {value}")
-    everywhere = (
-        f", for all {len(found['resources'])} machines" if len(found["resources"]) > 1 else ""
-    )
-    print_status(
-        f"Approval lets Azure start it at once{everywhere}. Without it Azure proceeds at NotBefore regardless."
-    )
-    if not yes and sys.stdin.isatty() and not _agreed():
+    shown = await relay.get("events", event)
+    _show(shown)
+    if not yes and sys.stdin.isatty() and not _is_confirmed():
         raise CommandFailed("nothing was approved")
-    answer = await _decide(relay, found, "approve", revision, reason)
-    if as_json:
-        print_json(answer)
-        return
-    votes = (
-        f"{answer['votes']} of {pluralize(answer['required'], 'vote')}"
-        if answer["required"]
-        else f"rule {answer['rule']}"
-    )
-    said = {
-        "granted": f"granted ({votes}): the StartRequest follows",
-        "pending": f"recorded, and pending: {votes}",
-        "held": f"recorded, and held ({votes}): somebody holds this event; `imds-relay release` ends a hold",
-    }
-    print_output(said.get(answer["state"], f"{answer['state']} ({votes})"))
-
-
-@with_client
-async def hold(
-    relay: Client,
-    event: EventId,
-    *,
-    revision: Revision = None,
-    reason: Reason = None,
-    as_json: AsJson = False,
-) -> None:
-    """Keep this relay from approving an event, whatever rules and votes say.
-
-    Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still approve.
-    """
-    found = await relay.get("events", event)
-    answer = await _decide(relay, found, "hold", revision, reason)
-    print_status(_REGARDLESS)
+    answer = await decide(relay, shown, "approve", revision, reason)
     if as_json:
         print_json(answer)
     else:
-        print_output(
-            f"held: this relay sends no StartRequest for {_named(found)} until it is released"
-        )
+        print_output(_describe(answer))
 
 
-@with_client
-async def release(
-    relay: Client,
-    event: EventId,
-    *,
-    revision: Revision = None,
-    reason: Reason = None,
-    as_json: AsJson = False,
-) -> None:
-    """End a hold. Rules and votes are weighed again."""
-    found = await relay.get("events", event)
-    answer = await _decide(relay, found, "release", revision, reason)
-    if as_json:
-        print_json(answer)
-        return
-    said = {
-        "granted": "released, and granted: rules and votes are satisfied, the StartRequest follows",
-        "pending": f"released; pending: {answer['votes']} of {answer['required']} votes",
-        "released": "released; nobody has voted",
-        "held": f"released; somebody else still holds it. {_REGARDLESS}",
-    }
-    print_output(said.get(answer["state"], answer["state"]))
-
-
-@with_client
-async def approvals(
-    relay: Client,
-    mode: Annotated[Literal["on", "dry-run", "off"], typer.Argument(show_default=False)],
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Turn approvals on, off, or to a dry run in which all is decided and nothing is sent. It is remembered.
-
-    Of this switch and the configuration the stricter holds.
-    """
-    answer = await relay.put("approvals", "mode", body={"mode": mode})
-    if as_json:
-        print_json(answer)
-        return
-    now = answer["mode"]
-    print_output(
-        f"approvals are {now}"
-        + (
-            ""
-            if now == mode
-            else f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)"
-        )
+def _show(event: Mapping[str, Any]) -> None:
+    for name, value in event_summary(event):
+        if value is not None:
+            print_status(f"{name:<11} {value}")
+    machines = len(event["resources"])
+    scope = f", for all {machines} machines" if machines > 1 else ""
+    print_status(
+        f"Approval lets Azure start it at once{scope}. "
+        "Without it Azure proceeds at NotBefore regardless."
     )
 
 
-def _agreed() -> bool:
-    # The event loop would take Ctrl-C for the end of its task, and wait on for the answer.
-    of_the_loop = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _is_confirmed() -> bool:
+    # The event loop's own handler of Ctrl-C would cancel its task and then wait for the answer.
+    loop_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return typer.confirm("Approve this?", err=True)
     except typer.Abort:
         print_status("")  # ends the line of the question
         return False
     finally:
-        signal.signal(signal.SIGINT, of_the_loop)
+        signal.signal(signal.SIGINT, loop_handler)
 
 
-def _named(event: Mapping[str, Any]) -> str:
-    due = f", not before {format_local_time(event['notBefore'])}" if event["notBefore"] else ""
-    return (
-        f"{event['eventType'] or 'event'} of {join_names(event['resources']) or 'no machine'}{due}"
-    )
-
-
-async def _decide(
-    relay: Client, event: dict[str, Any], decision: str, revision: str | None, reason: str | None
-) -> dict[str, Any]:
-    body = {
-        "eventId": event["eventId"],
-        "decision": decision,
-        "revision": revision or event["revision"],
-    }
-    answer: dict[str, Any] = await relay.post(
-        "approvals", body=body | ({"reason": reason} if reason else {})
-    )
-    return answer
+def _describe(answer: Mapping[str, Any]) -> str:
+    votes = vote_count(answer) if answer["required"] else f"rule {answer['rule']}"
+    match answer["state"]:
+        case "granted":
+            return f"granted ({votes}): the StartRequest follows"
+        case "pending":
+            return f"recorded, and pending: {votes}"
+        case "held":
+            return (
+                f"recorded, and held ({votes}): somebody holds this event; "
+                "`imds-relay release` ends a hold"
+            )
+        case state:
+            return f"{state} ({votes})"

@@ -1,18 +1,23 @@
-"""``audit``: who decided what, from the state file itself; it works with and without a running relay."""
+"""``audit``: verifies and shows the journal of decisions, read from the state file itself.
+
+It works with and without a running relay, and changes nothing.
+"""
 
 from __future__ import annotations
 
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import orjson
 import typer
 
+from relay.cli._event_text import cloudevent_row
 from relay.cli._exit_codes import CommandFailed
+from relay.cli._options import AsJson, ConfigFile, EventId
 from relay.cli._output import (
     format_local_time,
     pluralize,
@@ -21,8 +26,6 @@ from relay.cli._output import (
     print_output,
     print_table,
 )
-from relay.cli.events import AsJson, EventId, told
-from relay.cli.run import ConfigFile
 from relay.config import load
 from relay.errors import ConfigError
 from relay.files import may_exist
@@ -32,16 +35,16 @@ from relay.outbox.journal import JournalRow, read_checkpoint, read_rows, verify_
 
 verbs = typer.Typer(
     invoke_without_command=True,
-    help="Prove and show what was decided, from the journal of the state file.",
+    help="Verify and show what was decided, from the journal of the state file.",
 )
 
-Expect = Annotated[
+ExpectedHead = Annotated[
     str | None,
     typer.Option(
         "--expect",
         metavar="HEAD",
         show_default=False,
-        help="A journalhead that was seen before, elsewhere: shows whether the journal was cut since.",
+        help="An earlier journalhead, kept elsewhere: shows whether rows were cut off since.",
     ),
 ]
 StoreFile = Annotated[
@@ -50,21 +53,21 @@ StoreFile = Annotated[
         "--store",
         metavar="FILE",
         show_default=False,
-        help="The state file itself, or a copy of it; no configuration is read then.",
+        help="The state file itself, or a copy of it. No configuration is read then.",
     ),
 ]
-USUAL_STORE = Path("/var/lib/imds-relay/relay.db")
-"""Where unit file and image have it."""
+SERVICE_STORE = Path("/var/lib/imds-relay/relay.db")
+"""The state file that the unit file and the image set."""
 
 
 @verbs.callback()
-def audit_all(context: typer.Context, store: StoreFile = None, config: ConfigFile = None) -> None:
-    """Prove and show what was decided, from the journal of the state file. Without a verb: verify."""
-    if context.invoked_subcommand is None:
+def audit(context: typer.Context, store: StoreFile = None, config: ConfigFile = None) -> None:
+    """Verify and show what was decided, from the state file. Without a verb: verify."""
+    verb = context.invoked_subcommand
+    if verb is None:
         verify_chain(store=store, config=config)
     elif store is not None or config is not None:
-        # Passing over it would prove another file than the one that was meant.
-        verb = context.invoked_subcommand
+        # The verb would not see the option, and would read another file than the one meant.
         raise typer.BadParameter(
             f"expected --store and --config behind the verb: imds-relay audit {verb} --store FILE"
         )
@@ -73,15 +76,15 @@ def audit_all(context: typer.Context, store: StoreFile = None, config: ConfigFil
 @verbs.command("verify")
 def verify_chain(
     *,
-    expect: Expect = None,
+    expect: ExpectedHead = None,
     store: StoreFile = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify the hash chain of the journal, row by row."""
-    expected = _head(expect) if expect is not None else None
-    with _journal(store, config) as (connection, path):
-        head, count = verify_journal(connection, expected)
+    expected = _parse_head(expect) if expect is not None else None
+    with _open_journal(store, config) as (connection, path):
+        head, count = verify(connection, expected)
     if as_json:
         print_json(
             {
@@ -96,9 +99,9 @@ def verify_chain(
     print_output(f"the chain of {path} holds: {pluralize(count, 'row')}, journalhead {head}")
     if expected is not None:
         print_output(
-            f"it goes on from {expected}"
-            if expected != head
-            else "it ends where it was seen to end"
+            "it ends where it was seen to end"
+            if expected == head
+            else f"it continues from {expected}"
         )
 
 
@@ -107,20 +110,20 @@ def show_rows(
     event: EventId, *, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
     """Show every row about one event, oldest first."""
-    with _journal(store, config) as (connection, path):
-        found = [row for row in read_rows(connection) if row.event_key == event.lower()]
-    if not found:
+    with _open_journal(store, config) as (connection, path):
+        event_rows = [row for row in rows(connection) if row.event_key == event.lower()]
+    if not event_rows:
         raise CommandFailed(
             f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
         )
     if as_json:
-        print_json([_exported(row) for row in found])
+        print_json([_exported(row) for row in event_rows])
         return
     print_table(
         ("row", "at", "what", "by", "detail"),
         [
-            (row.position, format_local_time(row.at, relative=False), *_summary(row))
-            for row in found
+            (row.position, format_local_time(row.at, relative=False), *_describe(row))
+            for row in event_rows
         ],
         empty="",
     )
@@ -128,12 +131,12 @@ def show_rows(
 
 @verbs.command("export")
 def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
-    """Print the whole journal as JSON lines, with all that proves it: what was written, to be kept elsewhere.
+    """Print the whole journal as JSON lines, with everything that proves it. Keep it elsewhere.
 
-    The first line is the checkpoint that the first row's hash goes on from, the last one the head. docs/operations.md has
-    the program that verifies them.
+    The first line is the checkpoint from which the hash of the first row continues, the last line
+    is the head. docs/operations.md has the program that verifies the lines.
     """
-    with _journal(store, config) as (connection, _):
+    with _open_journal(store, config) as (connection, _):
         head = read_checkpoint(connection)
         print_json_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
         for row in read_rows(connection):
@@ -145,33 +148,35 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
 
 
 @contextmanager
-def _journal(store: Path | None, config: Path | None) -> Iterator[tuple[sqlite3.Connection, Path]]:
-    """One consistent look at the journal. Raises StoreError where there is none, CommandFailed where it cannot be read on."""
-    path = store or _configured(config)
-    connection = open_for_reading(path)
-    try:
-        connection.execute("BEGIN")
-        yield connection, path
-    except sqlite3.Error as error:
-        raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
-    finally:
-        connection.close()
+def _open_journal(
+    store: Path | None, config: Path | None
+) -> Iterator[tuple[sqlite3.Connection, Path]]:
+    """Yield a consistent snapshot of the journal.
+
+    Raises StoreError if the file is no store, and CommandFailed if reading it fails.
+    """
+    path = store or _configured_store(config)
+    with closing(open_for_reading(path)) as connection:
+        try:
+            connection.execute("BEGIN")
+            yield connection, path
+        except sqlite3.Error as error:
+            raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
 
 
-def _configured(config: Path | None) -> Path:
+def _configured_store(config: Path | None) -> Path:
     path = load(config).config.store.path
-    return USUAL_STORE if not may_exist(path) and may_exist(USUAL_STORE) else path
+    return SERVICE_STORE if not may_exist(path) and may_exist(SERVICE_STORE) else path
 
 
-def _head(text: str) -> Head:
+def _parse_head(text: str) -> Head:
     match = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", text.strip().lower())
     if match is None:
         raise ConfigError("--expect: expected a journalhead, <position>:<64 hexadecimal digits>")
     return Head(int(match[1]), match[2])
 
 
-def _exported(row: JournalRow) -> dict[str, object]:
-    # The body goes in as the bytes that were written: the hash covers them.
+def _exported(row: Row) -> dict[str, object]:
     return {
         "position": row.position,
         "at": row.at,
@@ -179,15 +184,16 @@ def _exported(row: JournalRow) -> dict[str, object]:
         "eventKey": row.event_key,
         "transition": row.transition,
         "hash": row.hash,
-        "body": orjson.Fragment(row.body),
+        "body": orjson.Fragment(row.body),  # the hash covers these bytes
     }
 
 
-def _summary(row: JournalRow) -> tuple[str, object, str]:
+def _describe(row: Row) -> tuple[object, object, str]:
+    """Return what a row records, by whom, and the details."""
     body = orjson.loads(row.body)
     if row.kind == "claim":
         return "claim", f"rule:{body['rule']}", f"StartRequest, attempt {body['attempt']}"
     if row.kind == "mode":
         return "mode", body.get("principal"), str(body.get("mode"))
-    _, name, by, detail = told(body)
-    return str(name), by, detail
+    _, name, principal, details = cloudevent_row(body)
+    return name, principal, details

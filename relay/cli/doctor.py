@@ -1,123 +1,138 @@
-"""``doctor``: whether this machine and its configuration would let the relay do its work. It changes nothing and tells nobody."""
+"""``doctor``: examines whether the relay would work here. It changes and sends nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from relay.amqp import approval_consumer as approvals_over_amqp
-from relay.amqp.diagnostics import diagnose as examine_broker
-from relay.api.diagnostics import diagnose as examine_api
+from relay.amqp import approval_consumer
+from relay.amqp.diagnostics import diagnose as diagnose_broker
+from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
+from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import pluralize, print_json, print_output, print_status, print_table
-from relay.cli.check import warnings_of
-from relay.cli.events import AsJson
-from relay.cli.run import ConfigFile
+from relay.cli.check import config_warnings
 from relay.clock import Clock, SystemClock
-from relay.config import Config, Loaded, load, sink_members
-from relay.config.file_permissions import exposed_secret_files
+from relay.config import Config, Loaded, load, sink_modules
+from relay.config.file_permissions import diagnose_secret_files
 from relay.diagnostics import Finding, ok
-from relay.imds.diagnostics import diagnose as examine_source
+from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.discovery import Instance, derive_scope, resource_names
-from relay.outbox.diagnostics import diagnose as examine_store
+from relay.outbox.diagnostics import diagnose as diagnose_store
 from relay.sinks import SinkSettings
 
 Poll = Annotated[
     bool,
     typer.Option(
         "--poll",
-        help="Also read the document of events. The first read ever switches the feature on for this VM and may take two minutes; "
-        "from then on Azure waits for approval of reboots that users start.",
+        help="Also read the document of events. The first read ever switches the feature on for "
+        "this VM and may take two minutes. From then on Azure waits for approval of reboots that "
+        "users start.",
     ),
 ]
 
 
 def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = False) -> None:
-    """Look whether the relay would do its work here: configuration, metadata service, clock, state file, sinks, API, secrets.
+    """Examine whether the relay would work here.
 
-    It looks as far as a handshake: nothing is posted, made or approved, and Azure's feature is not switched on without --poll.
-    Run it as the user that the service has. A wrong configuration ends it with 2, as ever; anything that failed with 1.
+    Examines configuration, metadata service, clock, state file, sinks, API and secrets. It
+    connects to sinks, and posts, creates and approves nothing. It does not switch on Azure's
+    feature without --poll. Run it as the service's user. The exit code is 2 for a wrong
+    configuration, 1 if anything failed.
     """
     loaded = load(config)
-    findings = asyncio.run(_examined(loaded, SystemClock(), poll=poll))
+    findings = asyncio.run(_diagnose(loaded, SystemClock(), poll=poll))
     if as_json:
-        print_json([asdict(one) for one in findings])
+        print_json([_as_json(finding) for finding in findings])
     else:
-        print_table(
-            ("", "what", "how it is"),
-            [(one.state, one.subject, one.line) for one in findings],
-            empty="",
-        )
-        wrong = [sum(one.state == state for one in findings) for state in ("warning", "failed")]
-        print_output("", f"{pluralize(wrong[0], 'warning')}, {wrong[1]} failed")
-    raise typer.Exit(EXIT_FAILED if any(one.state == "failed" for one in findings) else EXIT_DONE)
+        _print_table(findings)
+    has_failed = any(finding.state == "failed" for finding in findings)
+    raise typer.Exit(EXIT_FAILED if has_failed else EXIT_DONE)
 
 
-async def _examined(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding]:
+def _as_json(finding: Finding) -> dict[str, str | None]:
+    return {
+        "about": finding.subject,
+        "state": finding.state,
+        "said": finding.message,
+        "remedy": finding.remedy,
+    }
+
+
+def _print_table(findings: list[Finding]) -> None:
+    rows = [(finding.state, finding.subject, finding.line) for finding in findings]
+    print_table(("", "what", "how it is"), rows, empty="")
+    states = [finding.state for finding in findings]
+    warnings = pluralize(states.count("warning"), "warning")
+    print_output("", f"{warnings}, {states.count('failed')} failed")
+
+
+async def _diagnose(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding]:
     config = loaded.config
-    findings = [
-        ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
-        *exposed_secret_files(loaded),
-    ]
-    findings += [Finding("rules", "warning", one) for one in warnings_of(config)]
-    at_api, runs = await examine_api(config.api)
-    needed = "auto" in (config.scope, config.relay)
-    at_source, instance = await examine_source(
-        config.source, clock, required=needed, poll=poll, running=runs, progress=print_status
+    api_findings, is_running = await diagnose_api(config.api)
+    source_findings, instance = await diagnose_source(
+        config.source,
+        clock,
+        needed="auto" in (config.scope, config.relay),
+        poll=poll,
+        running=is_running,
+        progress=print_status,
     )
-    scope = (
-        config.scope
-        if config.scope != "auto"
-        else derive_scope(instance)
-        if instance is not None
-        else None
-    )
+    scope = _scope(config, instance)
     vm_id = instance.vm_id if instance is not None else None
-    at_store = await asyncio.to_thread(examine_store, config.store, scope=scope, vm_id=vm_id)
-    at_sinks = await asyncio.gather(
-        *(_sink(one, clock, scope or "unknown") for one in config.sinks)
+    store_findings = await asyncio.to_thread(diagnose_store, config.store, scope=scope, vm_id=vm_id)
+    sink_findings = await asyncio.gather(
+        *(_diagnose_sink(sink, clock, scope or "unknown") for sink in config.sinks)
     )
-    findings += [
-        *at_api,
-        *at_source,
-        *_names(config, instance),
-        *at_store,
-        *(one for found in at_sinks for one in found),
+    return [
+        ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
+        *diagnose_secret_files(loaded),
+        *(Finding("rules", "warning", warning) for warning in config_warnings(config)),
+        *api_findings,
+        *source_findings,
+        *_diagnose_names(config, instance),
+        *store_findings,
+        *(finding for findings in sink_findings for finding in findings),
+        *await _diagnose_approvals_over_amqp(config, scope or "unknown"),
     ]
-    if config.approvals.amqp is not None:
-        amqp = config.approvals.amqp
-        parts = approvals_over_amqp.topology(config.answers_on, scope or "unknown")
-        queue = approvals_over_amqp.queue_of(config.answers_on, scope or "unknown")
-        findings += await examine_broker(
-            "approvals.amqp", amqp.targets(), parts, amqp.declare, reads=queue
-        )
+
+
+def _scope(config: Config, instance: Instance | None) -> str | None:
+    if config.scope != "auto":
+        return config.scope
+    return derive_scope(instance) if instance is not None else None
+
+
+async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
+    diagnose: Any = getattr(sink_modules()[settings.kind], "diagnose", None)
+    if diagnose is None:
+        message = "this kind of sink can only be tested by sending: imds-relay ping"
+        return [ok(f"sink {settings.name}", message)]
+    findings: list[Finding] = await diagnose(settings, clock, scope)
     return findings
 
 
-async def _sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
-    diagnose: Any = getattr(sink_members()[settings.kind], "diagnose", None)
-    if diagnose is None:
-        return [
-            ok(
-                f"sink {settings.name}",
-                "of this kind nothing can be seen without sending: imds-relay ping",
-            )
-        ]
-    found: list[Finding] = await diagnose(settings, clock, scope)
-    return found
-
-
-def _names(config: Config, instance: Instance | None) -> list[Finding]:
+def _diagnose_names(config: Config, instance: Instance | None) -> list[Finding]:
     if instance is None:
         return []
-    scope = derive_scope(instance) if config.scope == "auto" else config.scope
-    names = ", ".join(
-        sorted(
-            one for one in resource_names(instance, socket.gethostname()) if not one.startswith("_")
-        )
+    names = resource_names(instance, socket.gethostname())
+    # The oldest api-version puts an underscore before each name.
+    plain_names = ", ".join(sorted(name for name in names if not name.startswith("_")))
+    message = f"scope {_scope(config, instance)}; events mean this VM if they name {plain_names}"
+    return [ok("names", message)]
+
+
+async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Finding]:
+    amqp = config.approvals.amqp
+    if amqp is None:
+        return []
+    return await diagnose_broker(
+        "approvals.amqp",
+        amqp.targets(),
+        approval_consumer.topology(config.approvals_exchange, scope),
+        amqp.declare,
+        reads=approval_consumer.queue_of(config.approvals_exchange, scope),
     )
-    return [ok("names", f"scope {scope}; events mean this VM where they name {names}")]

@@ -1,4 +1,4 @@
-"""``init``: a configuration to begin with."""
+"""``init``: prints a configuration file to start from."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 
 from relay.config import DEFAULTS
 
-_NO_RULES = re.compile(r"^  rules: \[\](?P<comment> +#.*)\n", re.MULTILINE)
-_USER_EVENTS = """\
-    # Polling makes Azure wait up to 15 minutes for approval of each reboot that a user starts: this rule approves them at once.
+_EMPTY_RULES = re.compile(r"^  rules: \[\](?P<comment> +#.*)\n", re.MULTILINE)
+_RULE_FOR_USER_EVENTS = """\
+    # Polling makes Azure wait up to 15 minutes for approval of each reboot that a user starts.
+    # This rule approves them at once.
     - name: user-initiated
       match: {event_source: [User]}
       approve: automatic
@@ -16,18 +17,19 @@ _USER_EVENTS = """\
 
 
 def init() -> None:
-    """Print a configuration to begin with, for relay.yaml.
+    """Print a configuration to start from, for relay.yaml.
 
-    It holds every setting with its default and what it is for, the rule for reboots that users start, and examples.
+    It holds every setting with its default and its purpose, examples, and the rule for reboots
+    that users start.
     """
-    print(beginning(), end="")  # noqa: T201  # as it stands in the file
+    print(initial_configuration(), end="")  # noqa: T201  # the output of the command
 
 
-def beginning() -> str:
-    """The annotated defaults with the rule for user-started events."""
+def initial_configuration() -> str:
+    """Return the annotated defaults with the rule for events that users start."""
     defaults = DEFAULTS.read_text(encoding="utf-8")
-    text, count = _NO_RULES.subn(
-        lambda found: f"  rules:   {found['comment']}\n{_USER_EVENTS}", defaults
+    text, count = _EMPTY_RULES.subn(
+        lambda match: f"  rules:   {match['comment']}\n{_RULE_FOR_USER_EVENTS}", defaults
     )
-    assert count == 1  # noqa: S101  # a test keeps the file as it has to be
+    assert count == 1  # noqa: S101  # the packaged file has this line; a test checks it
     return text

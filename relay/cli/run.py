@@ -1,4 +1,4 @@
-"""``run``: the relay itself, as a service starts it."""
+"""``run``: the relay itself, as a service manager starts it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,22 @@ import asyncio
 import errno
 import logging
 import os
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from relay import app
 from relay.cli._exit_codes import CommandFailed, unwrap_group
+from relay.cli._options import ConfigFile
 from relay.config import load
 from relay.errors import ConfigError, RelayError
 from relay.telemetry.log import set_up
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="The configuration. Without it: $IMDS_RELAY_CONFIG, else ./relay.yaml, else /etc/imds-relay/relay.yaml, else the defaults.",
-    ),
-]
 _log = logging.getLogger(__name__)
 
 
 def run(config: ConfigFile = None) -> None:
-    """Run the relay, until Ctrl-C or SIGTERM.
+    """Run the relay until Ctrl-C or SIGTERM.
 
-    It sends what can be sent at once, keeps the rest, and ends within ten seconds. Its log is on standard error.
+    When stopped, it sends what it can send at once, keeps the rest, and ends within ten seconds.
+    The log goes to standard error.
     """
     loaded = load(config)
     set_up(loaded.config.telemetry.log)
@@ -40,25 +29,24 @@ def run(config: ConfigFile = None) -> None:
     try:
         runner = asyncio.Runner()
         runner.run(app.run(loaded.config))
-        # Not closed: that waits for threads, and one that looks up a name may take minutes. All is on disk.
+        # Closing the runner would wait for threads, and a DNS lookup may take minutes.
+        # The store holds everything by now.
         logging.shutdown()
         os._exit(0)
     except ConfigError as error:
-        if not _is_taken(error):
+        if not _is_address_in_use(error):
             raise
-        # No wrong configuration: a service manager may try again.
+        # Exit code 1 and not 2, because a service manager may try again.
         raise CommandFailed(
-            f"{error}. Does another relay run here already? Else choose another address"
+            f"{error}. Another relay may be running here. If so, choose another address"
         ) from error
     except Exception as error:
         if not isinstance(unwrap_group(error), RelayError):
-            # The one place that shows a traceback: nobody watches a service, and its log is where a mistake is looked for.
-            _log.critical("the relay ends because of a mistake of its own", exc_info=True)
+            # The log of a service is the only place where a traceback of a bug can be found.
+            _log.critical("the relay ends because of a bug in it", exc_info=True)
         raise
 
 
-def _is_taken(error: ConfigError) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (
-        errno.EADDRINUSE,
-        errno.EADDRNOTAVAIL,
-    )
+def _is_address_in_use(error: ConfigError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)

@@ -1,4 +1,4 @@
-"""``simulate``: the stand-in for Azure as a program; see docs/simulator.md."""
+"""``simulate``: runs the simulator of Azure IMDS as a program; see docs/simulator.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._output import print_json, print_output, print_table
-from relay.cli._signals import until_stopped
+from relay.cli._signals import run_until_stopped
 from relay.simulator import list_playbooks, run_simulator
 from relay.simulator.run import DEFAULT_PORT
 
@@ -20,12 +20,13 @@ def simulate(
         typer.Argument(
             metavar="PLAYBOOK",
             show_default=False,
-            help="A name of --list, or a YAML file. Without it: one VM, and events by the control API.",
+            help="A name of --list, or a YAML file. "
+            "Default: one VM, and events only by the control API.",
         ),
     ] = None,
     *,
-    listed: Annotated[
-        bool, typer.Option("--list", help="List the playbooks that come with the package.")
+    list_names: Annotated[
+        bool, typer.Option("--list", help="List the playbooks of the package.")
     ] = False,
     scale: Annotated[
         float | None,
@@ -33,11 +34,11 @@ def simulate(
             "--scale",
             metavar="N",
             show_default=False,
-            help="How many times faster than Azure; wins over the playbook's.",
+            help="How many times faster than Azure; overrides the playbook's scale.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")
+        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")
     ] = "127.0.0.1",
     port: Annotated[
         int,
@@ -46,50 +47,53 @@ def simulate(
             metavar="PORT",
             min=0,
             max=65535,
-            help="For the first VM, the next one has the port after it; 0: free ones.",
+            help="The port of the first VM; the next VM has the next port. 0: free ports.",
         ),
     ] = DEFAULT_PORT,
     as_json: Annotated[
         bool, typer.Option("--json", help="With --list: print JSON for programs.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="End when the playbook has ended, instead of at Ctrl-C.")
+        bool, typer.Option("--once", help="End with the playbook instead of at Ctrl-C.")
     ] = False,
 ) -> None:
-    """Be an Azure to test with: IMDS for one or more VMs, with maintenance as a playbook has it."""
-    if listed and as_json:
-        print_json(
-            [
-                {"name": name, "description": one.description}
-                for name, one in list_playbooks().items()
-            ]
-        )
-        return
-    if listed:
-        print_table(
-            ("playbook", "what happens"),
-            [(name, one.description) for name, one in list_playbooks().items()],
-            empty="",
-        )
+    """Simulate Azure for tests.
+
+    Serves the metadata service of one or more VMs, with the maintenance of a playbook.
+    """
+    if list_names:
+        _print_playbooks(as_json=as_json)
         return
     if scale is not None and not scale > 0:
         raise typer.BadParameter("expected more than 0", param_hint="--scale")
     if once and playbook is None:
         raise typer.BadParameter("expected a playbook that can end", param_hint="--once")
+    simulator = run_simulator(
+        host=host,
+        port=port,
+        playbook=playbook,
+        scale=scale,
+        stay=not once,
+        tell=print_output,
+    )
     try:
-        asyncio.run(
-            until_stopped(
-                run_simulator(
-                    host=host,
-                    port=port,
-                    playbook=playbook,
-                    scale=scale,
-                    stay=not once,
-                    tell=print_output,
-                )
-            )
-        )
+        asyncio.run(run_until_stopped(simulator))
     except OSError as error:
         raise CommandFailed(
-            f"cannot listen on {host} port {port}: {error.strerror or error}. --port 0 takes free ones"
+            f"cannot listen on {host} port {port}: {error.strerror or error}. "
+            "--port 0 takes free ports"
         ) from error
+
+
+def _print_playbooks(*, as_json: bool) -> None:
+    playbooks = list_playbooks()
+    if as_json:
+        print_json(
+            [
+                {"name": name, "description": playbook.description}
+                for name, playbook in playbooks.items()
+            ]
+        )
+        return
+    rows = [(name, playbook.description) for name, playbook in playbooks.items()]
+    print_table(("playbook", "what happens"), rows, empty="")

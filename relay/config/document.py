@@ -1,4 +1,7 @@
-"""Reads the YAML document and the environment that wins over it, into plain values. What they mean is not known here."""
+"""Reads the YAML document and the environment variables into plain values.
+
+It knows the syntax of both, and the line of each value. It does not know what the values mean.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,18 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from relay.errors import ConfigError
 from relay.files import reason
 
-PREFIX = "IMDS_RELAY_"
+VARIABLE_PREFIX = "IMDS_RELAY_"
 
 KeyPath = tuple[str | int, ...]
-_VARIABLE = re.compile(r"\$(?:\$|\{([^}]*)\}|)")
-_WORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
+_REFERENCE = re.compile(r"\$(?:\$|\{([^}]*)\}|)")
+"""``$$``, ``${NAME}``, or a dollar sign alone."""
+_KEYWORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
 
 
-def read(file: Traversable) -> Any:
-    """The document, each part with its line. Raises ConfigError, which never quotes a value."""
-    # YAML 1.2 with every key once, so that off is a word and a repeated key an error.
+def read_document(file: Traversable) -> Any:
+    """Return the document with the lines of its values. Raises ConfigError without values."""
     try:
+        # YAML 1.2: "off" is text, and a repeated key is an error.
         document = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: expected a file that can be read: {reason(error)}") from error
@@ -36,147 +40,149 @@ def read(file: Traversable) -> Any:
         ) from None
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        problem = (error.problem or "something else came").splitlines()[0]
+        problem = (error.problem or "it cannot be parsed").splitlines()[0]
         raise ConfigError(f"{file}{line}: expected YAML: {_without_values(problem)}") from None
     except RecursionError:
-        raise ConfigError(f"{file}: expected YAML that is not nested hundreds of times") from None
+        raise ConfigError(f"{file}: expected YAML with less nesting") from None
     except YAMLError:
         raise ConfigError(
-            f"{file}: expected YAML: it holds a character that YAML does not allow"
+            f"{file}: expected YAML, got a character that YAML does not allow"
         ) from None
     if document is None:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(
-            f"{file}: expected a mapping of keys such as source: and sinks:, got {kind(document)}"
+            f"{file}: expected a mapping of keys such as source: and sinks:, "
+            f"got {describe_type(document)}"
         )
     return document
 
 
 def _without_values(problem: str) -> str:
-    # 'found duplicate key "url" with value "amqp://user:password@…"': the key is enough. And an alias that is not defined,
-    # or a tag that is not known, may be a password that begins with * or !.
-    return re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'…'", problem.split(" with value ", maxsplit=1)[0])
+    """Remove values from a parser's message: any of them may be a secret.
+
+    Examples are 'found duplicate key "url" with value "amqp://user:password@…"', and undefined
+    aliases and tags, because a password may begin with * or !.
+    """
+    message = problem.split(" with value ", maxsplit=1)[0]
+    return re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'…'", message)
 
 
 def expand_variables(
     file: Traversable | None, document: Any, environment: Mapping[str, str]
 ) -> Any:
-    """A plain copy of the document with its variables filled in. Raises ConfigError for one that is not set."""
+    """Return a plain copy of the document with variables expanded. Raises ConfigError."""
 
-    def copy(value: Any, path: KeyPath) -> Any:
+    def expand(value: Any, path: KeyPath) -> Any:
         match value:
             case dict():
-                return {key: copy(one, (*path, key)) for key, one in value.items()}
+                return {key: expand(inner, (*path, key)) for key, inner in value.items()}
             case list():
-                return [copy(one, (*path, index)) for index, one in enumerate(value)]
+                return [expand(inner, (*path, index)) for index, inner in enumerate(value)]
             case str():
-                return _VARIABLE.sub(
-                    lambda found: _value_for(found, at(file, document, path), environment), value
-                )
-        return _scalar(value)
+                place = describe_place(file, document, path)
+                return _REFERENCE.sub(lambda match: _resolve(match, place, environment), value)
+        return _plain_scalar(value)
 
     try:
-        return copy(document, ())
+        return expand(document, ())
     except RecursionError:
-        raise ConfigError(f"{file}: expected a document, got one that holds itself") from None
+        raise ConfigError(f"{file}: The YAML alias refers to its own parent.") from None
 
 
-def _value_for(found: re.Match[str], place: str, environment: Mapping[str, str]) -> str:
-    if found[0] == "$$":
+def _resolve(reference: re.Match[str], place: str, environment: Mapping[str, str]) -> str:
+    if reference[0] == "$$":
         return "$"
-    if not found[1]:
-        raise ConfigError(f"{place}expected ${{NAME}} or $$ where a $ stands")
-    if found[1] not in environment:
-        raise ConfigError(f"{place}expected the environment variable {found[1]}, it is not set")
-    return environment[found[1]]
+    name = reference[1]
+    if not name:
+        raise ConfigError(f"{place}expected ${{NAME}} or $$, got a $ alone")
+    if name not in environment:
+        raise ConfigError(f"{place}expected the environment variable {name} to be set")
+    return environment[name]
 
 
-def _scalar(value: Any) -> Any:
+def _plain_scalar(value: Any) -> Any:
     if isinstance(value, float):
-        return str(
-            value
-        )  # no setting is a fraction: as text, 1.5 is refused for its lack of a unit
+        return str(value)  # no setting is a fraction; as text, 1.5 is refused as a duration
     if isinstance(value, date) and not isinstance(value, datetime):
         return value.isoformat()  # an api_version without quotes
     return value
 
 
-def override(values: dict[str, Any], variables: Mapping[str, str]) -> None:
-    """Put what the environment says in place of what the document says. Raises ConfigError."""
-    # The shorter name first: IMDS_RELAY_SOURCE__URL adds to what IMDS_RELAY_SOURCE gives.
+def override_values(values: dict[str, Any], variables: Mapping[str, str]) -> None:
+    """Replace values of the document by those of environment variables. Raises ConfigError."""
+    # Shorter names first, so that IMDS_RELAY_SOURCE__URL adds to IMDS_RELAY_SOURCE.
     for name in sorted(variables, key=len):
-        *path, last = path_of(name)
-        place = values
+        *path, last = path_of_variable(name)
+        section = values
         for key in path:
-            if not isinstance(place.get(key), dict):
-                place[key] = {}
-            place = place[key]
+            if not isinstance(section.get(key), dict):
+                section[key] = {}
+            section = section[key]
+        # A secret x of the environment also replaces x_file of the document, and vice versa.
         twin = last.removesuffix("_file") if last.endswith("_file") else f"{last}_file"
-        if f"{PREFIX}{'__'.join((*path, twin)).upper()}" not in variables:
-            place.pop(
-                twin, None
-            )  # x of the document gives way to x_file of the environment, and the other way round
-        place[last] = _value_of(name, variables[name])
+        if f"{VARIABLE_PREFIX}{'__'.join((*path, twin)).upper()}" not in variables:
+            section.pop(twin, None)
+        section[last] = _parse_variable(name, variables[name])
 
 
-def path_of(variable: str) -> list[str]:
-    """The key path that a variable stands for, in lower case."""
-    return variable.removeprefix(PREFIX).lower().split("__")
+def path_of_variable(name: str) -> list[str]:
+    """Return the key path, in lower case, that an environment variable overrides."""
+    return name.removeprefix(VARIABLE_PREFIX).lower().split("__")
 
 
-def _value_of(name: str, text: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
+def _parse_variable(name: str, text: str) -> Any:
+    if text in _KEYWORDS:
+        return _KEYWORDS[text]
     if not text.lstrip().startswith(("[", "{")):
         return text
     try:
-        return _json(orjson.loads(text))
+        return _plain_json(orjson.loads(text))
     except orjson.JSONDecodeError as error:
         raise ConfigError(
             f"environment variable {name}: expected one JSON value: {error}"
         ) from None
 
 
-def _json(value: Any) -> Any:
+def _plain_json(value: Any) -> Any:
     match value:
         case dict():
-            return {key: _json(one) for key, one in value.items()}
+            return {key: _plain_json(inner) for key, inner in value.items()}
         case list():
-            return [_json(one) for one in value]
-    return _scalar(value)
+            return [_plain_json(inner) for inner in value]
+    return _plain_scalar(value)
 
 
-def at(file: Traversable | None, document: Any, path: KeyPath) -> str:
-    """Names a place, ready to put a sentence behind: ``relay.yaml:3: source.interval: ``."""
+def describe_place(file: Traversable | None, document: Any, path: KeyPath) -> str:
+    """Return a place as the start of a sentence: ``relay.yaml:3: source.interval: ``."""
     line = _line(document, path)
-    named = "" if file is None else f"{file}" if line is None else f"{file}:{line}"
-    return "".join(f"{part}: " for part in (named, dotted(path)) if part)
+    file_and_line = "" if file is None else f"{file}" if line is None else f"{file}:{line}"
+    return "".join(f"{part}: " for part in (file_and_line, format_path(path)) if part)
 
 
 def _line(document: Any, path: KeyPath) -> int | None:
+    """Return the line of the deepest part of the path that the document holds."""
     line = None
-    place = document
+    node = document
     for part in path:
-        if not isinstance(place, CommentedBase):
+        if not isinstance(node, CommentedBase):
             break
         try:
-            line = place.lc.data[part][0] + 1
-            place = place[part]  # type: ignore[index]  # a mapping or a sequence
+            line = node.lc.data[part][0] + 1
+            node = node[part]  # type: ignore[index]  # a mapping or a sequence
         except (KeyError, IndexError, TypeError, AttributeError):
             break
     return line
 
 
-def dotted(path: KeyPath) -> str:
-    """A key path as people write it: ``sinks[0].url``."""
-    return "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
-    ).removeprefix(".")
+def format_path(path: KeyPath) -> str:
+    """Return a key path as text: ``sinks[0].url``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".")
 
 
-def kind(value: Any) -> str:
-    """What sort of thing a value is, for sentences that must not show the value itself."""
+def describe_type(value: Any) -> str:
+    """Return the type of a value, for a sentence that must not show the value."""
     match value:
         case str():
             return "text"

@@ -1,4 +1,4 @@
-"""Who else on this machine can read the secrets, for `doctor`: the rights of their files, and of a document that holds some."""
+"""Examines for ``doctor`` who else on this machine can read or write files that hold secrets."""
 
 from __future__ import annotations
 
@@ -12,61 +12,62 @@ from pydantic import BaseModel, SecretStr
 from relay.config import Loaded
 from relay.diagnostics import Finding, failure, ok, warning
 
-_PUBLIC = frozenset({"cert_file", "ca_file", "client_ca_file"})
-"""Files that are shown to everybody anyway."""
+_PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
+"""Keys of files that hold no secret."""
 
 
-def exposed_secret_files(loaded: Loaded) -> list[Finding]:
-    """A finding for each file that others can read or write though it holds a secret; one alone where there is none."""
+def diagnose_secret_files(loaded: Loaded) -> list[Finding]:
+    """Return a finding for each secret file that others can read or write; else one that is ok."""
     files = dict(_secret_files("", loaded.config))
-    if loaded.file is not None and any(_plain(loaded.config)):
+    if loaded.file is not None and any(_secrets(loaded.config)):
         files[loaded.file] = "the configuration, which holds secrets itself"
-    findings = [found for file, what in files.items() if (found := _seen(file, what)) is not None]
-    return findings or [
-        ok(
-            "secrets",
-            f"nobody else can read their files ({len(files)})" if files else "none lives in a file",
-        )
+    findings = [
+        finding for file, label in files.items() if (finding := _diagnose(file, label)) is not None
     ]
+    if findings:
+        return findings
+    if files:
+        return [ok("secrets", f"nobody else can read their files ({len(files)})")]
+    return [ok("secrets", "no secret is in a file")]
 
 
-def _seen(file: Path, what: str) -> Finding | None:
+def _diagnose(file: Path, label: str) -> Finding | None:
     try:
         mode = file.stat().st_mode
     except OSError as error:
         return failure(
             "secrets",
-            f"{file} ({what}) cannot be looked at: {error.strerror}",
-            "correct its path, or who may reach it",
+            f"{file} ({label}) cannot be examined: {error.strerror}",
+            "correct its path, or the rights of its folders",
         )
+    remedy = f"chmod o-rwx {file}"
     if mode & stat.S_IWOTH:
-        return failure(
-            "secrets", f"everybody on this machine can write {file} ({what})", f"chmod o-rwx {file}"
-        )
+        return failure("secrets", f"everybody on this machine can write {file} ({label})", remedy)
     if mode & stat.S_IROTH:
-        return warning(
-            "secrets", f"everybody on this machine can read {file} ({what})", f"chmod o-rwx {file}"
-        )
+        return warning("secrets", f"everybody on this machine can read {file} ({label})", remedy)
     return None
 
 
 def _secret_files(path: str, value: Any) -> Iterator[tuple[Path, str]]:
-    for name, inner in _parts(value):
-        key = f"{path}.{name}".removeprefix(".")
-        if isinstance(inner, Path) and str(name).endswith("_file") and name not in _PUBLIC:
-            yield inner, key
+    """Yield each file that holds a secret, with its key path."""
+    for name, inner in _children(value):
+        key_path = f"{path}.{name}".removeprefix(".")
+        is_file = isinstance(inner, Path) and str(name).endswith("_file")
+        if is_file and name not in _PUBLIC_FILES:
+            yield inner, key_path
         else:
-            yield from _secret_files(key, inner)
+            yield from _secret_files(key_path, inner)
 
 
-def _plain(value: Any) -> Iterator[SecretStr]:
+def _secrets(value: Any) -> Iterator[SecretStr]:
+    """Yield each secret that is in the configuration itself."""
     if isinstance(value, SecretStr):
         yield value
-    for _, inner in _parts(value):
-        yield from _plain(inner)
+    for _, inner in _children(value):
+        yield from _secrets(inner)
 
 
-def _parts(value: Any) -> Iterator[tuple[str | int, Any]]:
+def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
     if isinstance(value, BaseModel):
         yield from ((name, getattr(value, name)) for name in type(value).model_fields)
     elif isinstance(value, Mapping):

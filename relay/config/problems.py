@@ -1,4 +1,7 @@
-"""Says what is wrong with a configuration: a line each, with its place, what was expected and what came; never a secret."""
+"""Describes the errors of a configuration: one line for each, with its place and without secrets.
+
+It translates the errors of pydantic into words for people who write YAML.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,16 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.config.document import KeyPath, at, dotted, kind, path_of
+from relay.config.document import (
+    KeyPath,
+    describe_place,
+    describe_type,
+    format_path,
+    path_of_variable,
+)
 
 _SECRET = re.compile(r"(whsec_|imdsr_)[^\s'\"]+|(:/+)[^\s/'\"]*@")
+"""A secret that can be recognized wherever it was put by mistake."""
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -36,113 +46,111 @@ _EXPECTED = {
     "tuple_type": "a list",
     "union_tag_invalid": "one of {expected_tags}",
 }
-"""What pydantic's errors mean to whoever writes YAML."""
-_CONTAINERS = frozenset(
+"""What was expected, by the type of pydantic's error."""
+_CONTAINER_ERRORS = frozenset(
     {"dict_type", "mapping_type", "model_attributes_type", "model_type", "tuple_type"}
 )
-_KIND = frozenset({"union_tag_invalid", "union_tag_not_found"})
+_KIND_ERRORS = frozenset({"union_tag_invalid", "union_tag_not_found"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigInput:
-    """What was read: the file, its document with the lines, the variables, and the values that all of it came to.
-
-    ``secret`` are the names of keys whose values are never shown; ``kinds`` those that a sink can have.
-    """
+    """Everything that a configuration was read from."""
 
     file: Path | None
     document: Any
+    """The YAML document with the lines of its values."""
     values: Any
+    """The plain values after variables were expanded and overrides applied."""
     variables: Mapping[str, str]
-    secret: Collection[str]
-    kinds: Collection[str]
+    """The environment variables that override values."""
+    secret_keys: Collection[str]
+    """Keys whose values are never shown."""
+    sink_kinds: Collection[str]
 
 
-def describe_errors(error: ValidationError, given: ConfigInput) -> Iterator[str]:
-    """A line for each place where something is wrong."""
-    wrong: dict[KeyPath, list[ErrorDetails]] = {}
-    for one in error.errors(include_url=False):
-        wrong.setdefault(_path(one, given.values), []).append(one)
-    for path, errors in wrong.items():
-        if (
-            len(errors) == 1
-            and _is_branch(errors[0], path)
-            and any(other[: len(path)] == path != other for other in wrong)
-        ):
-            continue  # of the alternative, the other branch is the one that was meant
-        # What has the look of a secret is not shown wherever it was put by mistake.
-        yield _SECRET.sub(r"\1\2…", f"{_place(path, given)}{_problem(errors, path, given)}")
+def describe_errors(error: ValidationError, source: ConfigInput) -> Iterator[str]:
+    """Yield one line for each place with an error."""
+    errors_by_path: dict[KeyPath, list[ErrorDetails]] = {}
+    for details in error.errors(include_url=False):
+        errors_by_path.setdefault(_path(details, source.values), []).append(details)
+    for path, errors in errors_by_path.items():
+        if not _is_other_alternative(path, errors, errors_by_path):
+            line = f"{_place(path, source)}{_problem(errors, path, source)}"
+            yield _SECRET.sub(r"\1\2…", line)
+
+
+def _is_other_alternative(
+    path: KeyPath, errors: Sequence[ErrorDetails], all_paths: Collection[KeyPath]
+) -> bool:
+    """Whether the only error here is of an alternative that was not meant.
+
+    pydantic reports an error for each alternative of a value. If another error lies inside the
+    value, that alternative was meant.
+    """
+    if len(errors) != 1 or errors[0]["type"] in ("missing", "value_error"):
+        return False
+    is_alternative = len(errors[0]["loc"]) > len(path)
+    return is_alternative and any(other[: len(path)] == path != other for other in all_paths)
 
 
 def _path(error: ErrorDetails, values: Any) -> KeyPath:
-    """Where it is, without what pydantic puts between: the kind of a sink, the branch of an alternative.
+    """Return the key path of an error, without the parts that pydantic adds.
 
-    That is told by its not being in the document, where only the last part may be missing. And a section says by itself
-    which of its keys it means: ``listen: expected …``.
+    pydantic adds the kind of a sink and the alternative of a union. These are not in the values,
+    where only the last part may be missing. A section's own error may name one of its keys:
+    ``listen: expected …``.
     """
     path: list[str | int] = []
-    place = values
+    node = values
     for index, part in enumerate(error["loc"]):
-        kind_of_sink = index == 2 and error["loc"][0] == "sinks"
-        if part in _keys(place) and not kind_of_sink:
+        is_sink_kind = index == 2 and error["loc"][0] == "sinks"
+        if part in _keys(node) and not is_sink_kind:
             path.append(part)
-            place = place[part]
+            node = node[part]
     if error["type"] == "missing":
         path.append(error["loc"][-1])
-    elif error["type"] in _KIND:
+    elif error["type"] in _KIND_ERRORS:
         path.append("kind")
-    elif error["type"] == "value_error" and (head := _message(error).partition(": ")[0]) in _keys(
-        place
-    ):
-        path.append(head)
+    elif error["type"] == "value_error":
+        key = _message(error).partition(": ")[0]
+        if key in _keys(node):
+            path.append(key)
     return tuple(path)
 
 
-def _keys(place: Any) -> Collection[str | int]:
-    return (
-        place if isinstance(place, dict) else range(len(place)) if isinstance(place, list) else ()
-    )
+def _keys(node: Any) -> Collection[str | int]:
+    if isinstance(node, dict):
+        return node
+    return range(len(node)) if isinstance(node, list) else ()
 
 
-def _at(values: Any, path: KeyPath) -> Any:
-    for part in path:
-        values = values[part]
-    return values
+def _place(path: KeyPath, source: ConfigInput) -> str:
+    for name in source.variables:
+        pairs = zip(path, path_of_variable(name), strict=False)
+        if path and all(str(part).lower() == variable_part for part, variable_part in pairs):
+            return f"environment variable {name}: {format_path(path)}: "
+    return describe_place(source.file, source.document, path)
 
 
-def _is_branch(error: ErrorDetails, path: KeyPath) -> bool:
-    return error["type"] not in ("missing", "value_error") and len(error["loc"]) > len(path)
-
-
-def _place(path: KeyPath, given: ConfigInput) -> str:
-    for name in given.variables:
-        if path and all(
-            str(part).lower() == given_part
-            for part, given_part in zip(path, path_of(name), strict=False)
-        ):
-            return f"environment variable {name}: {dotted(path)}: "
-    return at(given.file, given.document, path)
-
-
-def _problem(errors: Sequence[ErrorDetails], path: KeyPath, given: ConfigInput) -> str:
+def _problem(errors: Sequence[ErrorDetails], path: KeyPath, source: ConfigInput) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        return "expected no such key; is it spelled right and in its place?"
+        return "unknown key, expected a key of this section; check its spelling and its place"
     if first["type"] == "missing":
-        return "expected this key, it is missing"
-    sentence = " or ".join(
-        dict.fromkeys(_expected(error, path, given) for error in errors)
-    ).replace(" or expected ", " or ")
-    if first["type"] == "value_error" and (
-        isinstance(first["input"], dict) or ", got " in sentence
-    ):
-        return sentence  # of a whole section, or of a value that must not be shown: it says itself what came
-    return f"{sentence}; got {_shown(first, path, given)}"
+        return "expected this key, but it is missing"
+    expectations = dict.fromkeys(_expected(error, path, source) for error in errors)
+    sentence = " or ".join(expectations).replace(" or expected ", " or ")
+    # The error of a whole section, or of a value that must not be shown, tells what was there.
+    is_complete = isinstance(first["input"], dict) or ", got " in sentence
+    if first["type"] == "value_error" and is_complete:
+        return sentence
+    return f"{sentence}; got {_shown_value(first, path, source)}"
 
 
-def _expected(error: ErrorDetails, path: KeyPath, given: ConfigInput) -> str:
+def _expected(error: ErrorDetails, path: KeyPath, source: ConfigInput) -> str:
     if error["type"] == "union_tag_not_found":
-        return f"expected one of {', '.join(sorted(given.kinds))}"
+        return f"expected one of {', '.join(sorted(source.sink_kinds))}"
     if error["type"] in _EXPECTED:
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"
@@ -153,15 +161,22 @@ def _message(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def _shown(error: ErrorDetails, path: KeyPath, given: ConfigInput) -> str:
+def _shown_value(error: ErrorDetails, path: KeyPath, source: ConfigInput) -> str:
+    if any(part in source.secret_keys for part in path):
+        return "a value that is not shown, because it may be a secret"
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
-    if any(part in given.secret for part in path):
-        return "something else (not shown: it may be a secret)"
-    if isinstance(value, float):  # seconds: as it was written
-        value = _at(given.values, path)
+    if isinstance(value, float):
+        value = _value_at(source.values, path)  # a duration, as it was written
     if value is None or error["type"] == "union_tag_not_found":
         return "nothing"
     # Text in place of a whole section may hold a secret of that section.
-    if isinstance(value, str | int) and len(str(value)) <= 100 and error["type"] not in _CONTAINERS:
+    is_short = isinstance(value, str | int) and len(str(value)) <= 100
+    if is_short and error["type"] not in _CONTAINER_ERRORS:
         return str(value).lower() if isinstance(value, bool) else repr(value)
-    return kind(value)
+    return describe_type(value)
+
+
+def _value_at(values: Any, path: KeyPath) -> Any:
+    for part in path:
+        values = values[part]
+    return values

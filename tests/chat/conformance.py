@@ -24,7 +24,7 @@ from relay.approvals.service import ApprovalService
 from relay.chat import CallbackRefused, ChatSettings, ChatSink
 from relay.chat.context import make_chat_context
 from relay.clock import SystemClock
-from relay.config import sink_members
+from relay.config import sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred, DeliveryError
@@ -174,10 +174,10 @@ def _attempts_of(entry: int, tx: Transaction) -> list[LoggedAttempt]:
 
 
 @asynccontextmanager
-async def relay_with_chat(directory: Path, far: FarSide) -> AsyncIterator[ChatRelay]:
-    """Run a relay. Over the same directory it is the same relay, started again."""
-    clock, member = SystemClock(), sink_members()[far.kind]
-    settings: ChatSettings = member.Settings.model_validate(
+async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
+    """A relay that runs; over the same directory it is the same one, started again."""
+    clock, member = SystemClock(), sink_modules()[far.kind]
+    given: ChatSettings = member.Settings.model_validate(
         {"kind": far.kind, "name": "chat", **far.settings()}
     )
     approvals = ApprovalService(

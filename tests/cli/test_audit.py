@@ -197,7 +197,7 @@ async def test_the_state_file_of_the_service_is_found(
     decided: tuple[str, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, store, _ = decided
-    monkeypatch.setattr("relay.cli.audit.USUAL_STORE", store)
+    monkeypatch.setattr("relay.cli.audit.SERVICE_STORE", store)
     (tmp_path / "other.yaml").write_text(f"store: {{path: {tmp_path}/absent.db}}")
     assert (
         f"the chain of {store} holds"

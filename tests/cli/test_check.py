@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from relay.amqp import asyncapi
 from relay.cli.check import decisions
-from relay.config import USER_EVENTS_WAIT, load
+from relay.config import NO_RULE_FOR_USER_EVENTS, load
 from relay.events.catalog import CATALOG
 from relay.imds.document import parse_document
 from relay.simulator.event import rfc1123
@@ -112,7 +112,7 @@ def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) ->
     ):
         file.write_text(text)
         done = typed("check", "--config", str(file))
-        assert (done.code, USER_EVENTS_WAIT in done.err) == (0, warned)
+        assert (done.code, NO_RULE_FOR_USER_EVENTS in done.err) == (0, warned)
         assert (typed("check", "--config", str(file), "--json").json["warnings"] != []) is warned
 
 

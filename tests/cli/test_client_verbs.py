@@ -407,7 +407,7 @@ async def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_varia
     monkeypatch.setenv("IMDS_RELAY_CONFIG", str(tmp_path / "secret.yaml"))
     done = await called("events")
     assert (done.code, "NOPE" in done.err) == (2, True)
-    monkeypatch.setattr("relay.cli._client.USUAL_SOCKET", relay.store.with_name("relay.sock"))
+    monkeypatch.setattr("relay.cli._connection.SERVICE_SOCKET", relay.store.with_name("relay.sock"))
     assert (await called("events")).code == 0
 
 

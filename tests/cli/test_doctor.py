@@ -21,9 +21,9 @@ from yarl import URL
 from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
-from relay.config import USER_EVENTS_WAIT
-from relay.imds.diagnostics import NOT_POLLED
-from relay.outbox.file import SCHEMA_VERSION
+from relay.config import NO_RULE_FOR_USER_EVENTS
+from relay.imds.diagnostics import NOT_ASKED
+from relay.outbox.file import VERSION
 from relay.simulator import VM, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.certificates import LOOPBACK
@@ -114,7 +114,7 @@ async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Pa
     assert done.code == 1
     lines = {line.split()[0] for line in done.out.splitlines() if line}
     assert {"ok", "warning", "failed"} <= lines
-    assert USER_EVENTS_WAIT in done.out
+    assert NO_RULE_FOR_USER_EVENTS in done.out
     assert "Remedy: this must run on an Azure VM" in done.out
 
 

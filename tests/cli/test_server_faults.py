@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.cli._server_sent_events import Message, Stream
+from relay.cli._server_sent_events import EventStream, ServerSentEvent
 from relay.simulator import Plan
 from tests.cli.command import answering, called, running, said
 from tests.cli.running_relay import alive
@@ -195,9 +195,9 @@ def test_a_stream_is_read_the_same_however_it_is_cut(
         end.join((b": still here", b"id: %d" % number, b"event: x", b"data: " + data, b"", b""))
         for number, data in messages
     )
-    stream, found, start = Stream(), list[Message](), 0
+    stream, found, start = EventStream(), list[ServerSentEvent](), 0
     for cut in [*sorted(cuts), len(whole)]:
         found += stream.feed(whole[start:cut])
         start = max(start, min(cut, len(whole)))
-    assert found == [Message(str(number), data) for number, data in messages]
-    assert stream.headers().get("Last-Event-ID") == (str(messages[-1][0]) if messages else None)
+    assert found == [ServerSentEvent(str(number), data) for number, data in messages]
+    assert stream.request_headers().get("Last-Event-ID") == (str(messages[-1][0]) if messages else None)

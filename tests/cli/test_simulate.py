@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from relay.cli import demo
-from relay.cli._webhook_receiver import receiving
+from relay.cli._webhook_receiver import receive_webhooks
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.simulator import list_playbooks
@@ -170,7 +170,7 @@ async def test_a_demo_that_is_stopped_before_its_end_has_failed() -> None:
 async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature() -> None:
     told: list[CloudEvent] = []
     async with (
-        receiving(SECRET, SystemClock(), told.append) as receiver,
+        receive_webhooks(SECRET, SystemClock(), told.append) as receiver,
         aiohttp.ClientSession() as session,
         session.post(
             receiver.url,
@@ -179,11 +179,11 @@ async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature()
         ) as answer,
     ):
         assert answer.status == 401
-    assert (receiver.forged, receiver.events, told) == (1, {}, [])
+    assert (receiver.rejected_requests, receiver.events, told) == (1, {}, [])
 
 
 def test_a_step_of_the_demo_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "STEP", 0.001)
+    monkeypatch.setattr(demo, "STEP_TIMEOUT", 0.001)
     done = typed("demo")
     assert (done.code, done.err) == (
         1,

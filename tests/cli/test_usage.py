@@ -193,8 +193,8 @@ def test_an_error_that_came_through_task_groups_is_told_as_itself() -> None:
 def test_a_mistake_of_our_own_names_its_place() -> None:
     with pytest.raises(TypeError) as error:
         strip_control(None)  # type: ignore[arg-type]  # the mistake
-    assert error_text(error.value).startswith("a mistake in imds-relay itself, please report it: ")
-    assert "(_screen.py:" in error_text(error.value)
+    assert error_text(error.value).startswith("this is a bug in imds-relay, please report it: ")
+    assert "(_output.py:" in error_text(error.value)
 
 
 # --- what a person reads
@@ -243,7 +243,7 @@ def test_moments_are_local_and_say_how_far_away_they_are() -> None:
 
 def test_names_and_numbers_are_spoken() -> None:
     assert join_names(None) == join_names([]) == ""
-    assert join_names(["a", "b", "c"], most=2) == "a, b and 1 more"
+    assert join_names(["a", "b", "c"], limit=2) == "a, b and 1 more"
     assert [
         pluralize(number, thing) for number, thing in ((1, "vote"), (2, "vote"), (0, "try"))
     ] == ["1 vote", "2 votes", "0 tries"]

@@ -1,0 +1,138 @@
+"""Describes a configuration in words, for ``check``. It shows no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from relay.api import Client
+from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
+from relay.approvals.service import stricter
+from relay.cli._output import (
+    format_duration,
+    join_names,
+    pluralize,
+    print_fields,
+    print_output,
+    print_table,
+)
+from relay.config import Loaded
+from relay.events.match import Match
+from relay.sinks import SinkSettings
+
+
+def print_configuration(loaded: Loaded) -> None:
+    """Print what would run, and the tables of sinks, rules and clients."""
+    config = loaded.config
+    print_fields(_overview(loaded))
+    print_output("")
+    print_table(
+        ("sink", "kind", "to", "events", "only"),
+        [_sink_row(sink) for sink in config.sinks],
+        empty="no sinks: nobody is told",
+    )
+    print_output("")
+    print_table(
+        ("rule", "name", "if", "then"),
+        [
+            (
+                number,
+                rule.name,
+                _describe_match(rule.match) or "every event",
+                describe_approval(rule),
+            )
+            for number, rule in enumerate(config.approvals.rules, start=1)
+        ],
+        empty="no rules: nothing is approved",
+    )
+    print_output("")
+    print_table(
+        ("client", "may", "about", "comes with"),
+        [_client_row(client) for client in config.api.clients],
+        empty="no clients: the API refuses every caller from elsewhere",
+    )
+
+
+def describe_approval(rule: Rule) -> str:
+    """Return how the events of a rule get approved."""
+    quorum = rule.approve
+    if not isinstance(quorum, Quorum):
+        return "approved at once"
+    text = f"{pluralize(quorum.votes, 'vote')} of {join_names(quorum.from_)}"
+    if quorum.each_resource:
+        text += " that cover every machine together"
+    if quorum.expires is not None:
+        text += f", each good for {format_duration(quorum.expires)}"
+    if quorum.close_before:
+        text += f", until {format_duration(quorum.close_before)} before NotBefore"
+    if quorum.execution_expires is not None:
+        text += f"; sent within {format_duration(quorum.execution_expires)} or void"
+    return text
+
+
+def _overview(loaded: Loaded) -> Iterator[tuple[str, object]]:
+    config = loaded.config
+    store, approvals, api = config.store, config.approvals, config.api
+    yield "configuration", loaded.file or "the defaults: there is no file"
+    yield "scope", config.scope
+    yield "relay", config.relay
+    yield "source", f"{config.source.url} every {format_duration(config.source.interval)}"
+    retain = f"deliveries kept {format_duration(store.retain)}"
+    audit_retain = f"the journal {format_duration(store.audit_retain)}"
+    yield "store", f"{store.path}; {retain}, {audit_retain}"
+    mode = stricter(approvals, "on", trusted=True)
+    rule_count = pluralize(len(approvals.rules), "rule")
+    hold_duration = format_duration(approvals.hold_expires)
+    yield "approvals", f"{mode}, {rule_count}; a hold lasts {hold_duration}"
+    socket = f", and {api.socket}" if api.socket else ""
+    yield "API", f"{api.listen} {'with' if api.tls else 'without'} TLS{socket}"
+    yield "log", config.telemetry.log
+
+
+def _sink_row(sink: SinkSettings) -> tuple[object, ...]:
+    return (
+        sink.name,
+        sink.kind,
+        _origins(sink),
+        join_names(sink.events),
+        _describe_match(sink.match),
+    )
+
+
+def _origins(sink: SinkSettings) -> str:
+    """Return the origins of the sink's URLs. The rest of a URL may hold a secret."""
+    target, targets = getattr(sink, "target", None), getattr(sink, "targets", None)
+    urls = [target()] if target is not None else []
+    if targets is not None:
+        urls = targets()
+    return ", ".join(str(url.origin()) for url in urls)
+
+
+def _describe_match(match: Match) -> str:
+    patterns = {
+        "type": match.event_type,
+        "source": match.event_source,
+        "machines": match.resources,
+        "scope": match.scope,
+    }
+    conditions = [
+        f"{name} {' or '.join(values)}" for name, values in patterns.items() if values is not None
+    ]
+    if match.duration is not None:
+        conditions.append(f"takes {match.duration.min:g} to {match.duration.max:g} s")
+    if isinstance(match, RuleConditions) and match.time is not None:
+        conditions.append(_describe_hours(match.time))
+    return "; ".join(conditions)
+
+
+def _describe_hours(hours: Hours) -> str:
+    days = f" on {join_names(hours.days, limit=7)}" if len(set(hours.days)) < 7 else ""
+    return f"{hours.from_} to {hours.to} {hours.zone}{days}"
+
+
+def _client_row(client: Client) -> tuple[object, ...]:
+    return (
+        client.name,
+        ", ".join(client.can),
+        join_names(client.resources) or "every machine",
+        ", ".join(client.credential_kinds),
+    )

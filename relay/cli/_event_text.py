@@ -1,0 +1,80 @@
+"""Describes events and CloudEvents of the HTTP API in words, for several verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from relay.cli._output import format_local_time, join_names, pluralize
+from relay.events.cloudevent import event_name
+
+
+def event_summary(event: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Return what a person needs to know to decide about an event, as names and values."""
+    is_live = event["outcome"] is None
+    closes = format_local_time(event["approval"]["closes"]) if is_live else None
+    duration = event["durationSeconds"]
+    return [
+        ("event", event["eventId"]),
+        ("what", " ".join(filter(None, (event["eventType"], event["eventStatus"])))),
+        ("outcome", event["outcome"]),
+        ("machines", join_names(event["resources"], limit=50) or "none named"),
+        ("not before", format_local_time(event["notBefore"])),
+        ("takes", "unknown" if duration is None else f"{duration} s"),
+        ("started by", event["eventSource"]),
+        ("because", event["description"]),
+        ("approval", approval_summary(event)),
+        ("closes", closes),
+        ("revision", event["revision"]),
+    ]
+
+
+def approval_summary(event: Mapping[str, Any]) -> str | None:
+    """Return the approval state of an event with votes and rule; None for an ended one without."""
+    approval = event["approval"]
+    state = approval["state"]
+    if event["outcome"] is not None and state == "none":
+        return None
+    parts = [state]
+    # In later states the event has another revision, for which the votes do not count.
+    if approval["required"] and state in ("pending", "held"):
+        parts.append(vote_count(approval))
+    parts.append(f"rule {approval['rule']}" if approval["rule"] else "no rule")
+    return ", ".join(parts)
+
+
+def vote_count(approval: Mapping[str, Any]) -> str:
+    """Return ``1 of 2 votes``."""
+    return f"{approval['votes']} of {pluralize(approval['required'], 'vote')}"
+
+
+def cloudevent_row(event: Mapping[str, Any]) -> tuple[object, object, object, str]:
+    """Return when a CloudEvent was made, its name, its principal and its details."""
+    data = event["data"]
+    name = event_name(event["type"])
+    family = name.partition(".")[0]
+    details = ", ".join(str(detail) for detail in _details(family, data) if detail)
+    return format_local_time(event["time"], relative=False), name, data.get("principal"), details
+
+
+def _details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
+    """Yield the details that the event's name does not tell. Some are empty."""
+    match family:
+        case "relay":
+            yield from (data["sink"], data["reason"])
+        case "approval":
+            yield from map(data.get, ("decision", "refusal", "why", "reason"))
+            if data.get("required"):
+                yield vote_count(data)
+            if data.get("dryRun"):
+                yield "dry run"
+        case "startrequest":
+            yield data["reason"]
+            if data["attempts"] > 1:
+                yield f"sent {data['attempts']} times"
+        case _:
+            yield data.get("outcome")
+            if data["notBefore"] and not data.get("outcome"):
+                yield f"not before {format_local_time(data['notBefore'])}"
+            for field, value in (data.get("changed") or {}).items():
+                yield f"{field} was {value}"

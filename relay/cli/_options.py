@@ -1,0 +1,27 @@
+"""The arguments and options that several verbs share, as annotated types for typer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AllPages = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
+EventId = Annotated[
+    str, typer.Argument(metavar="EVENT", help="An EventId; upper and lower case are the same.")
+]
+SinkName = Annotated[
+    str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The configuration file. Default: $IMDS_RELAY_CONFIG, else ./relay.yaml, "
+        "else /etc/imds-relay/relay.yaml, else the built-in defaults.",
+    ),
+]

@@ -1,0 +1,163 @@
+"""The whole configuration: the sections that the rooms declare, and the rules between sections."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from relay import plugins, sinks
+from relay.api import ApiSettings
+from relay.approvals import ApprovalsSettings
+from relay.approvals.principals import declare_chat_principals
+from relay.approvals.rules import Quorum, eligible_voters, person_for
+from relay.chat import ChatSettings, platforms
+from relay.events.match import matches_any
+from relay.imds import SourceSettings
+from relay.outbox import StoreSettings
+from relay.settings import Section
+from relay.sinks import SinkSettings
+from relay.telemetry import TelemetrySettings
+
+NO_RULE_FOR_USER_EVENTS = (
+    "no rule of approvals.rules can match event_source: [User]. Polling makes Azure wait up to "
+    "15 minutes for approval of each reboot that a user starts. "
+    "Remedy: the rule that `imds-relay init` prints"
+)
+_ANSWER_TYPES = (
+    "approval.recorded",
+    "approval.granted",
+    "approval.refused",
+    "approval.voided",
+)
+
+
+@functools.cache
+def sink_modules() -> dict[str, Any]:
+    """Return the module of each kind of sink and of chat platform, by kind."""
+    platform_modules = plugins.members(platforms)
+    for platform in platform_modules.values():
+        if platform.Settings.principals is not None:
+            declare_chat_principals(platform.Settings.principals)
+    return {**plugins.members(sinks), **platform_modules}
+
+
+if TYPE_CHECKING:
+    AnySink = SinkSettings
+else:
+    _settings = [module.Settings for module in sink_modules().values()]
+    AnySink = (
+        Annotated[functools.reduce(operator.or_, _settings), Field(discriminator="kind")]
+        if len(_settings) > 1
+        else _settings[0]
+    )
+
+
+class Config(Section):
+    """The whole document."""
+
+    scope: Literal["auto"] | Annotated[str, Field(pattern=r"^[a-z0-9-]{1,80}$")] = "auto"
+    """The group of VMs that reads this document; auto: from instance metadata."""
+    relay: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")] = "auto"
+    """The name of this relay. auto: the VM's name."""
+    source: SourceSettings = SourceSettings()
+    store: StoreSettings = StoreSettings()
+    sinks: tuple[AnySink, ...] = ()
+    """Any number of sinks, each with its own name."""
+    approvals: ApprovalsSettings = ApprovalsSettings()
+    api: ApiSettings = ApiSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @model_validator(mode="after")
+    def _check_sinks(self) -> Config:
+        names = [sink.name for sink in self.sinks]
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"sinks: Duplicate sink name: {', '.join(duplicates)}.")
+        for sink in self.sinks:
+            needs_public_url = isinstance(sink, ChatSettings) and sink.needs_public_url
+            if needs_public_url and self.api.public_url is None:
+                raise ValueError(
+                    f"api.public_url: expected the URL at which the platform of sink {sink.name} "
+                    "reaches this relay, got none; its approve_in_chat needs it"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_answers_to_approvals_over_amqp(self) -> Config:
+        if self.approvals.amqp is not None and not any(map(_sends_answers, self.sinks)):
+            raise ValueError(
+                "approvals.amqp: expected a rabbitmq sink whose events include approval.*, "
+                "because that sink sends the answers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_quorums(self) -> Config:
+        for rule in self.approvals.rules:
+            if isinstance(rule.approve, Quorum):
+                self._check_voters(rule.name, rule.approve)
+                self._check_clients_have_one_vote(rule.name, rule.approve)
+        return self
+
+    def _check_voters(self, rule: str, quorum: Quorum) -> None:
+        """Raise ValueError if fewer people can vote than the quorum needs."""
+        people = self.approvals.people
+        approving_principals = {
+            principal
+            for client in self.api.clients
+            if "approve" in client.can
+            for principal in client.principals
+        }
+        # Only a client of this configuration can be one of these.
+        client_prefixes: tuple[str, ...] = ("client:", "mtls:")
+        if self.api.oidc is None:
+            client_prefixes = (*client_prefixes, "entra:")
+        voters = sorted(
+            voter
+            for voter in eligible_voters(quorum, self.approvals.groups, people)
+            if voter in approving_principals or not voter.startswith(client_prefixes)
+        )
+        if len({person_for(voter, people) for voter in voters}) < quorum.votes:
+            raise ValueError(
+                f"approvals.rules.{rule}.approve: expected {quorum.votes} who may vote, "
+                f"there are only: {', '.join(voters) or 'none'}. "
+                "A client: or mtls: must be one of api.clients with approve in its can; "
+                "an entra: needs api.oidc"
+            )
+
+    def _check_clients_have_one_vote(self, rule: str, quorum: Quorum) -> None:
+        """Raise ValueError if a client could reach more than one vote with its principals."""
+        people = self.approvals.people
+        voters = eligible_voters(quorum, self.approvals.groups, people)
+        for client in self.api.clients:
+            votes = {person_for(principal, people) for principal in client.principals}
+            if quorum.votes > 1 and voters.issuperset(client.principals) and len(votes) > 1:
+                raise ValueError(
+                    f"approvals.rules.{rule}.approve: {' and '.join(client.principals)} are one "
+                    "client with two votes: list them as one person in approvals.people"
+                )
+
+    @property
+    def has_no_rule_for_user_events(self) -> bool:
+        """Whether no rule can match an event that a user starts.
+
+        Azure then waits with each of them: docs/protocol.md#polling-delays-reboots-by-users.
+        """
+        sources = [rule.match.event_source for rule in self.approvals.rules]
+        return not any(source is None or "user" in map(str.lower, source) for source in sources)
+
+    @property
+    def approvals_exchange(self) -> str:
+        """The exchange for answers to approvals over AMQP; their queues are named after it."""
+        return next(
+            str(getattr(sink, "exchange", "")) for sink in self.sinks if _sends_answers(sink)
+        )
+
+
+def _sends_answers(sink: SinkSettings) -> bool:
+    return sink.kind == "rabbitmq" and all(
+        matches_any(sink.events, event_type) for event_type in _ANSWER_TYPES
+    )
