@@ -1,4 +1,4 @@
-"""Where ``imds-relay`` and ``python -m relay`` begin."""
+"""The entry point of ``imds-relay`` and ``python -m relay``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import sys
 
 
 def main() -> None:
-    """Load the command line, and run it."""
+    """Load the command line and run it."""
     try:
-        from relay.cli import main as run  # noqa: PLC0415  # loading takes a second, in which Ctrl-C is no traceback either
+        # Importing takes a second. Ctrl-C during it must not show a traceback.
+        from relay.cli import main as run  # noqa: PLC0415
     except KeyboardInterrupt:
         sys.exit(1)
     run()

@@ -1,4 +1,7 @@
-"""The composition root: the only module that knows every room. Starts them in order, and drains them at the end."""
+"""The composition root: starts the parts of the relay in order, and drains them at the end.
+
+It is the only module that knows every room. It decides nothing about events or approvals.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,232 +42,142 @@ from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
 
-DRAIN = 5.0
-"""Seconds that what can be sent at the end has to be sent."""
-GIVE_UP = 9.0
-"""Seconds after which a stop is forced."""
+DRAIN_TIMEOUT = 5.0
+"""How long sinks may still send when the relay stops."""
+STOP_TIMEOUT = 9.0
+"""When a stop is forced. A service manager waits ten seconds."""
 _log = logging.getLogger(__name__)
 
+RecordRelayEvent = Callable[[str, str | None, str, int], None]
+"""Records a ``relay.*`` event: its name, the sink it is about, a reason and a count."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A relay that runs, for whoever embeds it: the demo and tests. ``api_port`` is the port that the API listens on."""
+    """A started relay, for the demo and for tests."""
 
     relay: Relay
     poller: Poller
     api_port: int
+    """The port on which the API listens."""
 
 
 async def run(config: Config, *, clock: Clock | None = None) -> None:
     """Run until SIGINT or SIGTERM; then drain, and return within ten seconds.
 
-    Raises what keeps a relay from running, ConfigError and StoreError; and, in a group, what ended one that ran: a part
-    that fails takes the others with it, since a half-alive relay would be trusted and hear nothing.
+    Raises ConfigError or StoreError if the relay cannot start. Raises an ExceptionGroup if a part
+    of a running relay fails: the other parts end with it, because half a relay would be trusted
+    and do nothing.
     """
-    stop, up = asyncio.Event(), asyncio.Event()
-    _on_signals(stop.set)
-    relay = asyncio.create_task(_live(config, clock or SystemClock(), stop, up), name="relay")
+    stop = asyncio.Event()
+    is_up = asyncio.Event()
+    _call_on_signals(stop.set)
+    relay = asyncio.create_task(
+        _run_until(stop, is_up, config, clock or SystemClock()), name="relay"
+    )
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({relay, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if not up.is_set():
-        relay.cancel()  # stopped while it still waited for the metadata service
-    _, unfinished = await asyncio.wait({relay}, timeout=GIVE_UP)
+    if not is_up.is_set():
+        relay.cancel()  # it may still wait for the metadata service
+    _, unfinished = await asyncio.wait({relay}, timeout=STOP_TIMEOUT)
     if unfinished:
         _log.error(
-            "the relay did not stop within %g s and is stopped by force; what waits is in the store",
-            GIVE_UP,
+            "the relay did not stop within %g s and is stopped by force; the store keeps "
+            "everything that waits",
+            STOP_TIMEOUT,
         )
     elif not relay.cancelled():
         relay.result()
 
 
-async def _live(config: Config, clock: Clock, stop: asyncio.Event, up: asyncio.Event) -> None:
+async def _run_until(
+    stop: asyncio.Event, is_up: asyncio.Event, config: Config, clock: Clock
+) -> None:
     async with started(config, clock):
-        up.set()
+        is_up.set()
         await stop.wait()
-        _log.info("stopping: what can be sent is sent, the rest waits in the store")
+        _log.info("stopping: the relay sends what it can, the store keeps the rest")
 
 
 @asynccontextmanager
 async def started(
     config: Config, clock: Clock, *, boot: Callable[[], str | None] = read_boot_id
 ) -> AsyncIterator[Running]:
-    """A relay that runs inside this context and drains when it is left. ``boot`` names the machine's running boot."""
+    """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
     if config.has_no_rule_for_user_events:
         _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
     async with AsyncExitStack() as stack:
+        # The API listens first: it answers 503 until a relay is attached.
         server = await stack.enter_async_context(Server(config.api, clock))
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
-        instance = await discover(client, clock, required="auto" in (config.scope, config.relay))
-        origin = _origin(config, instance)
-        identity = Identity(origin.scope, instance.vm_id if instance is not None else None)
-        store = await stack.enter_async_context(
-            open_store(
-                config.store,
-                identity,
-                clock,
-                lambda event: tuple(matching_sinks(event, config.sinks)),
-            )
-        )
-        if not store.trusted:
-            _log.warning(
-                "the state file is bound to a VM, and which VM this is is not known: approvals are off"
-            )
-        say = _relay_event_recorder(store, origin, clock)
-        store.listeners.write_error_changed.append(lambda reason: _on_store(reason, say))
-        ledger = ApprovalService(
-            config.approvals,
-            origin,
-            trusted=store.trusted,
-            client_resources=config.api.client_resources,
-        )
-        chat = make_chat_context(store, ledger, clock, config.api.public_url)
-        sinks = {
-            settings.name: (
-                settings,
-                await stack.enter_async_context(_connect(settings, clock, chat)),
-            )
-            for settings in config.sinks
-        }
-        dispatcher = Dispatcher(sinks, store, clock, say)
-        await dispatcher.start()
+        instance = await discover(client, clock, needed="auto" in (config.scope, config.relay))
         names = resource_names(instance, socket.gethostname()) if instance is not None else None
-        poller, gate = await _source_and_gate(
-            config, client, store, ledger, clock, names=names, boot=boot(), say=say
+        origin = _origin(config, instance)
+
+        store = await stack.enter_async_context(_open_store(config, origin, instance, clock))
+        record = _relay_event_recorder(store, origin, clock)
+        store.listeners.failing.append(lambda reason: _report_store(reason, record))
+
+        approvals = ApprovalService(
+            config.approvals, origin, store.trusted, client_resources=config.api.client_resources
         )
-        chat.decisions.attach(gate.submit)
-        chats = {
-            name: sink
-            for name, (settings, sink) in sinks.items()
-            if isinstance(settings, ChatSettings)
-        }
-        relay = Relay(
-            store=store,
-            gate=gate,
-            dispatcher=dispatcher,
-            source=poller,
-            origin=origin,
-            clock=clock,
-            chats=chats,
+        board = ChatBoard(store, approvals, clock, config.api.public_url)
+        sinks = await _connect_sinks(config.sinks, clock, board, stack)
+        dispatcher = Dispatcher(sinks, store, clock, record)
+        await dispatcher.start()
+
+        poller = Poller(
+            config.source,
+            client,
+            Recorder(origin, boot(), names),
+            store,
+            clock,
+            say=record,
+            last_read=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
         )
+        gate = Gate(approvals, store, poller, clock, _vm_matcher(names))
+        board.attach(gate.submit)
+        relay = Relay(store, gate, dispatcher, poller, origin, clock, _chat_sinks(sinks))
+        consumers = _approval_consumers(config, relay, server)
+
         _log.info(
             "relay %s of scope %s runs; the API listens on %s",
             origin.relay,
             origin.scope,
             server.address,
         )
-        doors = (
-            [
-                ApprovalConsumer(
-                    config.approvals.amqp,
-                    config.approvals_exchange,
-                    config.api.clients,
-                    relay,
-                    server.rejections,
-                )
-            ]
-            if config.approvals.amqp
-            else []
-        )
-        async with _tasks(poller, gate, dispatcher, store, clock, doors):
+        async with _run_tasks(poller, gate, dispatcher, store, clock, consumers):
             server.attach(relay)
-            yield Running(relay, poller, server.port)
+            yield Running(relay=relay, poller=poller, api_port=server.port)
             server.detach()
 
 
-@asynccontextmanager
-async def _tasks(
-    poller: Poller,
-    gate: Gate,
-    dispatcher: Dispatcher,
-    store: Store,
-    clock: Clock,
-    doors: Sequence[ApprovalConsumer],
-) -> AsyncIterator[None]:
-    """Everything that runs at the side. None of it lives without the others; at the end sinks have a moment to send."""
-    async with asyncio.TaskGroup() as group:
-        source = [
-            group.create_task(poller.run(), name="source"),
-            group.create_task(prune_forever(store, clock), name="retention"),
-            *(group.create_task(door.run(), name="approvals over AMQP") for door in doors),
-        ]
-        approvals = group.create_task(gate.run(), name="approvals")
-        delivery = group.create_task(dispatcher.run(), name="delivery")
-        try:
-            yield
-        finally:
-            for task in source:
-                task.cancel()
-            await gate.wait_until_idle(DRAIN / 2)
-            approvals.cancel()
-            if poller.last_read_at is not None:
-                moment = poller.last_read_at
-                store.submit(lambda tx: tx.set_last_read(moment), fail_open=True)
-            try:
-                async with asyncio.timeout(DRAIN):
-                    await dispatcher.drain()
-            except TimeoutError:
-                _log.warning("not everything could be sent; the rest waits in the store")
-            delivery.cancel()
-
-
-async def _source_and_gate(
-    config: Config,
-    client: ImdsClient,
-    store: Store,
-    ledger: ApprovalService,
-    clock: Clock,
-    *,
-    names: frozenset[str] | None,
-    boot: str | None,
-    say: Callable[[str, str | None, str, int], None],
-) -> tuple[Poller, Gate]:
-    def names_us(resources: Sequence[str]) -> bool:
-        return names is None or names_this_vm(resources, names)
-
-    last_read = await store.transact(lambda tx: tx.take_last_read(), fail_open=True)
-    poller = Poller(
-        config.source,
-        client,
-        Recorder(ledger.origin, boot, names),
-        store,
-        clock,
-        report=say,
-        last_read_at=last_read,
-    )
-    gate = Gate(ledger, store, poller, clock, names_us)
-    return poller, gate
-
-
-def _connect(
-    settings: SinkSettings, clock: Clock, chat: ChatContext
-) -> AbstractAsyncContextManager[Any]:
-    member = sink_modules()[settings.kind]
-    found: AbstractAsyncContextManager[Any] = (
-        member.connect(settings, clock, chat)
-        if isinstance(settings, ChatSettings)
-        else member.connect(settings, clock)
-    )
-    return found
-
-
 def _origin(config: Config, instance: Instance | None) -> Origin:
-    scope = (
-        derive_scope(instance) if config.scope == "auto" and instance is not None else config.scope
-    )
-    relay = (
-        derive_relay_name(instance)
-        if config.relay == "auto" and instance is not None
-        else config.relay
-    )
+    scope, relay = config.scope, config.relay
+    if instance is not None:
+        scope = derive_scope(instance) if scope == "auto" else scope
+        relay = derive_relay_name(instance) if relay == "auto" else relay
     return Origin(scope, relay)
 
 
-def _relay_event_recorder(
-    store: Store, origin: Origin, clock: Clock
-) -> Callable[[str, str | None, str, int], None]:
-    def say(name: str, sink: str | None, reason: str, count: int) -> None:
+@asynccontextmanager
+async def _open_store(
+    config: Config, origin: Origin, instance: Instance | None, clock: Clock
+) -> AsyncIterator[Store]:
+    identity = Identity(origin.scope, instance.vm_id if instance is not None else None)
+    async with open_store(
+        config.store, identity, clock, lambda event: tuple(matching_sinks(event, config.sinks))
+    ) as store:
+        if not store.trusted:
+            _log.warning(
+                "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
+            )
+        yield store
+
+
+def _relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRelayEvent:
+    def record(name: str, sink: str | None, reason: str, count: int) -> None:
         at = clock.now()
         future = store.submit(
             lambda tx: tx.record(
@@ -275,26 +188,128 @@ def _relay_event_recorder(
             ),
             fail_open=True,
         )
+        # asyncio logs an exception that nobody retrieves; the store has reported this one.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    return say
+    return record
 
 
-def _on_store(reason: str | None, say: Callable[[str, str | None, str, int], None]) -> None:
+def _report_store(reason: str | None, record: RecordRelayEvent) -> None:
+    """Report that the store cannot be written (``reason``), or can be written again (None)."""
     if reason is None:
-        _log.info("the state file can be written again; what was seen meanwhile is in it")
+        _log.info("the state file can be written again; it holds what happened meanwhile")
         return
     _log.error(
         "the state file cannot be written: %s. Notices go out from memory, approvals are refused",
         reason,
     )
-    say("relay.store-failing", None, f"the state file cannot be written: {reason}", 1)
+    record("relay.store-failing", None, f"the state file cannot be written: {reason}", 1)
 
 
-def _on_signals(stop: Callable[[], object]) -> None:
-    loop = asyncio.get_running_loop()
-    for one in (signal.SIGINT, signal.SIGTERM):
+async def _connect_sinks(
+    all_settings: Sequence[SinkSettings], clock: Clock, board: ChatBoard, stack: AsyncExitStack
+) -> dict[str, tuple[SinkSettings, Any]]:
+    return {
+        settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board)))
+        for settings in all_settings
+    }
+
+
+def _connect(
+    settings: SinkSettings, clock: Clock, board: ChatBoard
+) -> AbstractAsyncContextManager[Any]:
+    module = sink_modules()[settings.kind]
+    sink: AbstractAsyncContextManager[Any]
+    if isinstance(settings, ChatSettings):
+        sink = module.connect(settings, clock, board)
+    else:
+        sink = module.connect(settings, clock)
+    return sink
+
+
+def _chat_sinks(sinks: Mapping[str, tuple[SinkSettings, Any]]) -> dict[str, Any]:
+    return {
+        name: sink for name, (settings, sink) in sinks.items() if isinstance(settings, ChatSettings)
+    }
+
+
+def _vm_matcher(names: frozenset[str] | None) -> Callable[[Sequence[str]], bool]:
+    """Return a function that tells whether resources name this VM. Unknown names always match."""
+
+    def is_named(resources: Sequence[str]) -> bool:
+        return names is None or names_this_vm(resources, names)
+
+    return is_named
+
+
+def _approval_consumers(config: Config, relay: Relay, server: Server) -> list[ApprovalConsumer]:
+    """Return the consumer of approvals over AMQP, if there is one."""
+    if config.approvals.amqp is None:
+        return []
+    return [
+        ApprovalConsumer(
+            config.approvals.amqp,
+            config.approvals_exchange,
+            config.api.clients,
+            relay,
+            server.rejections,
+        )
+    ]
+
+
+@asynccontextmanager
+async def _run_tasks(
+    poller: Poller,
+    gate: Gate,
+    dispatcher: Dispatcher,
+    store: Store,
+    clock: Clock,
+    consumers: Sequence[ApprovalConsumer],
+) -> AsyncIterator[None]:
+    """Run the tasks of all parts. If one fails, all end. In the end, give sinks time to send."""
+    async with asyncio.TaskGroup() as group:
+        inputs = [
+            group.create_task(poller.run(), name="source"),
+            group.create_task(prune_forever(store, clock), name="retention"),
+            *(
+                group.create_task(consumer.run(), name="approvals over AMQP")
+                for consumer in consumers
+            ),
+        ]
+        approvals = group.create_task(gate.run(), name="approvals")
+        delivery = group.create_task(dispatcher.run(), name="delivery")
         try:
-            loop.add_signal_handler(one, stop)
-        except NotImplementedError:  # Windows: only signal.signal, which runs between two bytecodes
-            signal.signal(one, lambda *_: loop.call_soon_threadsafe(stop))
+            yield
+        finally:
+            for task in inputs:
+                task.cancel()
+            await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
+            approvals.cancel()
+            _save_last_read(poller, store)
+            await _drain(dispatcher)
+            delivery.cancel()
+
+
+def _save_last_read(poller: Poller, store: Store) -> None:
+    """Save when the document was last read: the next start tells from it whether polling paused."""
+    last_read = poller.last_read
+    if last_read is not None:
+        store.submit(lambda tx: tx.set_last_read(last_read), fail_open=True)
+
+
+async def _drain(dispatcher: Dispatcher) -> None:
+    try:
+        async with asyncio.timeout(DRAIN_TIMEOUT):
+            await dispatcher.drain()
+    except TimeoutError:
+        _log.warning("not everything could be sent; the store keeps the rest")
+
+
+def _call_on_signals(stop: Callable[[], object]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, stop)
+        except NotImplementedError:
+            # Windows has only signal.signal, whose handlers must not touch the loop directly.
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
