@@ -77,7 +77,7 @@ async def _front(sim: Simulator, answered: dict[str, float]) -> _Front:
     async def document(_: web.Request) -> web.StreamResponse:
         body = orjson.dumps(sim.scope.document())
         response = web.Response(body=body, content_type="application/json")
-        keys = [event.event_id for event in sim.events if event.live]
+        keys = [event.event_id for event in sim.events if event.is_live]
         response_sent = time.perf_counter()
         for key in keys:
             answered.setdefault(key, response_sent)

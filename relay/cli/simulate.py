@@ -74,7 +74,7 @@ def simulate(
         playbook=playbook,
         scale=scale,
         stay=not once,
-        tell=print_output,
+        report=print_output,
     )
     try:
         asyncio.run(run_until_stopped(simulator))

@@ -1,10 +1,12 @@
-"""An Azure to test with: a stand-in for IMDS that lets maintenance happen when a test, a playbook or a person wants it.
+"""A simulator of Azure IMDS: maintenance happens when a test, a playbook or a person wants it.
 
-Use it as ``async with Simulator(Setup(vms=(VM("vm-0"),))) as sim``, or run it with ``run_simulator``.
+Use ``async with Simulator(Setup(vms=(VM("vm-0"),))) as sim``, or ``run_simulator``. The simulator
+does not know the relay. docs/simulator.md describes it.
 """
 
 from __future__ import annotations
 
+from relay.simulator.azure import Call
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
 from relay.simulator.instance import VM
@@ -12,7 +14,6 @@ from relay.simulator.playbook import Playbook, list_playbooks, load_playbook, pe
 from relay.simulator.run import play, run_simulator
 from relay.simulator.scope import InvalidTransition, Setup, UnknownEvent
 from relay.simulator.server import Simulator
-from relay.simulator.stage import Call
 
 __all__ = [
     "VM",

@@ -1,4 +1,7 @@
-"""The control API, ``/sim/…``: what tests in any language drive the simulator with. IMDS itself knows no such path."""
+"""The control API, ``/sim/…``, with which programs in any language drive the simulator.
+
+IMDS itself has no such paths. docs/simulator.md#the-control-api describes the calls.
+"""
 
 from __future__ import annotations
 
@@ -8,77 +11,80 @@ import orjson
 from aiohttp import web
 from pydantic import ValidationError
 
-from relay.simulator.playbook import ACTIONS, Action, perform, problems
+from relay.simulator.azure import SimulatedAzure
+from relay.simulator.playbook import ACTIONS, Action, describe_errors, perform
 from relay.simulator.scope import InvalidTransition, UnknownEvent
-from relay.simulator.stage import Stage
 
 
-class Control:
-    """The handlers, for every address of the simulator."""
+class ControlApi:
+    """The handlers of the control API, the same for the address of every VM."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, azure: SimulatedAzure) -> None:
+        self._azure = azure
 
     def routes(self) -> list[web.RouteDef]:
-        """Where they answer."""
+        """Return the routes for an aiohttp application."""
         return [
-            web.get("/sim/state", self._state, allow_head=False),
-            web.get("/sim/calls", self._calls, allow_head=False),
-            web.get("/sim/events/{event}", self._event, allow_head=False),
-            web.post("/sim/{action}", self._act),
+            web.get("/sim/state", self._get_state, allow_head=False),
+            web.get("/sim/calls", self._get_calls, allow_head=False),
+            web.get("/sim/events/{event}", self._get_event, allow_head=False),
+            web.post("/sim/{action}", self._perform),
         ]
 
-    async def _state(self, _: web.Request) -> web.Response:
-        stage = self._stage
+    async def _get_state(self, _: web.Request) -> web.Response:
+        azure = self._azure
         return _json(
             {
-                "now": stage.clock.now(),
-                "scale": stage.setup.scale,
-                "incarnation": stage.scope.incarnation,
-                "vms": [vm.name for vm in stage.setup.vms],
-                "events": stage.events,
-                "faults": stage.faults.active,
+                "now": azure.clock.now(),
+                "scale": azure.setup.scale,
+                "incarnation": azure.scope.incarnation,
+                "vms": [vm.name for vm in azure.setup.vms],
+                "events": azure.events,
+                "faults": azure.faults.active,
             }
         )
 
-    async def _calls(self, _: web.Request) -> web.Response:
-        return _json(list(self._stage.calls))
+    async def _get_calls(self, _: web.Request) -> web.Response:
+        return _json(list(self._azure.calls))
 
-    async def _event(self, request: web.Request) -> web.Response:
+    async def _get_event(self, request: web.Request) -> web.Response:
         try:
-            return _json(self._stage.event(request.match_info["event"]))
+            return _json(self._azure.event(request.match_info["event"]))
         except UnknownEvent as error:
-            return _json({"error": str(error)}, status=404)
+            return _error(error, status=404)
 
-    async def _act(self, request: web.Request) -> web.Response:
+    async def _perform(self, request: web.Request) -> web.Response:
         name = request.match_info["action"]
         if name not in ACTIONS:
-            return _json({"error": f"expected one of {', '.join(ACTIONS)}, got {name}"}, status=404)
+            return _error(f"expected one of {', '.join(ACTIONS)}, got {name}", status=404)
         try:
-            event = perform(
-                self._stage, Action.model_validate({name: orjson.loads(await request.read())})
-            )
+            argument = orjson.loads(await request.read())
+            event = perform(self._azure, Action.model_validate({name: argument}))
         except orjson.JSONDecodeError as error:
-            return _json({"error": f"expected JSON: {error}"}, status=400)
+            return _error(f"expected JSON: {error}", status=400)
         except ValidationError as error:
-            return _json({"error": "; ".join(problems(error.errors()))}, status=400)
+            return _error("; ".join(describe_errors(error.errors())), status=400)
         except UnknownEvent as error:
-            return _json({"error": str(error)}, status=404)
+            return _error(error, status=404)
         except InvalidTransition as error:
-            return _json({"error": str(error)}, status=409)
+            return _error(error, status=409)
         return _json(event or {})
+
+
+def _error(error: object, *, status: int) -> web.Response:
+    return _json({"error": str(error)}, status=status)
 
 
 def _json(value: Any, *, status: int = 200) -> web.Response:
     body = orjson.dumps(
         value,
-        default=_plain,
+        default=_decode_bytes,
         option=orjson.OPT_UTC_Z | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
     )
     return web.Response(status=status, body=body, content_type="application/json")
 
 
-def _plain(value: object) -> object:
+def _decode_bytes(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     raise TypeError(f"expected JSON, got {type(value).__name__}")

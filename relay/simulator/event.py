@@ -1,4 +1,4 @@
-"""What Azure means to do to some VMs, how far it has come, and how the document of an api-version shows it.
+"""An event of the simulated Azure: its plan, its state, and its form in each api-version.
 
 Sources: Microsoft, "Azure Metadata Service: Scheduled Events" for Linux and for Windows VMs.
 """
@@ -26,9 +26,9 @@ API_VERSIONS: Final = (
     "2020-07-01",
 )
 """Every api-version of Scheduled Events, oldest first."""
-NEWEST: Final = API_VERSIONS[-1]
-NO_HEADER_NEEDED: Final = API_VERSIONS[0]
-"""The one version that answers without ``Metadata: true``, and puts ``_`` before the names of VMs."""
+NEWEST_API_VERSION: Final = API_VERSIONS[-1]
+PREVIEW_API_VERSION: Final = API_VERSIONS[0]
+"""The only version that needs no header ``Metadata: true``. It puts ``_`` before VM names."""
 
 _FIELD_SINCE: Final = {
     "Description": "2019-04-01",
@@ -37,24 +37,22 @@ _FIELD_SINCE: Final = {
 }
 _TYPE_SINCE: Final = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
 
-NOTICE: Final[Mapping[EventType, float]] = {
+DEFAULT_NOTICE: Final[Mapping[EventType, float]] = {
     "Freeze": 900.0,
     "Reboot": 900.0,
     "Redeploy": 600.0,
     "Preempt": 30.0,
     "Terminate": 300.0,
 }
-"""Seconds of notice that the pages promise for each type (Terminate: the least that a user can set)."""
+"""Seconds of notice that the pages promise by type. Terminate: the least that a user can set."""
 
-_MIGRATION: Final = (
-    "Virtual machine is being paused because of a memory-preserving Live Migration operation."
-)
-_PLATFORM: Final[Mapping[EventType, str]] = {
-    "Freeze": _MIGRATION,
+_PLATFORM_DESCRIPTIONS: Final[Mapping[EventType, str]] = {
+    "Freeze": "Virtual machine is being paused because of a memory-preserving Live Migration "
+    "operation.",
     "Preempt": "Virtual machine is being evicted.",
     "Terminate": "Virtual machine is going to be deleted.",
 }
-_BY_USER: Final[Mapping[EventType, str]] = {
+_USER_ACTIONS: Final[Mapping[EventType, str]] = {
     "Reboot": "restarted",
     "Redeploy": "redeployed",
     "Terminate": "deleted",
@@ -63,75 +61,78 @@ _BY_USER: Final[Mapping[EventType, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What Azure means to do. Spans are seconds here, ``5s`` or ``15m`` in YAML and JSON, and run ``scale`` times faster."""
+    """What Azure will do to some VMs.
+
+    Durations are seconds, in YAML and JSON text such as ``15m``. They pass ``scale`` times faster.
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     type: EventType = "Reboot"
     resources: tuple[str, ...] | None = None
-    """The VMs concerned; None: the first VM of the scope."""
+    """The affected VMs; None: the first VM of the scope."""
     notice: Duration | None = None
-    """From now to NotBefore; None: what the pages promise for the type."""
+    """From now to NotBefore; None: `DEFAULT_NOTICE` of the type."""
     duration: int = -1
-    """DurationInSeconds, whole and never scaled; -1 is "not known"."""
+    """DurationInSeconds, never scaled; -1: unknown."""
     source: Literal["Platform", "User"] = "Platform"
     description: str | None = None
-    """None: what Azure says for this type and source."""
+    """None: Azure's text for this type and source."""
     id: str | None = None
-    """The EventId, used as it is given; None: a new one, in upper case."""
+    """The EventId, used as given; None: a new one, in upper case."""
     name: str | None = None
-    """What playbooks and the control API may call the event besides its EventId."""
+    """Another name of the event in playbooks and the control API."""
     starts_after: Duration = 1.0
     """From approval, or from NotBefore, to Started."""
     lasts: Duration | None = 600.0
-    """From Started until the event is gone; None: until it is ended by hand."""
+    """From Started until the event is gone; None: until a call of `end`."""
     approvals: Literal["any", "all", "ignored"] = "any"
-    """Who brings the start forward: any VM, all VMs of ``resources`` together, or nobody."""
+    """Who can start the event early: any VM, all VMs of ``resources`` together, or nobody."""
     started: bool = False
-    """First seen as Started, as after a hardware failure."""
+    """The event appears as Started, as after a hardware failure."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the document in place of the right ones, to imitate what is odd; None takes a field away."""
+    """Fields that replace those of the document, to imitate anomalies; None removes a field."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event and how far it has come. Completed and Canceled are never shown: such an event has left the document."""
+    """One event and its state. A Completed or Canceled event has left the document."""
 
     event_id: str
     plan: Plan
     status: Status
     not_before: datetime
     starts: datetime | None
-    """When it will be Started; None once it is."""
+    """When the event will be Started; None afterwards."""
     ends: datetime | None
-    """When it will be gone; None before it is Started, and where only a hand ends it."""
+    """When the event will be gone; None before it is Started, or if only `end` ends it."""
     approved_by: tuple[str, ...] = ()
-    """VMs whose StartRequest came while the event was Scheduled, in order."""
+    """VMs that sent a StartRequest while the event was Scheduled, in order."""
     approved: bool = False
-    """Everybody who must approve has approved."""
+    """Whether everybody who must approve has approved."""
 
     @property
-    def live(self) -> bool:
-        """Still in the document."""
+    def is_live(self) -> bool:
+        """Whether the event is in the document."""
         return self.status in ("Scheduled", "Started")
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """The VMs concerned."""
+        """The affected VMs."""
         return self.plan.resources or ()
 
 
 def rfc1123(moment: datetime) -> str:
-    """A moment as the document writes it, cut to the second: ``Mon, 11 Apr 2022 22:26:58 GMT``."""
+    """Return a time in the document's form, in seconds: ``Mon, 11 Apr 2022 22:26:58 GMT``."""
     return format_datetime(moment.replace(microsecond=0), usegmt=True)
 
 
 def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
-    """The event as the document of ``api_version`` holds it; None where that version does not know its type."""
+    """Return the event in the document of an api-version; None if the version lacks its type."""
     plan = event.plan
     if api_version < _TYPE_SINCE.get(plan.type, ""):
         return None
-    prefix = "_" if api_version == NO_HEADER_NEEDED else ""
+    prefix = "_" if api_version == PREVIEW_API_VERSION else ""
     entry: dict[str, Any] = {
         "EventId": event.event_id,
         "EventStatus": event.status,
@@ -139,9 +140,7 @@ def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
         "ResourceType": "VirtualMachine",
         "Resources": [prefix + name for name in event.resources],
         "NotBefore": rfc1123(event.not_before) if event.status == "Scheduled" else "",
-        "Description": plan.description
-        if plan.description is not None
-        else _usual_description(plan),
+        "Description": _description(plan),
         "EventSource": plan.source,
         "DurationInSeconds": plan.duration,
     }
@@ -153,9 +152,10 @@ def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
     }
 
 
-def _usual_description(plan: Plan) -> str:
-    if plan.source == "User" and plan.type in _BY_USER:
-        return (
-            f"Virtual machine is going to be {_BY_USER[plan.type]} as requested by authorized user."
-        )
-    return _PLATFORM.get(plan.type, "Host server is undergoing maintenance.")
+def _description(plan: Plan) -> str:
+    if plan.description is not None:
+        return plan.description
+    if plan.source == "User" and plan.type in _USER_ACTIONS:
+        action = _USER_ACTIONS[plan.type]
+        return f"Virtual machine is going to be {action} as requested by authorized user."
+    return _PLATFORM_DESCRIPTIONS.get(plan.type, "Host server is undergoing maintenance.")

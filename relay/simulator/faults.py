@@ -1,4 +1,4 @@
-"""What can go wrong with an answer of IMDS, for how many calls or how long, and how a wrong answer is made."""
+"""Faults of the simulated IMDS: their kinds, which calls they meet, and the wrong answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong. Without ``calls`` and ``lasts`` it does so once. Spans run ``scale`` times faster."""
+    """A fault of some calls; without ``calls`` and ``lasts`` of the next one.
+
+    Durations are seconds, and pass ``scale`` times faster.
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
@@ -48,11 +51,11 @@ class Fault:
     vm: str | None = None
     """Only calls of this VM."""
     calls: int | None = None
-    """Go wrong that many times."""
+    """How many calls fail."""
     lasts: Duration | None = None
-    """Go wrong for that long; with ``calls``, whichever is over first."""
+    """How long calls fail; with ``calls``, whichever ends first."""
     processed: bool = False
-    """Of status, hang, reset and redirect: Azure takes the StartRequest in, and only the answer is lost."""
+    """Of status, hang, reset, redirect: Azure accepts the StartRequest, only its answer is lost."""
     status: int = 500
     """Of ``status``: the HTTP status."""
     retry_after: Duration | None = None
@@ -60,65 +63,69 @@ class Fault:
     time: Duration = 5.0
     """Of ``delay``: before the answer; of ``drip``: between two bytes."""
     size: int = 5 * 1024 * 1024
-    """Of ``oversize``: how many bytes are added."""
+    """Of ``oversize``: how many bytes of white space are added."""
     location: str | None = None
-    """Of ``redirect``: where to; None: the same address with ``redirected=true``."""
+    """Of ``redirect``: the target; None: the same address with ``redirected=true``."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Of ``duplicate``: what differs in the second copy of every event."""
 
     @property
-    def instead(self) -> bool:
-        """Nothing of the right answer is sent."""
+    def replaces_answer(self) -> bool:
+        """Whether nothing of the right answer is sent."""
         return self.kind in ("status", "hang", "reset", "redirect")
+
+    @property
+    def label(self) -> str:
+        """The fault in one word, for people."""
+        return str(self.status) if self.kind == "status" else self.kind
 
 
 @dataclass(slots=True)
-class _Active:
+class _ActiveFault:
     fault: Fault
-    left: int | None
+    calls_left: int | None
     until: datetime | None
 
 
 class Faults:
-    """The faults that wait or last, oldest first. Without I/O."""
+    """The active faults, oldest first. Without I/O."""
 
     def __init__(self) -> None:
-        self._active: list[_Active] = []
+        self._active: list[_ActiveFault] = []
 
     @property
     def active(self) -> tuple[Fault, ...]:
-        """What will still go wrong."""
+        """The faults that calls can still meet."""
         return tuple(active.fault for active in self._active)
 
     def add(self, fault: Fault, now: datetime, span: Callable[[float], timedelta]) -> None:
-        """Let it go wrong from now on."""
-        left = 1 if fault.calls is None and fault.lasts is None else fault.calls
-        self._active.append(
-            _Active(fault, left, now + span(fault.lasts) if fault.lasts is not None else None)
-        )
+        """Activate a fault. ``span`` scales a duration."""
+        calls_left = 1 if fault.calls is None and fault.lasts is None else fault.calls
+        until = now + span(fault.lasts) if fault.lasts is not None else None
+        self._active.append(_ActiveFault(fault, calls_left, until))
 
     def clear(self) -> None:
-        """Let everything be well again."""
+        """Remove all faults."""
         self._active.clear()
 
     def take(self, target: Target, vm: str, now: datetime) -> Fault | None:
-        """What goes wrong with this call, which is counted; None when nothing does."""
+        """Return the fault that this call meets, and count the call; None if it meets none."""
         self._active = [
             active for active in self._active if active.until is None or now < active.until
         ]
         for active in self._active:
             if active.fault.on not in (target, "any") or active.fault.vm not in (None, vm):
                 continue
-            if active.left is not None:
-                active.left -= 1
-                if active.left == 0:
+            if active.calls_left is not None:
+                active.calls_left -= 1
+                if active.calls_left == 0:
                     self._active.remove(active)
             return active.fault
         return None
 
 
 def distort_body(body: bytes, fault: Fault) -> tuple[bytes, str]:
-    """The right body of an answer gone wrong, with its content type. An answer without a body cannot go wrong in its JSON."""
+    """Return the body that a fault makes of the right one, and its content type."""
     if not body:
         return body, JSON
     match fault.kind:
@@ -129,17 +136,15 @@ def distort_body(body: bytes, fault: Fault) -> tuple[bytes, str]:
         case "malformed":
             return body.replace(b":", b"=", 1), JSON
         case "no-events":
-            return orjson.dumps(
-                {key: value for key, value in orjson.loads(body).items() if key != "Events"}
-            ), JSON
+            document = orjson.loads(body)
+            document.pop("Events", None)
+            return orjson.dumps(document), JSON
         case "duplicate":
             document = orjson.loads(body)
-            twice = [
-                copy
-                for event in document.get("Events", ())
-                for copy in (event, event | dict(fault.fields))
-            ]
-            return orjson.dumps(document | {"Events": twice}), JSON
+            events = []
+            for event in document.get("Events", ()):
+                events += [event, event | dict(fault.fields)]
+            return orjson.dumps(document | {"Events": events}), JSON
         case "oversize":
             return body + b" " * fault.size, JSON
         case "wrong-type":
@@ -148,30 +153,30 @@ def distort_body(body: bytes, fault: Fault) -> tuple[bytes, str]:
             return body, JSON
 
 
-async def refuse(
+async def answer_instead(
     request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]
 ) -> web.StreamResponse:
-    """Answer with a fault that leaves nothing of the right answer. A hang lasts until the client or the simulator goes."""
+    """Return the answer of a fault that replaces the right one.
+
+    A hang lasts until the client or the simulator ends.
+    """
     if fault.kind == "hang":
         await asyncio.Event().wait()
     if fault.kind == "reset":
         _reset(request)
         return web.Response()
     if fault.kind == "redirect":
-        return web.Response(
-            status=302,
-            headers={
-                "Location": fault.location or str(request.rel_url.update_query(redirected="true"))
-            },
-        )
+        location = fault.location or str(request.rel_url.update_query(redirected="true"))
+        return web.Response(status=302, headers={"Location": location})
     headers = {}
     if fault.retry_after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(span(fault.retry_after).total_seconds())))
+        seconds = math.ceil(span(fault.retry_after).total_seconds())
+        headers["Retry-After"] = str(max(1, seconds))
     body = orjson.dumps({"error": f"Simulated fault: {fault.status}"})
     return web.Response(status=fault.status, headers=headers, body=body, content_type=JSON)
 
 
-async def drip(
+async def send_slowly(
     request: web.Request, body: bytes, *, pause: float, clock: Clock
 ) -> web.StreamResponse:
     """Send a body byte by byte, ``pause`` seconds apart."""
@@ -187,7 +192,7 @@ async def drip(
 
 
 def _reset(request: web.Request) -> None:
-    """Break the connection off with a TCP reset."""
+    """Reset the TCP connection: SO_LINGER with 0 makes the close send RST, see socket(7)."""
     if request.transport is None:
         return
     connection: socket.socket | None = request.transport.get_extra_info("socket")

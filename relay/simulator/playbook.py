@@ -1,9 +1,12 @@
-"""Playbooks: what happens when, as YAML. The same actions are what the control API takes."""
+"""Playbooks: YAML files that say what the simulated Azure does when.
+
+The control API takes the same actions. docs/simulator.md#playbooks lists the keys.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,14 +19,14 @@ from ruamel.yaml.error import YAMLError
 
 from relay.errors import ConfigError
 from relay.settings import Duration, Section
+from relay.simulator.azure import SimulatedAzure
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
 from relay.simulator.scope import Setup
-from relay.simulator.stage import Stage
 
 
-class Change(Section):
-    """What ``update`` changes of a live event; what is left out stays."""
+class EventUpdate(Section):
+    """The changes of ``update`` to a live event. A key that is left out changes nothing."""
 
     event: str
     """EventId or name."""
@@ -35,17 +38,17 @@ class Change(Section):
     fields: dict[str, Any] | None = None
 
 
-class OthersApproval(Section):
-    """An approval that comes from elsewhere."""
+class OtherApproval(Section):
+    """An approval by another VM or an operator."""
 
     event: str
     """EventId or name."""
     vm: str
-    """Who approves."""
+    """The VM that approves."""
 
 
-class When(Section):
-    """What a step waits for. A state that is already past counts as reached."""
+class Condition(Section):
+    """The state of an event that a step waits for. A later state counts too."""
 
     event: str
     """EventId or name of an event that an earlier step scheduled."""
@@ -53,14 +56,14 @@ class When(Section):
 
 
 class Action(Section):
-    """One thing to do."""
+    """Exactly one action, by its key."""
 
     schedule: Plan | None = None
     start: str | None = None
     end: str | None = None
     cancel: str | None = None
-    update: Change | None = None
-    approve: OthersApproval | None = None
+    update: EventUpdate | None = None
+    approve: OtherApproval | None = None
     fault: Fault | None = None
     clear_faults: Literal[True] | None = None
     skip_incarnations: Annotated[int, Field(ge=1)] | None = None
@@ -69,163 +72,168 @@ class Action(Section):
     say: str | None = None
 
     @model_validator(mode="after")
-    def _one_thing(self) -> Action:
-        if len(given := self.given()) != 1:
+    def _has_one_key(self) -> Action:
+        keys = self.keys()
+        if len(keys) != 1:
             raise ValueError(
-                f"expected exactly one of {', '.join(Action.model_fields)}, got {' and '.join(given) or 'none'}"
+                f"expected exactly one of {', '.join(Action.model_fields)}, "
+                f"got {' and '.join(keys) or 'none'}"
             )
         return self
 
-    def given(self) -> list[str]:
-        """What is to be done, as its key."""
+    def keys(self) -> list[str]:
+        """Return the keys that have a value."""
         return [name for name in Action.model_fields if getattr(self, name) is not None]
 
 
 class Step(Action):
-    """An action and its time. Times are ``5s`` or ``15m`` of Azure, and run ``scale`` times faster."""
+    """An action and its time. Times are Azure's, and pass ``scale`` times faster."""
 
     at: Duration | None = None
     """Since the start of the playbook."""
     after: Duration | None = None
-    """Since the step before, or since what ``when`` waits for."""
-    when: When | None = None
+    """Since the previous step, or since ``when`` came true."""
+    when: Condition | None = None
 
     @model_validator(mode="after")
-    def _one_time(self) -> Step:
+    def _has_one_time(self) -> Step:
         if self.at is not None and (self.after is not None or self.when is not None):
-            raise ValueError("expected at alone, or after and when; got at with another")
+            raise ValueError("expected at alone, or after and when; got at with one of them")
         return self
 
 
-def _names_are_vms(given: object) -> object:
-    """Let ``vms: [db-0]`` stand for ``vms: [{name: db-0}]``."""
-    if isinstance(given, dict) and isinstance(given.get("vms"), list):
-        return given | {"vms": [{"name": vm} if isinstance(vm, str) else vm for vm in given["vms"]]}
-    return given
+def _expand_vm_names(setup: object) -> object:
+    """Replace ``vms: [db-0]`` by ``vms: [{name: db-0}]``."""
+    if not isinstance(setup, dict) or not isinstance(setup.get("vms"), list):
+        return setup
+    vms = [{"name": vm} if isinstance(vm, str) else vm for vm in setup["vms"]]
+    return setup | {"vms": vms}
 
 
 class Playbook(Section):
-    """One case, told from its start to its end."""
+    """One case of maintenance, from its start to its end."""
 
     description: str
     """A line for ``simulate --list``."""
     source: str = ""
-    """Where the case is described."""
-    azure: Annotated[Setup, BeforeValidator(_names_are_vms)] = Setup()
-    """The VMs and the habits of this Azure."""
+    """The page that describes the case."""
+    azure: Annotated[Setup, BeforeValidator(_expand_vm_names)] = Setup()
+    """The VMs and the behavior of this Azure."""
     loop: bool = False
-    """Begin again when every step is done and every event is gone."""
+    """Start again when every step is done and every event is gone."""
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _steps_know_their_events(self) -> Playbook:
+    def _check_event_references(self) -> Playbook:
         known: set[str | None] = set()
         for number, step in enumerate(self.steps):
-            for ref in _refs(step):
-                if ref not in known:
+            for reference in _event_references(step):
+                if reference not in known:
                     raise ValueError(
-                        f"steps[{number}]: expected the name or id of an event that an earlier step schedules, got {ref!r}"
+                        f"steps[{number}]: expected the name or id of an event that "
+                        f"an earlier step schedules, got {reference!r}"
                     )
             if step.schedule is not None:
                 known |= {step.schedule.name, step.schedule.id}
         return self
 
 
-def _refs(step: Step) -> Iterable[str]:
-    """The events that a step needs, as they are called in it."""
-    named = (part.event for part in (step.update, step.approve, step.when) if part is not None)
-    return (ref for ref in (step.start, step.end, step.cancel, *named) if ref is not None)
+def _event_references(step: Step) -> list[str]:
+    """Return the names and EventIds of the events that a step refers to."""
+    sections = (step.update, step.approve, step.when)
+    references = [section.event for section in sections if section is not None]
+    actions = (step.start, step.end, step.cancel)
+    return references + [reference for reference in actions if reference is not None]
 
 
 ACTIONS = tuple(Action.model_fields)
-"""Every action of a step, and of ``POST /sim/<action>``."""
+"""Every action of a step and of ``POST /sim/<action>``."""
 
-_DO: Mapping[str, Callable[[Stage, Any], Event | None]] = {
-    "schedule": Stage.schedule,
-    "start": Stage.start,
-    "end": Stage.end,
-    "cancel": Stage.cancel,
-    "update": lambda stage, change: stage.update(**dict(change)),
-    "approve": lambda stage, approval: stage.approve(approval.event, approval.vm),
-    "fault": Stage.fault,
-    "clear_faults": lambda stage, _: stage.clear_faults(),
-    "skip_incarnations": Stage.skip_incarnations,
-    "reset_incarnation": Stage.reset_incarnation,
-    "disable": lambda stage, _: stage.disable(),
-    "say": Stage.tell,
+_ACTION_METHODS: Mapping[str, Callable[[SimulatedAzure, Any], Event | None]] = {
+    "schedule": SimulatedAzure.schedule,
+    "start": SimulatedAzure.start,
+    "end": SimulatedAzure.end,
+    "cancel": SimulatedAzure.cancel,
+    "update": lambda azure, update: azure.update(**dict(update)),
+    "approve": lambda azure, approval: azure.approve(approval.event, approval.vm),
+    "fault": SimulatedAzure.fault,
+    "clear_faults": lambda azure, _: azure.clear_faults(),
+    "skip_incarnations": SimulatedAzure.skip_incarnations,
+    "reset_incarnation": SimulatedAzure.reset_incarnation,
+    "disable": lambda azure, _: azure.disable(),
+    "say": SimulatedAzure.report,
 }
 
 
-def perform(stage: Stage, action: Action) -> Event | None:
-    """Do one thing now. The event that it was done to, else None. Raises UnknownEvent, WrongMove."""
-    name = action.given()[0]
-    return _DO[name](stage, getattr(action, name))
+def perform(azure: SimulatedAzure, action: Action) -> Event | None:
+    """Perform an action now. Return its event, if it has one.
+
+    Raises UnknownEvent, or InvalidTransition if the event's state does not allow the action.
+    """
+    (name,) = action.keys()
+    return _ACTION_METHODS[name](azure, getattr(action, name))
 
 
 def list_playbooks() -> dict[str, Playbook]:
-    """The playbooks that come with the package, by name."""
+    """Return the playbooks of the package by name."""
     return {
-        name: _read(entry.read_text(encoding="utf-8"), name)
-        for name, entry in sorted(_shipped().items())
+        name: _parse(file.read_text(encoding="utf-8"), name)
+        for name, file in sorted(_packaged_files().items())
     }
 
 
 def load_playbook(name_or_path: str | Path) -> Playbook:
-    """A shipped playbook by its name, or a file. Raises ConfigError, naming file, key path, what was expected and what came."""
+    """Return a playbook of the package by its name, or one from a file.
+
+    Raises ConfigError with the file, the key path, what was expected and what was there.
+    """
     name = str(name_or_path)
-    shipped = _shipped()
-    if name in shipped:
-        return _read(shipped[name].read_text(encoding="utf-8"), f"{name}.yaml")
+    packaged = _packaged_files()
+    if name in packaged:
+        return _parse(packaged[name].read_text(encoding="utf-8"), f"{name}.yaml")
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
-        near = difflib.get_close_matches(name, shipped, n=3)
-        hint = (
-            f"did you mean {' or '.join(near)}?"
-            if near
-            else f"there are {', '.join(sorted(shipped))}"
-        )
+        similar = difflib.get_close_matches(name, packaged, n=3)
+        hint = f"there are {', '.join(sorted(packaged))}"
+        if similar:
+            hint = f"did you mean {' or '.join(similar)}?"
         raise ConfigError(f"expected a YAML file or the name of a playbook, got {name!r}; {hint}")
     try:
-        return _read(path.read_text(encoding="utf-8"), name)
+        return _parse(path.read_text(encoding="utf-8"), name)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: expected a readable file in UTF-8, {error}") from error
 
 
-def problems(errors: Iterable[ErrorDetails]) -> Sequence[str]:
-    """What is wrong, a line each: key path, what was expected, what came."""
-    return [f"{_path(error['loc'])}: {_expected(error)}" for error in errors]
+def describe_errors(errors: Iterable[ErrorDetails]) -> list[str]:
+    """Return a line for each error: the key path, what was expected, and what was there."""
+    return [f"{_format_path(error['loc'])}: {_describe(error)}" for error in errors]
 
 
-def _shipped() -> Mapping[str, Traversable]:
+def _packaged_files() -> Mapping[str, Traversable]:
     folder = files("relay.simulator") / "playbooks"
     return {
-        entry.name.removesuffix(".yaml"): entry
-        for entry in folder.iterdir()
-        if entry.name.endswith(".yaml")
+        file.name.removesuffix(".yaml"): file
+        for file in folder.iterdir()
+        if file.name.endswith(".yaml")
     }
 
 
-def _read(text: str, file: str) -> Playbook:
+def _parse(text: str, file: str) -> Playbook:
     try:
         return Playbook.model_validate(YAML(typ="safe", pure=True).load(text))
     except YAMLError as error:
         raise ConfigError(f"{file}: expected YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        raise ConfigError(
-            "\n".join(f"{file}: {problem}" for problem in problems(error.errors()))
-        ) from error
+        lines = (f"{file}: {line}" for line in describe_errors(error.errors()))
+        raise ConfigError("\n".join(lines)) from error
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    return (
-        "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
-        ).removeprefix(".")
-        or "the document"
-    )
+def _format_path(path: tuple[int | str, ...]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".") or "the document"
 
 
-def _expected(error: ErrorDetails) -> str:
+def _describe(error: ErrorDetails) -> str:
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return "unknown key"
     if error["type"] == "missing":

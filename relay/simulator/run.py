@@ -1,4 +1,4 @@
-"""Playing a playbook to its end, and the simulator as a program."""
+"""Plays a playbook to its end, and runs the simulator as a program."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from relay.simulator.playbook import Playbook, Step, When, load_playbook, perform
+from relay.simulator.azure import SimulatedAzure
+from relay.simulator.playbook import Condition, Playbook, Step, load_playbook, perform
 from relay.simulator.scope import InvalidTransition, Setup
 from relay.simulator.server import Simulator
-from relay.simulator.stage import Stage
 
 DEFAULT_PORT = 8169
 
 
-async def play(stage: Stage, playbook: Playbook) -> None:
-    """Do every step at its time, then wait until no event is left; for ever with ``loop``."""
+async def play(azure: SimulatedAzure, playbook: Playbook) -> None:
+    """Perform every step at its time, then wait until no event is left. Repeat if it has ``loop``.
+
+    A step that is no longer possible is skipped and reported: the software under test may be
+    faster or slower than the playbook.
+    """
     while True:
-        began = stage.clock.now()
+        started_at = azure.clock.now()
         for step in playbook.steps:
-            await _wait_for(stage, step, began)
+            await _wait_for_time(azure, step, started_at)
             try:
-                perform(stage, step)
-            except (
-                InvalidTransition
-            ) as error:  # whoever is tested was faster, or slower, than the playbook
-                stage.tell(f"a step is left out: {error}")
-        await stage.until(lambda: not stage.events)
+                perform(azure, step)
+            except InvalidTransition as error:
+                azure.report(f"a step is left out: {error}")
+        await azure.until(lambda: not azure.events)
         if not playbook.loop:
             return
 
@@ -40,48 +42,52 @@ async def run_simulator(
     playbook: str | Path | None = None,
     scale: float | None = None,
     stay: bool = True,
-    tell: Callable[[str], None] = print,
+    report: Callable[[str], None] = print,
 ) -> None:
-    """Be an Azure until cancelled; with ``stay=False`` until the playbook has ended. ``tell`` gets a line for each thing that happens.
+    """Run until cancelled, or without ``stay`` until the playbook has ended.
 
-    The first VM listens on ``port``, the next one on the port after it; 0: free ports. Without a playbook there is one VM,
-    and events come through the control API. Raises ConfigError for a playbook that cannot be used, OSError for an address
-    that cannot be had.
+    ``report`` gets a line for each thing that happens. The first VM listens on ``port``, the next
+    one on the next port; 0 takes free ports. Without a playbook there is one VM, and events come
+    through the control API. Raises ConfigError for an invalid playbook, OSError for an address
+    that cannot be used.
     """
-    story = load_playbook(playbook) if playbook is not None else None
-    setup = story.azure if story is not None else Setup()
+    loaded = load_playbook(playbook) if playbook is not None else None
+    setup = loaded.azure if loaded is not None else Setup()
     if scale is not None:
         setup = replace(setup, scale=scale)
-    async with Simulator(setup, host=host, port=port, tell=tell) as simulator:
+    async with Simulator(setup, host=host, port=port, report=report) as simulator:
         for name, url in simulator.urls.items():
-            simulator.tell(f"{name} finds its IMDS at {url}")
-        if not simulator.loopback:
-            simulator.tell(
-                f"{host} is not a loopback address: whoever reaches it can read and control this simulator"
+            simulator.report(f"{name} finds its IMDS at {url}")
+        if not simulator.is_loopback:
+            simulator.report(
+                f"{host} is not a loopback address: "
+                "everybody who reaches it can read and control this simulator"
             )
-        if story is not None:
-            simulator.tell(story.description)
-            await play(simulator, story)
-            simulator.tell("the playbook has ended")
+        if loaded is not None:
+            simulator.report(loaded.description)
+            await play(simulator, loaded)
+            simulator.report("the playbook has ended")
         if stay:
             await asyncio.Event().wait()
 
 
-async def _wait_for(stage: Stage, step: Step, began: datetime) -> None:
+async def _wait_for_time(azure: SimulatedAzure, step: Step, started_at: datetime) -> None:
     if step.at is not None:
-        seconds = (began + stage.scope.span(step.at) - stage.clock.now()).total_seconds()
-    else:
-        if step.when is not None:
-            await stage.until(_reached(stage, step.when))
-        seconds = stage.scope.span(step.after or 0.0).total_seconds()
-    await stage.clock.sleep(max(seconds, 0.0))
+        due = started_at + azure.scope.span(step.at)
+        await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))
+        return
+    if step.when is not None:
+        await azure.until(_has_reached(azure, step.when))
+    await azure.clock.sleep(azure.scope.span(step.after or 0.0).total_seconds())
 
 
-def _reached(stage: Stage, when: When) -> Callable[[], bool]:
-    def reached() -> bool:
-        event = stage.event(when.event)
-        if when.is_ == "gone":
-            return not event.live
-        return event.status != "Scheduled" or (when.is_ == "approved" and event.approved)
+def _has_reached(azure: SimulatedAzure, condition: Condition) -> Callable[[], bool]:
+    def has_reached() -> bool:
+        event = azure.event(condition.event)
+        if condition.is_ == "gone":
+            return not event.is_live
+        if condition.is_ == "approved" and event.approved:
+            return True
+        return event.status != "Scheduled"
 
-    return reached
+    return has_reached

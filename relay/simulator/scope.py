@@ -1,4 +1,7 @@
-"""A scope as Azure sees it, without clock and network: VMs that share one document, its events, and who approved them."""
+"""The state machine of a scope: VMs that share one document, its events, and their approvals.
+
+It has no clock and no network: the caller passes the time.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,20 @@ from typing import Any, ClassVar, Literal
 
 from relay.errors import RelayError
 from relay.settings import Duration
-from relay.simulator.event import NEWEST, NOTICE, Event, Plan, Status, event_fields
+from relay.simulator.event import (
+    DEFAULT_NOTICE,
+    NEWEST_API_VERSION,
+    Event,
+    Plan,
+    Status,
+    event_fields,
+)
 from relay.simulator.instance import VM
 
-_REMEMBERED = 1000  # events that are gone, for tests and people who ask what became of them
+_MAX_PAST_EVENTS = 1000
+"""How many events that are gone can still be found."""
 
-What = Literal[
+TransitionKind = Literal[
     "scheduled",
     "updated",
     "approved",
@@ -33,35 +44,36 @@ class UnknownEvent(RelayError):
 
 
 class InvalidTransition(RelayError):
-    """The event is not in a state where that can happen to it."""
+    """The event's state does not allow the action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How the simulated Azure is built. Spans are seconds here, ``2m`` in YAML, and run ``scale`` times faster.
+    """The VMs and the behavior of the simulated Azure.
 
-    Raises ValueError without VMs, for two of one name, and for numbers that make no sense.
+    Durations are seconds, in YAML text such as ``2m``. They pass ``scale`` times faster. Raises
+    ValueError without VMs, for two VMs of one name, and for numbers out of range.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     vms: tuple[VM, ...] = (VM("vm-0"),)
     scale: float = 1.0
-    """How many times faster than Azure all waits and notices run."""
+    """How many times faster than Azure all waits and notices pass."""
     incarnation: int = 1
-    """DocumentIncarnation at the start."""
+    """The first DocumentIncarnation."""
     broadcast: bool = True
-    """False: a VM sees only the events that name it, as GPU VMs in a scale set with one fault domain do."""
+    """False: a VM sees only events that name it, as GPU VMs of a set with one fault domain do."""
     first_call: Duration = 0.0
-    """How long the first call waits for its answer; of Azure up to two minutes."""
+    """How long the first call waits for its answer; Azure takes up to two minutes."""
     events_after: Duration = 0.0
-    """From the first call until events are shown; of Azure up to five minutes."""
+    """From the first call until events are shown; Azure takes up to five minutes."""
     disabled_after: Duration = 86400.0
-    """Without a call for this long, the service is switched off: the next call is a first call again."""
+    """After so long without a call, the service is off and the next call is a first call."""
     rate_limit: int | None = 5
-    """Calls a VM may make in any one second; None: as many as it likes."""
+    """Calls that a VM may make within a second; None: no limit."""
     instance_metadata: bool = True
-    """False: instance metadata answers 404."""
+    """False: instance metadata is answered 404."""
 
     def __post_init__(self) -> None:
         names = [vm.name for vm in self.vms]
@@ -69,63 +81,69 @@ class Setup:
             raise ValueError(f"expected at least one VM and no name twice, got {names}")
         if self.scale <= 0 or (self.rate_limit is not None and self.rate_limit < 1):
             raise ValueError(
-                f"expected scale above 0 and rate_limit of 1 or more, got {self.scale:g} and {self.rate_limit}"
+                "expected scale above 0 and rate_limit of 1 or more, "
+                f"got {self.scale:g} and {self.rate_limit}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One thing that happened, for whoever watches."""
+    """One thing that happened to an event or to the service."""
 
     at: datetime
-    what: What
+    kind: TransitionKind
     event: Event | None = None
     detail: str = ""
 
 
 class Scope:
-    """The state machine. When a method that is given ``now`` returns, all that was due until then has happened."""
+    """The state machine. Each method with a ``now`` first lets everything happen that was due."""
 
     def __init__(
         self,
         setup: Setup,
         *,
         new_id: Callable[[], str],
-        watch: Callable[[Transition], None] = lambda _: None,
+        on_transition: Callable[[Transition], None] = lambda _: None,
     ) -> None:
         self.setup = setup
         self.incarnation = setup.incarnation
         self._new_id = new_id
-        self._watch = watch
-        self._live: dict[str, Event] = {}
-        self._past: deque[Event] = deque(maxlen=_REMEMBERED)
-        self._skip = 0
-        self._answers_from: datetime | None = None
-        self._shows_from: datetime | None = None
-        self._hidden = setup.events_after > 0
-        self._last_call: datetime | None = None
+        self._on_transition = on_transition
+        self._live_events: dict[str, Event] = {}
+        self._past_events: deque[Event] = deque(maxlen=_MAX_PAST_EVENTS)
+        self._skipped_incarnations = 0
+        self._answers_at: datetime | None = None
+        self._shows_events_at: datetime | None = None
+        self._hides_events = setup.events_after > 0
+        self._last_call_at: datetime | None = None
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Every event that is in the document, oldest first."""
-        return tuple(self._live.values())
+        """The events in the document, oldest first."""
+        return tuple(self._live_events.values())
 
     def span(self, seconds: float) -> timedelta:
-        """What that many seconds of Azure are here."""
+        """Return the scaled duration of a number of Azure's seconds."""
         return timedelta(seconds=seconds / self.setup.scale)
 
-    def find(self, ref: str) -> Event:
-        """The event with this EventId (case is ignored) or name: a live one first, then the newest. Raises UnknownEvent."""
-        for event in (*reversed(self._live.values()), *reversed(self._past)):
-            if event.event_id.casefold() == ref.casefold() or event.plan.name == ref:
-                return event
-        raise UnknownEvent(f"expected the EventId or name of an event, got {ref!r}")
+    def find(self, reference: str) -> Event:
+        """Return the event with this EventId, in any case, or this name. Raises UnknownEvent.
 
-    def document(self, api_version: str = NEWEST, vm: str | None = None) -> dict[str, Any]:
-        """What a GET by ``vm`` is answered (None: what a VM that every event names would see)."""
+        A live event comes first, then the newest one.
+        """
+        for event in (*reversed(self._live_events.values()), *reversed(self._past_events)):
+            if event.event_id.casefold() == reference.casefold() or event.plan.name == reference:
+                return event
+        raise UnknownEvent(f"expected the EventId or name of an event, got {reference!r}")
+
+    def document(
+        self, api_version: str = NEWEST_API_VERSION, vm: str | None = None
+    ) -> dict[str, Any]:
+        """Return the document for a VM. None: for a VM that every event names."""
         entries = (
             event_fields(event, api_version)
-            for event in self._live.values()
+            for event in self._live_events.values()
             if self._sees(vm, event)
         )
         return {
@@ -133,125 +151,144 @@ class Scope:
             "Events": [entry for entry in entries if entry is not None],
         }
 
-    def due(self) -> datetime | None:
-        """When something happens next by itself."""
-        moments = [
-            moment
-            for event in self._live.values()
-            if (moment := event.starts or event.ends) is not None
+    def next_due(self) -> datetime | None:
+        """Return when the next thing happens by itself."""
+        times = [
+            time
+            for event in self._live_events.values()
+            if (time := event.starts or event.ends) is not None
         ]
-        if self._hidden and self._shows_from is not None:
-            moments.append(self._shows_from)
-        return min(moments, default=None)
+        if self._hides_events and self._shows_events_at is not None:
+            times.append(self._shows_events_at)
+        return min(times, default=None)
 
     def tick(self, now: datetime) -> None:
-        """Let happen what was due until ``now``, in its order and each at its own moment, however late the tick is."""
-        while (at := self.due()) is not None and at <= now:
-            if self._hidden and self._shows_from is not None and self._shows_from <= at:
-                self._hidden = False
-                self._bump(changed=bool(self._live))
-                self._watch(Transition(at, "shown", detail="events are shown from now on"))
+        """Let everything happen that was due until ``now``, in order and each at its own time."""
+        while (at := self.next_due()) is not None and at <= now:
+            if (
+                self._hides_events
+                and self._shows_events_at is not None
+                and self._shows_events_at <= at
+            ):
+                self._hides_events = False
+                self._change_document(changed=bool(self._live_events))
+                self._on_transition(Transition(at, "shown", detail="events are shown from now on"))
                 continue
             event = next(
-                event for event in self._live.values() if (event.starts or event.ends) == at
+                event for event in self._live_events.values() if (event.starts or event.ends) == at
             )
             if event.status == "Scheduled":
                 self._start(event, at)
             else:
-                self._leave(event, "Completed", at)
+                self._remove(event, "Completed", at)
 
     def call(self, now: datetime) -> timedelta:
-        """A VM calls, which switches the service on if it is off. How long to wait with the answer."""
+        """Register a call, which switches the service on. Return how long the answer must wait."""
         self.tick(now)
-        if self._last_call is not None and now - self._last_call > self.span(
-            self.setup.disabled_after
-        ):
+        disabled_after = self.span(self.setup.disabled_after)
+        if self._last_call_at is not None and now - self._last_call_at > disabled_after:
             self.disable(now)
-        self._last_call = now
-        if self._answers_from is None:
-            self._answers_from = now + self.span(self.setup.first_call)
-            self._shows_from = now + self.span(self.setup.events_after)
-        return max(self._answers_from - now, timedelta(0))
+        self._last_call_at = now
+        if self._answers_at is None:
+            self._answers_at = now + self.span(self.setup.first_call)
+            self._shows_events_at = now + self.span(self.setup.events_after)
+        return max(self._answers_at - now, timedelta(0))
 
     def disable(self, now: datetime) -> None:
-        """Switch the service off, as Azure does after a day without a call. DocumentIncarnation starts again."""
+        """Switch the service off, as Azure does after a day without a call.
+
+        DocumentIncarnation starts again.
+        """
         self.tick(now)
-        self._answers_from = self._shows_from = None
-        self._hidden = self.setup.events_after > 0
+        self._answers_at = self._shows_events_at = None
+        self._hides_events = self.setup.events_after > 0
         self.incarnation = 1
-        self._watch(Transition(now, "disabled", detail="the service is off until the next call"))
+        self._on_transition(
+            Transition(now, "disabled", detail="the service is off until the next call")
+        )
 
     def schedule(self, plan: Plan, now: datetime) -> Event:
-        """A new event appears. Raises WrongMove when the document already holds its EventId."""
+        """Add an event. Raises InvalidTransition if the document holds its EventId."""
         self.tick(now)
         event_id = plan.id if plan.id is not None else self._new_id().upper()
-        if any(event_id.casefold() == known.casefold() for known in self._live):
+        if any(event_id.casefold() == known.casefold() for known in self._live_events):
             raise InvalidTransition(f"expected a new EventId, {event_id} is in the document")
         if plan.resources is None:
             plan = replace(plan, resources=(self.setup.vms[0].name,))
-        not_before = now + self.span(plan.notice if plan.notice is not None else NOTICE[plan.type])
         if plan.started:
-            event = Event(event_id, plan, "Started", now, None, self._end_of(plan, now))
-        else:
             event = Event(
-                event_id,
-                plan,
-                "Scheduled",
-                not_before,
-                not_before + self.span(plan.starts_after),
-                None,
+                event_id=event_id,
+                plan=plan,
+                status="Started",
+                not_before=now,
+                starts=None,
+                ends=self._end_of(plan, now),
             )
-        self._put(event, now, "started" if plan.started else "scheduled")
-        return self._after(event, now)
+            self._put(event, now, "started")
+        else:
+            notice = plan.notice if plan.notice is not None else DEFAULT_NOTICE[plan.type]
+            not_before = now + self.span(notice)
+            event = Event(
+                event_id=event_id,
+                plan=plan,
+                status="Scheduled",
+                not_before=not_before,
+                starts=not_before + self.span(plan.starts_after),
+                ends=None,
+            )
+            self._put(event, now, "scheduled")
+        return self._ticked(event, now)
 
     def approve(self, event_ids: Iterable[str], vm: str, now: datetime) -> None:
-        """A StartRequest of ``vm``. Raises UnknownEvent, and then approves nothing, when one is not the EventId of a live event."""
+        """Accept a StartRequest of a VM.
+
+        Raises UnknownEvent and approves nothing if one EventId is not that of a live event.
+        """
         self.tick(now)
-        wanted = {event_id.casefold(): event_id for event_id in event_ids}
-        by_id = {known.casefold(): known for known in self._live}
-        for key, event_id in wanted.items():
-            if key not in by_id:
+        live_events = {event.event_id.casefold(): event for event in self._live_events.values()}
+        ids_by_key = {event_id.casefold(): event_id for event_id in event_ids}
+        for key, event_id in ids_by_key.items():
+            if key not in live_events:
                 raise UnknownEvent(
                     f"expected the EventId of an event in the document, got {event_id!r}"
                 )
-        for key in wanted:
-            event = self._live[by_id[key]]
-            if event.status != "Scheduled" or vm in event.approved_by:
-                continue
-            by = (*event.approved_by, vm)
-            approved = event.approved or not self._missing(event, by)
-            starts = event.starts
-            if approved and event.plan.approvals != "ignored" and starts is not None:
-                starts = min(starts, now + self.span(event.plan.starts_after))
-            self._put(
-                replace(event, approved_by=by, approved=approved, starts=starts),
-                now,
-                "approved",
-                f"by {vm}",
-            )
+        for key in ids_by_key:
+            self._approve(live_events[key], vm, now)
         self.tick(now)
 
-    def approve_one(self, ref: str, vm: str, now: datetime) -> Event:
-        """Approve one event as ``vm``. Raises UnknownEvent for one that never was, WrongMove for one that is gone."""
-        event = self._expect(ref, None, now)
+    def _approve(self, event: Event, vm: str, now: datetime) -> None:
+        if event.status != "Scheduled" or vm in event.approved_by:
+            return
+        approved_by = (*event.approved_by, vm)
+        approved = event.approved or not self._lacks_approval(event, approved_by)
+        starts = event.starts
+        if approved and event.plan.approvals != "ignored" and starts is not None:
+            starts = min(starts, now + self.span(event.plan.starts_after))
+        event = replace(event, approved_by=approved_by, approved=approved, starts=starts)
+        self._put(event, now, "approved", f"by {vm}")
+
+    def approve_event(self, reference: str, vm: str, now: datetime) -> Event:
+        """Approve an event as a VM. Raises UnknownEvent, or InvalidTransition if it is gone."""
+        event = self._expect(reference, None, now)
         self.approve([event.event_id], vm, now)
         return self.find(event.event_id)
 
-    def start(self, ref: str, now: datetime) -> Event:
-        """Start a Scheduled event at once. Raises UnknownEvent, WrongMove."""
-        return self._after(self._start(self._expect(ref, "Scheduled", now), now), now)
+    def start(self, reference: str, now: datetime) -> Event:
+        """Start a Scheduled event at once. Raises UnknownEvent, InvalidTransition."""
+        event = self._start(self._expect(reference, "Scheduled", now), now)
+        return self._ticked(event, now)
 
-    def end(self, ref: str, now: datetime) -> Event:
-        """End a Started event at once. Raises UnknownEvent, WrongMove."""
-        return self._leave(self._expect(ref, "Started", now), "Completed", now)
+    def end(self, reference: str, now: datetime) -> Event:
+        """End a Started event at once. Raises UnknownEvent, InvalidTransition."""
+        return self._remove(self._expect(reference, "Started", now), "Completed", now)
 
-    def cancel(self, ref: str, now: datetime) -> Event:
-        """Take a Scheduled event back: it leaves the document and nothing happens. Raises UnknownEvent, WrongMove."""
-        return self._leave(self._expect(ref, "Scheduled", now), "Canceled", now)
+    def cancel(self, reference: str, now: datetime) -> Event:
+        """Remove a Scheduled event without starting it. Raises UnknownEvent, InvalidTransition."""
+        return self._remove(self._expect(reference, "Scheduled", now), "Canceled", now)
 
     def update(
         self,
-        ref: str,
+        reference: str,
         now: datetime,
         *,
         notice: float | None = None,
@@ -260,64 +297,74 @@ class Scope:
         duration: int | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Event:
-        """Change a live event; None leaves a thing as it is. A new notice counts from now. Raises UnknownEvent, WrongMove."""
-        event = self._expect(ref, None, now)
-        plan = event.plan
-        plan = replace(
-            plan,
-            resources=tuple(resources) if resources is not None else plan.resources,
-            description=description if description is not None else plan.description,
-            duration=duration if duration is not None else plan.duration,
-            fields=fields if fields is not None else plan.fields,
-        )
+        """Change a live event; None changes nothing. Raises UnknownEvent, InvalidTransition.
+
+        A new notice counts from now.
+        """
+        event = self._expect(reference, None, now)
+        changes = {
+            "resources": tuple(resources) if resources is not None else None,
+            "description": description,
+            "duration": duration,
+            "fields": fields,
+        }
+        changes = {name: value for name, value in changes.items() if value is not None}
+        plan = replace(event.plan, **changes)  # type: ignore[arg-type]  # the types are those above
         event = replace(event, plan=plan)
         if notice is not None:
-            if event.status != "Scheduled":
-                raise InvalidTransition(
-                    f"expected a Scheduled event to give a new notice, {event.event_id} is {event.status}"
-                )
-            not_before = now + self.span(notice)
-            forward = event.approved and plan.approvals != "ignored"
-            event = replace(
-                event,
-                not_before=not_before,
-                starts=event.starts if forward else not_before + self.span(plan.starts_after),
-            )
+            event = self._reschedule(event, notice, now)
         self._put(event, now, "updated")
-        return self._after(event, now)
+        return self._ticked(event, now)
 
-    def skip(self, numbers: int, now: datetime) -> None:
-        """Let DocumentIncarnation leave out that many numbers at the next change."""
+    def _reschedule(self, event: Event, notice: float, now: datetime) -> Event:
+        if event.status != "Scheduled":
+            raise InvalidTransition(
+                "expected a Scheduled event to give a new notice, "
+                f"{event.event_id} is {event.status}"
+            )
+        not_before = now + self.span(notice)
+        starts = not_before + self.span(event.plan.starts_after)
+        if event.approved and event.plan.approvals != "ignored":
+            return replace(event, not_before=not_before)  # it starts early, as approved
+        return replace(event, not_before=not_before, starts=starts)
+
+    def skip_incarnations(self, count: int, now: datetime) -> None:
+        """Let the next change of DocumentIncarnation skip so many numbers."""
         self.tick(now)
-        self._skip += numbers
+        self._skipped_incarnations += count
 
-    def reset(self, incarnation: int, now: datetime) -> None:
-        """Let DocumentIncarnation go on from ``incarnation``, which may be lower."""
+    def reset_incarnation(self, incarnation: int, now: datetime) -> None:
+        """Set DocumentIncarnation, which may make it lower."""
         self.tick(now)
         self.incarnation = incarnation
-        self._watch(Transition(now, "reset", detail=f"DocumentIncarnation is {incarnation}"))
+        self._on_transition(
+            Transition(now, "reset", detail=f"DocumentIncarnation is {incarnation}")
+        )
 
     def _sees(self, vm: str | None, event: Event) -> bool:
-        return not self._hidden and (self.setup.broadcast or vm is None or vm in event.resources)
+        return not self._hides_events and (
+            self.setup.broadcast or vm is None or vm in event.resources
+        )
 
-    def _missing(self, event: Event, by: Sequence[str]) -> bool:
+    def _lacks_approval(self, event: Event, approved_by: Sequence[str]) -> bool:
         needed = {vm.name for vm in self.setup.vms} & set(event.resources)
-        return event.plan.approvals == "all" and not needed <= set(by)
+        return event.plan.approvals == "all" and not needed <= set(approved_by)
 
-    def _expect(self, ref: str, status: Status | None, now: datetime) -> Event:
+    def _expect(self, reference: str, status: Status | None, now: datetime) -> Event:
         self.tick(now)
-        event = self.find(ref)
-        if not event.live or status not in (None, event.status):
+        event = self.find(reference)
+        if not event.is_live or status not in (None, event.status):
             raise InvalidTransition(
-                f"expected {event.event_id} to be {status or 'in the document'}, it is {event.status}"
+                f"expected {event.event_id} to be {status or 'in the document'}, "
+                f"it is {event.status}"
             )
         return event
 
     def _end_of(self, plan: Plan, started: datetime) -> datetime | None:
         return started + self.span(plan.lasts) if plan.lasts is not None else None
 
-    def _after(self, event: Event, now: datetime) -> Event:
-        """The event as it is when what else is due at this very moment has happened too."""
+    def _ticked(self, event: Event, now: datetime) -> Event:
+        """Return the event after everything that is due at this very time has happened too."""
         self.tick(now)
         return self.find(event.event_id)
 
@@ -326,23 +373,30 @@ class Scope:
         self._put(event, at, "started")
         return event
 
-    def _leave(self, event: Event, status: Literal["Completed", "Canceled"], at: datetime) -> Event:
+    def _remove(
+        self, event: Event, status: Literal["Completed", "Canceled"], at: datetime
+    ) -> Event:
         gone = replace(event, status=status, starts=None, ends=None)
-        del self._live[event.event_id]
-        self._past.append(gone)
-        self._bump(changed=True)
-        self._watch(Transition(at, "completed" if status == "Completed" else "canceled", gone))
+        del self._live_events[event.event_id]
+        self._past_events.append(gone)
+        self._change_document(changed=True)
+        self._on_transition(
+            Transition(at, "completed" if status == "Completed" else "canceled", gone)
+        )
         return gone
 
-    def _put(self, event: Event, at: datetime, what: What, detail: str = "") -> None:
-        before = self._live.get(event.event_id)
-        self._live[event.event_id] = event
-        self._bump(
-            changed=before is None or event_fields(before, NEWEST) != event_fields(event, NEWEST)
-        )
-        self._watch(Transition(at, what, event, detail))
+    def _put(self, event: Event, at: datetime, kind: TransitionKind, detail: str = "") -> None:
+        before = self._live_events.get(event.event_id)
+        self._live_events[event.event_id] = event
+        self._change_document(changed=before is None or _fields(before) != _fields(event))
+        self._on_transition(Transition(at, kind, event, detail))
 
-    def _bump(self, *, changed: bool) -> None:
-        if changed and not self._hidden:
-            self.incarnation += 1 + self._skip
-            self._skip = 0
+    def _change_document(self, *, changed: bool) -> None:
+        """Increase DocumentIncarnation if the document changed and shows events."""
+        if changed and not self._hides_events:
+            self.incarnation += 1 + self._skipped_incarnations
+            self._skipped_incarnations = 0
+
+
+def _fields(event: Event) -> dict[str, Any] | None:
+    return event_fields(event, NEWEST_API_VERSION)

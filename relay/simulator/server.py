@@ -1,4 +1,8 @@
-"""The HTTP side: an address for each VM, where Scheduled Events and instance metadata answer as IMDS does."""
+"""The HTTP server of the simulator: each VM has an address that answers as IMDS does.
+
+Sources: Microsoft, "Azure Metadata Service: Scheduled Events" and "Azure Instance Metadata
+Service". docs/simulator.md#how-it-differs-from-azure lists what they leave open.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,23 @@ from pydantic import BaseModel, Field, ValidationError
 from yarl import URL
 
 from relay.clock import Clock
-from relay.simulator import faults
-from relay.simulator.control import Control
-from relay.simulator.event import API_VERSIONS, NO_HEADER_NEEDED
-from relay.simulator.faults import JSON, Fault, Target
+from relay.simulator.azure import Call, SimulatedAzure
+from relay.simulator.control import ControlApi
+from relay.simulator.event import API_VERSIONS, PREVIEW_API_VERSION
+from relay.simulator.faults import (
+    JSON,
+    Fault,
+    Target,
+    answer_instead,
+    distort_body,
+    send_slowly,
+)
 from relay.simulator.instance import INSTANCE_VERSIONS, VM, compute, instance
 from relay.simulator.scope import Setup, UnknownEvent
-from relay.simulator.stage import Call, Stage, name_of
 
-_BODY: Final = 64 * 1024
-_EVENTS: Final = "/metadata/scheduledevents"
-_Right = tuple[int, bytes]  # status and body of the answer that IMDS would give
+_MAX_BODY_BYTES: Final = 64 * 1024
+_EVENTS_PATH: Final = "/metadata/scheduledevents"
+_StatusAndBody = tuple[int, bytes]
 
 
 class _StartRequest(BaseModel):
@@ -38,8 +48,8 @@ class _StartRequests(BaseModel):
     StartRequests: list[_StartRequest] = Field(min_length=1)
 
 
-class Simulator(Stage):
-    """``async with Simulator(Setup(vms=(VM("vm-0"), VM("vm-1")))) as sim``: a Stage that can be called over HTTP."""
+class Simulator(SimulatedAzure):
+    """A simulated Azure with HTTP addresses: ``async with Simulator(Setup(…)) as sim``."""
 
     def __init__(
         self,
@@ -48,29 +58,29 @@ class Simulator(Stage):
         host: str = "127.0.0.1",
         port: int = 0,
         clock: Clock | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Listen on ``port`` for the first VM, the next one for the second, and so on; 0: free ports."""
-        super().__init__(setup, clock=clock, tell=tell)
+        """Listen on ``port`` for the first VM, on the next port for the next one; 0: free ports."""
+        super().__init__(setup, clock=clock, report=report)
         self.host = host
         self._port = port
-        self._open = AsyncExitStack()
-        self._recent: dict[str, deque[float]] = {vm.name: deque() for vm in self.setup.vms}
-        self._heard: set[str] = set()
+        self._listeners = AsyncExitStack()
+        self._recent_calls: dict[str, deque[float]] = {vm.name: deque() for vm in self.setup.vms}
+        self._called_vms: set[str] = set()
         self.urls: dict[str, str] = {}
-        """Where each VM finds its IMDS, by its name; without a slash at the end."""
-        self.loopback = True
-        """Nobody but this machine can reach it."""
+        """The URL of each VM's IMDS, by the VM's name, without a slash at the end."""
+        self.is_loopback = True
+        """Whether only this machine can reach the simulator."""
 
     @property
     def url(self) -> str:
-        """Where the first VM finds its IMDS."""
+        """The URL of the first VM's IMDS."""
         return next(iter(self.urls.values()))
 
     async def __aenter__(self) -> Self:
-        """Listen. Raises OSError when an address cannot be had, after letting go of the others."""
+        """Listen. Raises OSError, and listens nowhere, if one address cannot be used."""
         log = logging.getLogger(__name__)
-        log.addFilter(_is_ours)
+        log.addFilter(_is_not_bad_http)
         async with AsyncExitStack() as opening:
             for number, vm in enumerate(self.setup.vms):
                 runner = web.AppRunner(
@@ -83,13 +93,12 @@ class Simulator(Stage):
                 )
                 await runner.setup()
                 opening.push_async_callback(runner.cleanup)
-                await web.TCPSite(
-                    runner, self.host, self._port + number if self._port else 0
-                ).start()
-                host, port = runner.addresses[0][:2]
-                self.urls[vm.name] = str(URL.build(scheme="http", host=host, port=port))
-                self.loopback &= ip_address(host).is_loopback
-            self._open = opening.pop_all()
+                port = self._port + number if self._port else 0
+                await web.TCPSite(runner, self.host, port).start()
+                host, bound_port = runner.addresses[0][:2]
+                self.urls[vm.name] = str(URL.build(scheme="http", host=host, port=bound_port))
+                self.is_loopback &= ip_address(host).is_loopback
+            self._listeners = opening.pop_all()
         self.begin()
         return self
 
@@ -99,36 +108,39 @@ class Simulator(Stage):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let go of every call and address."""
+        """End every call and stop listening."""
         self.stop()
-        await self._open.aclose()
+        await self._listeners.aclose()
 
     def _app(self, vm: VM) -> web.Application:
-        async def events(request: web.Request) -> web.StreamResponse:
-            return await self._answer(
-                request, vm, "approval" if request.method == "POST" else "document"
-            )
+        async def get_document(request: web.Request) -> web.StreamResponse:
+            return await self._answer(request, vm, "document")
 
-        async def about(request: web.Request) -> web.StreamResponse:
+        async def approve(request: web.Request) -> web.StreamResponse:
+            return await self._answer(request, vm, "approval")
+
+        async def get_instance(request: web.Request) -> web.StreamResponse:
             return await self._answer(request, vm, "instance")
 
-        app = web.Application(client_max_size=_BODY)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.add_routes(
             [
-                web.get(_EVENTS, events, allow_head=False),
-                web.post(_EVENTS, events),
-                web.get("/metadata/instance", about, allow_head=False),
-                web.get("/metadata/instance/compute", about, allow_head=False),
-                *Control(self).routes(),
+                web.get(_EVENTS_PATH, get_document, allow_head=False),
+                web.post(_EVENTS_PATH, approve),
+                web.get("/metadata/instance", get_instance, allow_head=False),
+                web.get("/metadata/instance/compute", get_instance, allow_head=False),
+                *ControlApi(self).routes(),
             ]
         )
         return app
 
     async def _answer(self, request: web.Request, vm: VM, target: Target) -> web.StreamResponse:
-        call = await self._received(request, vm)
-        if self._too_many(vm):
+        call = await self._record_call(request, vm)
+        if self._exceeds_rate_limit(vm):
             call.status = 429
-            self.tell(f"{vm.name} called more than {self.setup.rate_limit} times in a second: 429")
+            self.report(
+                f"{vm.name} called more than {self.setup.rate_limit} times in a second: 429"
+            )
             return web.Response(
                 status=429,
                 headers={"Retry-After": "1"},
@@ -137,36 +149,36 @@ class Simulator(Stage):
             )
         fault = self.faults.take(target, vm.name, self.clock.now())
         if fault is not None:
-            call.fault = name_of(fault)
-            self.tell(f"{vm.name} {call.method} {call.path} meets a fault: {call.fault}")
-            if fault.instead:
-                return await self._instead(request, call, vm, target, fault)
-        status, body = await self._right(request, call, vm, target)
+            call.fault = fault.label
+            self.report(f"{vm.name} {call.method} {call.path} meets a fault: {call.fault}")
+            if fault.replaces_answer:
+                return await self._answer_instead(request, call, vm, target, fault)
+        status, body = await self._right_answer(request, call, vm, target)
         call.status = status
         if status >= 400:
-            self.tell(f"{vm.name} {call.method} {call.path} is refused: {status} {body.decode()}")
+            self.report(f"{vm.name} {call.method} {call.path} is refused: {status} {body.decode()}")
         self.notify()
         if fault is None or status != 200:
             return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
         pause = self.scope.span(fault.time).total_seconds()
         if fault.kind == "drip":
-            return await faults.drip(request, body, pause=pause, clock=self.clock)
+            return await send_slowly(request, body, pause=pause, clock=self.clock)
         if fault.kind == "delay":
             await self.clock.sleep(pause)
-        wrong, content_type = faults.distort_body(body, fault)
-        return web.Response(body=wrong, content_type=content_type, charset="utf-8")
+        distorted, content_type = distort_body(body, fault)
+        return web.Response(body=distorted, content_type=content_type, charset="utf-8")
 
-    async def _instead(
+    async def _answer_instead(
         self, request: web.Request, call: Call, vm: VM, target: Target, fault: Fault
     ) -> web.StreamResponse:
         if fault.processed:
-            await self._right(request, call, vm, target)
+            await self._right_answer(request, call, vm, target)
         self.notify()
-        response = await faults.refuse(request, fault, span=self.scope.span)
+        response = await answer_instead(request, fault, span=self.scope.span)
         call.status = None if fault.kind == "reset" else response.status
         return response
 
-    async def _received(self, request: web.Request, vm: VM) -> Call:
+    async def _record_call(self, request: web.Request, vm: VM) -> Call:
         peer = (
             request.transport.get_extra_info("peername") if request.transport is not None else None
         )
@@ -182,49 +194,52 @@ class Simulator(Stage):
         )
         if request.method == "POST":
             call.event_ids = _event_ids(call.body)
-        if call.vm not in self._heard:
-            self._heard.add(call.vm)
-            self.tell(f"{call.vm} is called for the first time, by {call.peer}")
+        if call.vm not in self._called_vms:
+            self._called_vms.add(call.vm)
+            self.report(f"{call.vm} is called for the first time, by {call.peer}")
         self.calls.append(call)
         return call
 
-    def _too_many(self, vm: VM) -> bool:
-        recent, now = self._recent[vm.name], self.clock.monotonic()
-        while recent and recent[0] <= now - 1:
-            recent.popleft()
-        if self.setup.rate_limit is not None and len(recent) >= self.setup.rate_limit:
+    def _exceeds_rate_limit(self, vm: VM) -> bool:
+        recent_calls, now = self._recent_calls[vm.name], self.clock.monotonic()
+        while recent_calls and recent_calls[0] <= now - 1:
+            recent_calls.popleft()
+        if self.setup.rate_limit is not None and len(recent_calls) >= self.setup.rate_limit:
             return True
-        recent.append(now)
+        recent_calls.append(now)
         return False
 
-    async def _right(self, request: web.Request, call: Call, vm: VM, target: Target) -> _Right:
-        """The answer that IMDS would give; the api-version decides what is checked and what is shown."""
+    async def _right_answer(
+        self, request: web.Request, call: Call, vm: VM, target: Target
+    ) -> _StatusAndBody:
+        """Return the answer of IMDS. It depends on the api-version."""
         version = request.query.get("api-version", "")
-        header = request.headers.get("Metadata", "").lower() == "true"
-        if not header and not (version == NO_HEADER_NEEDED and target != "instance"):
+        has_header = request.headers.get("Metadata", "").lower() == "true"
+        needs_header = target == "instance" or version != PREVIEW_API_VERSION
+        if needs_header and not has_header:
             return 400, _error("Bad request. Required metadata header not specified")
         if "X-Forwarded-For" in request.headers:
             return 400, _error(
                 "Bad request. A request with the header X-Forwarded-For is not answered"
             )
-        known = INSTANCE_VERSIONS if target == "instance" else API_VERSIONS
-        if version not in known:
+        known_versions = INSTANCE_VERSIONS if target == "instance" else API_VERSIONS
+        if version not in known_versions:
             text = "Bad request. api-version is invalid or was not specified in the request"
-            return 400, _error(text, **{"newest-versions": known[:-4:-1]})
+            return 400, _error(text, **{"newest-versions": known_versions[:-4:-1]})
         if target == "instance":
-            return self._about(vm, whole=request.path.endswith("/instance"))
+            return self._instance(vm, whole=request.path.endswith("/instance"))
         await self.clock.sleep(self.scope.call(self.clock.now()).total_seconds())
         if target == "approval":
-            return self._approved(call, vm)
+            return self._approve(call, vm)
         self.tick()
         return 200, orjson.dumps(self.scope.document(version, vm.name))
 
-    def _about(self, vm: VM, *, whole: bool) -> _Right:
+    def _instance(self, vm: VM, *, whole: bool) -> _StatusAndBody:
         if not self.setup.instance_metadata:
             return 404, _error("Not found")
         return 200, orjson.dumps(instance(vm) if whole else compute(vm))
 
-    def _approved(self, call: Call, vm: VM) -> _Right:
+    def _approve(self, call: Call, vm: VM) -> _StatusAndBody:
         if not call.event_ids:
             return 400, _error('Bad request. The body is not {"StartRequests": [{"EventId": "…"}]}')
         try:
@@ -234,8 +249,8 @@ class Simulator(Stage):
         return 200, b""
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a fault is ours to hear of: requests that are not HTTP are answered 400, and no traceback is due for them."""
+def _is_not_bad_http(record: logging.LogRecord) -> bool:
+    """Filter out the tracebacks of aiohttp for requests that are not HTTP. It answers them 400."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 

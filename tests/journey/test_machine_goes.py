@@ -103,7 +103,7 @@ async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
         if what == "approved":
             known.append(box.types_of(event_id))
 
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),)), tell=watch) as azure:
+    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),)), report=watch) as azure:
         document = {
             "source": {"url": azure.url},
             "sinks": [webhook(box.url)],

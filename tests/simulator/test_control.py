@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from relay.simulator.event import NEWEST
+from relay.simulator.event import NEWEST_API_VERSION
 from relay.simulator.playbook import ACTIONS
 
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
@@ -58,7 +58,7 @@ async def test_faults_come_and_go(client: aiohttp.ClientSession) -> None:
         assert (await do(sim, "fault", {"status": 410, "lasts": "70s"}))[0] == 200
         assert (await look(sim, "state"))[1]["faults"][0]["status"] == 410
         async with client.get(
-            f"{sim.url}/metadata/scheduledevents", params={"api-version": NEWEST}
+            f"{sim.url}/metadata/scheduledevents", params={"api-version": NEWEST_API_VERSION}
         ) as response:
             assert response.status == 410
         assert (await do(sim, "clear_faults", True))[0] == 200
@@ -80,7 +80,7 @@ async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
         async with client.post(
             f"{sim.urls['vm-1']}/metadata/scheduledevents",
-            params={"api-version": NEWEST},
+            params={"api-version": NEWEST_API_VERSION},
             data=b"\xff{",
         ) as response:
             assert response.status == 400

@@ -15,7 +15,12 @@ OLDEST_FIELDS = {"EventId", "EventStatus", "EventType", "ResourceType", "Resourc
 
 def event(plan: Plan) -> Event:
     return Event(
-        "C7061BAC-AFDC-4513-B24B-AA5F13A16123", plan, "Scheduled", NOT_BEFORE, NOT_BEFORE, None
+        event_id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        plan=plan,
+        status="Scheduled",
+        not_before=NOT_BEFORE,
+        starts=NOT_BEFORE,
+        ends=None,
     )
 
 

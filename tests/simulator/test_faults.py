@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
-from relay.simulator.event import NEWEST
+from relay.simulator.event import NEWEST_API_VERSION
 from relay.simulator.faults import Faults, Kind
 
 EVENTS = "/metadata/scheduledevents"
@@ -25,7 +25,7 @@ def span(seconds: float) -> timedelta:
 
 async def ask(client: aiohttp.ClientSession, sim: Simulator, **more: float) -> tuple[int, bytes]:
     timeout = aiohttp.ClientTimeout(total=more.get("total", 10))
-    params = {"api-version": NEWEST}
+    params = {"api-version": NEWEST_API_VERSION}
     async with client.get(
         sim.url + EVENTS, params=params, allow_redirects=False, timeout=timeout
     ) as response:
@@ -47,7 +47,9 @@ async def test_retry_after_is_in_whole_seconds_and_scaled_like_any_wait(
     async with Simulator(Setup(scale=10.0)) as sim:
         for seconds, header in ((70.0, "7"), (1.0, "1"), (11.0, "2")):
             sim.fault(Fault(status=429, retry_after=seconds))
-            async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}) as response:
+            async with client.get(
+                sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
+            ) as response:
                 assert (response.status, response.headers["Retry-After"]) == (429, header)
 
 
@@ -102,7 +104,9 @@ async def test_an_oversize_answer_is_still_json(client: aiohttp.ClientSession) -
 async def test_a_wrong_content_type_leaves_the_body(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
         sim.fault(Fault(kind="wrong-type"))
-        async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}) as response:
+        async with client.get(
+            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
+        ) as response:
             assert (response.status, response.content_type) == (200, "text/html")
             assert orjson.loads(await response.read())["Events"] == []
 
@@ -113,11 +117,13 @@ async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSe
         sim.fault(Fault(kind="redirect", location="http://127.0.0.1:1/"))
         assert (await ask(client, sim))[0] == 302
         async with client.get(
-            sim.url + EVENTS, params={"api-version": NEWEST}, allow_redirects=False
+            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, allow_redirects=False
         ) as response:
             assert response.headers["Location"] == "http://127.0.0.1:1/"
         sim.fault(Fault(kind="redirect"))
-        async with client.get(sim.url + EVENTS, params={"api-version": NEWEST}) as response:
+        async with client.get(
+            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
+        ) as response:
             assert response.status == 200
         assert "redirected=true" in sim.calls[-1].query
 
@@ -175,7 +181,7 @@ async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
         assert (await ask(client, sim))[0] == 200
         body = {"StartRequests": [{"EventId": event.event_id}]}
         async with client.post(
-            sim.url + EVENTS, params={"api-version": NEWEST}, json=body
+            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, json=body
         ) as response:
             assert response.status == 503
         assert sim.event(event).approved_by == approved_by

@@ -21,7 +21,7 @@ from relay.simulator import (
     play,
     run_simulator,
 )
-from relay.simulator.event import NEWEST
+from relay.simulator.event import NEWEST_API_VERSION
 
 SHIPPED = list_playbooks()
 FINITE = sorted(name for name, playbook in SHIPPED.items() if not playbook.loop)
@@ -57,7 +57,7 @@ def hurried(playbook: Playbook) -> Setup:
 async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
     lines: list[str] = []
     playbook = SHIPPED[name]
-    async with Simulator(hurried(playbook), tell=lines.append) as sim:
+    async with Simulator(hurried(playbook), report=lines.append) as sim:
         async with asyncio.timeout(60):
             await play(sim, playbook)
         assert sim.events == ()
@@ -82,7 +82,7 @@ async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_on
             try:
                 async with client.get(
                     f"{url}/metadata/scheduledevents",
-                    params={"api-version": NEWEST},
+                    params={"api-version": NEWEST_API_VERSION},
                     timeout=timeout,
                 ) as response:
                     events = (await response.json())["Events"]
@@ -95,7 +95,9 @@ async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_on
                 }
                 if body["StartRequests"]:
                     async with client.post(
-                        f"{url}/metadata/scheduledevents", params={"api-version": NEWEST}, json=body
+                        f"{url}/metadata/scheduledevents",
+                        params={"api-version": NEWEST_API_VERSION},
+                        json=body,
                     ) as response:
                         assert response.status in (200, 400)  # 400: it was gone already
             except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError, KeyError):
@@ -126,7 +128,8 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
 
     async def see(sim: Simulator) -> None:
         async with client.get(
-            f"{sim.urls['WestNO_1']}/metadata/scheduledevents", params={"api-version": NEWEST}
+            f"{sim.urls['WestNO_1']}/metadata/scheduledevents",
+            params={"api-version": NEWEST_API_VERSION},
         ) as response:
             documents.append(await response.json())
 
@@ -281,7 +284,7 @@ async def _told_at(playbook: Playbook) -> list[tuple[float, str]]:
     began = loop.time()
     async with Simulator(
         replace(playbook.azure, scale=30.0),
-        tell=lambda line: told.append((loop.time() - began, line.split()[1])),
+        report=lambda line: told.append((loop.time() - began, line.split()[1])),
     ) as sim:
         await play(sim, playbook)
     return told
@@ -294,7 +297,7 @@ async def test_a_step_that_comes_too_late_is_left_out_and_said(tmp_path: Path) -
         + "  - schedule: {name: a, notice: 0s, starts_after: 0s, lasts: 1s}\n  - {when: {event: a, is: started}, cancel: a}\n  - say: on\n",
     )
     lines: list[str] = []
-    async with Simulator(replace(playbook.azure, scale=10.0), tell=lines.append) as sim:
+    async with Simulator(replace(playbook.azure, scale=10.0), report=lines.append) as sim:
         await play(sim, playbook)
     assert any("a step is left out: expected" in line for line in lines)
     assert any(line.endswith(" on") for line in lines)
@@ -306,7 +309,7 @@ async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
         "loop: true\n" + STEPS + "  - schedule: {id: A, notice: 1s, starts_after: 0s, lasts: 1s}",
     )
     lines: list[str] = []
-    async with Simulator(replace(playbook.azure, scale=100.0), tell=lines.append) as sim:
+    async with Simulator(replace(playbook.azure, scale=100.0), report=lines.append) as sim:
         playing = asyncio.create_task(play(sim, playbook))
         await sim.until(lambda: sum("scheduled" in line for line in lines) > 2, within=60)
         assert not playing.done()
@@ -322,7 +325,7 @@ async def test_the_program_tells_addresses_description_and_end(tmp_path: Path) -
     )
     lines: list[str] = []
     async with asyncio.timeout(60):
-        await run_simulator(port=0, playbook=file, scale=100.0, stay=False, tell=lines.append)
+        await run_simulator(port=0, playbook=file, scale=100.0, stay=False, report=lines.append)
     texts = [line.split(" ", 1)[1] for line in lines]
     assert texts[0].startswith("a finds its IMDS at http://127.0.0.1:")
     assert texts[1].startswith("b finds its IMDS at http://127.0.0.1:")
@@ -334,5 +337,5 @@ async def test_the_program_stays_until_it_is_canceled_and_warns_of_an_open_addre
     lines: list[str] = []
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2):
-            await run_simulator(host="0.0.0.0", port=0, tell=lines.append)
+            await run_simulator(host="0.0.0.0", port=0, report=lines.append)
     assert any("0.0.0.0 is not a loopback address" in line for line in lines)

@@ -24,10 +24,12 @@ def later(seconds: float) -> datetime:
     return T0 + timedelta(seconds=seconds)
 
 
-def scope(watch: Callable[[Transition], None] = lambda _: None, **setup: Any) -> Scope:
+def scope(on_transition: Callable[[Transition], None] = lambda _: None, **setup: Any) -> Scope:
     numbers = itertools.count(1)
     return Scope(
-        Setup(**{"vms": VMS} | setup), new_id=lambda: f"event-{next(numbers)}", watch=watch
+        Setup(**{"vms": VMS} | setup),
+        new_id=lambda: f"event-{next(numbers)}",
+        on_transition=on_transition,
     )
 
 
@@ -148,7 +150,7 @@ def test_what_is_over_when_its_approval_comes_is_a_wrong_move() -> None:
     with pytest.raises(
         InvalidTransition, match="expected A to be in the document, it is Completed"
     ):
-        machine.approve_one("reboot", "vm-0", later(6))
+        machine.approve_event("reboot", "vm-0", later(6))
 
 
 def test_a_started_event_can_be_approved_and_nothing_changes() -> None:
@@ -238,10 +240,10 @@ def test_an_update_that_changes_nothing_leaves_the_incarnation() -> None:
 
 def test_the_incarnation_can_skip_numbers_and_start_again() -> None:
     machine = scope()
-    machine.skip(40, T0)
+    machine.skip_incarnations(40, T0)
     machine.schedule(Plan(id="A"), T0)
     assert machine.incarnation == 42
-    machine.reset(1, later(1))
+    machine.reset_incarnation(1, later(1))
     assert machine.document()["DocumentIncarnation"] == 1
     assert statuses(machine) == {"A": "Scheduled"}
 
@@ -250,7 +252,7 @@ def test_waits_and_notice_run_as_many_times_faster_as_asked() -> None:
     machine = scope(scale=60.0)
     machine.schedule(Plan(id="A", notice=900.0, starts_after=60.0, lasts=600.0), T0)
     moments = []
-    while (due := machine.due()) is not None:
+    while (due := machine.next_due()) is not None:
         machine.tick(due)
         moments.append((due - T0).total_seconds())
     assert moments == [16.0, 26.0]
@@ -274,7 +276,7 @@ def test_a_day_without_a_call_switches_the_service_off() -> None:
     machine = scope(first_call=120.0)
     machine.call(T0)
     machine.schedule(Plan(id="A", started=True, lasts=None), T0)
-    machine.skip(10, T0)
+    machine.skip_incarnations(10, T0)
     machine.end("A", later(1))
     assert machine.call(later(86400)) == timedelta(0)
     assert machine.incarnation == 13
@@ -338,7 +340,7 @@ def do(machine: Scope, deed: Deed, now: datetime) -> None:
             case "approve":
                 machine.approve([given[0]], given[1], now)
             case "skip":
-                machine.skip(given, now)
+                machine.skip_incarnations(given, now)
             case "tick":
                 machine.tick(now)
             case _:
@@ -395,16 +397,16 @@ def test_how_often_time_is_looked_at_changes_nothing(deeds: list[Deed], looks: l
 def test_an_event_only_goes_from_scheduled_to_started_to_gone(deeds: list[Deed]) -> None:
     told: dict[str, list[str]] = {}
 
-    def watch(happening: Transition) -> None:
-        if happening.event is not None and happening.what in (
+    def on_transition(happening: Transition) -> None:
+        if happening.event is not None and happening.kind in (
             "scheduled",
             "started",
             "completed",
             "canceled",
         ):
-            told.setdefault(happening.event.event_id, []).append(happening.what)
+            told.setdefault(happening.event.event_id, []).append(happening.kind)
 
-    played(scope(watch), deeds)
+    played(scope(on_transition), deeds)
     for states in told.values():
         lives = "".join(state[:3] + " " for state in states)
         while lives:
@@ -423,10 +425,10 @@ def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
 ) -> None:
     by_hand: set[str] = set()
 
-    def watch(happening: Transition) -> None:
+    def on_transition(happening: Transition) -> None:
         event = happening.event
         if (
-            happening.what == "started"
+            happening.kind == "started"
             and event is not None
             and not event.plan.started
             and event.event_id not in by_hand
@@ -434,7 +436,7 @@ def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
             brought_forward = event.approved and event.plan.approvals != "ignored"
             assert brought_forward or happening.at >= event.not_before
 
-    machine = scope(watch)
+    machine = scope(on_transition)
     now = T0
     for deed in deeds:
         now += timedelta(seconds=deed[0])
@@ -467,4 +469,4 @@ def test_left_alone_every_event_ends(deeds: list[Deed]) -> None:
     played(machine, deeds)
     machine.tick(later(1e6))
     assert machine.events == ()
-    assert machine.due() is None
+    assert machine.next_due() is None

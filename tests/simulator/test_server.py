@@ -13,8 +13,8 @@ import pytest
 from yarl import URL
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from relay.simulator.event import API_VERSIONS, NEWEST
-from tests.approvals.manual_clock import ManualClock
+from relay.simulator.event import API_VERSIONS, NEWEST_API_VERSION
+from tests.approvals.manual_clock import HandClock
 
 EVENTS = "/metadata/scheduledevents"
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
@@ -23,13 +23,17 @@ PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 async def get(
     client: aiohttp.ClientSession, url: str, path: str = EVENTS, **more: Any
 ) -> tuple[int, Any]:
-    async with client.get(url + path, **({"params": {"api-version": NEWEST}} | more)) as response:
+    async with client.get(
+        url + path, **({"params": {"api-version": NEWEST_API_VERSION}} | more)
+    ) as response:
         return response.status, await response.json()
 
 
 async def approve(client: aiohttp.ClientSession, url: str, *event_ids: str) -> int:
     body = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
-    async with client.post(url + EVENTS, params={"api-version": NEWEST}, json=body) as response:
+    async with client.post(
+        url + EVENTS, params={"api-version": NEWEST_API_VERSION}, json=body
+    ) as response:
         return response.status
 
 
@@ -77,7 +81,7 @@ async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_wi
         body = f'{{"StartRequests": [{{"EventId": "{event.event_id.lower()}"}}]}}'.encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         async with client.post(
-            sim.url + EVENTS, params={"api-version": NEWEST}, data=body, headers=headers
+            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, data=body, headers=headers
         ) as response:
             assert (response.status, await response.read()) == (200, b"")
         assert (await sim.approved(event, within=60)).approved_by == ("vm-0",)
@@ -110,7 +114,7 @@ async def test_a_malformed_start_request_is_refused(
 ) -> None:
     async with Simulator() as sim:
         async with client.post(
-            sim.url + EVENTS, params={"api-version": NEWEST}, data=body
+            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, data=body
         ) as response:
             assert response.status == 400
         assert [(call.body, call.status, call.event_ids) for call in sim.start_requests] == [
@@ -127,7 +131,7 @@ async def test_without_the_metadata_header_nothing_is_answered(path: str) -> Non
             {"error": "Bad request. Required metadata header not specified"},
         )
         async with bare.post(
-            sim.url + EVENTS, params={"api-version": NEWEST}, data=b"{}"
+            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, data=b"{}"
         ) as response:
             assert response.status == 400
 
@@ -216,7 +220,7 @@ async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSess
         ]
         answers = []
         for path in paths:
-            params = {} if "?" in path else {"api-version": NEWEST}
+            params = {} if "?" in path else {"api-version": NEWEST_API_VERSION}
             async with client.get(sim.url + path, params=params) as response:
                 answers.append((response.status, response.headers.get("Retry-After")))
         assert answers == [(200, None)] * 5 + [(429, "1")]
@@ -271,7 +275,9 @@ async def test_other_methods_and_paths_are_not_answered(
 ) -> None:
     async with (
         Simulator() as sim,
-        client.request(method, sim.url + path, params={"api-version": NEWEST}) as response,
+        client.request(
+            method, sim.url + path, params={"api-version": NEWEST_API_VERSION}
+        ) as response,
     ):
         assert response.status in (404, 405)
 
@@ -300,7 +306,7 @@ async def test_what_is_not_http_is_answered_400_without_a_traceback(
 async def test_a_body_that_is_too_long_is_refused(client: aiohttp.ClientSession) -> None:
     async with Simulator() as sim:
         async with client.post(
-            sim.url + EVENTS, params={"api-version": NEWEST}, data=b"x" * 70_000
+            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, data=b"x" * 70_000
         ) as response:
             assert response.status == 413
         assert (await get(client, sim.url))[0] == 200
@@ -316,7 +322,7 @@ async def test_vms_listen_on_ports_in_a_row_on_loopback_alone() -> None:
                     "vm-0": f"http://127.0.0.1:{first}",
                     "vm-1": f"http://127.0.0.1:{first + 1}",
                 }
-                assert sim.loopback
+                assert sim.is_loopback
                 with pytest.raises(OSError, match=str(first)):
                     await Simulator(PAIR, port=first).__aenter__()
             return
@@ -326,7 +332,7 @@ async def test_vms_listen_on_ports_in_a_row_on_loopback_alone() -> None:
 
 async def test_an_address_beyond_loopback_is_known_as_such() -> None:
     async with Simulator(host="0.0.0.0") as sim:
-        assert not sim.loopback
+        assert not sim.is_loopback
 
 
 async def test_waiting_in_vain_says_what_was_missing() -> None:
@@ -341,7 +347,7 @@ async def test_waiting_in_vain_says_what_was_missing() -> None:
 
 async def test_whoever_watches_is_told_a_line_for_each_thing(client: aiohttp.ClientSession) -> None:
     lines: list[str] = []
-    async with Simulator(tell=lines.append) as sim:
+    async with Simulator(report=lines.append) as sim:
         event = sim.schedule(
             Plan(type="Freeze", source="User", duration=5, id="A", starts_after=0.0)
         )

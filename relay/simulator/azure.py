@@ -1,0 +1,238 @@
+"""The simulated Azure of one scope, without HTTP: state machine, clock, faults and past calls.
+
+Playbooks, the control API and tests drive it, and tests can wait for its events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from relay.clock import Clock, SystemClock
+from relay.simulator.event import Event, Plan
+from relay.simulator.faults import Fault, Faults
+from relay.simulator.scope import Scope, Setup, Transition
+
+_MAX_CALLS = 10_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One HTTP call to the simulator. The control API is not counted."""
+
+    at: datetime
+    vm: str
+    """The VM whose address was called."""
+    method: str
+    path: str
+    query: str
+    peer: str
+    """Address and port of the caller."""
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+    event_ids: tuple[str, ...] = ()
+    """The EventIds of a StartRequest, as sent."""
+    status: int | None = None
+    """The status of the answer; None before the answer, and for a connection that was reset."""
+    fault: str | None = None
+    """The simulated fault."""
+
+
+class SimulatedAzure:
+    """Azure for one scope. Methods take an Event, EventId or name, and raise as `Scope` does."""
+
+    def __init__(
+        self,
+        setup: Setup | None = None,
+        *,
+        clock: Clock | None = None,
+        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.setup = setup or Setup()
+        self.clock: Clock = clock or SystemClock()
+        self.scope = Scope(self.setup, new_id=new_id, on_transition=self._report_transition)
+        self.faults = Faults()
+        self.calls: deque[Call] = deque(maxlen=_MAX_CALLS)
+        self._report = report
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._running = False
+
+    def schedule(self, plan: Plan) -> Event:
+        """Schedule an event."""
+        return self._notify_about(self.scope.schedule(plan, self.clock.now()))
+
+    def start(self, event: Event | str) -> Event:
+        """Start a Scheduled event at once."""
+        return self._notify_about(self.scope.start(_reference(event), self.clock.now()))
+
+    def end(self, event: Event | str) -> Event:
+        """End a Started event at once."""
+        return self._notify_about(self.scope.end(_reference(event), self.clock.now()))
+
+    def cancel(self, event: Event | str) -> Event:
+        """Withdraw a Scheduled event."""
+        return self._notify_about(self.scope.cancel(_reference(event), self.clock.now()))
+
+    def update(
+        self,
+        event: Event | str,
+        *,
+        notice: float | None = None,
+        resources: Sequence[str] | None = None,
+        description: str | None = None,
+        duration: int | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Event:
+        """Change a live event; None changes nothing. ``notice`` is in seconds from now."""
+        event = self.scope.update(
+            _reference(event),
+            self.clock.now(),
+            notice=notice,
+            resources=resources,
+            description=description,
+            duration=duration,
+            fields=fields,
+        )
+        return self._notify_about(event)
+
+    def approve(self, event: Event | str, vm: str) -> Event:
+        """Approve as another VM or an operator would."""
+        return self._notify_about(self.scope.approve_event(_reference(event), vm, self.clock.now()))
+
+    def fault(self, fault: Fault) -> None:
+        """Let calls fail from now on."""
+        self.faults.add(fault, self.clock.now(), self.scope.span)
+        self.report(f"fault {fault.label} waits for {fault.on} calls")
+
+    def clear_faults(self) -> None:
+        """Remove all faults."""
+        self.faults.clear()
+        self.report("no more faults")
+
+    def skip_incarnations(self, count: int) -> None:
+        """Let the next change of DocumentIncarnation skip so many numbers."""
+        self.scope.skip_incarnations(count, self.clock.now())
+
+    def reset_incarnation(self, incarnation: int = 1) -> None:
+        """Set DocumentIncarnation."""
+        self.scope.reset_incarnation(incarnation, self.clock.now())
+        self.notify()
+
+    def disable(self) -> None:
+        """Switch the service off, as Azure does after a day without a call."""
+        self.scope.disable(self.clock.now())
+        self.notify()
+
+    def report(self, text: str) -> None:
+        """Report a line with the time."""
+        self._report(f"{self.clock.now():%H:%M:%S} {text}")
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events in the document now."""
+        self.tick()
+        return self.scope.events
+
+    def event(self, event: Event | str) -> Event:
+        """Return the current state of an event, also of one that is gone."""
+        self.tick()
+        return self.scope.find(_reference(event))
+
+    @property
+    def start_requests(self) -> tuple[Call, ...]:
+        """Every POST, whatever its answer was."""
+        return tuple(call for call in self.calls if call.method == "POST")
+
+    async def approved(self, event: Event | str, *, within: float) -> Event:
+        """Wait at most ``within`` real seconds until it is approved. Raises TimeoutError."""
+        return await self._wait(event, lambda state: state.approved, "approved", within)
+
+    async def started(self, event: Event | str, *, within: float) -> Event:
+        """Wait until the event is no longer Scheduled. Raises TimeoutError."""
+        return await self._wait(event, lambda state: state.status != "Scheduled", "started", within)
+
+    async def ended(self, event: Event | str, *, within: float) -> Event:
+        """Wait until the event is gone. Raises TimeoutError."""
+        return await self._wait(event, lambda state: not state.is_live, "gone", within)
+
+    async def until(self, condition: Callable[[], bool], *, within: float | None = None) -> None:
+        """Wait until a condition holds. Each call and change checks it. Raises TimeoutError."""
+        async with asyncio.timeout(within):
+            while not condition():
+                await self._changed.wait()
+
+    def tick(self) -> None:
+        """Let everything happen that is due. Only tests with a manual clock need to call this."""
+        self.scope.tick(self.clock.now())
+
+    def notify(self) -> None:
+        """Wake those who wait, and set the timer for what is due next."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._running and (due := self.scope.next_due()) is not None:
+            seconds = (due - self.clock.now()).total_seconds()
+            self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.001), self._on_timer)
+
+    def begin(self) -> None:
+        """Start the timer: events happen when they are due. Needs a running event loop."""
+        self._running = True
+        self.notify()
+
+    def stop(self) -> None:
+        """Stop the timer."""
+        self._running = False
+        self.notify()
+
+    def _on_timer(self) -> None:
+        self.tick()
+        self.notify()
+
+    def _notify_about(self, event: Event) -> Event:
+        self.notify()
+        return event
+
+    def _report_transition(self, transition: Transition) -> None:
+        self._report(f"{transition.at:%H:%M:%S} {_describe(transition)}")
+
+    async def _wait(
+        self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
+    ) -> Event:
+        reference = _reference(event)
+        try:
+            await self.until(lambda: condition(self.event(reference)), within=within)
+        except TimeoutError as error:
+            state_now = self.event(reference)
+            approved_by = ", ".join(state_now.approved_by) or "nobody"
+            raise TimeoutError(
+                f"expected {reference} to be {state} within {within:g} s, "
+                f"it is {state_now.status}, approved by {approved_by}"
+            ) from error
+        return self.event(reference)
+
+
+def _reference(event: Event | str) -> str:
+    return event if isinstance(event, str) else event.event_id
+
+
+def _describe(transition: Transition) -> str:
+    event = transition.event
+    if event is None:
+        return transition.detail
+    plan = event.plan
+    machines = ", ".join(event.resources) or "no VM"
+    text = f"{transition.kind:<9} {plan.type} {event.event_id} of {machines}"
+    if transition.kind in ("scheduled", "updated") and event.status == "Scheduled":
+        not_before = f"{event.not_before:%Y-%m-%d %H:%M:%S} UTC"
+        text += f", not before {not_before}, {plan.source}, {plan.duration} s"
+    return f"{text} {transition.detail}".rstrip()
