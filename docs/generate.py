@@ -1,7 +1,7 @@
-"""Writes what is generated: the JSON Schemas in the package, and the parts of pages in docs/ that repeat code.
+"""Writes the generated files: JSON Schemas, config/relay.yaml, and parts of the pages in docs/.
 
-`make docs` runs it; with ``--check`` it writes nothing, names what is out of date and exits with 1. Each file that is made
-from code has its line in `generated`.
+`make docs` runs it. With ``--check`` it writes nothing, names the files that are out of date, and
+exits with 1. `generated_files` lists every generated file.
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from docs.reference import MARK, api, commands, configuration, slack, with_mark
-from relay.events.build import (
-    EndOutcome,
-    Origin,
-    change_event,
-    decision_event,
-    event_data,
-    relay_event,
-)
+from docs.reference import api, commands, configuration, slack, with_generated_part
+from relay.cli.init import initial_configuration
+from relay.events.build import Origin, change_event, decision_event, event_data, relay_event
 from relay.events.catalog import CATALOG, EventData, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
@@ -32,12 +26,11 @@ from relay.events.model import Document, Event
 
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "relay" / "events" / "schemas"
-EVENTS_PAGE = ROOT / "docs" / "events.md"
-PAGES = {"configuration": configuration, "cli": commands, "api": api, "chat/slack": slack}
-"""Pages of docs/ whose lower part repeats code."""
+CONFIGURATION = ROOT / "config" / "relay.yaml"
+"""The output of `imds-relay init`."""
 
 _ORIGIN = Origin("westno-4f7a9c21", "WestNO_0")
-_BEGAN = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
+_FIRST_TIME = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
 _EVENT = Event(
     event_id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
     event_type="Reboot",
@@ -51,77 +44,87 @@ _EVENT = Event(
 )
 
 
-def generated() -> dict[Path, str]:
-    """Every generated file with the text that it should hold."""
-    by_hand = EVENTS_PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    return {
-        **{
-            SCHEMAS / f"{kind.name}.v1.json": _pretty(event_schema(kind)) + "\n" for kind in CATALOG
-        },
-        EVENTS_PAGE: f"{by_hand}{MARK}\n{catalogue()}",
-        **{
-            ROOT / "docs" / f"{name}.md": with_mark(ROOT / "docs" / f"{name}.md", make())
-            for name, make in PAGES.items()
-        },
+def generated_files() -> dict[Path, str]:
+    """Return every generated file with the text that it should hold."""
+    schemas = {
+        SCHEMAS / f"{definition.name}.v1.json": _pretty(event_schema(definition)) + "\n"
+        for definition in CATALOG
     }
+    pages = {
+        path: with_generated_part(path, generate())
+        for name, generate in PAGES.items()
+        for path in [ROOT / "docs" / f"{name}.md"]
+    }
+    return {**schemas, **pages, CONFIGURATION: initial_configuration()}
 
 
 def stale() -> list[Path]:
-    """What is missing, out of date, or a schema of no event."""
-    wanted = generated()
-    wrong = [
+    """Return the files that are missing or out of date, and the schemas of no event."""
+    files = generated_files()
+    outdated = [
         path
-        for path, text in wanted.items()
+        for path, text in files.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
-    return wrong + [path for path in sorted(SCHEMAS.glob("*.json")) if path not in wanted]
+    return outdated + [path for path in sorted(SCHEMAS.glob("*.json")) if path not in files]
 
 
 def examples() -> list[CloudEvent]:
-    """One event of each type, in the order of the catalogue, made by the code that makes them all."""
-    made = {said.name: said for said in (*_of_the_event(), *_of_decisions(), *_of_the_relay())}
-    return [made[kind.name] for kind in CATALOG]
+    """Return one event of each type in the order of the catalog, made by the relay's own code."""
+    events = (*_event_examples(), *_decision_examples(), *_relay_examples())
+    events_by_name = {event.name: event for event in events}
+    return [events_by_name[definition.name] for definition in CATALOG]
 
 
-def catalogue() -> str:
-    """The part of docs/events.md that lists each type with its data and an example."""
-    by_name = {said.name: said for said in examples()}
-    return "\n".join(_section(kind, by_name[kind.name]) for kind in CATALOG)
+def catalog() -> str:
+    """Return the part of docs/events.md that lists each type with its data and an example."""
+    sections = map(_section, CATALOG, examples())
+    return "\n".join(sections)
+
+
+PAGES = {
+    "configuration": configuration,
+    "cli": commands,
+    "api": api,
+    "chat/slack": slack,
+    "events": catalog,
+}
+"""Pages of docs/ with a generated part, and the function that generates it."""
 
 
 def main(arguments: list[str]) -> int:
-    """Write, or with ``--check`` only name, what is out of date."""
-    wrong = stale()
+    """Write the files that are out of date; with ``--check`` only name them."""
+    outdated = stale()
     if "--check" in arguments:
-        for path in wrong:
+        for path in outdated:
             print(f"out of date, run make docs: {path.relative_to(ROOT)}")
-        return 1 if wrong else 0
-    wanted = generated()
+        return 1 if outdated else 0
+    files = generated_files()
     SCHEMAS.mkdir(exist_ok=True)
-    for path in wrong:
-        if path in wanted:
-            path.write_text(wanted[path], encoding="utf-8")
+    for path in outdated:
+        if path in files:
+            path.write_text(files[path], encoding="utf-8")
         else:
             path.unlink()
         print(f"written: {path.relative_to(ROOT)}")
     return 0
 
 
-def _of_the_event() -> Iterator[CloudEvent]:
-    later = _with(_EVENT, notBefore="2022-04-11T22:41:58Z")
-    under_way = _with(later, eventStatus="Started", notBefore=None)
-    states: list[tuple[Event, ...]] = [(), (_EVENT,), (later,), (under_way,), ()]
+def _event_examples() -> Iterator[CloudEvent]:
+    rescheduled = _changed(_EVENT, notBefore="2022-04-11T22:41:58Z")
+    started = _changed(rescheduled, eventStatus="Started", notBefore=None)
+    states: list[tuple[Event, ...]] = [(), (_EVENT,), (rescheduled,), (started,), ()]
     for incarnation, (before, after) in enumerate(pairwise(states), start=2):
         (change,) = diff(before, Document(incarnation, after))
-        yield _told(change, incarnation)
+        yield _change_example(change, incarnation)
 
 
-def _told(change: Change, incarnation: int) -> CloudEvent:
+def _change_example(change: Change, incarnation: int) -> CloudEvent:
     ended = change.kind == "ended"
     return change_event(
         change,
         _ORIGIN,
-        _BEGAN + timedelta(minutes=5 * (incarnation - 2)),
+        _FIRST_TIME + timedelta(minutes=5 * (incarnation - 2)),
         data=event_data(change.event, incarnation - ended),
         previous_count=0,
         approved_by_relay=change.kind in ("started", "ended"),
@@ -129,7 +132,7 @@ def _told(change: Change, incarnation: int) -> CloudEvent:
     )
 
 
-def _of_decisions() -> Iterator[CloudEvent]:
+def _decision_examples() -> Iterator[CloudEvent]:
     vote = {
         "approvalId": "5f0c6f2a9f5d4c27b2a0d0f4a8d1c3e7",
         "decision": "approve",
@@ -159,18 +162,20 @@ def _of_decisions() -> Iterator[CloudEvent]:
         "attempts": 1,
         "reason": "IMDS refused the StartRequest as malformed (400)",
     }
-    yield _decided(1, "approval.recorded", vote, cause="7a0e1c1e-3d8f-4f0a-9a57-1d5f0c8f3b61")
-    yield _decided(2, "approval.granted", granted)
-    yield _decided(3, "approval.refused", refused)
-    yield _decided(4, "approval.voided", {"why": "changed"})
-    yield _decided(5, "startrequest.accepted", accepted)
-    yield _decided(6, "startrequest.failed", failed)
+    yield _decision_example(
+        1, "approval.recorded", vote, cause="7a0e1c1e-3d8f-4f0a-9a57-1d5f0c8f3b61"
+    )
+    yield _decision_example(2, "approval.granted", granted)
+    yield _decision_example(3, "approval.refused", refused)
+    yield _decision_example(4, "approval.voided", {"why": "changed"})
+    yield _decision_example(5, "startrequest.accepted", accepted)
+    yield _decision_example(6, "startrequest.failed", failed)
 
 
-def _decided(
+def _decision_example(
     position: int, name: str, added: Mapping[str, Any], cause: str | None = None
 ) -> CloudEvent:
-    at = _BEGAN + timedelta(minutes=1, seconds=position)
+    at = _FIRST_TIME + timedelta(minutes=1, seconds=position)
     return decision_event(
         name,
         _ORIGIN,
@@ -182,8 +187,8 @@ def _decided(
     )
 
 
-def _of_the_relay() -> Iterator[CloudEvent]:
-    told: list[tuple[str, str | None, str, int]] = [
+def _relay_examples() -> Iterator[CloudEvent]:
+    examples: list[tuple[str, str | None, str, int]] = [
         ("source-lost", None, "no usable answer for 90 s: expected 200, got 410 Gone", 1),
         ("source-recovered", None, "the metadata service answers again", 1),
         ("sink-failing", "drain", "expected 2xx, got 503", 5),
@@ -194,8 +199,8 @@ def _of_the_relay() -> Iterator[CloudEvent]:
         ("clock-skewed", "drain", "the receiver's clock is 94 s ahead of ours", 1),
         ("ping", "drain", "asked for by local:root", 1),
     ]
-    for position, (name, sink, reason, count) in enumerate(told, start=7):
-        at = _BEGAN + timedelta(hours=1, minutes=position)
+    for position, (name, sink, reason, count) in enumerate(examples, start=7):
+        at = _FIRST_TIME + timedelta(hours=1, minutes=position)
         yield relay_event(
             f"relay.{name}",
             _ORIGIN,
@@ -207,33 +212,33 @@ def _of_the_relay() -> Iterator[CloudEvent]:
         )
 
 
-def _with(event: Event, **changes: Any) -> Event:
-    return Event.from_fields(event.to_fields() | changes)
+def _changed(event: Event, **changes: Any) -> Event:
+    return Event.from_fields(event.fields() | changes)
 
 
 def _head(position: int) -> str:
     return f"{position}:{'3b' * 32}"
 
 
-def _section(kind: EventDefinition, example: CloudEvent) -> str:
-    described = TypeAdapter(kind.data).json_schema()
-    known = TypeAdapter(EventData).json_schema()["properties"] if kind.data is not EventData else {}
-    fields = {name: field for name, field in described["properties"].items() if name not in known}
-    introduced = (
-        "`data` is that of the event, and:"
-        if known and "eventId" in described["properties"]
-        else "`data`:"
-    )
+def _section(definition: EventDefinition, example: CloudEvent) -> str:
+    schema = TypeAdapter(definition.data).json_schema()
+    fields = schema["properties"]
+    introduction = "`data`:"
+    if definition.data is not EventData:
+        event_fields = TypeAdapter(EventData).json_schema()["properties"]
+        if "eventId" in fields:
+            introduction = "`data` is that of the event, and:"
+        fields = {name: field for name, field in fields.items() if name not in event_fields}
     rows = [
         f"| `{name}` | {_type(field)} | {field['description']} |" for name, field in fields.items()
     ]
     return "\n".join(
         [
-            f"## {kind.name}",
+            f"## {definition.name}",
             "",
-            f"`{kind.type}`: {kind.when}. {described['description']}",
+            f"`{definition.type}`: {definition.when}. {schema['description']}",
             "",
-            introduced,
+            introduction,
             "",
             "| field | type | |",
             "| --- | --- | --- |",
@@ -249,7 +254,7 @@ def _section(kind: EventDefinition, example: CloudEvent) -> str:
 
 def _type(field: Mapping[str, Any]) -> str:
     if "anyOf" in field:
-        return " or ".join(_type(one) for one in field["anyOf"])
+        return " or ".join(_type(inner) for inner in field["anyOf"])
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":

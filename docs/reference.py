@@ -1,4 +1,4 @@
-"""The pages that repeat code: the configuration, the command line, the HTTP API and the Slack app, as Markdown."""
+"""Generates parts of pages as Markdown: configuration, command line, HTTP API and Slack app."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from relay.config import Config, sink_modules
 MARK = "<!-- what follows is written by `make docs` -->\n"
 
 
-def with_mark(page: Path, generated: str) -> str:
-    """The part of a page that is written by hand, and behind the mark the generated one."""
+def with_generated_part(page: Path, generated: str) -> str:
+    """Return the page with its handwritten part, and the generated part behind the mark."""
     return f"{page.read_text(encoding='utf-8').partition(MARK)[0]}{MARK}\n{generated}"
 
 
@@ -34,16 +34,16 @@ def with_mark(page: Path, generated: str) -> str:
 
 
 def configuration() -> str:
-    """A table for each section of the YAML document."""
+    """Return a table for each section of the YAML document."""
     return "\n".join(_sections("", Config, "The whole document", set()))
 
 
 def _sections(
-    path: str, model: type[BaseModel], title: str, seen: set[type[BaseModel]]
+    path: str, model: type[BaseModel], title: str, listed: set[type[BaseModel]]
 ) -> Iterator[str]:
-    if model in seen:  # the conditions of rules are those of sinks
+    if model in listed:  # several sections have the same conditions
         return
-    seen.add(model)
+    listed.add(model)
     yield f"## {f'`{path}`' if path else title}\n"
     if path and model.__doc__:
         yield f"{model.__doc__.splitlines()[0]}\n"
@@ -53,25 +53,27 @@ def _sections(
         key = field.alias or name
         if key.endswith("_file") and key.removesuffix("_file") in model.model_fields:
             continue
-        file = f" Or `{key}_file`." if f"{name}_file" in model.model_fields else ""
-        yield f"| `{key}` | {_default(field, model)} | {(field.description or '').splitlines()[0] if field.description else ''}{file} |"
+        description = field.description.splitlines()[0] if field.description else ""
+        if f"{name}_file" in model.model_fields:
+            description += f" Or `{key}_file`."
+        yield f"| `{key}` | {_default(field, model)} | {description} |"
     yield ""
     for name, field in model.model_fields.items():
         key = f"{path}.{field.alias or name}".removeprefix(".")
         if key == "sinks":
-            for kind, member in sink_modules().items():
-                yield from _sections(f"sinks (kind: {kind})", member.Settings, kind, seen)
+            for kind, module in sink_modules().items():
+                yield from _sections(f"sinks (kind: {kind})", module.Settings, kind, listed)
             continue
         for inner in _models(field.annotation):
             yield from _sections(
-                f"{key}[]" if _is_list(field.annotation) else key, inner, key, seen
+                f"{key}[]" if _is_list(field.annotation) else key, inner, key, listed
             )
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for inner in get_args(annotation) for found in _models(inner)]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
 
 
 def _is_list(annotation: Any) -> bool:
@@ -92,10 +94,10 @@ def _default(field: FieldInfo, model: type[BaseModel]) -> str:
         return f"`{_duration(value)}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, tuple | Mapping):
-        return (
-            "`" + (str(list(value)).replace("'", '"') if isinstance(value, tuple) else "{}") + "`"
-        )
+    if isinstance(value, tuple):
+        return "`" + str(list(value)).replace("'", '"') + "`"
+    if isinstance(value, Mapping):
+        return "`{}`"
     return f"`{value}`"
 
 
@@ -112,12 +114,12 @@ def _duration(seconds: float) -> str:
 
 
 def commands() -> str:
-    """Every verb with its arguments and options."""
+    """Return every verb with its arguments and options."""
     return "\n".join(_group("imds-relay", typer.main.get_command(app)))
 
 
 def _group(path: str, group: Any) -> Iterator[str]:
-    # Any: typer brings a click of its own, whose types it does not export.
+    # Typer does not export the types of its click.
     for name, command in group.commands.items():
         if not command.hidden:
             yield from _command(f"{path} {name}", command)
@@ -127,17 +129,24 @@ def _group(path: str, group: Any) -> Iterator[str]:
 
 def _command(path: str, command: Any) -> Iterator[str]:
     arguments = [
-        (one.name or "").upper() for one in command.params if one.param_type_name == "argument"
+        (parameter.name or "").upper()
+        for parameter in command.params
+        if parameter.param_type_name == "argument"
     ]
     yield f"## {path}\n"
     yield f"`{' '.join((path, *arguments))}`\n"
     yield f"{(command.help or '').strip()}\n"
-    options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
+    options = [
+        parameter
+        for parameter in command.params
+        if parameter.param_type_name == "option" and not parameter.hidden
+    ]
     if options:
         yield "| option | |"
         yield "| --- | --- |"
         for option in options:
-            yield f"| `{', '.join((*option.opts, *option.secondary_opts))}` | {(option.help or '').strip()} |"
+            flags = ", ".join((*option.opts, *option.secondary_opts))
+            yield f"| `{flags}` | {(option.help or '').strip()} |"
         yield ""
 
 
@@ -145,23 +154,22 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 
 def api() -> str:
-    """A line for each call; the whole of it is /openapi.json."""
+    """Return a table with a row for each call. /openapi.json has all details."""
     rows = ["| call | needs | does | answers |", "| --- | --- | --- | --- |"]
-    for path, item in asyncio.run(_described())["paths"].items():
+    for path, item in asyncio.run(_openapi())["paths"].items():
         for method, operation in item.items():
-            needs = (
-                operation.get("description", "").removeprefix("Needs the right ").removesuffix(".")
-            )
-            signed = any("standardWebhooks" in one for one in operation["security"])
+            description = operation.get("description", "")
+            needs = description.removeprefix("Needs the right ").removesuffix(".") or "–"
+            if any("standardWebhooks" in scheme for scheme in operation["security"]):
+                needs = "a signature"
             answers = ", ".join(operation["responses"])
-            rows.append(
-                f"| `{method.upper()} {path}` | {'a signature' if signed else needs or '–'} | {operation['summary']} | {answers} |"
-            )
+            call = f"{method.upper()} {path}"
+            rows.append(f"| `{call}` | {needs} | {operation['summary']} | {answers} |")
     return "\n".join(rows) + "\n"
 
 
-async def _described() -> dict[str, Any]:
-    """What a server says of itself."""
+async def _openapi() -> dict[str, Any]:
+    """Return the OpenAPI description that a server serves."""
     async with (
         Server(ApiSettings(listen="127.0.0.1:0"), SystemClock()) as server,
         aiohttp.ClientSession() as session,
@@ -174,7 +182,7 @@ async def _described() -> dict[str, Any]:
 
 
 def slack() -> str:
-    """The app's manifest in its two forms, what its scopes are for, and what to do about Slack's refusals."""
+    """Return the app's manifest in its two forms, its scopes, and remedies for Slack's errors."""
     url = "https://relay.example.com/v1/chat/slack-ops"
     parts = [
         "## The app's manifest",
@@ -204,7 +212,7 @@ def slack() -> str:
         "| it says | remedy |",
         "| --- | --- |",
     ]
-    parts += [f"| `{word}` | {remedy} |" for word, remedy in REMEDIES.items()]
+    parts += [f"| `{error}` | {remedy} |" for error, remedy in REMEDIES.items()]
     return "\n".join(parts) + "\n"
 
 
