@@ -1,1 +1,4 @@
-"""Measures the relay beside raw limits in the same run: these machines are shared and noisy, so ratios count."""
+"""Measures the relay beside raw loops in the same run.
+
+The machines are shared and noisy, so the ratios count.
+"""

@@ -1,4 +1,7 @@
-"""``python -m bench [latency|idle|throughput …] [--json]``: needs Linux and RabbitMQ; ``make bench`` sees to both."""
+"""``python -m bench [latency|idle|throughput …] [--json]``: needs Linux and RabbitMQ.
+
+``make bench`` installs RabbitMQ first.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import orjson
@@ -14,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import idle, latency, throughput
-from bench.figures import Figure
+from bench.figure import Figure
 from tests.rabbitmq import Broker
 
-MEASURES: dict[str, Callable[[str], Awaitable[list[Figure]]]] = {
+MEASUREMENTS: dict[str, Callable[[str], Awaitable[list[Figure]]]] = {
     "latency": latency.measure,
     "idle": idle.measure,
     "throughput": throughput.measure,
@@ -25,35 +27,30 @@ MEASURES: dict[str, Callable[[str], Awaitable[list[Figure]]]] = {
 
 
 def main() -> None:
-    """Measure what is named, or everything, one after the other."""
-    named = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(
-        MEASURES
-    )
-    unknown = [name for name in named if name not in MEASURES]
+    """Run the named measurements, or all, one after the other."""
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    names = arguments or list(MEASUREMENTS)
+    unknown = [name for name in names if name not in MEASUREMENTS]
     if unknown:
-        sys.exit(f"expected some of {', '.join(MEASURES)}, got {', '.join(unknown)}")
-    found: dict[str, list[Figure]] = {}
+        sys.exit(f"expected some of {', '.join(MEASUREMENTS)}, got {', '.join(unknown)}")
+    figures: dict[str, list[Figure]] = {}
     with tempfile.TemporaryDirectory() as directory, Broker(Path(directory)) as broker:
         broker.start()
-        for name in named:
+        for name in names:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
-            found[name] = asyncio.run(_measured(MEASURES[name], broker.amqp_url()))
+            figures[name] = asyncio.run(_measure(MEASUREMENTS[name], broker.amqp_url()))
     if "--json" in sys.argv:
-        print(
-            orjson.dumps(
-                {name: [asdict(figure) for figure in figures] for name, figures in found.items()}
-            ).decode()
-        )
+        print(orjson.dumps(figures).decode())
         return
     table = Table("what", "value", "aim")
-    for figures in found.values():
-        for figure in figures:
+    for section in figures.values():
+        for figure in section:
             table.add_row(figure.name, f"{figure.value:,.2f} {figure.unit}".rstrip(), figure.aim)
         table.add_section()
     Console().print(table)
 
 
-async def _measured(
+async def _measure(
     measure: Callable[[str], Awaitable[list[Figure]]], amqp_url: str
 ) -> list[Figure]:
     return await measure(amqp_url)

@@ -1,14 +1,16 @@
-"""Events a second from recorded to settled, durable and in order, beside raw loops over the same wire in the same run.
+"""Measures deliveries per second of the relay, durable and in order, beside raw loops.
 
-A round is the raw loop, the relay, and the raw loop again, on equal terms: the same bytes under the same signature or key,
-from the same session with the same options, as many connections and requests under way, to the same far side. Events are
-made before the clock starts; what recording them costs is the relay's, what building a message costs both have to pay.
-The endpoint runs in this process, so its share of the time is in both figures; the broker is a process of its own.
+A round is the raw loop, the relay, and the raw loop again, on equal terms: the same bytes with the
+same signatures, the same client options, as many open connections and requests, and the same
+receiver. Events are made before the clock starts. The relay's time includes recording them, and
+both sides pay for building each message. The HTTP endpoint runs in this process, so both figures
+include it; the broker is a process of its own.
 
-The CPU is that of this process, the thread that keeps the store included: it varies less than the rates do on a machine
-with neighbours. On two free cores the rates are nearer to each other than the CPU, as the store's thread has one of its own. Beside
-many others they say nothing: a process of two threads then gets more of the machine than the raw loop with its one.
-Where the CPU goes, part by part: docs/decisions/0020-what-a-delivery-costs.md.
+The CPU time is that of this process with the store's thread. It varies less than the rates on a
+busy machine. On two free cores the ratio of the rates is better than that of the CPU times, because
+the store's thread has its own core. On a busy machine the rates say nothing: a process of two
+threads gets more of the machine than the raw loop with one. For the parts of the CPU time see
+docs/decisions/0020-what-a-delivery-costs.md.
 """
 
 from __future__ import annotations
@@ -23,54 +25,54 @@ from typing import Any
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from bench import far, raw
-from bench.figures import Figure, percentiles
-from bench.relayed import relaying, until
+from bench import raw_loops, receivers
+from bench.figure import Figure, percentiles
+from bench.outbox import open_outbox, until
 from relay.events.cloudevent import CloudEvent
 from tests.builders import cloudevent
 from tests.journey.relay_process import SECRET
 
 DELIVERIES = 4000
-"""In each half of a round, over all endpoints."""
+"""Deliveries in each half of a round, to all endpoints together."""
 ROUNDS = 5
-STEADY = 1500
-"""Events at a steady pace, each way, to compare a healthy endpoint alone and beside a hung one."""
-PACE = 0.005
-"""Seconds between them."""
+ISOLATION_EVENTS = 1500
+"""Events that compare a healthy endpoint alone and beside a hung one."""
+ISOLATION_INTERVAL = 0.005
+"""Seconds between these events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """What one half of a round took for each delivery, in seconds: by the clock on the wall, and of CPU."""
+    """Seconds for each delivery of half a round: elapsed time and CPU time."""
 
     wall: float
     cpu: float
 
 
 async def measure(amqp_url: str) -> list[Figure]:
-    """The relay's rate, the raw rate and their ratio, for webhooks and for RabbitMQ; and what a hung neighbour costs."""
+    """Measure the relay's rate, the raw rate and their ratio, and the cost of a hung neighbor."""
     figures: list[Figure] = []
-    async with far.endpoint() as url:
+    async with receivers.endpoint() as url:
         for count in (1, 10):
             sections = [_webhook(url, f"w{number}") for number in range(count)]
             label = f"{count} endpoint{'s' * (count > 1)}"
             figures += await _compare(
                 f"deliveries to {label}",
                 sections,
-                lambda events, count=count: raw.posts(url, events, count),  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                lambda events, count=count: raw_loops.post_all(url, events, count),  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 nullcontext,
                 aim="over 0.7",
-                spans=f"recorded to delivered, {label}",
+                delivery_times=f"recorded to delivered, {label}",
             )
         figures += await _isolation(url)
-    bus = {"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": far.EXCHANGE}
+    bus = {"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": receivers.EXCHANGE}
     figures += await _compare(
         "publishes",
         [bus],
-        lambda events: raw.publishes(amqp_url, events),
-        lambda: far.queue(amqp_url),
+        lambda events: raw_loops.publish_all(amqp_url, events),
+        lambda: receivers.bound_queue(amqp_url),
         aim="over 0.8",
-        spans="recorded to confirmed",
+        delivery_times="recorded to confirmed",
     )
     return figures + await _consumed(amqp_url, bus)
 
@@ -79,16 +81,16 @@ async def _compare(
     name: str,
     sections: list[dict[str, Any]],
     send_raw: Callable[[list[CloudEvent]], Awaitable[None]],
-    place: Callable[[], AbstractAsyncContextManager[Any]],
+    receiver: Callable[[], AbstractAsyncContextManager[Any]],
     *,
     aim: str,
-    spans: str,
+    delivery_times: str,
 ) -> list[Figure]:
-    """``place``: where each half of a round sends to, made afresh for it."""
+    """Compare the relay with a raw loop. ``receiver`` makes a new receiver for each half."""
     events = _events(DELIVERIES // len(sections))
-    took: list[float] = []
+    seconds: list[float] = []
 
-    async def half(send: Callable[[list[CloudEvent]], Awaitable[None]]) -> Half:
+    async def time_half(send: Callable[[list[CloudEvent]], Awaitable[None]]) -> Half:
         wall, cpu = time.perf_counter(), time.process_time()
         await send(events)
         return Half(
@@ -96,16 +98,16 @@ async def _compare(
         )
 
     async def raw_half() -> Half:
-        async with place():
-            return await half(send_raw)
+        async with receiver():
+            return await time_half(send_raw)
 
     rounds: list[tuple[Half, Half]] = []
-    await raw_half()  # what is made once is made
+    await raw_half()  # warms up
     for _ in range(ROUNDS):
         before = await raw_half()
-        async with place(), relaying(sections) as relay:
-            relayed = await half(relay.carry)
-            took += await relay.spans()
+        async with receiver(), open_outbox(sections) as outbox:
+            relayed = await time_half(outbox.send_all)
+            seconds += await outbox.delivery_times()
         after = await raw_half()
         rounds.append((Half((before.wall + after.wall) / 2, (before.cpu + after.cpu) / 2), relayed))
     return [
@@ -128,45 +130,46 @@ async def _compare(
             median(plain.cpu / relayed.cpu for plain, relayed in rounds),
             "",
         ),
-        *percentiles(spans, took),
+        *percentiles(delivery_times, seconds),
     ]
 
 
 async def _consumed(amqp_url: str, bus: dict[str, Any]) -> list[Figure]:
-    """Once more, with somebody who reads the queue."""
-    arrived: dict[str | None, float] = {}
+    """Measure again with a consumer of the queue."""
+    received_at: dict[str | None, float] = {}
 
     async def note(message: AbstractIncomingMessage) -> None:
-        arrived.setdefault(message.correlation_id, time.time())
+        received_at.setdefault(message.correlation_id, time.time())
 
-    async with far.queue(amqp_url) as queue, relaying([bus]) as relay:
+    async with receivers.bound_queue(amqp_url) as queue, open_outbox([bus]) as outbox:
         await queue.consume(note, no_ack=True)
-        await relay.carry(_events(DELIVERIES))
-        await until(lambda: len(arrived) == DELIVERIES)
-        recorded = await relay.recorded()
+        await outbox.send_all(_events(DELIVERIES))
+        await until(lambda: len(received_at) == DELIVERIES)
+        recorded_at = await outbox.recorded_at()
     return percentiles(
         "recorded to consumed",
-        [arrived[event_id] - moment for event_id, moment in recorded.items()],
+        [received_at[event_id] - moment for event_id, moment in recorded_at.items()],
     )
 
 
 async def _isolation(url: str) -> list[Figure]:
-    """A healthy endpoint's p99 beside one that hangs over that alone.
+    """Compare the p99 of a healthy endpoint beside a hung one with its p99 alone.
 
-    Two relays take turns, event by event, so that both meet the same noise. The hung endpoint's requests time out meanwhile.
+    Two relays take turns, event by event, so that both meet the same noise. The requests to the
+    hung endpoint time out meanwhile.
     """
-    async with far.hung_endpoint() as hung_url:
+    async with receivers.hung_endpoint() as hung_url:
         healthy, hung = _webhook(url, "healthy"), {**_webhook(hung_url, "hung"), "timeout": "2s"}
-        async with relaying([healthy]) as alone, relaying([healthy, hung]) as beside:
-            for event in _events(STEADY):
-                for relay in (alone, beside):
-                    await relay.record([event])
-                    await asyncio.sleep(PACE)
-            for relay in (alone, beside):
-                await relay.delivered("healthy")
+        async with open_outbox([healthy]) as alone, open_outbox([healthy, hung]) as beside:
+            for event in _events(ISOLATION_EVENTS):
+                for outbox in (alone, beside):
+                    await outbox.record([event])
+                    await asyncio.sleep(ISOLATION_INTERVAL)
+            for outbox in (alone, beside):
+                await outbox.wait_until_delivered("healthy")
             p99 = [
-                quantiles(await relay.spans("healthy"), n=100, method="inclusive")[98]
-                for relay in (alone, beside)
+                quantiles(await outbox.delivery_times("healthy"), n=100, method="inclusive")[98]
+                for outbox in (alone, beside)
             ]
     return [
         Figure("recorded to delivered, alone, p99", p99[0] * 1000, "ms"),

@@ -26,6 +26,7 @@ from relay.events.model import Document, Event
 
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "relay" / "events" / "schemas"
+EVENTS_PAGE = ROOT / "docs" / "events.md"
 CONFIGURATION = ROOT / "config" / "relay.yaml"
 """The output of `imds-relay init`."""
 
@@ -50,11 +51,7 @@ def generated_files() -> dict[Path, str]:
         SCHEMAS / f"{definition.name}.v1.json": _pretty(event_schema(definition)) + "\n"
         for definition in CATALOG
     }
-    pages = {
-        path: with_generated_part(path, generate())
-        for name, generate in PAGES.items()
-        for path in [ROOT / "docs" / f"{name}.md"]
-    }
+    pages = {path: with_generated_part(path, generate()) for path, generate in PAGES.items()}
     return {**schemas, **pages, CONFIGURATION: initial_configuration()}
 
 
@@ -83,11 +80,11 @@ def catalog() -> str:
 
 
 PAGES = {
-    "configuration": configuration,
-    "cli": commands,
-    "api": api,
-    "chat/slack": slack,
-    "events": catalog,
+    ROOT / "docs" / "configuration.md": configuration,
+    ROOT / "docs" / "cli.md": commands,
+    ROOT / "docs" / "api.md": api,
+    ROOT / "docs" / "chat" / "slack.md": slack,
+    EVENTS_PAGE: catalog,
 }
 """Pages of docs/ with a generated part, and the function that generates it."""
 

@@ -389,7 +389,7 @@ def test_without_a_relay_there_is_a_sentence_and_exit_code_1(tmp_path: Path) -> 
     done = typed("events", "-c", str(tmp_path / "relay.yaml"))
     assert (done.code, done.err) == (
         1,
-        f"imds-relay: no relay answers at {tmp_path}/relay.sock: No such file or directory. Is it running there?\n",
+        f"imds-relay: no relay answers at {tmp_path}/relay.sock: No such file or directory. Is the relay running?\n",
     )
 
 
@@ -397,7 +397,7 @@ def test_without_a_socket_or_url_it_is_said_what_to_give(tmp_path: Path) -> None
     (tmp_path / "relay.yaml").write_text("")
     done = typed("events", "-c", str(tmp_path / "relay.yaml"))
     assert done.code == 2
-    assert done.err.startswith(f"imds-relay: which relay? {tmp_path}/relay.yaml has no api.socket")
+    assert done.err.startswith(f"imds-relay: {tmp_path}/relay.yaml has no api.socket")
 
 
 async def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_variables(

@@ -123,7 +123,7 @@ async def test_a_port_that_is_taken_exits_with_1_and_a_remedy(
     assert done.code == 1
     last = done.err.splitlines()[-1]
     assert last.startswith(f"imds-relay: api.listen: expected an address that is free, {address}: ")
-    assert last.endswith("Does another relay run here already? Else choose another address")
+    assert last.endswith("Another relay may be running here. If so, choose another address")
 
 
 async def test_a_state_file_that_cannot_be_made_exits_with_1(

@@ -110,7 +110,7 @@ async def test_a_key_that_no_header_can_carry_is_exit_code_2_and_not_shown(key: 
     done = await called("events", "--url", "http://127.0.0.1:1", "--key", key)
     assert (done.code, done.err) == (
         2,
-        "imds-relay: expected a bearer key such as `imds-relay keys` makes, on one line\n",
+        "imds-relay: expected a bearer key as `imds-relay keys` prints it, on one line\n",
     )
 
 
@@ -157,7 +157,7 @@ async def test_tail_goes_on_behind_the_last_event_after_each_break() -> None:
 
 async def test_tail_without_a_relay_ends_with_a_sentence() -> None:
     async with running("tail", "--url", "http://127.0.0.1:1") as tail:
-        told = await said(tail.stderr, "Is it running there?")
+        told = await said(tail.stderr, "Is the relay running?")
         assert await tail.wait() == 1
     assert told.startswith("imds-relay: no relay answers at http://127.0.0.1:1")
 

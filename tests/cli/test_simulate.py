@@ -12,8 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from relay.cli import demo
+from relay.cli._exit_codes import CommandFailed
 from relay.cli._webhook_receiver import receive_webhooks
+from relay.cli.demo import Steps, run_demo
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.simulator import list_playbooks
@@ -100,7 +101,7 @@ async def test_a_port_that_is_taken_is_a_sentence() -> None:
         done = await asyncio.to_thread(run, "simulate", "--port", str(port))
     assert done.code == 1
     assert done.err.startswith(f"imds-relay: cannot listen on 127.0.0.1 port {port}: ")
-    assert done.err.endswith("--port 0 takes free ones\n")
+    assert done.err.endswith("--port 0 takes free ports\n")
 
 
 # --- demo
@@ -182,11 +183,12 @@ async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature()
     assert (receiver.rejected_requests, receiver.events, told) == (1, {}, [])
 
 
-def test_a_step_of_the_demo_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "STEP_TIMEOUT", 0.001)
-    done = typed("demo")
-    assert (done.code, done.err) == (
-        1,
-        "imds-relay: expected event.scheduled at the receiver within 0.001 s, it did not come\n",
-    )
-    assert "done in" not in done.out
+async def test_a_step_of_the_demo_that_does_not_come_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(
+        CommandFailed,
+        match=r"expected event\.scheduled at the receiver within 0\.001 s, it did not come",
+    ):
+        await run_demo(Steps(timeout=0.001), stay=False)
+    assert "done in" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a measurement comes to, for people and for programs."""
+"""The results of a measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import quantiles
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number with its unit, and what it should be at the most or at the least."""
+    """One number with its unit, and its aim."""
 
     name: str
     value: float
@@ -18,7 +18,7 @@ class Figure:
 
 
 def percentiles(name: str, seconds: Sequence[float], aim_p99: str = "") -> list[Figure]:
-    """p50, p99 and the largest of some times, in milliseconds."""
+    """Return p50, p99 and the maximum of some times, in milliseconds."""
     cuts = quantiles(seconds, n=100, method="inclusive")
     return [
         Figure(f"{name}, p50", cuts[49] * 1000, "ms"),

@@ -1,4 +1,4 @@
-"""The least that can be done: the same events, to the same far side, with nothing kept, ordered or tried again."""
+"""Loops that send the same events to the same receivers, without storage, order or retries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 
 import aio_pika
 
-from bench.far import EXCHANGE
+from bench.receivers import EXCHANGE
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.http import open_session
 from relay.signature import sign
@@ -18,17 +18,17 @@ from relay.sinks.webhook import Webhook
 from tests.journey.relay_process import SECRET
 
 TIMEOUT = 15.0
-"""Seconds: no client of strangers does without."""
+"""The relay's own client has a timeout too, and it costs time."""
 
 
-async def posts(url: str, events: Sequence[CloudEvent], endpoints: int) -> None:
-    """Every event to each endpoint: a session of its own with as many requests under way as the relay has, each signed."""
+async def post_all(url: str, events: Sequence[CloudEvent], endpoints: int) -> None:
+    """POST every signed event to each endpoint, with as many open requests as the relay has."""
     async with asyncio.TaskGroup() as group:
         for _ in range(endpoints):
-            group.create_task(_post_all(url, iter(events)))
+            group.create_task(_post_to_one(url, iter(events)))
 
 
-async def _post_all(url: str, events: Iterator[CloudEvent]) -> None:
+async def _post_to_one(url: str, events: Iterator[CloudEvent]) -> None:
     async with open_session() as session:
 
         async def client() -> None:
@@ -42,24 +42,24 @@ async def _post_all(url: str, events: Iterator[CloudEvent]) -> None:
                 }
                 async with (
                     asyncio.timeout(TIMEOUT),
-                    session.post(url, data=event.body, headers=headers) as answer,
+                    session.post(url, data=event.body, headers=headers) as response,
                 ):
-                    await answer.read()
+                    await response.read()
 
         async with asyncio.TaskGroup() as group:
             for _ in range(Webhook.concurrency):
                 group.create_task(client())
 
 
-async def publishes(amqp_url: str, events: Sequence[CloudEvent]) -> None:
-    """Every event as the same message under the same key, confirmed, with as many under way as the relay has."""
+async def publish_all(amqp_url: str, events: Sequence[CloudEvent]) -> None:
+    """Publish every event with confirmation, with as many open publishes as the relay has."""
     connection = await aio_pika.connect(amqp_url)
     async with connection, connection.channel(on_return_raises=True) as channel:
         exchange = await channel.get_exchange(EXCHANGE, ensure=False)
-        left = iter(events)
+        remaining = iter(events)
 
         async def publisher() -> None:
-            for event in left:
+            for event in remaining:
                 await exchange.publish(_message(event), routing_key(event), mandatory=True)
 
         async with asyncio.TaskGroup() as group:

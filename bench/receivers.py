@@ -1,4 +1,4 @@
-"""What both the relay and the raw loops send to: an endpoint that takes everything, one that hangs, a queue."""
+"""The receivers of the relay and the raw loops: two HTTP endpoints and a queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ EXCHANGE = "imds-relay.bench"
 
 @asynccontextmanager
 async def endpoint() -> AsyncIterator[str]:
-    """Takes every POST. It runs in this process, so that its share of the CPU is in the relay's figure and in the raw one."""
+    """Yield the URL of an endpoint that accepts every POST.
+
+    It runs in this process, so both the relay's figure and the raw one include its CPU time.
+    """
 
     async def receive(request: web.Request) -> web.Response:
         await request.read()
@@ -26,9 +29,8 @@ async def endpoint() -> AsyncIterator[str]:
     application.router.add_post("/", receive)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(
-        runner, "127.0.0.1", 0, backlog=1024
-    ).start()  # with less, some of many that connect at once wait a second
+    # With a smaller backlog, some of many simultaneous connections wait a second.
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
     finally:
@@ -37,26 +39,26 @@ async def endpoint() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def hung_endpoint() -> AsyncIterator[str]:
-    """Takes every connection and never answers."""
-    kept: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: kept.append(writer), "127.0.0.1", 0)
+    """Yield the URL of an endpoint that accepts every connection and never answers."""
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     finally:
         server.close()
-        for writer in kept:
+        for writer in writers:
             writer.transport.abort()
 
 
 @asynccontextmanager
-async def queue(amqp_url: str) -> AsyncIterator[AbstractQueue]:
-    """A queue that gets everything on the exchange, which is made as the relay makes it."""
+async def bound_queue(amqp_url: str) -> AsyncIterator[AbstractQueue]:
+    """Yield a queue with every message of the exchange, declared as the relay declares it."""
     connection = await aio_pika.connect(amqp_url)
     async with connection, connection.channel() as channel:
         arguments: dict[str, Any] = {"alternate-exchange": f"{EXCHANGE}.unrouted"}
         await channel.declare_exchange(
             EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True, arguments=arguments
         )
-        bound = await channel.declare_queue(exclusive=True)
-        await bound.bind(EXCHANGE, "#")
-        yield bound
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind(EXCHANGE, "#")
+        yield queue
