@@ -30,6 +30,14 @@ EVENTS_PAGE = ROOT / "docs" / "events.md"
 CONFIGURATION = ROOT / "config" / "relay.yaml"
 """The output of `imds-relay init`."""
 
+PAGES = {
+    ROOT / "docs" / "configuration.md": configuration,
+    ROOT / "docs" / "cli.md": commands,
+    ROOT / "docs" / "api.md": api,
+    ROOT / "docs" / "chat" / "slack.md": slack,
+}
+"""Pages with a generated part, and the function that generates it; see also `EVENTS_PAGE`."""
+
 _ORIGIN = Origin("westno-4f7a9c21", "WestNO_0")
 _FIRST_TIME = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
 _EVENT = Event(
@@ -52,7 +60,12 @@ def generated_files() -> dict[Path, str]:
         for definition in CATALOG
     }
     pages = {path: with_generated_part(path, generate()) for path, generate in PAGES.items()}
-    return {**schemas, **pages, CONFIGURATION: initial_configuration()}
+    return {
+        **schemas,
+        **pages,
+        EVENTS_PAGE: with_generated_part(EVENTS_PAGE, catalog()),
+        CONFIGURATION: initial_configuration(),
+    }
 
 
 def stale() -> list[Path]:
@@ -77,16 +90,6 @@ def catalog() -> str:
     """Return the part of docs/events.md that lists each type with its data and an example."""
     sections = map(_section, CATALOG, examples())
     return "\n".join(sections)
-
-
-PAGES = {
-    ROOT / "docs" / "configuration.md": configuration,
-    ROOT / "docs" / "cli.md": commands,
-    ROOT / "docs" / "api.md": api,
-    ROOT / "docs" / "chat" / "slack.md": slack,
-    EVENTS_PAGE: catalog,
-}
-"""Pages of docs/ with a generated part, and the function that generates it."""
 
 
 def main(arguments: list[str]) -> int:

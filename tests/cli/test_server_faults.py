@@ -200,4 +200,6 @@ def test_a_stream_is_read_the_same_however_it_is_cut(
         found += stream.feed(whole[start:cut])
         start = max(start, min(cut, len(whole)))
     assert found == [ServerSentEvent(str(number), data) for number, data in messages]
-    assert stream.request_headers().get("Last-Event-ID") == (str(messages[-1][0]) if messages else None)
+    assert stream.request_headers().get("Last-Event-ID") == (
+        str(messages[-1][0]) if messages else None
+    )
