@@ -1,4 +1,4 @@
-"""A service that consumes the queue: takes every event from a quorum queue of its own, drops repeats, prints a line for each.
+"""A consumer: reads events from its own quorum queue, drops repeats, prints a line for each.
 
 AMQP_URL=amqp://guest:guest@127.0.0.1:5672/ python examples/consumer.py
 """
@@ -26,7 +26,7 @@ REMEMBERED = 10_000
 
 
 class Seen:
-    """The last events by what makes each unique. A real consumer keeps this where it keeps its results, in one transaction."""
+    """The last events by their identity. A real consumer stores this together with its results."""
 
     def __init__(self) -> None:
         """Begin with nothing seen."""
@@ -65,7 +65,7 @@ def line(event: dict[str, Any]) -> str:
 
 
 async def consume(url: str) -> None:
-    """Consume until cancelled. A lost connection is made again, and what was not acknowledged comes again."""
+    """Consume until cancelled, across lost connections. Unacknowledged messages come again."""
     seen = Seen()
     connection = await aio_pika.connect_robust(url, client_properties={"connection_name": QUEUE})
     async with connection, connection.channel() as channel:

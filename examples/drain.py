@@ -1,6 +1,7 @@
-"""A service that makes room before maintenance: it drains the machines of an event, and then approves it over the same broker.
+"""A drain service: drains the machines of an event, then approves it over the same broker.
 
-AMQP_URL=amqp://drain:secret@127.0.0.1:5672/ MACHINES='db-*' DRAIN='kubectl drain' python examples/drain.py
+Set AMQP_URL=amqp://drain:secret@127.0.0.1:5672/ MACHINES='db-*' DRAIN='kubectl drain',
+then run python examples/drain.py
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ MACHINES = os.environ.get("MACHINES", "*")
 DRAIN = shlex.split(os.environ.get("DRAIN", "true"))
 
 BINDINGS = ("event.scheduled.#", "event.updated.#", "approval.refused.#", "startrequest.#")
-# Several of us may run: one works, the next takes over, and order is kept. Where rejects go is for a policy of the broker.
+# Of several instances one works and the next takes over, so the order is kept. A policy of the
+# broker says where rejected messages go.
 ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-single-active-consumer": True}
 CHANGE = "io.imdsrelay.event."
 REMEMBERED = 10_000
 
 
 def read(body: bytes) -> dict[str, Any]:
-    """Return the event in a message. Raise where there is none, or where a field that we use is missing."""
+    """Return the event in a message. Raises if it is none, or lacks a field that is used here."""
     event: dict[str, Any] = json.loads(body)
     json.dumps(event, ensure_ascii=False).encode()  # half a surrogate pair could not be printed
     data, used = event["data"], [event["source"], event["id"], event["type"]]
@@ -51,7 +53,10 @@ def read(body: bytes) -> dict[str, Any]:
 
 
 def wanted(event: dict[str, Any]) -> bool:
-    """Whether it is for us to decide: it still waits, and concerns our machines alone, as approving frees all of them."""
+    """Return whether to drain: the event is Scheduled and names only machines of this service.
+
+    An approval would free all its machines.
+    """
     if not event["type"].startswith(CHANGE) or event["data"]["eventStatus"] != "Scheduled":
         return False
     names = event["data"]["resources"] or ()
@@ -59,7 +64,7 @@ def wanted(event: dict[str, Any]) -> bool:
 
 
 async def drain(event: dict[str, Any]) -> None:
-    """Run the command for each machine; a machine that is drained already is none the worse for it."""
+    """Run the command for each machine. Draining a drained machine must do no harm."""
     for name in event["data"]["resources"]:
         process = await asyncio.create_subprocess_exec(*DRAIN, name)
         if await process.wait():
@@ -79,7 +84,8 @@ async def approve(event: dict[str, Any], approvals: AbstractExchange) -> None:
         json.dumps(decision).encode(),
         content_type="application/json",
         delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-        message_id=f"{QUEUE}-{event['id']}",  # the same for the same state: should we say it twice, it counts once
+        # The same for the same state: a second approval counts as a repeat.
+        message_id=f"{QUEUE}-{event['id']}",
         user_id=URL(AMQP_URL).user,  # the broker checks that we are who we say
     )
     await approvals.publish(message, f"approve.{event['scope']}", mandatory=True, timeout=10)
@@ -115,9 +121,10 @@ async def handle(
 
 
 async def serve() -> None:
-    """Take one message after the other. What was not acknowledged when we fail comes again to the next of us.
+    """Handle one message after the other. Unacknowledged messages come again, to any instance.
 
-    A robust connection subscribes again when the broker cancels us, as when the queue is deleted; a plain one would wait for ever.
+    A robust connection subscribes again if the broker cancels the consumer, for example because
+    the queue was deleted. A plain connection would wait forever.
     """
     seen: OrderedDict[tuple[str, str], None] = OrderedDict()
     connection = await aio_pika.connect_robust(

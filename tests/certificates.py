@@ -1,7 +1,7 @@
-"""Certificates of these tests, made anew by each process that imports this: nothing in the repository ends or grows old.
+"""Certificates for tests. Each process makes new ones, so none is in the repository or expires.
 
-They satisfy the strict checks of RFC 5280 that Python makes by default from 3.13 on (``ssl.VERIFY_X509_STRICT``), except
-where a test asks for less. A file with a key holds the key first.
+They pass the strict checks of RFC 5280 that Python makes by default since 3.13
+(``ssl.VERIFY_X509_STRICT``), unless a test asks for less. In a file with a key, the key is first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real browser for tests: the machine's Chromium, headless, driven by Playwright's driver; nothing is downloaded.
+"""Chromium for tests: the installed one, headless, driven by Playwright's driver. No downloads.
 
 A test asks for the fixture `page`, or for `browser` where it needs contexts of its own.
 """
@@ -34,7 +34,7 @@ def executable() -> Path | None:
 
 
 def driver() -> Path | None:
-    """Return the program that drives the browser, or None where it does not start: it is dynamically linked."""
+    """Return the driver of the browser, or None if it does not start (it is dynamically linked)."""
     node = Path(playwright.__file__).parent / "driver" / "node"
     return (
         node
@@ -51,7 +51,7 @@ GUARD = 'read _; kill -s TERM -- -"$0"'
 def serving(chromium: Path, directory: Path) -> Iterator[str]:
     """Run one browser for many tests, in a process of its own; yields the address for `connected`.
 
-    It runs without Chromium's sandbox, which root cannot have: it is shown the relay's own pages and nothing else.
+    It runs without Chromium's sandbox, which root cannot have. It opens only the relay's own pages.
     """
     settings = directory / "browser.json"
     settings.write_text(
@@ -92,7 +92,7 @@ def serving(chromium: Path, directory: Path) -> Iterator[str]:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Browser]:
-    """The browser of `serving`, as nobody has used it: what is opened in the block closes with it."""
+    """Yield the browser of `serving` with a new state. Pages of the block close with it."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.connect(address, timeout=STEP_MILLISECONDS)
         try:

@@ -1,4 +1,4 @@
-"""What every test may ask for: a RabbitMQ to use, one to mistreat, names that no other test has, and a browser."""
+"""Fixtures for all tests: a RabbitMQ to use, a private one to stop, unique names, a browser."""
 
 from __future__ import annotations
 
@@ -29,26 +29,21 @@ settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
 
-GROUPS = {
-    "private RabbitMQ of journeys": (re.compile(r"\b(own_broker|_private_node): "), "journey"),
-    "private RabbitMQ": (re.compile(r"\b(own_broker|_private_node): "), None),
-    "RabbitMQ": (re.compile(r"\bbroker: Reachable"), None),
-    "browser": (re.compile(r"\b(browser: Browser|page: Page)\b"), None),
-}
-"""Groups of files that share a costly fixture, the longest first: the parameters of their tests, and their folder where it counts."""
+GROUPS = ("own_broker of journeys", "own_broker", "broker", "browser")
+"""Groups of tests that share a costly fixture, longest first. One worker runs all of a group."""
 _stderr = pytest.StashKey[int]()
 
 
 class DebugLoop(asyncio.SelectorEventLoop):
-    """An event loop whose debug mode makes every check, and records no traceback for each future and task.
+    """An event loop in debug mode that records no traceback for each future and task.
 
-    Recording them took a third of the CPU time of a test of the API. `PYTHONASYNCIODEBUG=1` brings them back: the message about a
-    task whose error nobody looked at then says where the task was made.
+    Recording took a third of the CPU time of an API test. `PYTHONASYNCIODEBUG=1` brings tracebacks
+    back: a message about an exception that nobody retrieved then says where its task was created.
     """
 
     @override
     def get_debug(self) -> bool:
-        """Whether tracebacks are recorded: whoever records them asks this. The checks ask the attribute that `set_debug` sets."""
+        """Return whether to record tracebacks. asyncio's checks read an attribute instead."""
         return "PYTHONASYNCIODEBUG" in os.environ
 
 
@@ -65,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class Grouped(LoadFileScheduling):  # type: ignore[misc]  # the same
     """Gives each worker whole files, and all files of a group to the same worker.
 
-    A RabbitMQ or a browser is started by few workers then. The groups of pytest-xdist's own do not work with pytest 9.2.
+    `make test` gives each group to one worker, so that only one starts a RabbitMQ or a browser.
     """
 
     @override
@@ -104,10 +99,13 @@ def _group(file: Path) -> str | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """End the run, saying where, when a test that its timeout has ended leaves a task behind that does not end."""
+    """End the run if a teardown hangs, after a timeout has ended its test."""
 
     def give_up() -> None:
-        said = f"\n{item.nodeid}: the teardown has not ended within {TEARDOWN_SECONDS:.0f} s; the run ends here\n"
+        said = (
+            f"\n{item.nodeid}: the teardown has not ended within {TEARDOWN_SECONDS:.0f} s; the "
+            f"run ends here\n"
+        )
         os.write(item.config.stash[_stderr], said.encode())
         faulthandler.dump_traceback(item.config.stash[_stderr])
         os._exit(1)
@@ -124,7 +122,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
-    """A RabbitMQ that runs all the time: leave it as it was, and use names of your own (`exchange`)."""
+    """A RabbitMQ that always runs: leave it as it was, and use your own names (`exchange`)."""
     if url := os.environ.get("RELAY_TEST_AMQP_URL"):
         yield NamedBroker(url)
         return
@@ -141,7 +139,7 @@ def _private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def own_broker(_private_node: Broker) -> Iterator[Broker]:
-    """A private RabbitMQ, running and well, to stop, kill, freeze or fill; the next test gets it healed, with what it then holds."""
+    """A private RabbitMQ to stop, kill, freeze or fill. It runs, with the data of earlier tests."""
     _private_node.heal()
     yield _private_node
     _private_node.thaw()  # whoever still waits for it gets an answer
@@ -149,7 +147,7 @@ def own_broker(_private_node: Broker) -> Iterator[Broker]:
 
 @pytest.fixture
 async def exchange(broker: Reachable) -> AsyncIterator[str]:
-    """An exchange name of this test's own on `broker`; it and what is derived from it are removed afterwards."""
+    """A unique exchange name on `broker`. What bears it or a derived name is deleted afterwards."""
     name = f"relay.test.{secrets.token_hex(6)}"
     yield name
     connection = await aio_pika.connect(broker.amqp_url())
@@ -166,7 +164,8 @@ def chromium() -> Path:
     found = executable()
     if found is None:
         raise FileNotFoundError(
-            "expected an installed Chromium, found none: `make test` sees to one, or install the package chromium"
+            "expected an installed Chromium, found none: `make test` sees to one, or "
+            "install the package chromium"
         )
     return found
 
@@ -179,7 +178,7 @@ def _browser_address(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 async def browser(_browser_address: str) -> AsyncIterator[Browser]:
-    """A browser without a page; `await browser.new_context(color_scheme="dark", viewport={…})` is a visitor without cookies."""
+    """A browser without a page. `await browser.new_context(…)` is a visitor without cookies."""
     async with connected(_browser_address) as browser:
         yield browser
 
@@ -188,7 +187,8 @@ async def browser(_browser_address: str) -> AsyncIterator[Browser]:
 async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
     """An empty page of a visitor without cookies.
 
-    The visitor can be told by `@pytest.mark.parametrize("page", [{"color_scheme": "dark"}], indirect=True)`, in words of `new_context`.
+    Parameters of the visitor are those of `new_context`:
+    `@pytest.mark.parametrize("page", [{"color_scheme": "dark"}], indirect=True)`.
     """
     context = await browser.new_context(**getattr(request, "param", {}))
     context.set_default_timeout(STEP_MILLISECONDS)

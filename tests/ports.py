@@ -1,4 +1,4 @@
-"""Ports for servers that are started later, or again on the same port: nobody else gets them meanwhile."""
+"""Reserves ports for servers that start later, or again on the same port."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _reserved: list[socket.socket] = []
 def reserve(count: int) -> list[int]:
     """Choose ports of loopback for TCP; they stay reserved until this process ends.
 
-    They lie below the range that outgoing connections take theirs from. Test runs beside this one see that they are taken by
-    the UDP port of the same number, which is held all the time.
+    They lie below the range of outgoing connections. The UDP port of the same number is held, which
+    tells parallel test runs that the port is taken.
     """
     chosen: list[int] = []
     while len(chosen) < count:

@@ -1,9 +1,12 @@
-"""Installs or names what the tests need, and then runs them: `python -m tests.prerequisites <make target> <command> [argument …]`.
+"""Installs or names what the tests need, and then runs them.
 
-What is installed already is used. As root on Debian, missing packages are installed, without starting a service. Else, where tests
-cannot do without what is missing, the make target runs in a container, in which the same happens, or this fails and says what to
-install. What only some tests need is named, and these tests are skipped. Nothing else that tests run is missing on a bare machine
-with Python, make and git: fonts come with Chromium, epmd with RabbitMQ, and sh, bash, tar, mount and unshare with every Debian.
+`python -m tests.prerequisites <make target> <command> [argument …]`
+
+It installs missing packages as root on Debian, without starting a service. If a required program
+is missing elsewhere, it runs the make target in a container, where the same happens, or fails and
+says what to install. It names missing programs that only some tests need; these are skipped. A
+bare machine with Python, make and git has everything else: fonts come with Chromium, epmd with
+RabbitMQ, and sh, bash, tar, mount and unshare with every Debian.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ from tests import rabbitmq
 IMAGE = "docker.io/library/python:3.13-bookworm"
 """Debian with Python, make and git: a bare machine."""
 
-COPY_AND_MAKE = "mkdir /relay && cd /relay && tar -C /from --exclude=./.venv -cf - . | tar --no-same-owner -xf - && exec make --no-print-directory "
+COPY_AND_MAKE = (
+    "mkdir /relay && cd /relay && tar -C /from --exclude=./.venv -cf - . "
+    "| tar --no-same-owner -xf - && exec make --no-print-directory "
+)
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -108,24 +114,32 @@ def main() -> NoReturn:
     to_install = [need for need in missing if need.installed]
     if to_install and os.geteuid() == 0 and shutil.which("apt-get"):
         print(
-            f"Not installed: {listed(to_install)}. Installing Debian's packages, without starting a service …",
+            (
+                f"Not installed: {listed(to_install)}. Installing Debian's packages, without "
+                f"starting a service …"
+            ),
             flush=True,
         )
         install_on_debian([need.package for need in to_install])
         missing = missing_of(NEEDS[target])
         if unmet := [need for need in missing if need.installed]:
             sys.exit(
-                f"Packages were installed, but these are still not found or do not start: {listed(unmet)}."
+                f"Packages were installed, but these are still not found or do not start: "
+                f"{listed(unmet)}."
             )
     elif required := [need for need in missing if need.required]:
         if engine := container_engine():
             print(
-                f"Not installed: {listed(required)}. Running `make {target}` with {engine} in {IMAGE} …",
+                (
+                    f"Not installed: {listed(required)}. Running `make {target}` with {engine} "
+                    f"in {IMAGE} …"
+                ),
                 flush=True,
             )
             run_in_container(engine, target)
         sys.exit(
-            f"Not installed: {listed(required)}. Install them, or docker or podman, or run as root on Debian to have it done."
+            f"Not installed: {listed(required)}. Install them, or docker or podman, or run "
+            f"as root on Debian to have it done."
         )
     if missing:
         print(
@@ -145,7 +159,7 @@ def listed(needs: Iterable[Need]) -> str:
 
 
 def install_on_debian(packages: list[str]) -> None:
-    """Install Debian's packages and leave their services stopped; a policy file that was there before stays."""
+    """Install packages of Debian without starting services. An existing policy file stays."""
     ours = not POLICY.exists()
     if ours:
         POLICY.write_text("#!/bin/sh\nexit 101\n")
@@ -163,7 +177,8 @@ def install_on_debian(packages: list[str]) -> None:
             )
             if done.returncode:
                 sys.exit(
-                    f"{done.stdout}\napt-get {arguments[0]} failed, see above. Install {' and '.join(packages)} by hand, then try again."
+                    f"{done.stdout}\napt-get {arguments[0]} failed, see above. Install "
+                    f"{' and '.join(packages)} by hand, then try again."
                 )
     finally:
         if ours:

@@ -1,7 +1,7 @@
 """A real RabbitMQ for tests: a private node that can be stopped, killed, frozen and brought back.
 
-Everything of the node lies in one directory of its own and listens on loopback only: ports, epmd, cookie, data, log, configuration.
-The methods block. Where a test has a loop to keep alive, it calls the slow ones with `await asyncio.to_thread(broker.start)`.
+One directory holds everything of the node, and all its ports are on loopback. The methods block: a
+test whose event loop must run calls `await asyncio.to_thread(broker.start)`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.certificates import AUTHORITY, SERVER
 from tests.ports import reserve
 
 DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
-"""Debian's programs on PATH change to the user `rabbitmq`; those in here run as whoever calls them."""
+"""Debian's programs on PATH change to the user `rabbitmq`; these run as the caller."""
 
 CONFIGURATION = f"""\
 loopback_users = none
@@ -46,7 +46,7 @@ NODE = 'epmd & exec "$0"'
 """The node and an epmd of its own."""
 
 GUARD = 'read _; kill -s KILL -- -"$0"'
-"""Ends the node should the tests themselves be killed: their end of the pipe closes then. It stands outside what is frozen."""
+"""Kills the node if the tests are killed, which closes their end of a pipe. It is never frozen."""
 
 
 class Reachable(Protocol):
@@ -68,9 +68,9 @@ class NamedBroker:
 
 
 def server_scripts() -> Path | None:
-    """Return the directory of `rabbitmq-server` and `rabbitmqctl`, or None where RabbitMQ is not installed.
+    """Return the directory of `rabbitmq-server` and `rabbitmqctl`, or None without RabbitMQ.
 
-    `RELAY_TEST_RABBITMQ` names that of another version than the installed one, such as `sbin` of an unpacked release.
+    `RELAY_TEST_RABBITMQ` names the directory of another version, such as `sbin` of a release.
     """
     if named := os.environ.get("RELAY_TEST_RABBITMQ"):
         return Path(named)
@@ -88,7 +88,8 @@ class Broker:
         scripts = server_scripts()
         if scripts is None:
             raise FileNotFoundError(
-                "expected an installed RabbitMQ, found none: `make test` sees to one, or install the package rabbitmq-server"
+                "expected an installed RabbitMQ, found none: `make test` sees to one, or "
+                "install the package rabbitmq-server"
             )
         self._scripts = scripts
         self._directory = directory
@@ -135,7 +136,8 @@ class Broker:
 
     def amqp_url(self, user: str = "guest") -> str:
         """Return the URL for `user`, who is `guest` or was added with `add_user`."""
-        return f"amqp://{quote(user, safe='')}:{quote(self._passwords[user], safe='')}@127.0.0.1:{self.port}/"
+        credentials = f"{quote(user, safe='')}:{quote(self._passwords[user], safe='')}"
+        return f"amqp://{credentials}@127.0.0.1:{self.port}/"
 
     @property
     def running(self) -> bool:
@@ -143,7 +145,7 @@ class Broker:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the node, with the data it had; return when it speaks AMQP. Nothing happens where it already runs."""
+        """Start the node with its data, if it does not run; return when it accepts AMQP."""
         if self.running:
             return
         with (self._directory / "output").open("ab") as output:
@@ -153,7 +155,7 @@ class Broker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # all that belongs to the node is one process group: a signal reaches the whole of it
+                start_new_session=True,  # a signal to the process group reaches the whole node
             )
         self._guard = subprocess.Popen(
             ["sh", "-c", GUARD, str(self._process.pid)],
@@ -166,7 +168,8 @@ class Broker:
             if not self.running or time.monotonic() > deadline:
                 self._end(signal.SIGKILL)
                 raise RuntimeError(
-                    f"the RabbitMQ node did not start within {BOOT_SECONDS:.0f} s; it said:\n{self.output()}"
+                    f"the RabbitMQ node did not start within {BOOT_SECONDS:.0f} s; it "
+                    f"said:\n{self.output()}"
                 )
             time.sleep(0.05)
 
@@ -187,15 +190,16 @@ class Broker:
     def kill(self) -> None:
         """Take the node down without a last word (SIGKILL); what was confirmed as durable stays.
 
-        Before RabbitMQ 4 that is not quite so: a quorum queue declared in the half second before is lost with all that it confirmed,
-        because the list of queues is written that late (github.com/rabbitmq/ra/pull/443). So a node that is not frozen writes it first.
+        Before RabbitMQ 4 a kill loses a quorum queue that was declared within the last half second,
+        with its confirmed messages (github.com/rabbitmq/ra/pull/443). So a node that is not frozen
+        saves its list of queues first.
         """
         if self.running and not self._frozen:
             self.evaluate("[dets:sync(Table) || Table <- dets:all()].")
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stop the node's processes where they stand (SIGSTOP): connections stay open, nobody answers. Return when they stand."""
+        """Stop the processes of the node (SIGSTOP): connections stay open, nobody answers."""
         self._signal(signal.SIGSTOP)
         self._frozen = True
         deadline = time.monotonic() + STOP_SECONDS
@@ -243,12 +247,12 @@ class Broker:
         return done.stdout
 
     def evaluate(self, expressions: str) -> str:
-        """Evaluate Erlang expressions in the node, a full stop after the last, and return the result as Erlang prints it.
+        """Evaluate Erlang expressions, which end with a full stop, in the node. Return the result.
 
-        Erlang's `erl_call` does it in milliseconds; where an installation has none, `rabbitmqctl eval` does.
+        `erl_call` takes milliseconds; without it, `rabbitmqctl eval` does the same.
 
         Raises:
-            RuntimeError: the node does not answer, or the evaluation failed; the text holds what was said.
+            RuntimeError: the node does not answer, or the evaluation failed; with its output.
 
         """
         program = shutil.which("erl_call")
@@ -278,7 +282,7 @@ class Broker:
         write: str = ".*",
         read: str = ".*",
     ) -> None:
-        """Make a user with rights in the virtual host `/` (three regular expressions), or give an existing one these rights."""
+        """Create or change a user. The rights in the virtual host `/` are regular expressions."""
         self.define(
             {
                 "users": [{"name": name, "password": password, "tags": ""}],
@@ -297,7 +301,8 @@ class Broker:
         file = self._directory / "definitions.json"
         file.write_text(json.dumps(definitions))
         said = self.evaluate(
-            f'{{ok, Definitions}} = file:read_file("{file}"), rabbit_definitions:import_raw(Definitions).'
+            f'{{ok, Definitions}} = file:read_file("{file}"), '
+            f"rabbit_definitions:import_raw(Definitions)."
         )
         if said.strip() != "ok":
             raise RuntimeError(f"the import of definitions failed:\n{said}")

@@ -1,4 +1,4 @@
-"""AMQP without a library's good manners: messages without an id, with properties that no decoder likes, in another's name."""
+"""AMQP without a library: messages without an id, with broken properties, in another's name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RawChannel:
     async def publish(
         self, exchange: str, key: str, body: bytes, properties: spec.Basic.Properties | bytes
     ) -> None:
-        """Publish, and wait until the broker has routed it. ``properties`` may be their very bytes, from the flags on.
+        """Publish, and wait until the broker has routed it. ``properties`` may be raw bytes.
 
         Raises RefusedError.
         """

@@ -14,7 +14,10 @@ async def test_a_page_runs_scripts_and_talks_to_a_server(
     page: Page, aiohttp_server: AiohttpServer
 ) -> None:
     async def home(_: web.Request) -> web.Response:
-        script = "fetch('/word').then(answer => answer.text()).then(word => document.querySelector('h1').textContent = word)"
+        script = (
+            "fetch('/word').then(answer => answer.text()).then(word => "
+            "document.querySelector('h1').textContent = word)"
+        )
         return web.Response(
             text=f"<!doctype html><title>Home</title><h1></h1><script>{script}</script>",
             content_type="text/html",

@@ -61,7 +61,7 @@ def refused(file: Path, text: str, environment: Mapping[str, str] | None = None)
 
 
 def with_examples(text: str) -> str:
-    """The same with every example in force: the # taken away, and the [], {} or null in the line above."""
+    """Return the text with every example uncommented, in place of the [], {} or null above it."""
     lines: list[str] = []
     within = False
     for line in text.splitlines():
@@ -82,7 +82,10 @@ def test_the_shipped_document_is_the_defaults_field_by_field() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [pytest.param(DEFAULTS.read_text(), id="defaults"), pytest.param(initial_configuration(), id="init")],
+    [
+        pytest.param(DEFAULTS.read_text(), id="defaults"),
+        pytest.param(initial_configuration(), id="init"),
+    ],
 )
 def test_every_example_in_the_shipped_documents_works(file: Path, text: str) -> None:
     config = loaded(file, with_examples(text), FOR_EXAMPLES)
@@ -142,7 +145,7 @@ def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what
 
 
 def settings_of(model: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
-    """The keys of a section, with the sections that may stand behind each. The file of a secret goes without saying."""
+    """Return the keys of a section with the sections behind each, without the files of secrets."""
     return {
         field.alias or name: list(sections_in(field.annotation))
         for name, field in model.model_fields.items()
@@ -195,7 +198,12 @@ def test_the_example_of_the_documentation_loads(file: Path) -> None:
     text = f"""
 scope: auto
 relay: auto
-source: {{url: http://169.254.169.254, api_version: "2020-07-01", interval: 1s, timeout: 10s, first_timeout: 130s}}
+source:
+  url: http://169.254.169.254
+  api_version: "2020-07-01"
+  interval: 1s
+  timeout: 10s
+  first_timeout: 130s
 store: {{path: relay.db, retain: 30d, audit_retain: 400d}}
 sinks:
   - kind: rabbitmq
@@ -226,11 +234,15 @@ approvals:
       match: {{event_source: [User]}}
       approve: automatic
     - name: harmless-freeze
-      match: {{event_type: [Freeze], duration: {{min: 0s, max: 8s}}}}     # an unknown duration (-1) never matches
+      match: {{event_type: [Freeze], duration: {{min: 0s, max: 8s}}}}   # -1 never matches
       approve: automatic
     - name: databases
-      match: {{event_type: [Reboot, Redeploy], resources: ["db-*"]}}    # every resource of the event must match
-      approve: {{votes: 2, from: ["group:oncall", "client:db-drain"], expires: 30m, close_before: 60s}}
+      match: {{event_type: [Reboot, Redeploy], resources: ["db-*"]}}  # every resource must match
+      approve:
+        votes: 2
+        from: ["group:oncall", "client:db-drain"]
+        expires: 30m
+        close_before: 60s
   groups:
     oncall: ["client:alice", "slack:T024/U7"]
 api:
@@ -290,7 +302,10 @@ def test_an_empty_document_is_the_defaults(file: Path, text: str) -> None:
 
 
 def test_variables_are_filled_in_and_two_dollars_are_one(file: Path) -> None:
-    text = "scope: ${WHERE}-${N}\napi: {public_url: 'https://a/$${x}$$'}\nsource: &same {interval: '${N}s'}\nstore: {retain: '${N}d'}\n"
+    text = (
+        "scope: ${WHERE}-${N}\napi: {public_url: 'https://a/$${x}$$'}\nsource: &same "
+        "{interval: '${N}s'}\nstore: {retain: '${N}d'}\n"
+    )
     config = loaded(file, text, {"WHERE": "west", "N": "2"})
     assert (config.scope, config.source.interval, config.store.retain) == (
         "west-2",
@@ -315,10 +330,7 @@ sinks:
 @pytest.mark.parametrize("text", ["scope: ${NOPE}", "relay: a\nscope: ${NOPE}"])
 def test_a_variable_that_is_not_set_is_an_error(file: Path, text: str) -> None:
     line = len(text.splitlines())
-    assert (
-        refused(file, text)
-        == f"{line}: scope: expected the environment variable NOPE to be set"
-    )
+    assert refused(file, text) == f"{line}: scope: expected the environment variable NOPE to be set"
 
 
 @pytest.mark.parametrize("value", ["a$b", "$", "${}", "$5"])
@@ -332,7 +344,9 @@ def test_the_environment_wins_over_the_document(file: Path) -> None:
         "IMDS_RELAY_SOURCE__INTERVAL": "3s",
         "IMDS_RELAY_APPROVALS__ENABLED": "false",
         "IMDS_RELAY_API__SOCKET": "null",
-        "IMDS_RELAY_SINKS": f'[{{"kind": "webhook", "name": "x", "url": "https://x", "secrets": ["{SECRET}"]}}]',
+        "IMDS_RELAY_SINKS": (
+            f'[{{"kind": "webhook", "name": "x", "url": "https://x", "secrets": ["{SECRET}"]}}]'
+        ),
         "IMDS_RELAY_STORE__RETAIN": "1d",
         "IMDS_RELAY_STORE": '{"path": "/x"}',
         "IMDS_RELAY_URL": "the command line's own",
@@ -380,10 +394,19 @@ def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> 
 # --- what is wrong
 
 WRONG = [
-    ("sources: {}", "1: sources: unknown key, expected a key of this section; check its spelling and its place"),
+    (
+        "sources: {}",
+        (
+            "1: sources: unknown key, expected a key of this section; check its spelling and its "
+            "place"
+        ),
+    ),
     (
         "source:\n  intervall: 1s",
-        "2: source.intervall: unknown key, expected a key of this section; check its spelling and its place",
+        (
+            "2: source.intervall: unknown key, expected a key of this section; check its "
+            "spelling and its place"
+        ),
     ),
     (
         "source:\n  interval: fast",
@@ -411,7 +434,10 @@ WRONG = [
     ),
     (
         "source: {interval: 499ms}",
-        "1: source.interval: expected 500ms or more: Azure allows a VM five calls a second, shared with all that poll there; got '499ms'",
+        (
+            "1: source.interval: expected 500ms or more: Azure allows a VM five calls a "
+            "second, shared with all that poll there; got '499ms'"
+        ),
     ),
     ("source: {timeout: 0s}", "1: source.timeout: expected more than 0s; got '0s'"),
     (
@@ -441,7 +467,10 @@ WRONG = [
     ),
     (
         "sinks:\n  - {kind: webhook, name: a, webhook: 1}",
-        "2: sinks[0].webhook: unknown key, expected a key of this section; check its spelling and its place",
+        (
+            "2: sinks[0].webhook: unknown key, expected a key of this section; check its "
+            "spelling and its place"
+        ),
     ),
     (
         "sinks:\n  - {kind: webhook, name: a, timeout: 0s}",
@@ -464,12 +493,21 @@ WRONG = [
         "2: sinks[0].name: expected this key, but it is missing",
     ),
     (
-        "sinks:\n  - {kind: webhook, name: a, url: 'https://x', secrets: [SECRET], events: [event.new.v1]}",
-        "2: sinks[0].events[0]: expected a pattern over <family>.<change> such as event.scheduled, approval.* or *; got 'event.new.v1'",
+        (
+            "sinks:\n  - "
+            "{kind: webhook, name: a, url: 'https://x', secrets: [SECRET], events: [event.new.v1]}"
+        ),
+        (
+            "2: sinks[0].events[0]: expected a pattern over <family>.<change> such as "
+            "event.scheduled, approval.* or *; got 'event.new.v1'"
+        ),
     ),
     (
         "sinks:\n  - {kind: webhook, name: a, url: 'http://x', secrets: [SECRET]}",
-        "2: sinks[0].url: expected https, got http: set allow_http: true where the way to the receiver is trusted",
+        (
+            "2: sinks[0].url: expected https, got http: set allow_http: true where the way to "
+            "the receiver is trusted"
+        ),
     ),
     (
         "sinks:\n  - {kind: webhook, name: a, url: 'https://x', secrets: [SECRET], url_file: /x}",
@@ -477,7 +515,10 @@ WRONG = [
     ),
     (
         "sinks:\n  - kind: webhook\n    name: a\n    url_file: /no/such\n    secrets: [SECRET]",
-        "4: sinks[0].url_file: expected a readable file, /no/such could not be read: No such file or directory",
+        (
+            "4: sinks[0].url_file: expected a readable file, /no/such could not be read: No "
+            "such file or directory"
+        ),
     ),
     (
         "sinks:\n  - {kind: rabbitmq, name: a, url_file: /}",
@@ -485,14 +526,20 @@ WRONG = [
     ),
     (
         "api:\n  clients:\n    - name: a\n      key_file: /no/such",
-        "4: api.clients[0].key_file: expected a readable file, /no/such could not be read: No such file or directory",
+        (
+            "4: api.clients[0].key_file: expected a readable file, /no/such could not be read: "
+            "No such file or directory"
+        ),
     ),
     (
         "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x', declare: no}",
         "2: sinks[0].declare: expected true, false or 'passive'; got 'no'",
     ),
     (
-        "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x'}\n  - {kind: rabbitmq, name: a, url: 'amqp://y'}",
+        (
+            "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x'}\n  - "
+            "{kind: rabbitmq, name: a, url: 'amqp://y'}"
+        ),
         "1: sinks: Duplicate sink name: a.",
     ),
     (
@@ -517,7 +564,10 @@ WRONG = [
     ),
     (
         "approvals:\n  rules:\n    - {name: a, approve: automatic, match: {event_types: [Freeze]}}",
-        "3: approvals.rules[0].match.event_types: unknown key, expected a key of this section; check its spelling and its place",
+        (
+            "3: approvals.rules[0].match.event_types: unknown key, expected a key of this "
+            "section; check its spelling and its place"
+        ),
     ),
     (
         "approvals:\n  rules:\n    - {name: a, approve: automatic, match: {event_type: Freeze}}",
@@ -537,11 +587,17 @@ WRONG = [
     ),
     (
         f"api: {{socket: /{'é' * 54}}}",
-        "1: api.socket: expected a path of at most 107 bytes, which is what a socket can have, got one of 109",
+        (
+            "1: api.socket: expected a path of at most 107 bytes, which is what a socket can "
+            "have, got one of 109"
+        ),
     ),
     (
         "api:\n  listen: 0.0.0.0:8080",
-        "2: api.listen: expected tls, or allow_http: true behind a proxy, to listen on 0.0.0.0:8080",
+        (
+            "2: api.listen: expected tls, or allow_http: true behind a proxy, to listen on "
+            "0.0.0.0:8080"
+        ),
     ),
     (
         "api:\n  clients:\n    - {name: a, can: [fly]}",
@@ -593,11 +649,18 @@ WRONG_VARIABLES = [
         "fast",
         "source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got 'fast'",
     ),
-    ("SOURC__INTERVAL", "1s", "sourc: unknown key, expected a key of this section; check its spelling and its place"),
+    (
+        "SOURC__INTERVAL",
+        "1s",
+        "sourc: unknown key, expected a key of this section; check its spelling and its place",
+    ),
     (
         "SERVICE_HOST",
         "10.0.0.1",
-        "service_host: unknown key, expected a key of this section; check its spelling and its place",
+        (
+            "service_host: unknown key, expected a key of this section; check its spelling and "
+            "its place"
+        ),
     ),
     ("SINKS__0__URL", "https://x", "sinks: expected a list; got a mapping"),
     (
@@ -649,7 +712,7 @@ def test_an_api_version_needs_no_quotes(file: Path) -> None:
 def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a folder that is closed to us; root, for whom none is, meets the same with a name that is too long."""
+    """A name that is too long is as unreadable as a closed folder, also for root."""
     monkeypatch.setattr("relay.config.DEFAULT_PATHS", (tmp_path / ("x" * 300) / "relay.yaml",))
     with pytest.raises(
         ConfigError, match=r"relay\.yaml: expected a file that can be read: File name too long"
@@ -663,7 +726,10 @@ BROKEN = [
     "sinks: [{kind: webhook, name: a, url: 'https://x/SECRET', secrets: [x]}]",
     "sinks: [{kind: webhook, name: a, url: 'https://u:SECRET@x', secrets: [x]}]",
     "sinks: [{kind: webhook, name: a, url: 'ftp://u:SECRET@x', secrets: [x]}]",
-    "sinks: [{kind: webhook, name: a, url: 'https://x', proxy: 'ftp://u:SECRET@x', secrets: [GOOD]}]",
+    (
+        "sinks: "
+        "[{kind: webhook, name: a, url: 'https://x', proxy: 'ftp://u:SECRET@x', secrets: [GOOD]}]"
+    ),
     "sinks: [{kind: webhook, name: a, url: [SECRET]}]",
     "sinks: [{kind: webhook, name: a, url: {SECRET: 1}}]",
     "sinks: [{kind: webhook, name: a, url: 'https://x', secrets: SECRET}]",
@@ -746,7 +812,10 @@ def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(
     secret.write_text("amqp://guest:guest@127.0.0.1:5672/\n", encoding="utf-8")
     file = tmp_path / "relay.yaml"
     file.write_text(
-        "sinks: [{kind: rabbitmq, name: bus, url: 'amqp://a:b@127.0.0.1/'}]\napprovals: {amqp: {url: 'amqp://a:b@127.0.0.1/'}}\n",
+        (
+            "sinks: [{kind: rabbitmq, name: bus, url: 'amqp://a:b@127.0.0.1/'}]\napprovals: "
+            "{amqp: {url: 'amqp://a:b@127.0.0.1/'}}\n"
+        ),
         encoding="utf-8",
     )
     amqp = load(file, {"IMDS_RELAY_APPROVALS__AMQP__URL_FILE": str(secret)}).config.approvals.amqp
@@ -762,7 +831,10 @@ def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(
             "a pattern that matches an event type",
         ),
         (
-            "approvals: {rules: [{name: a, match: {duration: {min: 9s, max: 8s}}, approve: automatic}]}",
+            (
+                "approvals: "
+                "{rules: [{name: a, match: {duration: {min: 9s, max: 8s}}, approve: automatic}]}"
+            ),
             "expected min to be at most max",
         ),
     ],

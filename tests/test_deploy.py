@@ -1,4 +1,4 @@
-"""What is shipped beside the package does what it says: broker definitions, the compose file, the example consumer."""
+"""The shipped files work: broker definitions, compose file, unit file, example consumers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def defined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A node that has loaded the definitions at its first start, as that of the compose file does."""
+    """A node that loads the definitions at its first start, as in the compose file."""
     directory = tmp_path_factory.mktemp("defined")
     with Broker(directory) as node:
         with (directory / "rabbitmq.conf").open("a") as configuration:
@@ -116,7 +116,7 @@ async def test_the_definitions_make_what_declare_true_makes(defined: Broker) -> 
 
 
 def _named(definitions: dict[str, Any], kind: str, vhost: str) -> list[dict[str, Any]]:
-    """The entries of a virtual host, in order, without what says whose they are; queues of others left out."""
+    """Return the entries of a virtual host without their owners, and without foreign queues."""
     mine = [
         {key: value for key, value in entry.items() if key != "vhost"}
         for entry in definitions[kind]
@@ -128,7 +128,7 @@ def _named(definitions: dict[str, Any], kind: str, vhost: str) -> list[dict[str,
 
 
 async def test_messages_find_the_defined_queues(defined: Broker) -> None:
-    """What is told reaches the consumer, what nobody binds the unrouted queue, what is dead the dead queue."""
+    """Events reach the consumer, unbound ones the unrouted queue, dead ones the dead queue."""
     async with channel_of(defined, "admin") as channel:
         example = await channel.get_queue(EXAMPLE_QUEUE)
         for exchange, key, target in (
@@ -175,7 +175,7 @@ async def test_the_relay_may_publish_and_take_approvals_and_nothing_else(defined
 async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for_this_scope_alone(
     defined: Broker,
 ) -> None:
-    """Topic permissions: drain may write approve.compose; neither another scope's key, nor events, nor may the others approve."""
+    """Topic permissions: drain may write approve.compose only, and nobody else may approve."""
     async with channel_of(defined, "drain") as channel:
         there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
         await there.publish(
@@ -206,7 +206,7 @@ async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for
 
 
 async def _taken(queue: AbstractQueue) -> AbstractIncomingMessage:
-    """The next message, waited for."""
+    """Wait for the next message, and return it."""
     async with asyncio.timeout(60):
         while (message := await queue.get(fail=False, no_ack=True)) is None:  # noqa: ASYNC110  # a queue has no event
             await asyncio.sleep(0.02)
@@ -227,7 +227,7 @@ async def test_nobody_may_speak_for_anybody_else(defined: Broker) -> None:
 async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(
     defined: Broker,
 ) -> None:
-    """The policies hold: of approvals at most so many wait, and a consumer's rejects are kept apart."""
+    """The policies limit waiting approvals, and keep what a consumer rejects."""
     said = await asyncio.to_thread(defined.ctl, "list_queues", "--vhost", VHOST, "name", "policy")
     policies = dict(line.split("\t") for line in said.splitlines())
     assert (policies[APPROVALS], policies[EXAMPLE_QUEUE], policies[f"{MAIN}.unrouted"]) == (
@@ -246,7 +246,7 @@ async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(
 async def test_an_approval_that_cannot_be_used_waits_until_there_is_a_place_for_it(
     defined: Broker,
 ) -> None:
-    """At least once: with the queue of dead letters gone for a while, nothing is lost. By itself a quorum queue would drop it.
+    """At least once: nothing is lost while the dead-letter queue is gone. The default drops it.
 
     The broker tries again every three minutes, unless told otherwise before the queue is there.
     """
@@ -352,17 +352,19 @@ async def test_the_example_consumer_prints_each_event_once(defined: Broker) -> N
                 aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=60
             )
         assert (await output.readline()).decode() == (
-            "2026-04-11T22:11:58Z event.scheduled Reboot of vm-0, vm-1 started by Platform not before 2026-04-11T22:26:58Z [C7061BAC]\n"
+            "2026-04-11T22:11:58Z event.scheduled Reboot of vm-0, vm-1 started by Platform "
+            "not before 2026-04-11T22:26:58Z [C7061BAC]\n"
         )
         assert (await output.readline()).decode() == (
-            "2026-04-11T22:11:58Z event.ended Reboot of vm-0, vm-1 started by Platform outcome: completed [C7061BAC]\n"
+            "2026-04-11T22:11:58Z event.ended Reboot of vm-0, vm-1 started by Platform "
+            "outcome: completed [C7061BAC]\n"
         )
 
 
 async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_file(
     defined: Broker, tmp_path: Path
 ) -> None:
-    """The whole journey with the files that are shipped: definitions, the relay's document, the program."""
+    """The whole journey with the shipped files: definitions, configuration, program."""
     drained = tmp_path / "drained"
     environment = {
         **os.environ,
@@ -384,11 +386,15 @@ async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_fi
                 await sim.approved(event, within=60)
                 assert (
                     await output.readline()
-                    == f"drained and approved: io.imdsrelay.event.scheduled.v1 {event.event_id}\n".encode()
+                    == (
+                        f"drained and approved: io.imdsrelay.event.scheduled.v1 {event.event_id}\n"
+                    ).encode()
                 )
                 assert (
                     await output.readline()
-                    == f"answered: io.imdsrelay.startrequest.accepted.v1 {event.event_id}: done\n".encode()
+                    == (
+                        f"answered: io.imdsrelay.startrequest.accepted.v1 {event.event_id}: done\n"
+                    ).encode()
                 )
                 await _deleted_and_made_again(defined, "drain")
                 another = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
@@ -398,7 +404,7 @@ async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_fi
 
 
 async def _deleted_and_made_again(node: Broker, queue: str) -> None:
-    """The broker cancels the consumer of a queue that is deleted, as RabbitMQ 4.3 does one that works too long: it comes back."""
+    """The broker cancels the consumer of a deleted queue, and in RabbitMQ 4.3 a slow one."""
     async with channel_of(node, "admin") as channel:
         await channel.queue_delete(queue)
     async with asyncio.timeout(30):
@@ -514,16 +520,14 @@ def directives(name: str) -> list[str]:
 
 
 def documented_commands(heading: str) -> str:
-    """The block of commands under a heading of the page on operations, with continued lines joined."""
+    """Return the commands under a heading of docs/operations.md, with continued lines joined."""
     page = (ROOT / "docs/operations.md").read_text()
     found = re.search(rf"^## {heading}$.*?^```sh$(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert found is not None
     return re.sub(r" *\\\n *", " ", found[1])
 
 
-def test_the_unit_makes_files_for_its_user_alone_and_a_folder_for_the_socket_that_the_group_may_enter() -> (
-    None
-):
+def test_the_unit_makes_files_for_its_user_and_a_folder_for_the_socket_of_the_group() -> None:
     assert directives("UMask") == ["0077"]
     assert directives("StateDirectoryMode") == ["0700"]
     assert directives("RuntimeDirectoryMode") == ["0750"]
@@ -578,7 +582,7 @@ def test_the_documented_removal_takes_away_what_was_installed() -> None:
 def test_health_checks_survive_an_api_that_splits_them_at_spaces(
     services: dict[str, Any], name: str
 ) -> None:
-    """Podman's API does so with arguments of CMD. The relay has a check of its own: OCI images lose that of the Dockerfile."""
+    """OCI images lose the health check of the Dockerfile, so the relay has its own."""
     kind, *arguments = services[name]["healthcheck"]["test"]
     assert kind in {"CMD", "CMD-SHELL"}
     if kind == "CMD-SHELL":

@@ -1,4 +1,4 @@
-"""What may not be looked at is told as that, and is never taken for absent: the same on every version of Python."""
+"""Unreadable files are reported as such and never as absent, on every version of Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relay.files import may_be_file, may_be_folder, may_exist, user
 from relay.outbox import StoreSettings
 from relay.outbox.diagnostics import diagnose
 from relay.outbox.file import open_for_reading
-from tests.cli.command import typed
+from tests.cli.command import run_command
 
 NOBODY = 65534
 ASKED: tuple[Callable[[Path], bool], ...] = (may_exist, may_be_file, may_be_folder)
@@ -22,7 +22,7 @@ ASKED: tuple[Callable[[Path], bool], ...] = (may_exist, may_be_file, may_be_fold
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Iterator[Path]:
-    """A folder that this user may not look into; root becomes another user meanwhile, whom rights bind."""
+    """A folder that this user may not enter. Root becomes another user meanwhile."""
     folder = tmp_path / "closed"
     folder.mkdir()
     (folder / "relay.yaml").write_text("scope: west\n")
@@ -61,10 +61,13 @@ def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.config.DEFAULT_PATHS", (closed / "relay.yaml",))
-    said = rf"relay\.yaml: expected a file that can be read: Permission denied \(this runs as {user()}\)"
+    said = (
+        rf"relay\.yaml: expected a file that can be read: Permission denied \(this runs as "
+        rf"{user()}\)"
+    )
     with pytest.raises(ConfigError, match=said):
         load(None, {})
-    done = typed("check")
+    done = run_command("check")
     assert (done.code, "Permission denied" in done.err) == (2, True)
 
 
@@ -88,6 +91,6 @@ def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(
 ) -> None:
     monkeypatch.setattr("relay.cli._connection.SERVICE_SOCKET", closed / "relay.sock")
     monkeypatch.chdir("/")
-    done = typed("events")
+    done = run_command("events")
     assert done.code == 1
     assert f"you may not open {closed / 'relay.sock'}" in done.err

@@ -56,7 +56,7 @@ async def test_a_shared_broker_takes_and_gives_a_message(broker: Reachable, exch
 
 
 async def test_a_killed_broker_comes_back_with_its_durable_data(own_broker: Broker) -> None:
-    """Connections break at once, the port refuses, and what was confirmed before is there after the restart."""
+    """Connections break, the port refuses, and confirmed messages survive the restart."""
     url = own_broker.amqp_url()
     await put(url, "kept", b"confirmed")
     connection = await aio_pika.connect(url)

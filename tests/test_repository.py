@@ -1,4 +1,4 @@
-"""The frame holds: what is installed is locked, what is built is whole, and the tests run under the rules that they claim."""
+"""The repository is consistent: locks, wheel, and the rules under which the tests run."""
 
 from __future__ import annotations
 

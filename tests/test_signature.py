@@ -234,7 +234,7 @@ def test_a_change_of_any_byte_of_body_id_or_timestamp_is_refused(data: st.DataOb
 
 
 def test_the_end_of_a_part_cannot_be_moved_over_a_full_stop() -> None:
-    """``id.timestamp.body`` is signed: a body that starts like a timestamp would otherwise make a second, valid message."""
+    """``id.timestamp.body`` is signed: a body like a timestamp could make another valid message."""
     later = int(NOW.timestamp()) + 30
     headers = headers_for(f"{later}.{{}}".encode())
     moved = {

@@ -1,4 +1,4 @@
-"""Which certificates of others the relay accepts, the same on every version of Python, and what it says of the rest."""
+"""The relay accepts the same certificates on every version of Python, and explains the others."""
 
 from __future__ import annotations
 

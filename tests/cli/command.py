@@ -1,4 +1,4 @@
-"""Runs the command line as a person or a script does: in a process of its own, or in this one where that is as good."""
+"""Runs the command line: in a process of its own, or in this process, which is faster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandResult:
     """How a command ended, and what it printed."""
 
     code: int
@@ -39,16 +39,18 @@ class Ended:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment without what would configure a relay, with the project importable from any directory."""
+    """Return the environment without a relay's variables, and with the project on the path."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("IMDS_RELAY_")
     }
     return {**inherited, "PYTHONPATH": str(ROOT), **more}
 
 
-def run(*arguments: str, cwd: Path | None = None, given: str = "", **more: str) -> Ended:
-    """Run the command in a process of its own. No command shows a traceback, so that is looked for each time."""
-    done = subprocess.run(
+def run_process(
+    *arguments: str, cwd: Path | None = None, given: str = "", **more: str
+) -> CommandResult:
+    """Run the command in a process of its own, and check that it shows no traceback."""
+    result = subprocess.run(
         [sys.executable, "-m", "relay", *arguments],
         cwd=cwd,
         env=environment(**more),
@@ -58,12 +60,12 @@ def run(*arguments: str, cwd: Path | None = None, given: str = "", **more: str) 
         check=False,
         timeout=120,
     )
-    assert "Traceback" not in done.stderr, done.stderr
-    return Ended(done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in result.stderr, result.stderr
+    return CommandResult(result.returncode, result.stdout, result.stderr)
 
 
-def typed(*arguments: str) -> Ended:
-    """Run the command in this process, which is faster. Nothing can be asked: standard input is no terminal."""
+def run_command(*arguments: str) -> CommandResult:
+    """Run the command in this process. Standard input is no terminal, so it asks nothing."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -75,22 +77,22 @@ def typed(*arguments: str) -> Ended:
         with pytest.raises(SystemExit) as ended:
             main()
     assert isinstance(ended.value.code, int)
-    return Ended(ended.value.code, out.getvalue(), err.getvalue())
+    return CommandResult(ended.value.code, out.getvalue(), err.getvalue())
 
 
-async def called(*arguments: str) -> Ended:
+async def run_async(*arguments: str) -> CommandResult:
     """As `typed`, for a test whose event loop the command talks to."""
-    return await asyncio.to_thread(typed, *arguments)
+    return await asyncio.to_thread(run_command, *arguments)
 
 
-def names_in(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     """What a command left in a folder."""
     return sorted(file.name for file in folder.iterdir())
 
 
 @contextmanager
-def obeying_ctrl_c() -> Iterator[None]:
-    """A process that starts meanwhile obeys SIGINT, also where these tests run in the background: there a shell has it ignored."""
+def default_sigint() -> Iterator[None]:
+    """Let new processes obey SIGINT. A shell ignores it for tests that run in the background."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield
         return
@@ -102,11 +104,11 @@ def obeying_ctrl_c() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def running(
+async def start_process(
     *arguments: str, cwd: Path | None = None, more: Mapping[str, str] | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The command in a process of its own, to be watched and signalled; killed in the end if it still runs."""
-    with obeying_ctrl_c():
+    """Start the command in a process of its own. It is killed in the end if it still runs."""
+    with default_sigint():
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -126,7 +128,9 @@ async def running(
         await process.communicate()
 
 
-async def said(stream: asyncio.StreamReader | None, text: str, *, within: float = 60.0) -> str:
+async def read_until(
+    stream: asyncio.StreamReader | None, text: str, *, within: float = 60.0
+) -> str:
     """Everything up to the line that holds the text. Fails where it does not come."""
     assert stream is not None
     found = ""
@@ -139,7 +143,7 @@ async def said(stream: asyncio.StreamReader | None, text: str, *, within: float 
 
 
 @asynccontextmanager
-async def answering(
+async def serve_handler(
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> AsyncIterator[str]:
     """A server that answers everything with this handler; yields its URL."""

@@ -14,23 +14,23 @@ import orjson
 import pytest
 
 from relay.outbox.journal import Journal
-from tests.cli.command import ROOT, called, typed
-from tests.cli.running_relay import ME, alive
-from tests.outbox.open_store import NOW, open_file_in
+from tests.cli.command import ROOT, run_async, run_command
+from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
+from tests.outbox.open_store import NOW, opened
 
 
 @pytest.fixture
-async def decided(tmp_path: Path) -> tuple[str, Path, str]:
-    """What a relay left behind: its configuration, its state file, and the EventId that somebody decided about."""
-    async with alive(tmp_path) as relay:
-        event = await relay.announced()
-        await called("hold", event.event_id, "-c", relay.config, "--reason", "backup runs")
-        await called("approvals", "dry-run", "-c", relay.config)
+async def journal_of_a_decision(tmp_path: Path) -> tuple[str, Path, str]:
+    """Return what a stopped relay left: configuration, state file, and EventId of a decision."""
+    async with running_relay(tmp_path) as relay:
+        event = await relay.announce()
+        await run_async("hold", event.event_id, "-c", relay.config, "--reason", "backup runs")
+        await run_async("approvals", "dry-run", "-c", relay.config)
     return relay.config, relay.store, event.event_id
 
 
 def tamper(store: Path, statement: str) -> None:
-    """Change the file as one would who can write it: the triggers that keep the journal are taken away first."""
+    """Change the file as an attacker could: remove the triggers that protect the journal first."""
     with closing(sqlite3.connect(store)) as connection, connection:
         for (name,) in connection.execute(
             "SELECT name FROM sqlite_schema WHERE type = 'trigger'"
@@ -40,45 +40,50 @@ def tamper(store: Path, statement: str) -> None:
 
 
 async def test_audit_verifies_beside_a_running_relay(tmp_path: Path) -> None:
-    async with alive(tmp_path) as relay:
-        await relay.announced()
-        done = await called("audit", "-c", relay.config)
-    assert done.code == 0
-    assert done.out.startswith(f"the chain of {relay.store} holds: 1 row, journalhead 1:")
+    async with running_relay(tmp_path) as relay:
+        await relay.announce()
+        result = await run_async("audit", "-c", relay.config)
+    assert result.code == 0
+    assert result.out.startswith(f"the chain of {relay.store} holds: 1 row, journalhead 1:")
 
 
 async def test_audit_verifies_when_no_relay_runs_and_says_the_same_as_json(
-    decided: tuple[str, Path, str],
+    journal_of_a_decision: tuple[str, Path, str],
 ) -> None:
-    config, store, _ = decided
-    shown = (await called("audit", "verify", "-c", config, "--json")).json
-    assert (shown["store"], shown["rows"], shown["position"]) == (str(store), 3, 3)
-    assert shown["journalhead"] in (await called("audit", "-c", config)).out
+    config, store, _ = journal_of_a_decision
+    output = (await run_async("audit", "verify", "-c", config, "--json")).json
+    assert (output["store"], output["rows"], output["position"]) == (str(store), 3, 3)
+    assert output["journalhead"] in (await run_async("audit", "-c", config)).out
 
 
-async def test_a_row_that_was_changed_is_named(decided: tuple[str, Path, str]) -> None:
-    config, store, _ = decided
+async def test_a_row_that_was_changed_is_named(
+    journal_of_a_decision: tuple[str, Path, str],
+) -> None:
+    config, store, _ = journal_of_a_decision
     tamper(
         store,
-        "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'backup', 'nobody') AS BLOB) WHERE position = 2",
+        (
+            "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'backup', 'nobody') AS "
+            "BLOB) WHERE position = 2"
+        ),
     )
-    done = await called("audit", "-c", config)
-    assert (done.code, done.out) == (1, "")
+    result = await run_async("audit", "-c", config)
+    assert (result.code, result.out) == (1, "")
     assert (
-        done.err == "imds-relay: journal: the row at position 2 is not the one that was written\n"
+        result.err == "imds-relay: journal: the row at position 2 is not the one that was written\n"
     )
 
 
 async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(
-    decided: tuple[str, Path, str],
+    journal_of_a_decision: tuple[str, Path, str],
 ) -> None:
-    config, store, _ = decided
-    head = (await called("audit", "verify", "-c", config, "--json")).json["journalhead"]
-    assert (await called("audit", "verify", "-c", config, "--expect", head)).code == 0
+    config, store, _ = journal_of_a_decision
+    head = (await run_async("audit", "verify", "-c", config, "--json")).json["journalhead"]
+    assert (await run_async("audit", "verify", "-c", config, "--expect", head)).code == 0
     tamper(store, "DELETE FROM journal WHERE position = 3")
-    assert (await called("audit", "-c", config)).code == 0
-    done = await called("audit", "verify", "-c", config, "--expect", head)
-    assert (done.code, done.err) == (
+    assert (await run_async("audit", "-c", config)).code == 0
+    result = await run_async("audit", "verify", "-c", config, "--expect", head)
+    assert (result.code, result.err) == (
         1,
         "imds-relay: journal: it ends at position 2, 3 was seen before: its tail was cut\n",
     )
@@ -86,44 +91,48 @@ async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(
 
 @pytest.mark.parametrize("head", ["5", "x:y", "1:abc", "-1:" + "0" * 64])
 def test_a_head_that_is_none_is_exit_code_2(head: str) -> None:
-    done = typed("audit", "verify", "--expect", head)
-    assert (done.code, done.err) == (
+    result = run_command("audit", "verify", "--expect", head)
+    assert (result.code, result.err) == (
         2,
         "imds-relay: --expect: expected a journalhead, <position>:<64 hexadecimal digits>\n",
     )
 
 
-async def test_show_tells_who_decided_what_about_an_event(decided: tuple[str, Path, str]) -> None:
-    config, _, event = decided
-    shown = (await called("audit", "show", event.lower(), "-c", config)).out
-    assert [line.split()[2] for line in shown.splitlines()[1:]] == [
+async def test_show_tells_who_decided_what_about_an_event(
+    journal_of_a_decision: tuple[str, Path, str],
+) -> None:
+    config, _, event = journal_of_a_decision
+    output = (await run_async("audit", "show", event.lower(), "-c", config)).out
+    assert [line.split()[2] for line in output.splitlines()[1:]] == [
         "event.scheduled",
         "approval.recorded",
     ]
-    assert f"{ME}  hold, backup runs" in shown
-    rows = (await called("audit", "show", event, "-c", config, "--json")).json
+    assert f"{LOCAL_PRINCIPAL}  hold, backup runs" in output
+    rows = (await run_async("audit", "show", event, "-c", config, "--json")).json
     assert [row["position"] for row in rows] == [1, 2]
-    assert (await called("audit", "show", "nope", "-c", config)).code == 1
+    assert (await run_async("audit", "show", "nope", "-c", config)).code == 1
 
 
-def documented() -> str:
+def documented_verifier() -> str:
     """The program of the page that says how to run it, which needs nothing of ours."""
     return (ROOT / "docs/operations.md").read_text().partition("```python\n")[2].partition("```")[0]
 
 
-def proved(export: str) -> str:
+def verify_export(export: str) -> str:
     """What that program says of an export."""
-    command = [sys.executable, "-I", "-c", documented()]
-    done = subprocess.run(
+    command = [sys.executable, "-I", "-c", documented_verifier()]
+    result = subprocess.run(
         command, input=export, capture_output=True, text=True, check=False, timeout=30
     )
-    return done.stdout if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+    return result.stdout if result.returncode == 0 else result.stderr.strip().splitlines()[-1]
 
 
-async def test_what_export_prints_proves_itself(decided: tuple[str, Path, str]) -> None:
+async def test_what_export_prints_proves_itself(
+    journal_of_a_decision: tuple[str, Path, str],
+) -> None:
     """The chain is computed again from the lines alone, by the program of the documentation."""
-    config, _, _ = decided
-    exported = (await called("audit", "export", "-c", config)).out
+    config, _, _ = journal_of_a_decision
+    exported = (await run_async("audit", "export", "-c", config)).out
     assert [orjson.loads(line)["kind"] for line in exported.splitlines()] == [
         "checkpoint",
         "event.scheduled",
@@ -131,8 +140,8 @@ async def test_what_export_prints_proves_itself(decided: tuple[str, Path, str]) 
         "mode",
         "head",
     ]
-    head = (await called("audit", "verify", "-c", config, "--json")).json["journalhead"]
-    assert proved(exported) == f"it holds: {head}\n"
+    head = (await run_async("audit", "verify", "-c", config, "--json")).json["journalhead"]
+    assert verify_export(exported) == f"it holds: {head}\n"
 
 
 async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
@@ -148,60 +157,62 @@ async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
                 orjson.dumps({"body": key}),
                 event_key=key,
             )
-    first = (await called("audit", "export", "--store", path_text)).out
-    assert proved(first).startswith("it holds: 6:")
-    with open_file_in(path) as file:
+    first = (await run_async("audit", "export", "--store", path_text)).out
+    assert verify_export(first).startswith("it holds: 6:")
+    with opened(path) as file:
         assert Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW) == 3
-    later = (await called("audit", "export", "--store", path_text)).out
-    assert proved(later) == proved(first)
+    later = (await run_async("audit", "export", "--store", path_text)).out
+    assert verify_export(later) == verify_export(first)
     checkpoint = orjson.loads(later.split("\n")[0])
     assert checkpoint["hash"] == orjson.loads(first.split("\n")[3])["hash"]
     with open_file_in(path) as file:
         assert Journal(file.connection).prune(NOW + timedelta(minutes=9), NOW) == 3
-    emptied = (await called("audit", "export", "--store", path_text)).out
-    assert proved(emptied) == proved(first)
+    emptied = (await run_async("audit", "export", "--store", path_text)).out
+    assert verify_export(emptied) == verify_export(first)
     assert len(emptied.splitlines()) == 2
 
 
-async def test_an_export_that_was_touched_proves_it(decided: tuple[str, Path, str]) -> None:
-    config, _, _ = decided
-    begin, *lines, end = (await called("audit", "export", "-c", config)).out.splitlines()
-    assert proved(
+async def test_an_export_that_was_touched_proves_it(
+    journal_of_a_decision: tuple[str, Path, str],
+) -> None:
+    config, _, _ = journal_of_a_decision
+    begin, *lines, end = (await run_async("audit", "export", "-c", config)).out.splitlines()
+    assert verify_export(
         "\n".join([begin, lines[0], lines[1].replace("backup", "nobody"), lines[2], end])
     ).endswith("row 2 is not the one that was written")
-    assert proved("\n".join([begin, lines[0], lines[2], end])).endswith(
+    assert verify_export("\n".join([begin, lines[0], lines[2], end])).endswith(
         "row 2 is not the one that was written"
     )
-    assert proved("\n".join([begin, *lines[:2], end])).endswith("the end is missing")
-    assert proved("\n".join([begin.replace("00", "01", 1), *lines, end])).endswith(
+    assert verify_export("\n".join([begin, *lines[:2], end])).endswith("the end is missing")
+    assert verify_export("\n".join([begin.replace("00", "01", 1), *lines, end])).endswith(
         "row 1 is not the one that was written"
     )
 
 
 async def test_a_copy_is_audited_where_it_lies_without_a_configuration(
-    decided: tuple[str, Path, str], tmp_path: Path
+    journal_of_a_decision: tuple[str, Path, str], tmp_path: Path
 ) -> None:
-    _, store, event = decided
+    _, store, event = journal_of_a_decision
     copy = tmp_path / "old.db"
     shutil.copy(store, copy)
-    done = await called("audit", "--store", str(copy), "--config", "absent.yaml")
-    assert done.code == 0
-    assert f"the chain of {copy} holds: 3 rows" in done.out
+    result = await run_async("audit", "--store", str(copy), "--config", "absent.yaml")
+    assert result.code == 0
+    assert f"the chain of {copy} holds: 3 rows" in result.out
     for arguments in (("verify",), ("show", event), ("export",)):
         assert (
-            await called("audit", *arguments, "--store", str(copy), "--config", "absent.yaml")
+            await run_async("audit", *arguments, "--store", str(copy), "--config", "absent.yaml")
         ).code == 0
 
 
 async def test_the_state_file_of_the_service_is_found(
-    decided: tuple[str, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    journal_of_a_decision: tuple[str, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, store, _ = decided
+    _, store, _ = journal_of_a_decision
     monkeypatch.setattr("relay.cli.audit.SERVICE_STORE", store)
     (tmp_path / "other.yaml").write_text(f"store: {{path: {tmp_path}/absent.db}}")
     assert (
         f"the chain of {store} holds"
-        in (await called("audit", "-c", str(tmp_path / "other.yaml"))).out
+        in (await run_async("audit", "-c", str(tmp_path / "other.yaml"))).out
     )
 
 
@@ -214,36 +225,36 @@ def test_a_state_file_that_is_none_is_a_sentence(
     if content is not None:
         store.write_bytes(content)
     for verb in ("verify", "show x", "export"):
-        done = typed("audit", *verb.split())
-        assert (done.code, done.out) == (1, "")
-        assert done.err.startswith(
+        result = run_command("audit", *verb.split())
+        assert (result.code, result.out) == (1, "")
+        assert result.err.startswith(
             "imds-relay: store.path: expected a relay's state file, relay.db: "
         )
-        assert len(done.err.splitlines()) == 1
+        assert len(result.err.splitlines()) == 1
     assert store.exists() is (content is not None)
 
 
 async def test_a_state_file_that_is_damaged_further_on_is_a_sentence(tmp_path: Path) -> None:
-    async with alive(tmp_path) as relay:
-        event = await relay.announced()
-        await called("hold", event.event_id, "-c", relay.config, "--reason", "x" * 1000)
-        await called("release", event.event_id, "-c", relay.config, "--reason", "y" * 1000)
-        await called("hold", event.event_id, "-c", relay.config, "--reason", "the last row")
+    async with running_relay(tmp_path) as relay:
+        event = await relay.announce()
+        await run_async("hold", event.event_id, "-c", relay.config, "--reason", "x" * 1000)
+        await run_async("release", event.event_id, "-c", relay.config, "--reason", "y" * 1000)
+        await run_async("hold", event.event_id, "-c", relay.config, "--reason", "the last row")
     whole = bytearray(relay.store.read_bytes())
     page = whole.rindex(b"the last row") // 4096 * 4096
     whole[page : page + 64] = b"\xff" * 64
     relay.store.write_bytes(whole)
     for verb in ("verify", "export"):
-        done = await called("audit", verb, "-c", relay.config)
-        assert done.code == 1
-        assert "cannot be read: database disk image is malformed" in done.err
-        assert len(done.err.splitlines()) == 1
+        result = await run_async("audit", verb, "-c", relay.config)
+        assert result.code == 1
+        assert "cannot be read: database disk image is malformed" in result.err
+        assert len(result.err.splitlines()) == 1
 
 
 async def test_a_store_named_before_the_verb_is_wrong_usage_and_never_another_file(
-    decided: tuple[str, Path, str],
+    journal_of_a_decision: tuple[str, Path, str],
 ) -> None:
     """Else a damaged copy would be said to hold because the configured file does."""
-    config, store, _ = decided
-    done = await called("audit", "--store", str(store), "verify", "-c", config)
-    assert (done.code, "behind the verb" in done.err) == (2, True)
+    config, store, _ = journal_of_a_decision
+    result = await run_async("audit", "--store", str(store), "verify", "-c", config)
+    assert (result.code, "behind the verb" in result.err) == (2, True)

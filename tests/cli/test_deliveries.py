@@ -13,36 +13,64 @@ from pathlib import Path
 import pytest
 
 from relay.simulator import Plan
-from tests.cli.command import called, environment, typed
-from tests.cli.running_relay import Alive, alive
+from tests.cli.command import environment, run_async, run_command
+from tests.cli.running_relay import RunningRelay, running_relay
 from tests.journey.relay_process import eventually
 
 
 @pytest.fixture
-async def relay(tmp_path: Path) -> AsyncIterator[Alive]:
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
     """A relay that runs."""
-    async with alive(tmp_path) as running:
-        yield running
+    async with running_relay(tmp_path) as relay:
+        yield relay
 
 
-async def test_dead_letters_go_out_again_by_sink_and_since(relay: Alive) -> None:
+async def test_explain_says_that_it_is_wanted_and_prints_the_plan(relay: RunningRelay) -> None:
+    event = await relay.announce()
+    result = await run_async("explain", event.event_id.lower(), "drain", "-c", relay.config)
+    assert result.code == 0
+    lines = [line.split() for line in result.out.splitlines()]
+    assert ["wanted", "yes"] in lines
+    assert [
+        line[:2] for line in lines if line[2:4] == ["ms", result.out] or line[:2] == ["1", "500"]
+    ] == [["1", "500"]]
+    assert "then a dead letter: given up after 86400 s" in result.out
+    assert "then a dead letter: refused, and no NotBefore ahead to keep trying for" in result.out
+    explanation = (
+        await run_async("explain", event.event_id, "drain", "-c", relay.config, "--json")
+    ).json
+    assert (explanation["whyNot"], explanation["plan"][0]["tries"][0]["pauseSeconds"]) == (
+        None,
+        0.5,
+    )
+
+
+async def test_explain_of_what_is_unknown_is_exit_code_1(relay: RunningRelay) -> None:
+    event = await relay.announce()
+    assert (await run_async("explain", event.event_id, "nope", "-c", relay.config)).code == 1
+    assert (await run_async("explain", "nope", "drain", "-c", relay.config)).code == 1
+
+
+async def test_dead_letters_go_out_again_by_sink_and_since(relay: RunningRelay) -> None:
     relay.receiver.status = 422
     events = [relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None)) for _ in range(3)]
 
     async def parked() -> bool:
-        return len((await called("dead-letters", "-c", relay.config, "--json")).json["items"]) == 3
+        return (
+            len((await run_async("dead-letters", "-c", relay.config, "--json")).json["items"]) == 3
+        )
 
     await eventually(parked)
-    shown = await called("deliveries", "1", "-c", relay.config)
+    shown = await run_async("deliveries", "1", "-c", relay.config)
     assert "422" in shown.out
-    assert len((await called("deliveries", "1", "-c", relay.config, "--json")).json["log"]) == 1
+    assert len((await run_async("deliveries", "1", "-c", relay.config, "--json")).json["log"]) == 1
     relay.receiver.status = 204
-    nothing = await called("redeliver", "--since", "2999-01-01T00:00:00Z", "-c", relay.config)
+    nothing = await run_async("redeliver", "--since", "2999-01-01T00:00:00Z", "-c", relay.config)
     assert (nothing.code, nothing.out) == (
         0,
         "0 dead letters go out again; see `imds-relay deliveries`\n",
     )
-    done = await called(
+    result = await run_async(
         "redeliver",
         "--since",
         "1h",
@@ -53,21 +81,23 @@ async def test_dead_letters_go_out_again_by_sink_and_since(relay: Alive) -> None
         "-c",
         relay.config,
     )
-    assert (done.code, done.out) == (
+    assert (result.code, result.out) == (
         0,
         "3 dead letters go out again; see `imds-relay deliveries`\n",
     )
     for event in events:
-        await relay.told("event.started", event.event_id)
+        await relay.wait_for_webhook("event.started", event.event_id)
 
 
-async def test_a_person_sees_how_far_it_is(relay: Alive) -> None:
+async def test_a_person_sees_how_far_it_is(relay: RunningRelay) -> None:
     """A bar, on a terminal alone, and never where a program reads."""
     relay.receiver.status = 422
     relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None))
 
     async def parked() -> bool:
-        return len((await called("dead-letters", "-c", relay.config, "--json")).json["items"]) == 1
+        return (
+            len((await run_async("dead-letters", "-c", relay.config, "--json")).json["items"]) == 1
+        )
 
     await eventually(parked)
     relay.receiver.status = 204
@@ -80,29 +110,29 @@ async def test_a_person_sees_how_far_it_is(relay: Alive) -> None:
 
 
 def on_a_terminal(*arguments: str) -> tuple[int, str, str]:
-    """Run the command with a terminal as standard error: how it ended, what it printed, and what a person saw meanwhile."""
-    ours, theirs = pty.openpty()
+    """Run the command with a terminal as standard error. Return exit code, output and screen."""
+    reader, terminal = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "relay", *arguments],
         env=environment(TERM="xterm"),
         stdout=subprocess.PIPE,
-        stderr=theirs,
+        stderr=terminal,
         text=True,
     ) as process:
-        os.close(theirs)
-        seen = bytearray()
+        os.close(terminal)
+        screen = bytearray()
         while True:
             try:
-                seen += os.read(ours, 4096)
+                screen += os.read(reader, 4096)
             except OSError:  # nobody holds the other end any more
                 break
-        os.close(ours)
+        os.close(reader)
         assert process.stdout is not None
-        return process.wait(), process.stdout.read(), seen.decode()
+        return process.wait(), process.stdout.read(), screen.decode()
 
 
 @pytest.mark.parametrize(
     "arguments", [(), ("7", "--all"), ("--since", "soon"), ("7", "--sink", "drain")]
 )
 def test_redeliver_wants_one_id_or_what_they_have_in_common(arguments: tuple[str, ...]) -> None:
-    assert typed("redeliver", *arguments, "--url", "http://127.0.0.1:1").code == 2
+    assert run_command("redeliver", *arguments, "--url", "http://127.0.0.1:1").code == 2

@@ -27,8 +27,8 @@ from relay.outbox.file import VERSION
 from relay.simulator import VM, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.certificates import LOOPBACK
-from tests.cli.command import called, names_in
-from tests.cli.running_relay import alive
+from tests.cli.command import file_names, run_async
+from tests.cli.running_relay import running_relay
 from tests.imds.scripted_server import Answer, Asked, far_side
 from tests.journey.relay_process import SECRET
 from tests.rabbitmq import Broker, Reachable
@@ -63,22 +63,22 @@ def configured(folder: Path, url: str, **sections: Any) -> Path:
 
 async def examined(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     """The exit code, and what was found by what it is about."""
-    done = await called("doctor", "--config", str(folder / "relay.yaml"), "--json", *more)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for one in done.json:
-        found.setdefault(one["about"], []).append(one)
-    return done.code, found
+    result = await run_async("doctor", "--config", str(folder / "relay.yaml"), "--json", *more)
+    findings: dict[str, list[dict[str, Any]]] = {}
+    for finding in result.json:
+        findings.setdefault(finding["about"], []).append(finding)
+    return result.code, findings
 
 
-def states(found: dict[str, list[dict[str, Any]]]) -> set[str]:
+def states(findings: dict[str, list[dict[str, Any]]]) -> set[str]:
     """How everything is."""
-    return {one["state"] for several in found.values() for one in several}
+    return {finding["state"] for group in findings.values() for finding in group}
 
 
 async def test_all_is_well_and_nothing_was_made(azure: Simulator, tmp_path: Path) -> None:
-    code, found = await examined(configured(tmp_path, azure.url))
+    code, findings = await examined(configured(tmp_path, azure.url))
     assert code == 0
-    assert states(found) <= {"ok", "warning"}  # a build machine may have its folders in memory
+    assert states(findings) <= {"ok", "warning"}  # a build machine may have its folders in memory
     assert {
         "configuration",
         "secrets",
@@ -88,8 +88,8 @@ async def test_all_is_well_and_nothing_was_made(azure: Simulator, tmp_path: Path
         "state folder",
         "disk space",
         "state file",
-    } <= found.keys()
-    assert names_in(tmp_path) == ["relay.yaml"]
+    } <= findings.keys()
+    assert file_names(tmp_path) == ["relay.yaml"]
 
 
 async def test_scheduled_events_are_not_switched_on_unless_asked_for(
@@ -100,22 +100,24 @@ async def test_scheduled_events_are_not_switched_on_unless_asked_for(
     See docs/protocol.md#polling-delays-reboots-by-users.
     """
     folder = configured(tmp_path, azure.url)
-    _, found = await examined(folder)
-    assert [one["said"] for one in found["scheduled events"]] == [NOT_POLLED]
+    _, findings = await examined(folder)
+    assert [finding["said"] for finding in findings["scheduled events"]] == [NOT_ASKED]
     assert not [call for call in azure.calls if call.path.endswith("scheduledevents")]
-    _, found = await examined(folder, "--poll")
-    assert [one["said"] for one in found["scheduled events"]] == ["the document holds 0 events"]
+    _, findings = await examined(folder, "--poll")
+    assert [finding["said"] for finding in findings["scheduled events"]] == [
+        "the document holds 0 events"
+    ]
     assert len([call for call in azure.calls if call.path.endswith("scheduledevents")]) == 1
 
 
 async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Path) -> None:
     folder = configured(tmp_path, "http://127.0.0.1:1", approvals={})
-    done = await called("doctor", "--config", str(folder / "relay.yaml"))
-    assert done.code == 1
-    lines = {line.split()[0] for line in done.out.splitlines() if line}
+    result = await run_async("doctor", "--config", str(folder / "relay.yaml"))
+    assert result.code == 1
+    lines = {line.split()[0] for line in result.out.splitlines() if line}
     assert {"ok", "warning", "failed"} <= lines
-    assert NO_RULE_FOR_USER_EVENTS in done.out
-    assert "Remedy: this must run on an Azure VM" in done.out
+    assert NO_RULE_FOR_USER_EVENTS in result.out
+    assert "Remedy: this must run on an Azure VM" in result.out
 
 
 async def test_what_check_warns_of_is_a_warning_here_too(azure: Simulator, tmp_path: Path) -> None:
@@ -124,8 +126,8 @@ async def test_what_check_warns_of_is_a_warning_here_too(azure: Simulator, tmp_p
         "socket": str(tmp_path / "absent/relay.sock"),
         "clients": [{"name": "ghost"}],
     }
-    code, found = await examined(configured(tmp_path, azure.url, api=api))
-    assert (code, found["local socket"][0]["state"], found["client ghost"][0]["state"]) == (
+    code, findings = await examined(configured(tmp_path, azure.url, api=api))
+    assert (code, findings["local socket"][0]["state"], findings["client ghost"][0]["state"]) == (
         0,
         "warning",
         "warning",
@@ -134,53 +136,53 @@ async def test_what_check_warns_of_is_a_warning_here_too(azure: Simulator, tmp_p
 
 async def test_a_wrong_configuration_is_exit_code_2_as_ever(tmp_path: Path) -> None:
     (tmp_path / "relay.yaml").write_text("scope: A\n")
-    done = await called("doctor", "--config", str(tmp_path / "relay.yaml"))
-    assert (done.code, done.out) == (2, "")
+    result = await run_async("doctor", "--config", str(tmp_path / "relay.yaml"))
+    assert (result.code, result.out) == (2, "")
 
 
 @pytest.mark.parametrize(
-    ("off", "state"),
+    ("offset", "state"),
     [(0, "ok"), (20, "warning"), (-20, "warning"), (400, "failed"), (-400, "failed")],
 )
 async def test_the_clock_is_compared_with_the_metadata_services(
-    tmp_path: Path, off: int, state: str
+    tmp_path: Path, offset: int, state: str
 ) -> None:
     def answer(_: Asked) -> Answer:
         return Answer(
             INSTANCE,
             headers={
-                "Date": format_datetime(datetime.now(UTC) + timedelta(seconds=off), usegmt=True)
+                "Date": format_datetime(datetime.now(UTC) + timedelta(seconds=offset), usegmt=True)
             },
         )
 
     async with far_side(answer) as side:
-        code, found = await examined(configured(tmp_path, side.url))
-    assert [one["state"] for one in found["clock"]] == [state]
+        code, findings = await examined(configured(tmp_path, side.url))
+    assert [finding["state"] for finding in findings["clock"]] == [state]
     assert code == (1 if state == "failed" else 0)
 
 
 async def test_a_relay_that_runs_is_asked_how_it_is_and_keeps_its_file(tmp_path: Path) -> None:
-    async with alive(tmp_path) as relay:
-        await called("approvals", "off", "-c", relay.config)
-        code, found = await examined(tmp_path)
+    async with running_relay(tmp_path) as relay:
+        await run_async("approvals", "off", "-c", relay.config)
+        code, findings = await examined(tmp_path)
         (tmp_path / "relay.sock").chmod(0o600)
     assert code == 0
-    assert found["relay"][0]["said"] == f"one runs at {tmp_path}/relay.sock, and is ready"
-    assert found["scheduled events"][0]["said"] == "the running relay reads them"
-    assert found["lock"][0]["said"] == "a running relay holds the state file"
-    assert found["approvals"][0]["said"] == "an operator has set them to off"
-    assert "listener" not in found
-    _, found = await examined(tmp_path)
-    assert found["lock"][0]["said"] == "no relay holds the state file"
+    assert findings["relay"][0]["said"] == f"one runs at {tmp_path}/relay.sock, and is ready"
+    assert findings["scheduled events"][0]["said"] == "the running relay reads them"
+    assert findings["lock"][0]["said"] == "a running relay holds the state file"
+    assert findings["approvals"][0]["said"] == "an operator has set them to off"
+    assert "listener" not in findings
+    _, findings = await examined(tmp_path)
+    assert findings["lock"][0]["said"] == "no relay holds the state file"
 
 
 async def test_an_address_that_another_program_has_failed(azure: Simulator, tmp_path: Path) -> None:
     async with listening(good) as other:
-        code, found = await examined(
+        code, findings = await examined(
             configured(tmp_path, azure.url, api={"listen": f"127.0.0.1:{other.port}"})
         )
-    assert (code, found["listener"][0]["state"]) == (1, "failed")
-    assert "no relay of this configuration" in found["listener"][0]["said"]
+    assert (code, findings["listener"][0]["state"]) == (1, "failed")
+    assert "no relay of this configuration" in findings["listener"][0]["said"]
 
 
 async def test_receivers_are_reached_and_nothing_is_posted(
@@ -198,21 +200,29 @@ async def test_receivers_are_reached_and_nothing_is_posted(
             sink("metadata", url="https://metadata.google.internal.invalid/t0ken"),
             sink("behind", url="http://127.0.0.1:1/", proxy=f"http://127.0.0.1:{proxy.port}"),
         ]
-        code, found = await examined(configured(tmp_path, azure.url, sinks=sinks))
-        assert [one.requests for one in (plain, tls, proxy)] == [[], [], []]
+        code, findings = await examined(configured(tmp_path, azure.url, sinks=sinks))
+        assert [receiver.requests for receiver in (plain, tls, proxy)] == [[], [], []]
     assert code == 1
-    seen = {
-        name: found[f"sink {name}"][0]
+    findings_by_sink = {
+        name: findings[f"sink {name}"][0]
         for name in ("plain", "tls", "stranger", "closed", "metadata")
     }
-    assert [one["state"] for one in seen.values()] == ["ok", "ok", "failed", "failed", "failed"]
-    assert found["sink behind, its proxy"][0]["state"] == "ok"
-    assert "good until" in seen["tls"]["said"]
-    assert "trusts: self-signed certificate" in seen["stranger"]["said"]
-    assert seen["stranger"]["remedy"].startswith("name the CA that signed it in tls.ca_file")
-    assert "Connection refused" in seen["closed"]["said"]
-    assert "cannot be looked up" in seen["metadata"]["said"]
-    assert "t0ken" not in orjson.dumps(found).decode()
+    assert [finding["state"] for finding in findings_by_sink.values()] == [
+        "ok",
+        "ok",
+        "failed",
+        "failed",
+        "failed",
+    ]
+    assert findings["sink behind, its proxy"][0]["state"] == "ok"
+    assert "good until" in findings_by_sink["tls"]["said"]
+    assert "trusts: self-signed certificate" in findings_by_sink["stranger"]["said"]
+    assert findings_by_sink["stranger"]["remedy"].startswith(
+        "name the CA that signed it in tls.ca_file"
+    )
+    assert "Connection refused" in findings_by_sink["closed"]["said"]
+    assert "cannot be looked up" in findings_by_sink["metadata"]["said"]
+    assert "t0ken" not in orjson.dumps(findings).decode()
 
 
 async def test_a_name_that_stands_for_a_metadata_address_is_not_dialled(
@@ -225,8 +235,8 @@ async def test_a_name_that_stands_for_a_metadata_address_is_not_dialled(
 
     monkeypatch.setattr(socket, "getaddrinfo", names)
     sink = {"kind": "webhook", "name": "drain", "secrets": [SECRET], "url": "https://drain.test/"}
-    _, found = await examined(configured(tmp_path, azure.url, sinks=[sink]))
-    assert "which no sink may reach" in found["sink drain"][0]["said"]
+    _, findings = await examined(configured(tmp_path, azure.url, sinks=[sink]))
+    assert "which no sink may reach" in findings["sink drain"][0]["said"]
 
 
 async def test_a_broker_is_looked_at_and_left_as_it_was(
@@ -238,21 +248,26 @@ async def test_a_broker_is_looked_at_and_left_as_it_was(
         azure.url,
         sinks=[{"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}],
     )
-    code, found = await examined(folder)
-    assert (code, states({"bus": found["sink bus"]})) == (0, {"ok"})
-    assert any(f"exchange {exchange} is not there yet" in one["said"] for one in found["sink bus"])
+    code, findings = await examined(folder)
+    assert (code, states({"bus": findings["sink bus"]})) == (0, {"ok"})
+    assert any(
+        f"exchange {exchange} is not there yet" in finding["said"]
+        for finding in findings["sink bus"]
+    )
     async with await aio_pika.connect(url) as connection:
         channel = await connection.channel()
         await channel.declare_exchange(exchange, "topic", durable=True)
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(exchange, "#")
-        _, found = await examined(folder)
+        _, findings = await examined(folder)
         assert await queue.get(fail=False) is None
-    assert f"the user may publish to {exchange}" in [one["said"] for one in found["sink bus"]]
+    assert f"the user may publish to {exchange}" in [
+        finding["said"] for finding in findings["sink bus"]
+    ]
 
 
 LEAST = {"configure": "^$", "write": r"^azure\.scheduledevents$"}
-"""The rights that docs/rabbitmq.md gives for `declare: passive`, without the one to take approvals."""
+"""The rights of docs/rabbitmq.md for `declare: passive`, without the right to take approvals."""
 QUEUE = "azure.scheduledevents.approvals.prod"
 
 
@@ -260,7 +275,10 @@ QUEUE = "azure.scheduledevents.approvals.prod"
 async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_look_without_a_right(
     azure: Simulator, tmp_path: Path, own_broker: Broker, read: bool
 ) -> None:
-    """RabbitMQ from 4.2.6 on: what cannot be seen is called unknown, and is a warning only where the relay needs the right."""
+    """Since RabbitMQ 4.2.6 a user without a right sees nothing: doctor reports it as unknown.
+
+    It is a warning only if the relay needs the right.
+    """
     own_broker.add_user("least", "least", **LEAST, read=f"^{re.escape(QUEUE)}$" if read else "^$")
     connection = Connection(URL(own_broker.amqp_url()), "test")
     await connection.connect()
@@ -286,22 +304,27 @@ async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_lo
         ],
         "approvals": {"amqp": {"url": own_broker.amqp_url("least"), "declare": "passive"}},
     }
-    _, found = await examined(configured(tmp_path, azure.url, **sections))
+    _, findings = await examined(configured(tmp_path, azure.url, **sections))
     lines = {
-        one["said"]: one["state"]
+        finding["said"]: finding["state"]
         for about in ("sink bus", "approvals.amqp")
-        for one in found[about]
+        for finding in findings[about]
     }
     assert lines["the user may publish to azure.scheduledevents"] == "ok"
     assert all(
-        " is there" in said or "the user may publish" in said or said.startswith("connected")
-        for said in lines
+        " is there" in message
+        or "the user may publish" in message
+        or message.startswith("connected")
+        for message in lines
     )
-    refusal = f"ACCESS_REFUSED - configure access to queue '{QUEUE}' in vhost '/' refused for user 'least'"
+    refusal = (
+        f"ACCESS_REFUSED - configure access to queue '{QUEUE}' in vhost '/' refused for user "
+        f"'least'"
+    )
     unknown = (
         f"whether queue {QUEUE} is there is unknown: the user has no right to look ({refusal})"
     )
-    assert [said for said, state in lines.items() if state != "ok"] == (
+    assert [message for message, state in lines.items() if state != "ok"] == (
         [unknown] if refuses else []
     )
 
@@ -326,15 +349,15 @@ async def test_a_broker_whose_user_may_not_publish_or_that_is_gone_failed(
     sinks = [
         {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, "declare": "passive"}
     ]
-    code, found = await examined(configured(tmp_path, azure.url, sinks=sinks))
-    said = [one["said"] for one in found["sink bus"] if one["state"] == "failed"]
+    code, findings = await examined(configured(tmp_path, azure.url, sinks=sinks))
+    messages = [finding["said"] for finding in findings["sink bus"] if finding["state"] == "failed"]
     assert code == 1
-    assert any("may not publish" in one for one in said)
-    assert any(f"the broker has no exchange {exchange}.unrouted" in one for one in said)
-    assert "secret-of-reader" not in orjson.dumps(found).decode()
+    assert any("may not publish" in message for message in messages)
+    assert any(f"the broker has no exchange {exchange}.unrouted" in message for message in messages)
+    assert "secret-of-reader" not in orjson.dumps(findings).decode()
     sinks[0]["url"] = "amqp://guest:guest@127.0.0.1:1/"
-    _, found = await examined(configured(tmp_path, azure.url, sinks=sinks))
-    assert [one["state"] for one in found["sink bus"]] == ["failed"]
+    _, findings = await examined(configured(tmp_path, azure.url, sinks=sinks))
+    assert [finding["state"] for finding in findings["sink bus"]] == ["failed"]
 
 
 async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_can_write_failed(
@@ -352,17 +375,17 @@ async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_c
     )
     for rights, expected in ((0o600, "ok"), (0o644, "warning"), (0o666, "failed")):
         secrets.chmod(rights)
-        _, found = await examined(folder)
-        assert [one["state"] for one in found["secrets"]] == [expected]
+        _, findings = await examined(folder)
+        assert [finding["state"] for finding in findings["secrets"]] == [expected]
     secrets.chmod(0o600)
     (folder / "relay.yaml").chmod(0o644)
-    _, found = await examined(folder)
-    assert [one["state"] for one in found["secrets"]] == ["warning"]
-    assert "the configuration, which holds secrets itself" in found["secrets"][0]["said"]
+    _, findings = await examined(folder)
+    assert [finding["state"] for finding in findings["secrets"]] == ["warning"]
+    assert "the configuration, which holds secrets itself" in findings["secrets"][0]["said"]
 
 
 @pytest.mark.parametrize(
-    ("change", "state", "said"),
+    ("change", "state", "message"),
     [
         (
             f"PRAGMA user_version = {SCHEMA_VERSION + 1}",
@@ -383,17 +406,17 @@ async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_c
     ],
 )
 async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(
-    tmp_path: Path, change: str, state: str, said: str
+    tmp_path: Path, change: str, state: str, message: str
 ) -> None:
-    async with alive(tmp_path):
+    async with running_relay(tmp_path):
         pass
     with closing(sqlite3.connect(tmp_path / "relay.db")) as connection, connection:
         connection.execute("UPDATE meta SET value = ? WHERE key = 'vm_id'", (VM_ID,))
         connection.execute(change)
     before = (tmp_path / "relay.db").read_bytes()
     async with far_side(Answer(INSTANCE)) as side:
-        _, found = await examined(configured(tmp_path, side.url, scope="west"))
-    assert found["state file"][0]["state"] == state
-    assert said in found["state file"][0]["said"]
+        _, findings = await examined(configured(tmp_path, side.url, scope="west"))
+    assert findings["state file"][0]["state"] == state
+    assert message in findings["state file"][0]["said"]
     assert (tmp_path / "relay.db").read_bytes() == before
-    assert not [name for name in names_in(tmp_path) if "set-aside" in name]
+    assert not [name for name in file_names(tmp_path) if "set-aside" in name]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.cli.command import called
-from tests.cli.running_relay import KEY, ME, alive
+from tests.cli.command import run_async
+from tests.cli.running_relay import ALICE_KEY, LOCAL_PRINCIPAL, running_relay
 
 FREEZE = {
     "name": "freeze",
@@ -25,7 +25,7 @@ EACH: dict[str, Any] = {
     "approve": {
         "each_resource": True,
         "votes": 2,
-        "from": [ME, "client:alice"],
+        "from": [LOCAL_PRINCIPAL, "client:alice"],
         "expires": "5m",
         "close_before": "60s",
     },
@@ -35,47 +35,58 @@ EACH: dict[str, Any] = {
 async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
     tmp_path: Path,
 ) -> None:
-    async with alive(tmp_path, rules=[FREEZE, EACH]) as relay:
-        event = await relay.announced()
-        found = (await called("explain", event.event_id, "-c", relay.config, "--json")).json
-        assert (found["rule"], found["state"], found["votes"], found["missing"]) == (
+    async with running_relay(tmp_path, rules=[FREEZE, EACH]) as relay:
+        event = await relay.announce()
+        explanation = (
+            await run_async("explain", event.event_id, "-c", relay.config, "--json")
+        ).json
+        assert (
+            explanation["rule"],
+            explanation["state"],
+            explanation["votes"],
+            explanation["missing"],
+        ) == (
             "each",
             "pending",
             0,
             2,
         )
-        assert found["mayVote"] == sorted(["client:alice", ME])
-        assert found["uncoveredResources"] == ["db-0", "db-1"]
-        assert found["closes"] < found["notBefore"]
-        assert [(one["name"], one["unmet"], one["decides"]) for one in found["rules"]] == [
+        assert explanation["mayVote"] == sorted(["client:alice", LOCAL_PRINCIPAL])
+        assert explanation["unspoken"] == ["db-0", "db-1"]
+        assert explanation["closes"] < explanation["notBefore"]
+        assert [
+            (rule["name"], rule["unmet"], rule["decides"]) for rule in explanation["rules"]
+        ] == [
             ("freeze", ["event_type"], False),
             ("each", [], True),
         ]
         assert (
-            await called("approve", event.event_id, "--yes", "--url", relay.url, "--key", KEY)
+            await run_async(
+                "approve", event.event_id, "--yes", "--url", relay.url, "--key", ALICE_KEY
+            )
         ).code == 0
-        said = (await called("explain", event.event_id, "-c", relay.config)).out
+        output = (await run_async("explain", event.event_id, "-c", relay.config)).out
         for words in (
             "rule each",
             "1 of 2 votes",
-            f"1 vote, from {ME}",
+            f"1 vote, from {LOCAL_PRINCIPAL}",
             "does not match: event_type",
             "client:alice, good until",
             "closes",
         ):
-            assert words in said, said
-        await called("hold", event.event_id, "-c", relay.config)
+            assert words in output, output
+        await run_async("hold", event.event_id, "-c", relay.config)
         assert (
             "Azure proceeds at NotBefore regardless"
-            in (await called("explain", event.event_id, "-c", relay.config)).out
+            in (await run_async("explain", event.event_id, "-c", relay.config)).out
         )
 
 
 async def test_explain_of_an_event_without_a_rule_says_so(tmp_path: Path) -> None:
-    async with alive(tmp_path, rules=[]) as relay:
-        event = await relay.announced()
+    async with running_relay(tmp_path, rules=[]) as relay:
+        event = await relay.announce()
         assert (
             "no rule: it is not approved"
-            in (await called("explain", event.event_id, "-c", relay.config)).out
+            in (await run_async("explain", event.event_id, "-c", relay.config)).out
         )
-        assert (await called("explain", "nope", "-c", relay.config)).code == 1
+        assert (await run_async("explain", "nope", "-c", relay.config)).code == 1

@@ -1,4 +1,4 @@
-"""``run``, at the boundary of the process: exit codes, signals, and what is said where it cannot run."""
+"""``run`` as a process: exit codes, signals, and messages if it cannot run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from relay.simulator import VM, Setup, Simulator
-from tests.cli.command import names_in, run, running, said
+from tests.cli.command import file_names, read_until, run_process, start_process
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def configured(folder: Path, url: str, **sections: Any) -> Path:
 async def test_a_signal_ends_it_with_0_within_ten_seconds(
     azure: Simulator, tmp_path: Path, stop: signal.Signals
 ) -> None:
-    async with running("run", cwd=configured(tmp_path, azure.url)) as relay:
-        log = await said(relay.stderr, " runs; ")
+    async with start_process("run", cwd=configured(tmp_path, azure.url)) as relay:
+        log = await read_until(relay.stderr, " runs; ")
         began = time.monotonic()
         relay.send_signal(stop)
         out, err = await relay.communicate()
@@ -53,8 +53,8 @@ async def test_a_signal_ends_it_with_0_within_ten_seconds(
 
 
 async def test_a_signal_ends_it_while_it_waits_for_the_metadata_service(tmp_path: Path) -> None:
-    async with running("run", cwd=configured(tmp_path, "http://127.0.0.1:1")) as relay:
-        await said(relay.stderr, "waiting for instance metadata")
+    async with start_process("run", cwd=configured(tmp_path, "http://127.0.0.1:1")) as relay:
+        await read_until(relay.stderr, "waiting for instance metadata")
         began = time.monotonic()
         relay.send_signal(signal.SIGTERM)
         _, err = await relay.communicate()
@@ -66,10 +66,10 @@ async def test_a_signal_ends_it_while_it_waits_for_the_metadata_service(tmp_path
 async def test_the_log_is_json_where_the_configuration_says_so(
     azure: Simulator, tmp_path: Path
 ) -> None:
-    async with running(
+    async with start_process(
         "run", cwd=configured(tmp_path, azure.url, telemetry={"log": "json"})
     ) as relay:
-        log = await said(relay.stderr, " runs; ")
+        log = await read_until(relay.stderr, " runs; ")
         relay.send_signal(signal.SIGTERM)
         _, err = await relay.communicate()
     for line in (log + err.decode()).splitlines():
@@ -77,20 +77,20 @@ async def test_the_log_is_json_where_the_configuration_says_so(
 
 
 async def test_with_a_wrong_configuration_nothing_is_started(tmp_path: Path) -> None:
-    done = await asyncio.to_thread(
-        run, "run", cwd=configured(tmp_path, "http://127.0.0.1:1", telemetry={"log": "xml"})
+    result = await asyncio.to_thread(
+        run_process, "run", cwd=configured(tmp_path, "http://127.0.0.1:1", telemetry={"log": "xml"})
     )
-    assert (done.code, done.out) == (2, "")
+    assert (result.code, result.out) == (2, "")
     assert (
-        done.err
+        result.err
         == "imds-relay: relay.yaml:1: telemetry.log: expected 'text' or 'json'; got 'xml'\n"
     )
-    assert names_in(tmp_path) == ["relay.yaml"]
+    assert file_names(tmp_path) == ["relay.yaml"]
 
 
 async def test_a_configuration_that_was_named_and_is_not_there_exits_with_2(tmp_path: Path) -> None:
-    done = await asyncio.to_thread(run, "run", "--config", "absent.yaml", cwd=tmp_path)
-    assert (done.code, done.err) == (
+    result = await asyncio.to_thread(run_process, "run", "--config", "absent.yaml", cwd=tmp_path)
+    assert (result.code, result.err) == (
         2,
         "imds-relay: absent.yaml: expected a file that can be read: No such file or directory\n",
     )
@@ -100,14 +100,14 @@ async def test_a_second_relay_on_the_same_state_file_exits_with_1_and_a_remedy(
     azure: Simulator, tmp_path: Path
 ) -> None:
     folder = configured(tmp_path, azure.url)
-    async with running("run", cwd=folder) as first:
-        await said(first.stderr, " runs; ")
-        second = await asyncio.to_thread(run, "run", cwd=folder)
+    async with start_process("run", cwd=folder) as first:
+        await read_until(first.stderr, " runs; ")
+        second = await asyncio.to_thread(run_process, "run", cwd=folder)
         assert first.returncode is None
     assert second.code == 1
-    assert (
-        second.err.splitlines()[-1]
-        == f"imds-relay: another relay holds {folder}/relay.db: stop it, or give this one a store.path of its own"
+    assert second.err.splitlines()[-1] == (
+        f"imds-relay: another relay holds {folder}/relay.db: stop it, or give this one a "
+        f"store.path of its own"
     )
 
 
@@ -117,11 +117,11 @@ async def test_a_port_that_is_taken_exits_with_1_and_a_remedy(
     """Not with 2: a service manager may try again."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = await asyncio.to_thread(
-            run, "run", cwd=configured(tmp_path, azure.url, api={"listen": address})
+        result = await asyncio.to_thread(
+            run_process, "run", cwd=configured(tmp_path, azure.url, api={"listen": address})
         )
-    assert done.code == 1
-    last = done.err.splitlines()[-1]
+    assert result.code == 1
+    last = result.err.splitlines()[-1]
     assert last.startswith(f"imds-relay: api.listen: expected an address that is free, {address}: ")
     assert last.endswith("Another relay may be running here. If so, choose another address")
 
@@ -131,8 +131,8 @@ async def test_a_state_file_that_cannot_be_made_exits_with_1(
 ) -> None:
     (tmp_path / "file").write_text("")
     folder = configured(tmp_path, azure.url, store={"path": str(tmp_path / "file" / "relay.db")})
-    done = await asyncio.to_thread(run, "run", cwd=folder)
-    assert done.code == 1
-    assert done.err.splitlines()[-1].startswith(
+    result = await asyncio.to_thread(run_process, "run", cwd=folder)
+    assert result.code == 1
+    assert result.err.splitlines()[-1].startswith(
         "imds-relay: store.path: expected a folder that can be written"
     )

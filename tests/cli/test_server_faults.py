@@ -1,4 +1,4 @@
-"""The verbs that talk to a relay, when what answers is no relay, or a relay that breaks off; and ``tail``."""
+"""Verbs whose far side is no relay, or a relay that breaks the connection; and ``tail``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from relay.cli._server_sent_events import EventStream, ServerSentEvent
 from relay.simulator import Plan
-from tests.cli.command import answering, called, running, said
-from tests.cli.running_relay import alive
+from tests.cli.command import read_until, run_async, serve_handler, start_process
+from tests.cli.running_relay import running_relay
 
 EVENT = {
     "eventId": "E",
@@ -58,12 +58,12 @@ async def test_an_approval_whose_answer_was_lost_is_sent_again_under_the_same_id
             request.transport.abort()
         return web.json_response(ANSWER, status=202)
 
-    async with answering(handler) as url:
-        done = await called("approve", "E", "--url", url, "--yes")
-        assert (done.code, done.out) == (0, "granted (1 of 1 vote): the StartRequest follows\n")
+    async with serve_handler(handler) as url:
+        result = await run_async("approve", "E", "--url", url, "--yes")
+        assert (result.code, result.out) == (0, "granted (1 of 1 vote): the StartRequest follows\n")
         assert len(requests) == 3
         assert len(set(requests)) == 1
-        await called("approve", "E", "--url", url, "--yes")
+        await run_async("approve", "E", "--url", url, "--yes")
         assert len({key for key, _ in requests}) == 2
 
 
@@ -86,11 +86,11 @@ async def test_every_answer_that_is_none_is_a_sentence(
     async def handler(_: web.Request) -> web.Response:
         return web.Response(status=status, text=body, headers={"Location": "/elsewhere"})
 
-    async with answering(handler) as url:
-        done = await called("events", "--url", url, "--key", "k")
-    assert (done.code, done.out) == (code, "")
-    assert done.err.startswith(f"imds-relay: {sentence}")
-    assert len(done.err.splitlines()) == 1
+    async with serve_handler(handler) as url:
+        result = await run_async("events", "--url", url, "--key", "k")
+    assert (result.code, result.out) == (code, "")
+    assert result.err.startswith(f"imds-relay: {sentence}")
+    assert len(result.err.splitlines()) == 1
 
 
 async def test_a_connection_that_breaks_is_a_sentence() -> None:
@@ -99,16 +99,16 @@ async def test_a_connection_that_breaks_is_a_sentence() -> None:
         request.transport.abort()
         return web.Response()
 
-    async with answering(handler) as url:
-        done = await called("events", "--url", url)
-    assert done.code == 1
-    assert done.err.startswith(f"imds-relay: the connection to {url} broke")
+    async with serve_handler(handler) as url:
+        result = await run_async("events", "--url", url)
+    assert result.code == 1
+    assert result.err.startswith(f"imds-relay: the connection to {url} broke")
 
 
 @pytest.mark.parametrize("key", ["a\nb", "ключ", "a\x00b"])
 async def test_a_key_that_no_header_can_carry_is_exit_code_2_and_not_shown(key: str) -> None:
-    done = await called("events", "--url", "http://127.0.0.1:1", "--key", key)
-    assert (done.code, done.err) == (
+    result = await run_async("events", "--url", "http://127.0.0.1:1", "--key", key)
+    assert (result.code, result.err) == (
         2,
         "imds-relay: expected a bearer key as `imds-relay keys` prints it, on one line\n",
     )
@@ -128,44 +128,44 @@ def frame(position: int, name: str = "event.scheduled", reason: str = "") -> byt
 
 
 async def test_tail_goes_on_behind_the_last_event_after_each_break() -> None:
-    asked: list[str | None] = []
+    last_event_ids: list[str | None] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        asked.append(request.headers.get("Last-Event-ID"))
+        last_event_ids.append(request.headers.get("Last-Event-ID"))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        if len(asked) == 1:
+        if len(last_event_ids) == 1:
             await response.write(b"id: 6\n\n")
-        elif len(asked) == 2:
+        elif len(last_event_ids) == 2:
             await response.write(frame(7) + frame(8)[:30])  # broken off in the middle of the second
         else:
             await response.write(frame(8, reason="x" * 300_000))
             await asyncio.sleep(3600)
         return response
 
-    async with answering(handler) as url, running("tail", "--url", url, "--json") as tail:
-        lines = [await said(tail.stdout, "\n") for _ in range(2)]
+    async with serve_handler(handler) as url, start_process("tail", "--url", url, "--json") as tail:
+        lines = [await read_until(tail.stdout, "\n") for _ in range(2)]
         tail.send_signal(signal.SIGINT)
         async with asyncio.timeout(60):
             assert await tail.wait() == 0
-        told = await said(tail.stderr, "connected again")
-    assert asked == [None, "6", "7"]
+        status_lines = await read_until(tail.stderr, "connected again")
+    assert last_event_ids == [None, "6", "7"]
     assert [orjson.loads(line)["type"] for line in lines] == ["io.imdsrelay.event.scheduled.v1"] * 2
-    assert "trying again" in told
-    assert "Traceback" not in told
+    assert "trying again" in status_lines
+    assert "Traceback" not in status_lines
 
 
 async def test_tail_without_a_relay_ends_with_a_sentence() -> None:
-    async with running("tail", "--url", "http://127.0.0.1:1") as tail:
-        told = await said(tail.stderr, "Is the relay running?")
+    async with start_process("tail", "--url", "http://127.0.0.1:1") as tail:
+        status_lines = await read_until(tail.stderr, "Is the relay running?")
         assert await tail.wait() == 1
-    assert told.startswith("imds-relay: no relay answers at http://127.0.0.1:1")
+    assert status_lines.startswith("imds-relay: no relay answers at http://127.0.0.1:1")
 
 
 async def test_tail_tells_a_person_what_happens_as_it_happens(tmp_path: Path) -> None:
-    async with alive(tmp_path) as relay, running("tail", "-c", relay.config) as tail:
+    async with running_relay(tmp_path) as relay, start_process("tail", "-c", relay.config) as tail:
         stop = asyncio.create_task(_announce_until_told(relay.azure.schedule))
-        line = await said(tail.stdout, "event.scheduled")
+        line = await read_until(tail.stdout, "event.scheduled")
         stop.cancel()
         assert "Reboot" in line
         assert "of db-0" in line
@@ -195,11 +195,11 @@ def test_a_stream_is_read_the_same_however_it_is_cut(
         end.join((b": still here", b"id: %d" % number, b"event: x", b"data: " + data, b"", b""))
         for number, data in messages
     )
-    stream, found, start = EventStream(), list[ServerSentEvent](), 0
+    stream, events, start = EventStream(), list[ServerSentEvent](), 0
     for cut in [*sorted(cuts), len(whole)]:
-        found += stream.feed(whole[start:cut])
+        events += stream.feed(whole[start:cut])
         start = max(start, min(cut, len(whole)))
-    assert found == [ServerSentEvent(str(number), data) for number, data in messages]
+    assert events == [ServerSentEvent(str(number), data) for number, data in messages]
     assert stream.request_headers().get("Last-Event-ID") == (
         str(messages[-1][0]) if messages else None
     )

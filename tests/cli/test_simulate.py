@@ -18,7 +18,14 @@ from relay.cli.demo import Steps, run_demo
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.simulator import list_playbooks
-from tests.cli.command import called, names_in, run, running, said, typed
+from tests.cli.command import (
+    file_names,
+    read_until,
+    run_async,
+    run_command,
+    run_process,
+    start_process,
+)
 from tests.journey.relay_process import SECRET
 
 STEPS = (
@@ -45,16 +52,16 @@ STEPS = (
 
 
 def test_the_playbooks_are_listed() -> None:
-    done = typed("simulate", "--list")
-    assert done.code == 0
-    assert [line.split()[0] for line in done.out.splitlines()[1:]] == list(list_playbooks())
-    assert [one["name"] for one in typed("simulate", "--list", "--json").json] == list(
-        list_playbooks()
-    )
+    result = run_command("simulate", "--list")
+    assert result.code == 0
+    assert [line.split()[0] for line in result.out.splitlines()[1:]] == list(list_playbooks())
+    assert [
+        playbook["name"] for playbook in run_command("simulate", "--list", "--json").json
+    ] == list(list_playbooks())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said_"),
+    ("arguments", "text"),
     [
         (("nope",), "expected a YAML file or the name of a playbook, got 'nope'"),
         (("preemt",), "did you mean preempt"),
@@ -65,26 +72,26 @@ def test_the_playbooks_are_listed() -> None:
         (("--once",), "expected a playbook that can end"),
     ],
 )
-def test_wrong_use_of_simulate_is_exit_code_2(arguments: tuple[str, ...], said_: str) -> None:
-    done = typed("simulate", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert said_ in done.err
+def test_wrong_use_of_simulate_is_exit_code_2(arguments: tuple[str, ...], text: str) -> None:
+    result = run_command("simulate", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert text in result.err
 
 
 async def test_a_playbook_is_played_once_and_tells_what_happens() -> None:
-    done = await asyncio.to_thread(
-        run, "simulate", "no-impact", "--once", "--scale", "3600", "--port", "0"
+    result = await asyncio.to_thread(
+        run_process, "simulate", "no-impact", "--once", "--scale", "3600", "--port", "0"
     )
-    assert (done.code, done.err) == (0, "")
-    assert "finds its IMDS at http://127.0.0.1:" in done.out
-    assert re.search(r"scheduled +Freeze", done.out)
-    assert done.out.splitlines()[-1].endswith("the playbook has ended")
+    assert (result.code, result.err) == (0, "")
+    assert "finds its IMDS at http://127.0.0.1:" in result.out
+    assert re.search(r"scheduled +Freeze", result.out)
+    assert result.out.splitlines()[-1].endswith("the playbook has ended")
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_is_the_simulators_normal_end(stop: signal.Signals) -> None:
-    async with running("simulate", "--port", "0") as simulator:
-        line = await said(simulator.stdout, "finds its IMDS at ")
+    async with start_process("simulate", "--port", "0") as simulator:
+        line = await read_until(simulator.stdout, "finds its IMDS at ")
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{line.split()[-1]}/sim/state") as state,
@@ -98,10 +105,10 @@ async def test_a_signal_is_the_simulators_normal_end(stop: signal.Signals) -> No
 async def test_a_port_that_is_taken_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = await asyncio.to_thread(run, "simulate", "--port", str(port))
-    assert done.code == 1
-    assert done.err.startswith(f"imds-relay: cannot listen on 127.0.0.1 port {port}: ")
-    assert done.err.endswith("--port 0 takes free ports\n")
+        result = await asyncio.to_thread(run_process, "simulate", "--port", str(port))
+    assert result.code == 1
+    assert result.err.startswith(f"imds-relay: cannot listen on 127.0.0.1 port {port}: ")
+    assert result.err.endswith("--port 0 takes free ports\n")
 
 
 # --- demo
@@ -109,29 +116,29 @@ async def test_a_port_that_is_taken_is_a_sentence() -> None:
 
 async def test_the_demo_shows_every_step_in_order_and_ends_by_itself(tmp_path: Path) -> None:
     began = time.monotonic()
-    done = await asyncio.to_thread(run, "demo", TMPDIR=str(tmp_path))
-    assert (done.code, done.err) == (0, "")
+    result = await asyncio.to_thread(run_process, "demo", TMPDIR=str(tmp_path))
+    assert (result.code, result.err) == (0, "")
     assert time.monotonic() - began < 40 + 40  # for a machine that stands still
     place = 0
     for step in STEPS:
-        assert step in done.out[place:], f"{step!r} does not come in its turn: {done.out}"
-        place = done.out.index(step, place)
-    *steps, summary = done.out.splitlines()
+        assert step in result.out[place:], f"{step!r} does not come in its turn: {result.out}"
+        place = result.out.index(step, place)
+    *steps, summary = result.out.splitlines()
     assert all(re.match(r" *\d+\.\d\d s +\+\d+(\.\d\d)? m?s  \S", step) for step in steps)
     assert re.fullmatch(
         r"done in \d\.\d s: told in 6 signed CloudEvents, approved by client:operator, completed",
         summary,
     )
-    assert names_in(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
 async def test_a_demo_that_stays_can_be_played_with_and_listens_on_loopback_alone() -> None:
-    async with running("demo", "--stay") as stays:
-        told = await said(stays.stdout, "imds-relay approve <event>")
-        assert "done in" in told
+    async with start_process("demo", "--stay") as stays:
+        output = await read_until(stays.stdout, "imds-relay approve <event>")
+        assert "done in" in output
         assert set(listening(stays.pid)) == {"127.0.0.1"}
-        found = re.search(r"IMDS_RELAY_URL=(\S+) IMDS_RELAY_KEY=(\S+)\n", told)
-        azure = re.search(r"curl (\S+)/sim/schedule -d '(.+)'\n", told)
+        found = re.search(r"IMDS_RELAY_URL=(\S+) IMDS_RELAY_KEY=(\S+)\n", output)
+        azure = re.search(r"curl (\S+)/sim/schedule -d '(.+)'\n", output)
         assert found is not None
         assert azure is not None
         async with (
@@ -139,9 +146,9 @@ async def test_a_demo_that_stays_can_be_played_with_and_listens_on_loopback_alon
             session.post(f"{azure[1]}/sim/schedule", data=azure[2]) as answer,
         ):
             event = (await answer.json())["event_id"]
-        await said(stays.stdout, "the receiver has event.scheduled")
-        done = await called("approve", event, "--yes", "--url", found[1], "--key", found[2])
-        assert done.out == "granted (1 of 1 vote): the StartRequest follows\n"
+        await read_until(stays.stdout, "the receiver has event.scheduled")
+        result = await run_async("approve", event, "--yes", "--url", found[1], "--key", found[2])
+        assert result.out == "granted (1 of 1 vote): the StartRequest follows\n"
         stays.send_signal(signal.SIGINT)
         _, err = await stays.communicate()
     assert (stays.returncode, err) == (0, b"")
@@ -161,17 +168,17 @@ def listening(pid: int) -> list[str]:
 
 
 async def test_a_demo_that_is_stopped_before_its_end_has_failed() -> None:
-    async with running("demo") as stopped:
-        await said(stopped.stdout, "the relay runs")
+    async with start_process("demo") as stopped:
+        await read_until(stopped.stdout, "the relay runs")
         stopped.send_signal(signal.SIGINT)
         _, err = await stopped.communicate()
     assert (stopped.returncode, err) == (1, b"imds-relay: stopped before the demo had ended\n")
 
 
 async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature() -> None:
-    told: list[CloudEvent] = []
+    output: list[CloudEvent] = []
     async with (
-        receive_webhooks(SECRET, SystemClock(), told.append) as receiver,
+        receive_webhooks(SECRET, SystemClock(), output.append) as receiver,
         aiohttp.ClientSession() as session,
         session.post(
             receiver.url,
@@ -180,7 +187,7 @@ async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature()
         ) as answer,
     ):
         assert answer.status == 401
-    assert (receiver.rejected_requests, receiver.events, told) == (1, {}, [])
+    assert (receiver.rejected_requests, receiver.events, output) == (1, {}, [])
 
 
 async def test_a_step_of_the_demo_that_does_not_come_is_named(

@@ -32,7 +32,7 @@ from relay.cli._output import (
     strip_control,
 )
 from relay.errors import ConfigError, StoreLocked
-from tests.cli.command import answering, environment, run, running, typed
+from tests.cli.command import environment, run_command, run_process, serve_handler, start_process
 
 VERBS = {
     *(
@@ -71,19 +71,19 @@ def test_every_verb_is_there_and_says_what_it_does() -> None:
     }
     assert set(names) == VERBS
     for verb in VERBS:
-        done = typed(verb, "--help")
-        assert done.code == 0
-        assert "Usage: imds-relay" in done.out
+        result = run_command(verb, "--help")
+        assert result.code == 0
+        assert "Usage: imds-relay" in result.out
 
 
 def test_without_a_verb_there_is_help_and_exit_code_2() -> None:
-    done = run()
-    assert done.code == 2
-    assert "dead-letters" in done.out
+    result = run_process()
+    assert result.code == 2
+    assert "dead-letters" in result.out
 
 
 def test_the_version_is_printed() -> None:
-    assert typed("--version").out == f"imds-relay {__version__}\n"
+    assert run_command("--version").out == f"imds-relay {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_the_version_is_printed() -> None:
 def test_wrong_usage_is_one_sentence_and_exit_code_2(
     arguments: tuple[str, ...], sentence: str
 ) -> None:
-    done = typed(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("imds-relay: ")
-    assert done.err.endswith(f"{sentence}\n")
-    assert len(done.err.splitlines()) == 1
+    result = run_command(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("imds-relay: ")
+    assert result.err.endswith(f"{sentence}\n")
+    assert len(result.err.splitlines()) == 1
 
 
 async def test_ctrl_c_is_no_traceback() -> None:
@@ -118,7 +118,7 @@ async def test_ctrl_c_is_no_traceback() -> None:
         await asyncio.sleep(3600)
         return web.Response()
 
-    async with answering(silent) as url, running("events", "--url", url) as command:
+    async with serve_handler(silent) as url, start_process("events", "--url", url) as command:
         async with asyncio.timeout(60):
             await asked.wait()
         command.send_signal(signal.SIGINT)
@@ -141,20 +141,20 @@ main()
 
 def test_ctrl_c_while_it_still_loads_is_no_traceback() -> None:
     """Which takes seconds on a busy machine."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _PRESSED_WHILE_IT_LOADS],
         env=environment(),
         capture_output=True,
         check=False,
         timeout=120,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+    assert (result.returncode, result.stdout, result.stderr) == (1, b"", b"")
 
 
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
     ours, its = os.pipe()
     os.close(ours)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "relay", "schema"],
         env=environment(),
         stdout=its,
@@ -163,7 +163,7 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
         timeout=120,
     )
     os.close(its)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (result.returncode, result.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize(

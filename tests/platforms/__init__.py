@@ -1,1 +1,1 @@
-"""Runs `make demo` and `make test` on bare machines of several Debian releases: `make platforms`."""
+"""Runs `make demo` and `make test` on bare machines of Debian releases: `make platforms`."""

@@ -1,7 +1,8 @@
-"""Runs `make demo` and `make test` on bare machines: `python -m tests.platforms [release …]`, or `make platforms`.
+"""`python -m tests.platforms [release …]`: runs `make demo` and `make test` on bare machines.
 
-Each release gets a fresh copy of a root file system that holds Python, make, git and nothing else of use, and a fresh clone of what is
-committed here. ARGS goes to the tests; the page docs/platforms.md is written only by a run of all of them.
+Each release gets a fresh copy of a root file system with Python, make and git, and a fresh clone of
+the last commit. The variable ARGS goes to the tests. Only a run of all releases writes the page
+docs/platforms.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NEEDED = {
 STOPPED = "stopped"
 """The result of tests that somebody ended before they were through."""
 BESIDE = ("containers", "unit")
-"""Programs beside this file, run on this machine where they are there; each takes the path of a fresh copy, and prints its steps."""
+"""Programs beside this file that run on this machine with the path of a fresh copy."""
 EVERY_SECONDS = 60
 VERSIONS = """
 import json, platform, re, shutil, sqlite3, ssl, subprocess
@@ -47,13 +48,15 @@ def package(name):
     return re.sub(r"^[0-9]+:|[-+~].*", "", version) or "none"
 names = {"RabbitMQ": "rabbitmq-server", "Erlang": "erlang-base", "Chromium": "chromium"}
 versions = {title: package(name) for title, name in names.items()}
-versions |= {"Python": platform.python_version(), "SQLite": sqlite3.sqlite_version, "OpenSSL": ssl.OPENSSL_VERSION.split()[1]}
+versions["Python"] = platform.python_version()
+versions["SQLite"] = sqlite3.sqlite_version
+versions["OpenSSL"] = ssl.OPENSSL_VERSION.split()[1]
 print(json.dumps(versions))
 """
 
 
 def main() -> None:
-    """Run the releases that were named, or all, one after the other; end with 1 when a step failed."""
+    """Run the named releases, or all, one after the other. Exit with 1 if a step failed."""
     releases = chosen(sys.argv[1:])
     if missing := what_is_missing():
         sys.exit(f"make platforms: {'; '.join(missing)}")
@@ -112,7 +115,8 @@ def alone(cache: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             sys.exit(
-                f"make platforms: another run uses {cache}; wait for it, or name another folder in PLATFORMS_CACHE"
+                f"make platforms: another run uses {cache}; wait for it, or name another "
+                f"folder in PLATFORMS_CACHE"
             )
         roots.remove(cache / "runs")
         for name in ("archives", "pip"):

@@ -1,7 +1,10 @@
-"""Runs a command in a copy of a root file system: `python -m tests.platforms.inside <base> <copy> [--beside] <command> …`.
+"""Runs a command in a copy of a root file system.
 
-`unshare` starts it as process 1 of namespaces of its own (mounts, processes, host name); the network is the machine's. All mounts and
-processes vanish when it ends. With `--beside` the command runs on this machine, with the path of the mounted root as its last argument.
+`python -m tests.platforms.inside <base> <copy> [--beside] <command> …`
+
+`unshare` starts it as process 1 of its own namespaces (mounts, processes, host name), with the
+network of the machine. All mounts and processes end with it. With `--beside` the command runs on
+this machine, with the path of the mounted root as its last argument.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ def bind(source: Path, target: Path) -> None:
 
 
 def configure(root: Path) -> None:
-    """Write what an installed machine has beside packages: names, certificates, and the ways to the package index and the mirror."""
+    """Write names, certificates, and the settings for package index and mirror."""
     (root / "etc/hosts").write_text(
         "127.0.0.1 localhost bare\n::1 localhost ip6-localhost ip6-loopback\n"
     )
@@ -139,7 +142,7 @@ def mount_kernel_file_systems(root: Path) -> None:
 
 
 def enter(root: Path) -> None:
-    """Make the copy the root of this mount namespace. After a mere chroot no user namespace could be made."""
+    """Make the copy the root of this mount namespace. A chroot would forbid user namespaces."""
     libc = ctypes.CDLL(None, use_errno=True)
     mount("--rbind", root, root)
     os.chdir(root)
@@ -152,7 +155,7 @@ def enter(root: Path) -> None:
 
 
 def run_as_init(command: list[str], environment: dict[str, str]) -> int:
-    """Run the command as process 1 has to: collect every process that lost its parent, and return how the command ended."""
+    """Run the command and reap orphans, as process 1 must. Return the exit code."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

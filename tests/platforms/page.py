@@ -1,4 +1,4 @@
-"""Writes the table of docs/platforms.md: one row for each release, each from the last complete run of that release."""
+"""Writes the table of docs/platforms.md: each release with its last complete run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,13 @@ class Row:
             self.steps[name].cell() if name in self.steps else "not run"
             for name in ("demo", "test", "containers", "unit")
         ]
-        return [self.title, date.today().isoformat(), self.commit, *versions, *steps]  # noqa: DTZ011  # the day here
+        return [
+            self.title,
+            date.today().isoformat(),  # noqa: DTZ011  # the local day
+            self.commit,
+            *versions,
+            *steps,
+        ]  # the day here
 
 
 def duration(seconds: float) -> str:

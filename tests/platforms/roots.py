@@ -1,4 +1,4 @@
-"""Root file systems of Debian: made once with debootstrap, kept in a cache, and used as fresh copies that are removed."""
+"""Root file systems of Debian, made with debootstrap, cached, and used as temporary copies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RELEASES = (
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A fresh copy of a root file system, in one folder: `overlay` says whether only changes lie in it."""
+    """A fresh copy of a root file system in a folder; with `overlay` it holds only the changes."""
 
     base: Path
     folder: Path
@@ -79,7 +79,7 @@ def is_ready(cache: Path, release: Release) -> bool:
 
 
 def make(cache: Path, release: Release, log: Path) -> None:
-    """Make the root file system with debootstrap, whose mounts vanish with it. A half-made one never gets its final name."""
+    """Make the root file system with debootstrap. Only a complete one gets its final name."""
     base = cache / "roots" / release.suite
     unfinished = base.with_suffix(".unfinished")
     remove(unfinished)
@@ -104,7 +104,7 @@ def make(cache: Path, release: Release, log: Path) -> None:
 
 @contextmanager
 def fresh_copy(cache: Path, release: Release) -> Iterator[Copy]:
-    """Yield a copy to change at will; it is removed afterwards. Overlayfs makes one at once, else every file is copied."""
+    """Yield a copy, and remove it afterwards: an overlay if possible, else a copy of every file."""
     base = cache / "roots" / release.suite
     runs = cache / "runs"
     runs.mkdir(exist_ok=True)
@@ -143,6 +143,6 @@ def overlay_options(base: Path, folder: Path) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder if it is there. Nothing is mounted in it: mounts live in namespaces that have ended."""
+    """Remove a folder if it exists. Its mounts have ended with their namespaces."""
     if folder.exists():
         shutil.rmtree(folder)

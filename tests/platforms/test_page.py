@@ -1,4 +1,4 @@
-"""The table of docs/platforms.md keeps the rows of releases that did not run, and says what failed."""
+"""The table of docs/platforms.md keeps the rows of other releases, and tells what failed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(
         (0, "===== 100 passed in 19.97s =====\n", "passed (100 passed)"),
         (
             2,
-            "== 2 failed, 4920 passed, 4 skipped in 511.20s (0:08:31) ==\nmake: *** [test] Error 1\n",
+            (
+                "== 2 failed, 4920 passed, 4 skipped in 511.20s (0:08:31) ==\nmake: *** [test] "
+                "Error 1\n"
+            ),
             "failed (2 failed, 4920 passed, 4 skipped)",
         ),
         (

@@ -105,7 +105,10 @@ async def test_the_state_names_vms_scale_and_events() -> None:
             "schedule",
             {"type": "Rebot"},
             400,
-            "schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or 'Terminate', got 'Rebot'",
+            (
+                "schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or "
+                "'Terminate', got 'Rebot'"
+            ),
         ),
         (
             "schedule",

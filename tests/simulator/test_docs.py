@@ -1,4 +1,4 @@
-"""docs/simulator.md, run: its commands, its JSON, its Python, its playbook, and that it leaves nothing out."""
+"""docs/simulator.md: its commands, JSON, Python and playbook work, and it lists every key."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_the_preview_version_puts_an_underscore_before_names() -> None:
 
 
 def test_not_before_is_rfc_1123_and_never_later_than_it_is() -> None:
-    """Whole seconds are all that the format has; cutting keeps the promise that an event does not start before NotBefore."""
+    """The format has whole seconds. Cutting them keeps the promise of NotBefore."""
     entry = event_fields(event(Plan()), "2020-07-01")
     assert entry is not None
     assert entry["NotBefore"] == "Mon, 11 Apr 2022 22:26:58 GMT"

@@ -1,4 +1,4 @@
-"""Playbooks: how wrong ones are refused, that all shipped ones run to their end, and what the telling ones show."""
+"""Playbooks: invalid ones are refused, packaged ones run to their end, steps keep their times."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_every_shipped_playbook_says_in_a_line_what_it_is() -> None:
 
 
 async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSession) -> None:
-    """Microsoft, "Scheduled Events", sample responses; started and ended by hand so that each document is seen."""
+    """Microsoft, "Scheduled Events", sample responses. The test starts and ends the event."""
     playbook = load_playbook("live-migration")
     documents: list[dict[str, Any]] = []
 
@@ -158,7 +158,10 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
         "EventType": "Freeze",
         "ResourceType": "VirtualMachine",
         "Resources": ["WestNO_0", "WestNO_1"],
-        "Description": "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+        "Description": (
+            "Virtual machine is being paused because of a memory-preserving Live Migration "
+            "operation."
+        ),
         "EventSource": "Platform",
         "DurationInSeconds": 5,
     }
@@ -169,7 +172,10 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
     [
         (
             STEPS + "  - schedule: {type: Rebot}",
-            "steps[0].schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or 'Terminate', got 'Rebot'",
+            (
+                "steps[0].schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or "
+                "'Terminate', got 'Rebot'"
+            ),
         ),
         (
             STEPS + "  - schedule: {notice: 15}",
@@ -184,7 +190,10 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
         ),
         (
             STEPS + "  - cancel: reboot",
-            "steps[0]: expected the name or id of an event that an earlier step schedules, got 'reboot'",
+            (
+                "steps[0]: expected the name or id of an event that an earlier step schedules, "
+                "got 'reboot'"
+            ),
         ),
         (
             STEPS + "  - {say: hello, when: {event: x, is: started}}",
@@ -248,7 +257,7 @@ def test_vms_are_names_or_more(tmp_path: Path) -> None:
 
 
 async def test_steps_keep_their_times(tmp_path: Path) -> None:
-    """``at`` counts from the start, ``after`` from the step before or from what ``when`` waits for."""
+    """``at`` counts from the start, ``after`` from the previous step or from ``when``."""
     playbook = load(
         tmp_path,
         STEPS + "  - {at: 6s, schedule: {name: a, notice: 3s, starts_after: 0s, lasts: 6s}}\n"
@@ -294,7 +303,10 @@ async def test_a_step_that_comes_too_late_is_left_out_and_said(tmp_path: Path) -
     playbook = load(
         tmp_path,
         STEPS
-        + "  - schedule: {name: a, notice: 0s, starts_after: 0s, lasts: 1s}\n  - {when: {event: a, is: started}, cancel: a}\n  - say: on\n",
+        + (
+            "  - schedule: {name: a, notice: 0s, starts_after: 0s, lasts: 1s}\n  - "
+            "{when: {event: a, is: started}, cancel: a}\n  - say: on\n"
+        ),
     )
     lines: list[str] = []
     async with Simulator(replace(playbook.azure, scale=10.0), report=lines.append) as sim:

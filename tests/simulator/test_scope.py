@@ -365,7 +365,7 @@ def played(
 
 @given(DEEDS)
 def test_documents_of_one_incarnation_hold_the_same_events(deeds: list[Deed]) -> None:
-    """The pages: documents with the same incarnation contain the same event information, and it grows when an event changes."""
+    """Microsoft's pages: the same incarnation means the same events, and a change increases it."""
     documents = played(scope(), deeds)
     for before, after in itertools.pairwise(documents):
         assert (before["Events"] == after["Events"]) or before["DocumentIncarnation"] < after[

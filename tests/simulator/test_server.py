@@ -207,8 +207,8 @@ async def test_instance_metadata_can_be_missing(client: aiohttp.ClientSession) -
 
 
 async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSession) -> None:
-    """Five a second for each VM, instance metadata and events together; the other VM is not held to it."""
-    clock = ManualClock()
+    """Five calls a second for each VM, of events and instance metadata together."""
+    clock = HandClock()
     async with Simulator(Setup(vms=PAIR.vms), clock=clock) as sim:
         paths = [
             EVENTS,
@@ -357,9 +357,15 @@ async def test_whoever_watches_is_told_a_line_for_each_thing(client: aiohttp.Cli
     texts = [line.split(" ", 1)[1] for line in lines]
     assert texts.pop(1).startswith("vm-0 is called for the first time, by 127.0.0.1:")
     assert texts == [
-        f"scheduled Freeze A of vm-0, not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC, User, 5 s",
+        (
+            f"scheduled Freeze A of vm-0, not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC, "
+            f"User, 5 s"
+        ),
         "approved  Freeze A of vm-0 by vm-0",
         "started   Freeze A of vm-0",
-        f'vm-0 POST {EVENTS} is refused: 400 {{"error":"Bad request. An EventId is not that of an event in the document"}}',
+        (
+            f"vm-0 POST {EVENTS} is refused: 400 "
+            f'{{"error":"Bad request. An EventId is not that of an event in the document"}}'
+        ),
         "completed Freeze A of vm-0",
     ]

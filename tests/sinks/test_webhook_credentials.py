@@ -22,7 +22,7 @@ from relay.simulator import VM, Plan, Setup, Simulator
 from relay.sinks.webhook import connect
 from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
-from tests.cli.command import called
+from tests.cli.command import run_async
 from tests.journey.relay_process import eventually
 from tests.sinks.http_receiver import Connection, good, listening
 from tests.sinks.webhook_sink import SECRET, failure, settings, sink
@@ -196,11 +196,11 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
 
             async def tried() -> bool:
                 return bool(
-                    (await called("deliveries", "1", "-c", str(file), "--json")).json["log"]
+                    (await run_async("deliveries", "1", "-c", str(file), "--json")).json["log"]
                 )
 
             async def listed() -> bool:
-                return bool((await called("deliveries", "-c", str(file), "--json")).json["items"])
+                return bool((await run_async("deliveries", "-c", str(file), "--json")).json["items"])
 
             await eventually(listed)
             await eventually(tried)
@@ -215,7 +215,7 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
                 ("check",),
             ):
                 for more in ((), ("--json",)) if words[0] not in ("pause", "check") else ((),):
-                    ended = await called(*words, *more, "-c", str(file))
+                    ended = await run_async(*words, *more, "-c", str(file))
                     said += [ended.out, ended.err]
             async with aiohttp.ClientSession() as anyone:
                 for path in ("metrics", "readyz", "healthz"):
