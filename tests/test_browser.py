@@ -35,7 +35,10 @@ async def test_a_page_runs_scripts_and_talks_to_a_server(
 
 
 @pytest.mark.parametrize(
-    "page", [{"color_scheme": "dark", "viewport": {"width": 320, "height": 568}}], indirect=True
+    "page",
+    [{"color_scheme": "dark", "viewport": {"width": 320, "height": 568}}],
+    ids=["dark phone"],
+    indirect=True,
 )
 async def test_a_page_is_as_wide_and_dark_as_was_asked(page: Page) -> None:
     assert await page.evaluate(DARK) is True

@@ -293,7 +293,9 @@ def test_a_document_that_was_named_must_exist(tmp_path: Path, how: str) -> None:
         load(absent if how == "option" else None, {"IMDS_RELAY_CONFIG": str(absent)})
 
 
-@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+@pytest.mark.parametrize(
+    "text", ["", "# nothing yet\n", "---\n"], ids=["empty", "comment", "document marker"]
+)
 def test_an_empty_document_is_the_defaults(file: Path, text: str) -> None:
     assert loaded(file, text) == Config()
 
@@ -327,13 +329,17 @@ sinks:
     ]
 
 
-@pytest.mark.parametrize("text", ["scope: ${NOPE}", "relay: a\nscope: ${NOPE}"])
+@pytest.mark.parametrize(
+    "text", ["scope: ${NOPE}", "relay: a\nscope: ${NOPE}"], ids=["first line", "second line"]
+)
 def test_a_variable_that_is_not_set_is_an_error(file: Path, text: str) -> None:
     line = len(text.splitlines())
     assert refused(file, text) == f"{line}: scope: expected the environment variable NOPE to be set"
 
 
-@pytest.mark.parametrize("value", ["a$b", "$", "${}", "$5"])
+@pytest.mark.parametrize(
+    "value", ["a$b", "$", "${}", "$5"], ids=["in text", "alone", "empty name", "before a digit"]
+)
 def test_a_lone_dollar_is_an_error(file: Path, value: str) -> None:
     assert refused(file, f"relay: '{value}'") == "1: relay: expected ${NAME} or $$, got a $ alone"
 
@@ -789,6 +795,7 @@ def test_no_error_shows_a_secret(
         "SECRET",
         '[{"name": "a", "secrets": "SECRET"}]',
     ],
+    ids=["list in place of text", "unfinished JSON", "mapping", "text", "secret that is no secret"],
 )
 def test_no_error_about_a_variable_shows_a_secret(value: str) -> None:
     with pytest.raises(ConfigError) as error:
@@ -838,6 +845,7 @@ def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(
             "expected min to be at most max",
         ),
     ],
+    ids=["sink pattern", "rule duration"],
 )
 def test_a_condition_that_nothing_can_meet_is_an_error(
     tmp_path: Path, document: str, expected: str

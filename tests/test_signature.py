@@ -210,7 +210,11 @@ def test_a_refusal_is_an_error_of_the_relay_and_holds_no_secret() -> None:
     assert STRANGE[6:] not in str(caught.value)
 
 
-@pytest.mark.parametrize("secrets", [[], ["not a secret"], [NEW, "whsec_broken"]])
+@pytest.mark.parametrize(
+    "secrets",
+    [[], ["not a secret"], [NEW, "whsec_broken"]],
+    ids=["none", "no secret", "second one is wrong"],
+)
 def test_without_usable_secrets_everything_is_refused(secrets: list[str]) -> None:
     with pytest.raises(SignatureRefused) as caught:
         signature.verify(secrets, headers_for(), BODY, NOW)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended, and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ class CommandResult:
 
     @property
     def json(self) -> Any:
-        """What it printed for programs."""
+        """The output, parsed as JSON."""
         return orjson.loads(self.out)
 
 
@@ -47,14 +47,14 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_process(
-    *arguments: str, cwd: Path | None = None, given: str = "", **more: str
+    *arguments: str, cwd: Path | None = None, stdin: str = "", **more: str
 ) -> CommandResult:
     """Run the command in a process of its own, and check that it shows no traceback."""
     result = subprocess.run(
         [sys.executable, "-m", "relay", *arguments],
         cwd=cwd,
         env=environment(**more),
-        input=given,
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,
@@ -81,12 +81,12 @@ def run_command(*arguments: str) -> CommandResult:
 
 
 async def run_async(*arguments: str) -> CommandResult:
-    """As `typed`, for a test whose event loop the command talks to."""
+    """Run the command in a thread, for a test whose event loop serves the command."""
     return await asyncio.to_thread(run_command, *arguments)
 
 
 def file_names(folder: Path) -> list[str]:
-    """What a command left in a folder."""
+    """Return the names of the files in a folder."""
     return sorted(file.name for file in folder.iterdir())
 
 
@@ -131,22 +131,22 @@ async def start_process(
 async def read_until(
     stream: asyncio.StreamReader | None, text: str, *, within: float = 60.0
 ) -> str:
-    """Everything up to the line that holds the text. Fails where it does not come."""
+    """Return everything up to the line that holds the text. Fails if the stream ends first."""
     assert stream is not None
-    found = ""
+    output = ""
     async with asyncio.timeout(within):
-        while text not in found:
+        while text not in output:
             line = await stream.readline()
-            assert line, f"it ended without saying {text!r}: {found}"
-            found += line.decode()
-    return found
+            assert line, f"the stream ended without {text!r}: {output}"
+            output += line.decode()
+    return output
 
 
 @asynccontextmanager
 async def serve_handler(
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> AsyncIterator[str]:
-    """A server that answers everything with this handler; yields its URL."""
+    """Yield the URL of a server that answers every call with this handler."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)

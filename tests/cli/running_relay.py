@@ -20,12 +20,12 @@ from tests.cli.command import run_async
 from tests.journey.relay_process import SECRET, Inbox, eventually, inbox, name_of
 
 LOCAL_PRINCIPAL = f"local:{pwd.getpwuid(os.geteuid()).pw_name}"
-"""Who types, to the relay."""
+"""The principal of the user who runs the tests."""
 ALICE_KEY = "imdsr_of-alice"
 READER_KEY = "imdsr_of-the-reader"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunningRelay:
     """The parts. ``config`` names the socket for commands; calls of ``url`` need a key."""
 
@@ -36,7 +36,7 @@ class RunningRelay:
     store: Path
 
     async def announce(self, plan: Plan | None = None) -> Event:
-        """Let Azure announce an event, and wait until the receiver was told."""
+        """Schedule an event, and wait until the receiver has it."""
         event = self.azure.schedule(
             plan or Plan(type="Reboot", resources=("db-0", "db-1"), notice=900.0)
         )
@@ -44,7 +44,7 @@ class RunningRelay:
         return event
 
     async def wait_for_webhook(self, name: str, subject: str) -> None:
-        """Wait until the receiver has an event."""
+        """Wait until the receiver has a CloudEvent."""
         await eventually(
             lambda: any(
                 (name_of(event), event.get("subject")) == (name, subject)
@@ -54,16 +54,15 @@ class RunningRelay:
         )
 
     async def get_event(self, event: Event) -> dict[str, Any]:
-        """The event as the API gives it."""
-        shown: dict[str, Any] = (
-            await run_async("show", event.event_id, "--config", self.config, "--json")
-        ).json
-        return shown
+        """Return the event of the API."""
+        result = await run_async("show", event.event_id, "--config", self.config, "--json")
+        details: dict[str, Any] = result.json
+        return details
 
 
 @asynccontextmanager
 async def running_relay(folder: Path, **approvals: Any) -> AsyncIterator[RunningRelay]:
-    """A relay with a rule of two votes; ``approvals`` is put into that section."""
+    """Run a relay with a rule of two votes; ``approvals`` adds to its section."""
     async with Simulator(Setup(vms=(VM("db-0"), VM("db-1")))) as azure, inbox() as receiver:
         file = folder / "relay.yaml"
         document = {
@@ -100,9 +99,9 @@ async def running_relay(folder: Path, **approvals: Any) -> AsyncIterator[Running
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
         async with started(load(file, {}).config, SystemClock()) as running:
             yield RunningRelay(
-                azure,
-                receiver,
-                str(file),
-                f"http://127.0.0.1:{running.api_port}",
-                folder / "relay.db",
+                azure=azure,
+                receiver=receiver,
+                config=str(file),
+                url=f"http://127.0.0.1:{running.api_port}",
+                store=folder / "relay.db",
             )

@@ -89,7 +89,11 @@ async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(
     )
 
 
-@pytest.mark.parametrize("head", ["5", "x:y", "1:abc", "-1:" + "0" * 64])
+@pytest.mark.parametrize(
+    "head",
+    ["5", "x:y", "1:abc", "-1:" + "0" * 64],
+    ids=["number", "words", "short hash", "negative"],
+)
 def test_a_head_that_is_none_is_exit_code_2(head: str) -> None:
     result = run_command("audit", "verify", "--expect", head)
     assert (result.code, result.err) == (
@@ -216,7 +220,9 @@ async def test_the_state_file_of_the_service_is_found(
     )
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no database at all" * 100])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"no database at all" * 100], ids=["absent", "empty", "no database"]
+)
 def test_a_state_file_that_is_none_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:

@@ -126,6 +126,7 @@ def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("cert_file", "key_file", "client_ca_file"),
     [("no", "server", "authority"), ("server", "no", "authority"), ("server", "server", "no")],
+    ids=["certificate", "key", "client CA"],
 )
 def test_check_refuses_the_tls_files_that_run_refuses(
     tmp_path: Path, cert_file: str, key_file: str, client_ca_file: str
@@ -246,7 +247,9 @@ def test_check_against_says_that_approvals_are_off(tmp_path: Path) -> None:
     assert "nothing: approvals are off (else approved at once)" in result.out
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"no JSON", None])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"no JSON", None], ids=["empty", "no events", "no JSON", "absent"]
+)
 def test_check_against_what_is_no_document_exits_with_2(
     relay_yaml: str, tmp_path: Path, content: bytes | None
 ) -> None:
@@ -262,6 +265,7 @@ def test_check_against_what_is_no_document_exits_with_2(
 @pytest.mark.parametrize(
     ("content", "place"),
     [("[]", "document"), ('{"Events": [5]}', "Events.0"), ("null", "document")],
+    ids=["list", "event is a number", "null"],
 )
 def test_check_against_json_that_is_no_object_says_so_in_words_of_json(
     tmp_path: Path, content: str, place: str

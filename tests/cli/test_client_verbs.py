@@ -174,7 +174,9 @@ async def test_where_nobody_can_be_asked_the_revision_or_yes_is_needed(relay: Ru
     ).code == 0
 
 
-@pytest.mark.parametrize(("answer", "code", "votes"), [("y", 0, 1), ("n", 1, 0), ("", 1, 0)])
+@pytest.mark.parametrize(
+    ("answer", "code", "votes"), [("y", 0, 1), ("n", 1, 0), ("", 1, 0)], ids=["yes", "no", "Enter"]
+)
 async def test_on_a_terminal_approve_asks(
     relay: RunningRelay, answer: str, code: int, votes: int
 ) -> None:
@@ -384,7 +386,7 @@ async def test_the_key_comes_from_the_option_the_variable_or_a_file(
     assert (await run_async("events")).code == 0
 
 
-@pytest.mark.parametrize("key", ["imdsr_wrong", ""])
+@pytest.mark.parametrize("key", ["imdsr_wrong", ""], ids=["wrong key", "empty key"])
 async def test_a_wrong_key_says_where_to_put_the_right_one_and_is_not_shown(
     relay: RunningRelay, key: str
 ) -> None:
@@ -438,7 +440,9 @@ async def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_varia
 
 
 @pytest.mark.parametrize(
-    "url", ["relay.example.com:8443", "ftp://x", "http://", "http://[x", "http://x:y"]
+    "url",
+    ["relay.example.com:8443", "ftp://x", "http://", "http://[x", "http://x:y"],
+    ids=["no scheme", "ftp", "no host", "open bracket", "port is text"],
 )
 def test_a_url_that_is_none_is_exit_code_2(url: str) -> None:
     result = run_command("events", "--url", url)

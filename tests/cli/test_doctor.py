@@ -143,6 +143,7 @@ async def test_a_wrong_configuration_is_exit_code_2_as_ever(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("offset", "state"),
     [(0, "ok"), (20, "warning"), (-20, "warning"), (400, "failed"), (-400, "failed")],
+    ids=["right", "20 s ahead", "20 s behind", "400 s ahead", "400 s behind"],
 )
 async def test_the_clock_is_compared_with_the_metadata_services(
     tmp_path: Path, offset: int, state: str
@@ -404,6 +405,7 @@ async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_c
         ),
         ("DROP TABLE meta", "failed", "no such table"),
     ],
+    ids=["newer version", "other VM", "other scope", "no table"],
 )
 async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(
     tmp_path: Path, change: str, state: str, message: str

@@ -36,7 +36,7 @@ def configured(folder: Path, url: str, **sections: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 async def test_a_signal_ends_it_with_0_within_ten_seconds(
     azure: Simulator, tmp_path: Path, stop: signal.Signals
 ) -> None:

@@ -79,6 +79,7 @@ async def test_an_approval_whose_answer_was_lost_is_sent_again_under_the_same_id
         (503, '{"detail": "try again"}', 1, "try again"),
         (403, '{"detail": "not you"}', 3, "refused: not you"),
     ],
+    ids=["HTML", "empty", "list", "404 HTML", "redirect", "500 list", "503 problem", "403 problem"],
 )
 async def test_every_answer_that_is_none_is_a_sentence(
     status: int, body: str, code: int, sentence: str
@@ -105,7 +106,7 @@ async def test_a_connection_that_breaks_is_a_sentence() -> None:
     assert result.err.startswith(f"imds-relay: the connection to {url} broke")
 
 
-@pytest.mark.parametrize("key", ["a\nb", "ключ", "a\x00b"])
+@pytest.mark.parametrize("key", ["a\nb", "ключ", "a\x00b"], ids=["line break", "Cyrillic", "NUL"])
 async def test_a_key_that_no_header_can_carry_is_exit_code_2_and_not_shown(key: str) -> None:
     result = await run_async("events", "--url", "http://127.0.0.1:1", "--key", key)
     assert (result.code, result.err) == (

@@ -71,6 +71,7 @@ def test_the_playbooks_are_listed() -> None:
         (("--port", "99999"), "--port"),
         (("--once",), "expected a playbook that can end"),
     ],
+    ids=["name", "similar name", "file", "zero scale", "scale", "port", "once without playbook"],
 )
 def test_wrong_use_of_simulate_is_exit_code_2(arguments: tuple[str, ...], text: str) -> None:
     result = run_command("simulate", *arguments)
@@ -88,7 +89,7 @@ async def test_a_playbook_is_played_once_and_tells_what_happens() -> None:
     assert result.out.splitlines()[-1].endswith("the playbook has ended")
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 async def test_a_signal_is_the_simulators_normal_end(stop: signal.Signals) -> None:
     async with start_process("simulate", "--port", "0") as simulator:
         line = await read_until(simulator.stdout, "finds its IMDS at ")

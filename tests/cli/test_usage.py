@@ -1,4 +1,4 @@
-"""What every verb has in common: help, exit codes, and one sentence for an error."""
+"""All verbs: help, exit codes, one sentence for an error, and how times and names are printed."""
 
 from __future__ import annotations
 
@@ -35,33 +35,29 @@ from relay.errors import ConfigError, StoreLocked
 from tests.cli.command import environment, run_command, run_process, serve_handler, start_process
 
 VERBS = {
-    *(
-        "run",
-        "check",
-        "init",
-        "demo",
-        "simulate",
-        "events",
-        "show",
-        "approve",
-        "hold",
-        "release",
-        "tail",
-        "deliveries",
-        "dead-letters",
-    ),
-    *(
-        "redeliver",
-        "ping",
-        "pause",
-        "resume",
-        "approvals",
-        "explain",
-        "audit",
-        "keys",
-        "schema",
-        "doctor",
-    ),
+    "run",
+    "check",
+    "init",
+    "demo",
+    "simulate",
+    "events",
+    "show",
+    "approve",
+    "hold",
+    "release",
+    "tail",
+    "deliveries",
+    "dead-letters",
+    "redeliver",
+    "ping",
+    "pause",
+    "resume",
+    "approvals",
+    "explain",
+    "audit",
+    "keys",
+    "schema",
+    "doctor",
 }
 
 
@@ -99,6 +95,7 @@ def test_the_version_is_printed() -> None:
         (("keys", "extra"), "(extra). See imds-relay --help"),
         (("keys", "--name", "a b"), "got 'a b'. See imds-relay --help"),
     ],
+    ids=["verb", "option", "missing argument", "mode", "extra argument", "client name"],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(
     arguments: tuple[str, ...], sentence: str
@@ -111,22 +108,22 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
 
 
 async def test_ctrl_c_is_no_traceback() -> None:
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def silent(_: web.Request) -> web.Response:
-        asked.set()
+        called.set()
         await asyncio.sleep(3600)
         return web.Response()
 
     async with serve_handler(silent) as url, start_process("events", "--url", url) as command:
         async with asyncio.timeout(60):
-            await asked.wait()
+            await called.wait()
         command.send_signal(signal.SIGINT)
         out, err = await command.communicate()
     assert (command.returncode, out, err) == (1, b"", b"")
 
 
-_PRESSED_WHILE_IT_LOADS = """
+_SIGINT_DURING_IMPORT = """
 import os, signal, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -140,9 +137,9 @@ main()
 
 
 def test_ctrl_c_while_it_still_loads_is_no_traceback() -> None:
-    """Which takes seconds on a busy machine."""
+    """Loading takes seconds on a busy machine."""
     result = subprocess.run(
-        [sys.executable, "-c", _PRESSED_WHILE_IT_LOADS],
+        [sys.executable, "-c", _SIGINT_DURING_IMPORT],
         env=environment(),
         capture_output=True,
         check=False,
@@ -152,17 +149,17 @@ def test_ctrl_c_while_it_still_loads_is_no_traceback() -> None:
 
 
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
-    ours, its = os.pipe()
-    os.close(ours)
+    reader, writer = os.pipe()
+    os.close(reader)
     result = subprocess.run(
         [sys.executable, "-m", "relay", "schema"],
         env=environment(),
-        stdout=its,
+        stdout=writer,
         stderr=subprocess.PIPE,
         check=False,
         timeout=120,
     )
-    os.close(its)
+    os.close(writer)
     assert (result.returncode, result.stderr) == (1, b"")
 
 
@@ -176,6 +173,7 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
         (FileNotFoundError(2, "No such file", "x"), 1, "x: No such file"),
         (TimeoutError(), 1, "it took too long"),
     ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_every_error_has_its_code_and_its_sentence(
     error: Exception, code: int, sentence: str
@@ -183,16 +181,16 @@ def test_every_error_has_its_code_and_its_sentence(
     assert (exit_code(error), error_text(error)) == (code, sentence)
 
 
-def test_an_error_that_came_through_task_groups_is_told_as_itself() -> None:
+def test_the_only_error_of_nested_groups_is_unwrapped() -> None:
     inner = CommandFailed("no")
     assert unwrap_group(ExceptionGroup("outer", [ExceptionGroup("inner", [inner])])) is inner
     two = ExceptionGroup("two", [inner, inner])
     assert unwrap_group(two) is two
 
 
-def test_a_mistake_of_our_own_names_its_place() -> None:
+def test_a_bug_names_its_file_and_line() -> None:
     with pytest.raises(TypeError) as error:
-        strip_control(None)  # type: ignore[arg-type]  # the mistake
+        strip_control(None)  # type: ignore[arg-type]  # the bug
     assert error_text(error.value).startswith("this is a bug in imds-relay, please report it: ")
     assert "(_output.py:" in error_text(error.value)
 
@@ -230,9 +228,9 @@ def test_lengths_of_time_are_spoken(seconds: float, text: str) -> None:
 def test_moments_are_local_and_say_how_far_away_they_are() -> None:
     now = datetime(2026, 4, 11, 12, 0, tzinfo=UTC)
     today, tomorrow = now + timedelta(minutes=12), now + timedelta(days=1)
-    here = f"{today.astimezone():%H:%M:%S}"
-    assert format_local_time(today.isoformat(), now) == f"{here} (in 12 min)"
-    assert format_local_time(today.isoformat(), now, relative=False) == here
+    local = f"{today.astimezone():%H:%M:%S}"
+    assert format_local_time(today.isoformat(), now) == f"{local} (in 12 min)"
+    assert format_local_time(today.isoformat(), now, relative=False) == local
     assert (
         format_local_time(tomorrow.isoformat(), now)
         == f"{tomorrow.astimezone():%Y-%m-%d %H:%M:%S} (in 1 d)"

@@ -81,6 +81,7 @@ def test_the_playbook_holds(tmp_path: Path) -> None:
         [part.name for part in dataclasses.fields(Fault)],
         Playbook.model_fields,
     ],
+    ids=["actions", "faults", "plan", "setup", "fault", "playbook"],
 )
 def test_every_key_is_on_the_page(names: list[str]) -> None:
     assert [name for name in names if not re.search(rf"`{re.escape(name)}[`:,]", TEXT)] == []

@@ -90,6 +90,14 @@ def test_odd_fields_replace_the_right_ones_and_none_takes_a_field_away() -> None
         (VM("flex_ab12", scale_set="flex"), "flex", "flex_ab12"),
         (VM("set_18", computer_name="other"), "set", "other"),
     ],
+    ids=[
+        "uniform set",
+        "first of a set",
+        "single VM",
+        "name like a set",
+        "flexible set",
+        "own computer name",
+    ],
 )
 def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer_name: str) -> None:
     about = compute(vm)

@@ -171,7 +171,11 @@ async def test_a_slow_answer_is_right_in_the_end(
         assert least <= sim.clock.monotonic() - began < 20
 
 
-@pytest.mark.parametrize(("processed", "approved_by"), [(True, ("vm-0",)), (False, ())])
+@pytest.mark.parametrize(
+    ("processed", "approved_by"),
+    [(True, ("vm-0",)), (False, ())],
+    ids=["processed", "not processed"],
+)
 async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
     client: aiohttp.ClientSession, processed: bool, approved_by: tuple[str, ...]
 ) -> None:

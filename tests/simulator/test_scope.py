@@ -186,7 +186,11 @@ def test_a_canceled_event_leaves_from_scheduled() -> None:
     assert machine.find("A").status == "Canceled"
 
 
-@pytest.mark.parametrize(("started", "move"), [(True, "cancel"), (True, "start"), (False, "end")])
+@pytest.mark.parametrize(
+    ("started", "move"),
+    [(True, "cancel"), (True, "start"), (False, "end")],
+    ids=["cancel a started event", "start a started event", "end a scheduled event"],
+)
 def test_what_cannot_happen_in_a_state_is_refused(started: bool, move: str) -> None:
     machine = scope()
     machine.schedule(Plan(id="A", started=started), T0)
@@ -292,7 +296,9 @@ def test_without_broadcast_a_vm_sees_what_names_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"vms": ()}, {"vms": (VM("a"), VM("a"))}, {"scale": 0.0}, {"rate_limit": 0}]
+    "wrong",
+    [{"vms": ()}, {"vms": (VM("a"), VM("a"))}, {"scale": 0.0}, {"rate_limit": 0}],
+    ids=["no VMs", "duplicate VM", "no scale", "no calls"],
 )
 def test_a_setup_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):

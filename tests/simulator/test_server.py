@@ -108,6 +108,15 @@ async def test_an_unknown_event_id_is_refused(client: aiohttp.ClientSession) -> 
         b'{"StartRequests": [{}]}',
         b'{"StartRequests": "A"}',
     ],
+    ids=[
+        "empty",
+        "open brace",
+        "list",
+        "no requests",
+        "empty requests",
+        "no EventId",
+        "requests are text",
+    ],
 )
 async def test_a_malformed_start_request_is_refused(
     client: aiohttp.ClientSession, body: bytes
@@ -156,7 +165,9 @@ async def test_a_forwarded_request_is_refused(client: aiohttp.ClientSession) -> 
 
 
 @pytest.mark.parametrize(
-    "params", [{}, {"api-version": ""}, {"api-version": "latest"}, {"api-version": "2020-07-02"}]
+    "params",
+    [{}, {"api-version": ""}, {"api-version": "latest"}, {"api-version": "2020-07-02"}],
+    ids=["none", "empty", "word", "unknown date"],
 )
 async def test_an_api_version_that_is_not_known_is_refused_with_the_newest(
     client: aiohttp.ClientSession, params: dict[str, str]
@@ -289,6 +300,7 @@ async def test_other_methods_and_paths_are_not_answered(
         b"GET / HTTP/9.9\r\n\r\n",
         b"POST /sim/say HTTP/1.1\r\nContent-Length: x\r\n\r\n",
     ],
+    ids=["no HTTP", "unknown version", "invalid length"],
 )
 async def test_what_is_not_http_is_answered_400_without_a_traceback(
     garbage: bytes, caplog: pytest.LogCaptureFixture
