@@ -102,11 +102,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """End the run if a teardown hangs, after a timeout has ended its test."""
 
     def give_up() -> None:
-        said = (
+        message = (
             f"\n{item.nodeid}: the teardown has not ended within {TEARDOWN_SECONDS:.0f} s; the "
             f"run ends here\n"
         )
-        os.write(item.config.stash[_stderr], said.encode())
+        os.write(item.config.stash[_stderr], message.encode())
         faulthandler.dump_traceback(item.config.stash[_stderr])
         os._exit(1)
 
@@ -161,13 +161,13 @@ async def exchange(broker: Reachable) -> AsyncIterator[str]:
 @pytest.fixture(scope="session")
 def chromium() -> Path:
     """The program of Chromium, which `make test` sees to."""
-    found = executable()
-    if found is None:
+    program = executable()
+    if program is None:
         raise FileNotFoundError(
             "expected an installed Chromium, found none: `make test` sees to one, or "
             "install the package chromium"
         )
-    return found
+    return program
 
 
 @pytest.fixture(scope="session")

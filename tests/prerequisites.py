@@ -40,7 +40,7 @@ class Need:
 
     name: str
     package: str
-    found: Callable[[], Path | None]
+    find: Callable[[], Path | None]
     why: str
     required: bool = False
     """Whether tests fail without it. Else those that use it are skipped."""
@@ -56,8 +56,8 @@ def program(name: str) -> Callable[[], Path | None]:
     """Return what looks for a program on PATH."""
 
     def find() -> Path | None:
-        found = shutil.which(name)
-        return Path(found) if found else None
+        path = shutil.which(name)
+        return Path(path) if path else None
 
     return find
 
@@ -150,7 +150,7 @@ def main() -> NoReturn:
 
 def missing_of(needs: Iterable[Need]) -> list[Need]:
     """Return those that are not on this machine."""
-    return [need for need in needs if need.found() is None]
+    return [need for need in needs if need.find() is None]
 
 
 def listed(needs: Iterable[Need]) -> str:

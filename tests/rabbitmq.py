@@ -76,8 +76,8 @@ def server_scripts() -> Path | None:
         return Path(named)
     if (DEBIAN_SCRIPTS / "rabbitmq-server").exists():
         return DEBIAN_SCRIPTS
-    found = shutil.which("rabbitmq-server")
-    return Path(found).resolve().parent if found else None
+    path = shutil.which("rabbitmq-server")
+    return Path(path).resolve().parent if path else None
 
 
 class Broker:
@@ -300,12 +300,12 @@ class Broker:
         """Import definitions, users with plain passwords among them."""
         file = self._directory / "definitions.json"
         file.write_text(json.dumps(definitions))
-        said = self.evaluate(
+        output = self.evaluate(
             f'{{ok, Definitions}} = file:read_file("{file}"), '
             f"rabbit_definitions:import_raw(Definitions)."
         )
-        if said.strip() != "ok":
-            raise RuntimeError(f"the import of definitions failed:\n{said}")
+        if output.strip() != "ok":
+            raise RuntimeError(f"the import of definitions failed:\n{output}")
         self._passwords |= {
             user["name"]: user["password"]
             for user in definitions.get("users", ())

@@ -1,4 +1,4 @@
-"""The configuration: what is read, what wins, and what is said about a wrong one."""
+"""The configuration: how it is found, read, overridden and checked, and its error messages."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ FOR_EXAMPLES = {
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where a test writes its document."""
+    """The file of a test's document."""
     return tmp_path / "relay.yaml"
 
 
-def loaded(file: Path, text: str, environment: Mapping[str, str] | None = None) -> Config:
-    """The configuration that a text comes to."""
+def load_text(file: Path, text: str, environment: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration of a text."""
     file.write_text(text, encoding="utf-8")
     return load(file, environment or {}).config
 
 
-def refused(file: Path, text: str, environment: Mapping[str, str] | None = None) -> str:
-    """What is said about a wrong text, without the name of the file."""
+def error_of(file: Path, text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return the error of an invalid text, without the name of the file."""
     with pytest.raises(ConfigError) as error:
-        loaded(file, text, environment)
+        load_text(file, text, environment)
     return "\n".join(
         line.removeprefix(f"{file}:").removeprefix(" ") for line in str(error.value).splitlines()
     )
@@ -88,60 +88,56 @@ def test_the_shipped_document_is_the_defaults_field_by_field() -> None:
     ],
 )
 def test_every_example_in_the_shipped_documents_works(file: Path, text: str) -> None:
-    config = loaded(file, with_examples(text), FOR_EXAMPLES)
+    config = load_text(file, with_examples(text), FOR_EXAMPLES)
     assert {getattr(sink, "kind", None) for sink in config.sinks} == set(sink_modules())
     assert config.api.tls is not None
     assert config.approvals.amqp is not None
 
 
-def test_every_setting_of_every_section_is_in_the_shipped_document_and_says_what_it_is_for() -> (
-    None
-):
-    text = with_examples(DEFAULTS.read_text())
-    lines = text.splitlines()
-    said: dict[tuple[str, str], bool] = {}
-
-    def visit(models: Sequence[type[BaseModel]], node: Any) -> None:
-        if isinstance(node, list):
-            for one in node:
-                visit(
-                    [sink_modules()[one["kind"]].Settings]
-                    if isinstance(one, dict) and "kind" in one
-                    else models,
-                    one,
-                )
-        elif isinstance(node, CommentedMap):
-            for model in models:
-                for key, inner in settings_of(model).items():
-                    if key in node:
-                        # What a section has from another one is explained in either's place.
-                        for owner in (
-                            one
-                            for one in model.__mro__
-                            if issubclass(one, Section) and key in settings_of(one)
-                        ):
-                            said[owner.__name__, key] = (
-                                said.get((owner.__name__, key), False)
-                                or "#" in lines[node.lc.data[key][0]]
-                            )
-                        visit(inner, node[key])
-
-    visit([Config], YAML(typ="rt", pure=True).load(text))
+def test_the_shipped_document_has_every_setting_with_a_comment() -> None:
+    is_commented = commented_settings(with_examples(DEFAULTS.read_text()))
     sections = {
-        model
-        for one in (Config, *(member.Settings for member in sink_modules().values()))
-        for model in all_sections(one)
+        section
+        for model in (Config, *(module.Settings for module in sink_modules().values()))
+        for section in all_sections(model)
     }
-    wanted = {(model.__name__, key) for model in sections for key in settings_of(model)} - {
-        ("SinkSettings", key) for key in ("name", "events")
+    expected = {
+        (section.__name__, key)
+        for section in sections
+        for key in settings_of(section)
+        if section.__name__ != "SinkSettings"
     }
-    missing = {
-        (section, key)
-        for section, key in wanted
-        if section != "SinkSettings" and (section, key) not in said
-    }
-    assert missing == set()
-    assert [place for place, commented in said.items() if not commented] == []
+    assert expected - is_commented.keys() == set()
+    assert [place for place, commented in is_commented.items() if not commented] == []
+
+
+def commented_settings(text: str) -> dict[tuple[str, str], bool]:
+    """Return for each section and key of a document whether a line of it has a comment."""
+    lines = text.splitlines()
+    is_commented: dict[tuple[str, str], bool] = {}
+    for model, key, line in used_settings([Config], YAML(typ="rt", pure=True).load(text)):
+        for section in model.__mro__:  # one comment serves every section that inherits the key
+            if issubclass(section, Section) and key in settings_of(section):
+                place = (section.__name__, key)
+                is_commented[place] = is_commented.get(place, False) or "#" in lines[line]
+    return is_commented
+
+
+def used_settings(
+    models: Sequence[type[BaseModel]], node: Any
+) -> Iterator[tuple[type[BaseModel], str, int]]:
+    """Yield the section, key and line number of each setting in a part of a document."""
+    if isinstance(node, list):
+        for entry in node:
+            is_sink = isinstance(entry, dict) and "kind" in entry
+            entry_models = [sink_modules()[entry["kind"]].Settings] if is_sink else models
+            yield from used_settings(entry_models, entry)
+    elif isinstance(node, CommentedMap):
+        for model in models:
+            for key, inner in settings_of(model).items():
+                if key in node:
+                    yield model, key, node.lc.data[key][0]
+                    yield from used_settings(inner, node[key])
 
 
 def settings_of(model: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
@@ -154,7 +150,7 @@ def settings_of(model: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
 
 
 def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections that an annotation speaks of."""
+    """Yield the sections in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -162,16 +158,12 @@ def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def all_sections(model: type[BaseModel]) -> set[type[BaseModel]]:
-    """A section and all that are in it."""
-    return {
-        model,
-        *(
-            deeper
-            for inner in settings_of(model).values()
-            for one in inner
-            for deeper in all_sections(one)
-        ),
-    }
+    """Return a section with all sections inside it."""
+    sections = {model}
+    for inner_models in settings_of(model).values():
+        for inner in inner_models:
+            sections |= all_sections(inner)
+    return sections
 
 
 def test_what_init_prints_is_in_the_repository() -> None:
@@ -179,7 +171,7 @@ def test_what_init_prints_is_in_the_repository() -> None:
 
 
 def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(file: Path) -> None:
-    config = loaded(file, initial_configuration())
+    config = load_text(file, initial_configuration())
     assert [(rule.match.event_source, rule.approve) for rule in config.approvals.rules] == [
         (("User",), "automatic")
     ]
@@ -260,7 +252,7 @@ api:
       resources: ["db-*"]
 telemetry: {{log: text}}
 """
-    config = loaded(file, text)
+    config = load_text(file, text)
     databases = config.approvals.rules[2].approve
     assert not isinstance(databases, str)
     assert (databases.votes, databases.expires, databases.close_before) == (2, 1800.0, 60.0)
@@ -280,8 +272,11 @@ def test_the_document_is_that_of_the_option_else_of_the_variable_else_of_a_usual
     variable = {"IMDS_RELAY_CONFIG": str(tmp_path / "variable.yaml")}
     assert load(tmp_path / "option.yaml", variable).config.scope == "option"
     assert load(None, variable).config.scope == "variable"
-    found = load(None, {})
-    assert (found.config.scope, found.file) == ("relay", Path("relay.yaml"))
+    loaded_configuration = load(None, {})
+    assert (loaded_configuration.config.scope, loaded_configuration.file) == (
+        "relay",
+        Path("relay.yaml"),
+    )
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
@@ -297,7 +292,7 @@ def test_a_document_that_was_named_must_exist(tmp_path: Path, how: str) -> None:
     "text", ["", "# nothing yet\n", "---\n"], ids=["empty", "comment", "document marker"]
 )
 def test_an_empty_document_is_the_defaults(file: Path, text: str) -> None:
-    assert loaded(file, text) == Config()
+    assert load_text(file, text) == Config()
 
 
 # --- variables and files
@@ -308,7 +303,7 @@ def test_variables_are_filled_in_and_two_dollars_are_one(file: Path) -> None:
         "scope: ${WHERE}-${N}\napi: {public_url: 'https://a/$${x}$$'}\nsource: &same "
         "{interval: '${N}s'}\nstore: {retain: '${N}d'}\n"
     )
-    config = loaded(file, text, {"WHERE": "west", "N": "2"})
+    config = load_text(file, text, {"WHERE": "west", "N": "2"})
     assert (config.scope, config.source.interval, config.store.retain) == (
         "west-2",
         2.0,
@@ -323,7 +318,7 @@ sinks:
   - &first {{kind: webhook, name: a, url: "https://a/$$b", secrets: ["{SECRET}"]}}
   - {{<<: *first, name: b}}
 """
-    assert [sink.reveal("url") for sink in loaded(file, text).sinks] == [
+    assert [sink.reveal("url") for sink in load_text(file, text).sinks] == [
         "https://a/$b",
         "https://a/$b",
     ]
@@ -334,14 +329,16 @@ sinks:
 )
 def test_a_variable_that_is_not_set_is_an_error(file: Path, text: str) -> None:
     line = len(text.splitlines())
-    assert refused(file, text) == f"{line}: scope: expected the environment variable NOPE to be set"
+    assert (
+        error_of(file, text) == f"{line}: scope: expected the environment variable NOPE to be set"
+    )
 
 
 @pytest.mark.parametrize(
     "value", ["a$b", "$", "${}", "$5"], ids=["in text", "alone", "empty name", "before a digit"]
 )
 def test_a_lone_dollar_is_an_error(file: Path, value: str) -> None:
-    assert refused(file, f"relay: '{value}'") == "1: relay: expected ${NAME} or $$, got a $ alone"
+    assert error_of(file, f"relay: '{value}'") == "1: relay: expected ${NAME} or $$, got a $ alone"
 
 
 def test_the_environment_wins_over_the_document(file: Path) -> None:
@@ -359,7 +356,7 @@ def test_the_environment_wins_over_the_document(file: Path) -> None:
         "IMDS_RELAY_KEY": "likewise",
         "OTHER": "none of ours",
     }
-    config = loaded(
+    config = load_text(
         file,
         "scope: from-document\nsource: {interval: 1s, timeout: 7s}\napi: {socket: /run/x}\n",
         environment,
@@ -385,7 +382,7 @@ def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> 
     url, secrets = tmp_path / "url", tmp_path / "secrets"
     url.write_text("https://a.example/x\n")
     secrets.write_text(f"{SECRET}\n\n{SECRET}\n")
-    config = loaded(
+    config = load_text(
         file, f"sinks: [{{kind: webhook, name: a, url_file: {url}, secrets_file: {secrets}}}]"
     )
     sink = config.sinks[0]
@@ -621,16 +618,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), WRONG, ids=[said for _, said in WRONG])
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_a_wrong_document_is_refused_with_line_key_path_expectation_and_value(
-    file: Path, text: str, said: str
+    file: Path, text: str, message: str
 ) -> None:
-    assert refused(file, text.replace("SECRET", SECRET)) == said
+    assert error_of(file, text.replace("SECRET", SECRET)) == message
 
 
 def test_everything_that_is_wrong_is_said_at_once(file: Path) -> None:
-    said = refused(file, "scope: A\nsource:\n  interval: 1\napi:\n  listen: x\n")
-    assert [line.partition(": expected")[0] for line in said.splitlines()] == [
+    message = error_of(file, "scope: A\nsource:\n  interval: 1\napi:\n  listen: x\n")
+    assert [line.partition(": expected")[0] for line in message.splitlines()] == [
         "1: scope",
         "3: source.interval",
         "5: api.listen",
@@ -689,12 +686,12 @@ WRONG_VARIABLES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"), WRONG_VARIABLES, ids=[name for name, _, _ in WRONG_VARIABLES]
+    ("name", "value", "message"), WRONG_VARIABLES, ids=[name for name, _, _ in WRONG_VARIABLES]
 )
-def test_a_wrong_variable_is_named(name: str, value: str, said: str) -> None:
+def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(None, {f"IMDS_RELAY_{name}": value})
-    assert str(error.value) == f"environment variable IMDS_RELAY_{name}: {said}"
+    assert str(error.value) == f"environment variable IMDS_RELAY_{name}: {message}"
 
 
 @pytest.mark.parametrize("number", ["0", "12", "007", "1.5", "0.001"])
@@ -704,13 +701,13 @@ def test_a_wrong_variable_is_named(name: str, value: str, said: str) -> None:
 def test_a_duration_is_a_number_and_a_unit(
     file: Path, number: str, unit: str, seconds: float
 ) -> None:
-    assert loaded(file, f"store: {{retain: {number}{unit}}}").store.retain == pytest.approx(
+    assert load_text(file, f"store: {{retain: {number}{unit}}}").store.retain == pytest.approx(
         float(number) * seconds
     )
 
 
 def test_an_api_version_needs_no_quotes(file: Path) -> None:
-    assert loaded(file, "source: {api_version: 2019-08-01}").source == SourceSettings(
+    assert load_text(file, "source: {api_version: 2019-08-01}").source == SourceSettings(
         api_version="2019-08-01"
     )
 
@@ -783,7 +780,7 @@ def test_no_error_shows_a_secret(
     tmp_path_factory: pytest.TempPathFactory, text: str, secret: str
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "broken.yaml"
-    assert secret not in refused(file, text.replace("SECRET", secret).replace("GOOD", SECRET))
+    assert secret not in error_of(file, text.replace("SECRET", secret).replace("GOOD", SECRET))
 
 
 @pytest.mark.parametrize(
@@ -804,7 +801,7 @@ def test_no_error_about_a_variable_shows_a_secret(value: str) -> None:
 
 
 def test_a_configuration_that_is_printed_shows_no_secret(file: Path) -> None:
-    config = loaded(file, with_examples(DEFAULTS.read_text()), FOR_EXAMPLES)
+    config = load_text(file, with_examples(DEFAULTS.read_text()), FOR_EXAMPLES)
     assert SECRET not in repr(config)
     assert SECRET not in config.model_dump_json()
     assert "guest:guest" not in repr(config) + config.model_dump_json()

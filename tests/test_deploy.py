@@ -228,8 +228,8 @@ async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(
     defined: Broker,
 ) -> None:
     """The policies limit waiting approvals, and keep what a consumer rejects."""
-    said = await asyncio.to_thread(defined.ctl, "list_queues", "--vhost", VHOST, "name", "policy")
-    policies = dict(line.split("\t") for line in said.splitlines())
+    output = await asyncio.to_thread(defined.ctl, "list_queues", "--vhost", VHOST, "name", "policy")
+    policies = dict(line.split("\t") for line in output.splitlines())
     assert (policies[APPROVALS], policies[EXAMPLE_QUEUE], policies[f"{MAIN}.unrouted"]) == (
         "approvals",
         "consumers",
@@ -561,10 +561,8 @@ def test_the_documented_doctor_runs_as_the_unit_does() -> None:
     doctor = next(line for line in commands.splitlines() if line.endswith("imds-relay doctor"))
     for name in ("User", "EnvironmentFile", "StateDirectory", "StateDirectoryMode"):
         assert f" --property={name}={directives(name)[0]} " in doctor
-    assert (
-        f" --setenv={next(one for one in directives('Environment') if 'STORE__PATH' in one)} "
-        in doctor
-    )
+    store_path = next(setting for setting in directives("Environment") if "STORE__PATH" in setting)
+    assert f" --setenv={store_path} " in doctor
 
 
 def test_the_documented_removal_takes_away_what_was_installed() -> None:
@@ -589,7 +587,7 @@ def test_health_checks_survive_an_api_that_splits_them_at_spaces(
         (command,) = arguments
         assert subprocess.run(["sh", "-nc", command], check=False).returncode == 0
     else:
-        assert not any(set(one) & set(" \t\n") for one in arguments)
+        assert not any(set(argument) & set(" \t\n") for argument in arguments)
 
 
 async def test_the_simulator_is_healthy_where_it_listens_and_not_elsewhere(

@@ -23,7 +23,7 @@ def anchors(page: Path) -> set[str]:
     headings = re.findall(
         r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
     )
-    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    return {re.sub(r"[^\w\- ]", "", reference.lower()).replace(" ", "-") for reference in headings}
 
 
 def leads_nowhere(page: Path, anchor: str) -> bool:
@@ -47,13 +47,17 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 
 def test_every_page_that_the_code_cites_is_there() -> None:
     cited = {
-        one
+        reference
         for path in SOURCES
-        for one in re.findall(r"\bdocs/[\w/.-]+\.md(?:#[\w-]+)?", path.read_text(encoding="utf-8"))
+        for reference in re.findall(
+            r"\bdocs/[\w/.-]+\.md(?:#[\w-]+)?", path.read_text(encoding="utf-8")
+        )
     }
     assert len(cited) > 30
     wrong = [
-        one for one in cited if leads_nowhere(ROOT / one.partition("#")[0], one.partition("#")[2])
+        reference
+        for reference in cited
+        if leads_nowhere(ROOT / reference.partition("#")[0], reference.partition("#")[2])
     ]
     assert wrong == []
 
@@ -64,7 +68,12 @@ def test_every_test_that_a_guarantee_names_is_there() -> None:
     )[1:]
     named = {part.splitlines()[0]: re.findall(r"`(tests/[\w/]+\.py)`", part) for part in parts}
     assert [title for title, tests in named.items() if not tests] == []
-    assert [one for tests in named.values() for one in tests if not (ROOT / one).exists()] == []
+    assert [
+        reference
+        for tests in named.values()
+        for reference in tests
+        if not (ROOT / reference).exists()
+    ] == []
 
 
 def test_the_index_names_every_page() -> None:

@@ -17,7 +17,7 @@ from relay.outbox.file import open_for_reading
 from tests.cli.command import run_command
 
 NOBODY = 65534
-ASKED: tuple[Callable[[Path], bool], ...] = (may_exist, may_be_file, may_be_folder)
+CHECKS: tuple[Callable[[Path], bool], ...] = (may_exist, may_be_file, may_be_folder)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
     file.touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     found = {
-        path: [asked(path) for asked in ASKED]
+        path: [checks(path) for checks in CHECKS]
         for path in (file, tmp_path, tmp_path / "no", file / "within", tmp_path / "loop")
     }
     assert list(found.values()) == [
@@ -54,18 +54,18 @@ def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
-    assert [asked(closed / "relay.yaml") for asked in ASKED] == [True] * 3
+    assert [checks(closed / "relay.yaml") for checks in CHECKS] == [True] * 3
 
 
 def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.config.DEFAULT_PATHS", (closed / "relay.yaml",))
-    said = (
+    message = (
         rf"relay\.yaml: expected a file that can be read: Permission denied \(this runs as "
         rf"{user()}\)"
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load(None, {})
     done = run_command("check")
     assert (done.code, "Permission denied" in done.err) == (2, True)
@@ -74,7 +74,8 @@ def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
 def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
     path = closed / "relay.db"
     findings = {
-        one.subject: one for one in diagnose(StoreSettings(path=path), scope=None, vm_id=None)
+        finding.subject: finding
+        for finding in diagnose(StoreSettings(path=path), scope=None, vm_id=None)
     }
     assert findings["state file"].state == "failed"
     assert (

@@ -50,7 +50,7 @@ def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "expected"),
+    ("status", "output", "expected"),
     [
         (0, "===== 100 passed in 19.97s =====\n", "passed (100 passed)"),
         (
@@ -71,10 +71,10 @@ def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(
     ],
 )
 def test_the_outcome_has_the_numbers_of_pytest(
-    status: int, said: str, expected: str, tmp_path: Path
+    status: int, output: str, expected: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "test.log"
-    log.write_text(said)
+    log.write_text(output)
     assert outcome(status, log) == expected
 
 

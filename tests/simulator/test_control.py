@@ -14,7 +14,7 @@ from relay.simulator.playbook import ACTIONS
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 
 
-async def do(sim: Simulator, action: str, body: Any) -> tuple[int, Any]:
+async def post_action(sim: Simulator, action: str, body: Any) -> tuple[int, Any]:
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{sim.url}/sim/{action}", json=body) as response,
@@ -22,58 +22,58 @@ async def do(sim: Simulator, action: str, body: Any) -> tuple[int, Any]:
         return response.status, await response.json()
 
 
-async def look(sim: Simulator, path: str) -> tuple[int, Any]:
+async def get_control(sim: Simulator, path: str) -> tuple[int, Any]:
     async with aiohttp.ClientSession() as session, session.get(f"{sim.url}/sim/{path}") as response:
         return response.status, await response.json()
 
 
 async def test_an_event_can_be_led_through_its_life() -> None:
     async with Simulator(PAIR) as sim:
-        status, event = await do(
+        status, event = await post_action(
             sim,
             "schedule",
             {"name": "reboot", "type": "Reboot", "resources": ["vm-1"], "notice": "15m"},
         )
         assert (status, event["status"], event["plan"]["resources"]) == (200, "Scheduled", ["vm-1"])
-        assert (await do(sim, "update", {"event": "reboot", "notice": "30m", "duration": 9}))[1][
-            "plan"
-        ]["duration"] == 9
-        assert (await do(sim, "approve", {"event": "reboot", "vm": "vm-0"}))[1]["approved_by"] == [
-            "vm-0"
-        ]
-        assert (await do(sim, "start", event["event_id"]))[1]["status"] == "Started"
-        assert (await do(sim, "end", "reboot"))[1]["status"] == "Completed"
-        assert (await look(sim, "events/reboot"))[1]["status"] == "Completed"
+        assert (
+            await post_action(sim, "update", {"event": "reboot", "notice": "30m", "duration": 9})
+        )[1]["plan"]["duration"] == 9
+        assert (await post_action(sim, "approve", {"event": "reboot", "vm": "vm-0"}))[1][
+            "approved_by"
+        ] == ["vm-0"]
+        assert (await post_action(sim, "start", event["event_id"]))[1]["status"] == "Started"
+        assert (await post_action(sim, "end", "reboot"))[1]["status"] == "Completed"
+        assert (await get_control(sim, "events/reboot"))[1]["status"] == "Completed"
 
 
 async def test_an_event_can_be_canceled() -> None:
     async with Simulator(PAIR) as sim:
-        await do(sim, "schedule", {"name": "reboot"})
-        assert (await do(sim, "cancel", "reboot"))[1]["status"] == "Canceled"
-        assert (await look(sim, "state"))[1]["events"] == []
+        await post_action(sim, "schedule", {"name": "reboot"})
+        assert (await post_action(sim, "cancel", "reboot"))[1]["status"] == "Canceled"
+        assert (await get_control(sim, "state"))[1]["events"] == []
 
 
 async def test_faults_come_and_go(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
-        assert (await do(sim, "fault", {"status": 410, "lasts": "70s"}))[0] == 200
-        assert (await look(sim, "state"))[1]["faults"][0]["status"] == 410
+        assert (await post_action(sim, "fault", {"status": 410, "lasts": "70s"}))[0] == 200
+        assert (await get_control(sim, "state"))[1]["faults"][0]["status"] == 410
         async with client.get(
             f"{sim.url}/metadata/scheduledevents", params={"api-version": NEWEST_API_VERSION}
         ) as response:
             assert response.status == 410
-        assert (await do(sim, "clear_faults", True))[0] == 200
-        assert (await look(sim, "state"))[1]["faults"] == []
+        assert (await post_action(sim, "clear_faults", True))[0] == 200
+        assert (await get_control(sim, "state"))[1]["faults"] == []
 
 
 async def test_the_incarnation_can_be_moved() -> None:
     async with Simulator(PAIR) as sim:
-        await do(sim, "skip_incarnations", 10)
-        await do(sim, "schedule", {})
-        assert (await look(sim, "state"))[1]["incarnation"] == 12
-        await do(sim, "reset_incarnation", 3)
-        assert (await look(sim, "state"))[1]["incarnation"] == 3
-        await do(sim, "disable", True)
-        assert (await look(sim, "state"))[1]["incarnation"] == 1
+        await post_action(sim, "skip_incarnations", 10)
+        await post_action(sim, "schedule", {})
+        assert (await get_control(sim, "state"))[1]["incarnation"] == 12
+        await post_action(sim, "reset_incarnation", 3)
+        assert (await get_control(sim, "state"))[1]["incarnation"] == 3
+        await post_action(sim, "disable", True)
+        assert (await get_control(sim, "state"))[1]["incarnation"] == 1
 
 
 async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
@@ -84,7 +84,7 @@ async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
             data=b"\xff{",
         ) as response:
             assert response.status == 400
-        _, calls = await look(sim, "calls")
+        _, calls = await get_control(sim, "calls")
         assert [(call["vm"], call["method"], call["status"], call["body"]) for call in calls] == [
             ("vm-1", "POST", 400, "\ufffd{")
         ]
@@ -93,9 +93,9 @@ async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
 async def test_the_state_names_vms_scale_and_events() -> None:
     async with Simulator(PAIR) as sim:
         event = sim.schedule(Plan())
-        _, state = await look(sim, "state")
+        _, state = await get_control(sim, "state")
         assert (state["vms"], state["scale"], state["now"][-1]) == (["vm-0", "vm-1"], 1.0, "Z")
-        assert [found["event_id"] for found in state["events"]] == [event.event_id]
+        assert [event_state["event_id"] for event_state in state["events"]] == [event.event_id]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_the_state_names_vms_scale_and_events() -> None:
 async def test_what_cannot_be_done_is_said(action: str, body: Any, status: int, text: str) -> None:
     async with Simulator(PAIR) as sim:
         sim.schedule(Plan(name="reboot"))
-        answer = await do(sim, action, body)
+        answer = await post_action(sim, action, body)
         assert answer[0] == status
         assert text in answer[1]["error"]
         assert len(sim.events) == 1
@@ -146,13 +146,13 @@ async def test_a_body_that_is_not_json_is_refused() -> None:
 
 async def test_an_unknown_event_is_404() -> None:
     async with Simulator(PAIR) as sim:
-        assert (await look(sim, "events/nothing"))[0] == 404
+        assert (await get_control(sim, "events/nothing"))[0] == 404
 
 
 async def test_control_calls_are_no_calls_of_imds() -> None:
     async with Simulator(Setup()) as sim:
         for _ in range(10):
-            assert (await look(sim, "state"))[0] == 200
+            assert (await get_control(sim, "state"))[0] == 200
         assert not sim.calls
 
 

@@ -108,7 +108,7 @@ def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer
 
 
 def test_vms_of_one_scale_set_share_the_placement_group_and_nothing_else() -> None:
-    one, other, stranger = compute(VM("a_0")), compute(VM("a_1")), compute(VM("b_0"))
-    assert one["placementGroupId"] == other["placementGroupId"] != stranger["placementGroupId"]
-    assert len({one["vmId"], other["vmId"], stranger["vmId"]}) == 3
-    assert compute(VM("a_0")) == one
+    first, second, stranger = compute(VM("a_0")), compute(VM("a_1")), compute(VM("b_0"))
+    assert first["placementGroupId"] == second["placementGroupId"] != stranger["placementGroupId"]
+    assert len({first["vmId"], second["vmId"], stranger["vmId"]}) == 3
+    assert compute(VM("a_0")) == first

@@ -34,22 +34,22 @@ def load(folder: Path, text: str) -> Playbook:
     return load_playbook(file)
 
 
-def spans(value: Any) -> float:
+def total_duration(value: Any) -> float:
     """All times of a playbook together, in seconds of Azure: its end cannot come much later."""
     if isinstance(value, dict):
-        return sum(map(spans, value.values()))
+        return sum(map(total_duration, value.values()))
     if isinstance(value, list | tuple):
-        return sum(map(spans, value))
+        return sum(map(total_duration, value))
     return value if isinstance(value, float) else 0.0
 
 
-def hurried(playbook: Playbook) -> Setup:
+def accelerated_setup(playbook: Playbook) -> Setup:
     """The scope, in such a hurry that the whole playbook takes about a fifth of a second."""
     azure = {name: getattr(playbook.azure, name) for name in ("first_call", "events_after")}
     return replace(
         playbook.azure,
         rate_limit=None,
-        scale=5 * (spans(playbook.model_dump()["steps"]) + spans(azure) + 900),
+        scale=5 * (total_duration(playbook.model_dump()["steps"]) + total_duration(azure) + 900),
     )
 
 
@@ -57,7 +57,7 @@ def hurried(playbook: Playbook) -> Setup:
 async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
     lines: list[str] = []
     playbook = SHIPPED[name]
-    async with Simulator(hurried(playbook), report=lines.append) as sim:
+    async with Simulator(accelerated_setup(playbook), report=lines.append) as sim:
         async with asyncio.timeout(60):
             await play(sim, playbook)
         assert sim.events == ()
@@ -104,7 +104,7 @@ async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_on
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.005)
 
-    async with Simulator(hurried(playbook)) as sim, asyncio.timeout(60):
+    async with Simulator(accelerated_setup(playbook)) as sim, asyncio.timeout(60):
         pollers = [asyncio.create_task(approve_everything(url)) for url in sim.urls.values()]
         await play(sim, playbook)
         over.set()
@@ -277,26 +277,26 @@ async def test_steps_keep_their_times(tmp_path: Path) -> None:
     }
     latest = []
     for _ in range(5):  # never too early; late once in a while is the machine's doing
-        told = await _told_at(playbook)
-        assert [word for _, word in told] == list(expected)
-        assert all(moment >= expected[word] - 0.01 for moment, word in told)
-        latest.append(max(moment - expected[word] for moment, word in told))
+        reported = await _report_times(playbook)
+        assert [word for _, word in reported] == list(expected)
+        assert all(moment >= expected[word] - 0.01 for moment, word in reported)
+        latest.append(max(moment - expected[word] for moment, word in reported))
         if latest[-1] < 0.25:
             return
     pytest.fail(f"seconds too late, in each of five rounds: {latest}")
 
 
-async def _told_at(playbook: Playbook) -> list[tuple[float, str]]:
+async def _report_times(playbook: Playbook) -> list[tuple[float, str]]:
     """When what was told, thirty times as fast."""
-    told: list[tuple[float, str]] = []
+    reported: list[tuple[float, str]] = []
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with Simulator(
         replace(playbook.azure, scale=30.0),
-        report=lambda line: told.append((loop.time() - began, line.split()[1])),
+        report=lambda line: reported.append((loop.time() - began, line.split()[1])),
     ) as sim:
         await play(sim, playbook)
-    return told
+    return reported
 
 
 async def test_a_step_that_comes_too_late_is_left_out_and_said(tmp_path: Path) -> None:

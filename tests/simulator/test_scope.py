@@ -307,7 +307,7 @@ def test_a_setup_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 
 # laws
 
-Deed = tuple[float, str, Any]  # seconds after the one before, what, and with what
+TimedAction = tuple[float, str, Any]  # seconds after the one before, what, and with what
 EVENTS = st.sampled_from("ABC")
 SECONDS = st.integers(0, 40).map(float)
 PLANS = st.builds(
@@ -323,7 +323,7 @@ PLANS = st.builds(
 CHANGES = st.fixed_dictionaries(
     {}, optional={"notice": SECONDS, "duration": st.integers(0, 1), "resources": st.just(BOTH)}
 )
-DEEDS = st.lists(
+ACTIONS = st.lists(
     st.one_of(
         st.tuples(SECONDS, st.just("schedule"), PLANS),
         st.tuples(SECONDS, st.sampled_from(["start", "end", "cancel", "tick"]), EVENTS),
@@ -335,8 +335,8 @@ DEEDS = st.lists(
 )
 
 
-def do(machine: Scope, deed: Deed, now: datetime) -> None:
-    _, what, given = deed
+def perform(machine: Scope, action: TimedAction, now: datetime) -> None:
+    _, what, given = action
     try:
         match what:
             case "schedule":
@@ -355,24 +355,24 @@ def do(machine: Scope, deed: Deed, now: datetime) -> None:
         pass
 
 
-def played(
+def perform_all(
     machine: Scope,
-    deeds: list[Deed],
+    actions: list[TimedAction],
     between: Callable[[datetime, datetime], None] = lambda _, __: None,
 ) -> list[dict[str, Any]]:
     now, documents = T0, [machine.document()]
-    for deed in deeds:
-        between(now, now + timedelta(seconds=deed[0]))
-        now += timedelta(seconds=deed[0])
-        do(machine, deed, now)
+    for action in actions:
+        between(now, now + timedelta(seconds=action[0]))
+        now += timedelta(seconds=action[0])
+        perform(machine, action, now)
         documents.append(machine.document())
     return documents
 
 
-@given(DEEDS)
-def test_documents_of_one_incarnation_hold_the_same_events(deeds: list[Deed]) -> None:
+@given(ACTIONS)
+def test_documents_of_one_incarnation_hold_the_same_events(actions: list[TimedAction]) -> None:
     """Microsoft's pages: the same incarnation means the same events, and a change increases it."""
-    documents = played(scope(), deeds)
+    documents = perform_all(scope(), actions)
     for before, after in itertools.pairwise(documents):
         assert (before["Events"] == after["Events"]) or before["DocumentIncarnation"] < after[
             "DocumentIncarnation"
@@ -386,8 +386,10 @@ def test_documents_of_one_incarnation_hold_the_same_events(deeds: list[Deed]) ->
         )
 
 
-@given(DEEDS, st.lists(st.floats(0, 1), max_size=5))
-def test_how_often_time_is_looked_at_changes_nothing(deeds: list[Deed], looks: list[float]) -> None:
+@given(ACTIONS, st.lists(st.floats(0, 1), max_size=5))
+def test_how_often_time_is_looked_at_changes_nothing(
+    actions: list[TimedAction], looks: list[float]
+) -> None:
     """What is due happens at its own moment, whether a tick comes at once or late."""
     late, eager = scope(), scope()
 
@@ -395,12 +397,12 @@ def test_how_often_time_is_looked_at_changes_nothing(deeds: list[Deed], looks: l
         for part in sorted(looks):
             eager.tick(start + part * (stop - start))
 
-    assert played(late, deeds) == played(eager, deeds, look)
+    assert perform_all(late, actions) == perform_all(eager, actions, look)
     assert late.events == eager.events
 
 
-@given(DEEDS)
-def test_an_event_only_goes_from_scheduled_to_started_to_gone(deeds: list[Deed]) -> None:
+@given(ACTIONS)
+def test_an_event_only_goes_from_scheduled_to_started_to_gone(actions: list[TimedAction]) -> None:
     told: dict[str, list[str]] = {}
 
     def on_transition(happening: Transition) -> None:
@@ -412,7 +414,7 @@ def test_an_event_only_goes_from_scheduled_to_started_to_gone(deeds: list[Deed])
         ):
             told.setdefault(happening.event.event_id, []).append(happening.kind)
 
-    played(scope(on_transition), deeds)
+    perform_all(scope(on_transition), actions)
     for states in told.values():
         lives = "".join(state[:3] + " " for state in states)
         while lives:
@@ -425,9 +427,9 @@ def test_an_event_only_goes_from_scheduled_to_started_to_gone(deeds: list[Deed])
             assert not lives or life.endswith(("com ", "can "))
 
 
-@given(DEEDS)
+@given(ACTIONS)
 def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
-    deeds: list[Deed],
+    actions: list[TimedAction],
 ) -> None:
     by_hand: set[str] = set()
 
@@ -444,35 +446,37 @@ def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
 
     machine = scope(on_transition)
     now = T0
-    for deed in deeds:
-        now += timedelta(seconds=deed[0])
+    for action in actions:
+        now += timedelta(seconds=action[0])
         machine.tick(now)
-        if deed[1] == "start":
-            by_hand.add(deed[2])
-        do(machine, deed, now)
+        if action[1] == "start":
+            by_hand.add(action[2])
+        perform(machine, action, now)
         by_hand.clear()
 
 
-@given(DEEDS)
-def test_not_before_is_blank_exactly_when_an_event_is_started(deeds: list[Deed]) -> None:
-    for document in played(scope(), deeds):
+@given(ACTIONS)
+def test_not_before_is_blank_exactly_when_an_event_is_started(actions: list[TimedAction]) -> None:
+    for document in perform_all(scope(), actions):
         for event in document["Events"]:
             assert (event["NotBefore"] == "") == (event["EventStatus"] == "Started")
 
 
-@given(DEEDS, st.sampled_from(API_VERSIONS))
-def test_every_api_version_shows_the_same_incarnation(deeds: list[Deed], api_version: str) -> None:
+@given(ACTIONS, st.sampled_from(API_VERSIONS))
+def test_every_api_version_shows_the_same_incarnation(
+    actions: list[TimedAction], api_version: str
+) -> None:
     machine = scope()
-    played(machine, deeds)
+    perform_all(machine, actions)
     document = machine.document(api_version)
     assert document["DocumentIncarnation"] == machine.incarnation
     assert len(document["Events"]) == len(machine.events)
 
 
-@given(DEEDS)
-def test_left_alone_every_event_ends(deeds: list[Deed]) -> None:
+@given(ACTIONS)
+def test_left_alone_every_event_ends(actions: list[TimedAction]) -> None:
     machine = scope()
-    played(machine, deeds)
+    perform_all(machine, actions)
     machine.tick(later(1e6))
     assert machine.events == ()
     assert machine.next_due() is None
