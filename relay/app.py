@@ -111,19 +111,22 @@ async def started(
         # The API listens first: it answers 503 until a relay is attached.
         server = await stack.enter_async_context(Server(config.api, clock))
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
-        instance = await discover(client, clock, needed="auto" in (config.scope, config.relay))
+        instance = await discover(client, clock, required="auto" in (config.scope, config.relay))
         names = resource_names(instance, socket.gethostname()) if instance is not None else None
         origin = _origin(config, instance)
 
         store = await stack.enter_async_context(_open_store(config, origin, instance, clock))
         record = _relay_event_recorder(store, origin, clock)
-        store.listeners.failing.append(lambda reason: _report_store(reason, record))
+        store.listeners.write_error_changed.append(lambda reason: _report_store(reason, record))
 
         approvals = ApprovalService(
-            config.approvals, origin, store.trusted, client_resources=config.api.client_resources
+            config.approvals,
+            origin,
+            trusted=store.trusted,
+            client_resources=config.api.client_resources,
         )
-        board = ChatBoard(store, approvals, clock, config.api.public_url)
-        sinks = await _connect_sinks(config.sinks, clock, board, stack)
+        chat = make_chat_context(store, approvals, clock, config.api.public_url)
+        sinks = await _connect_sinks(config.sinks, clock, chat, stack)
         dispatcher = Dispatcher(sinks, store, clock, record)
         await dispatcher.start()
 
@@ -133,12 +136,20 @@ async def started(
             Recorder(origin, boot(), names),
             store,
             clock,
-            say=record,
-            last_read=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+            report=record,
+            last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
         )
         gate = Gate(approvals, store, poller, clock, _vm_matcher(names))
-        board.attach(gate.submit)
-        relay = Relay(store, gate, dispatcher, poller, origin, clock, _chat_sinks(sinks))
+        chat.decisions.attach(gate.submit)
+        relay = Relay(
+            store=store,
+            gate=gate,
+            dispatcher=dispatcher,
+            source=poller,
+            origin=origin,
+            clock=clock,
+            chats=_chat_sinks(sinks),
+        )
         consumers = _approval_consumers(config, relay, server)
 
         _log.info(
@@ -207,21 +218,21 @@ def _report_store(reason: str | None, record: RecordRelayEvent) -> None:
 
 
 async def _connect_sinks(
-    all_settings: Sequence[SinkSettings], clock: Clock, board: ChatBoard, stack: AsyncExitStack
+    all_settings: Sequence[SinkSettings], clock: Clock, chat: ChatContext, stack: AsyncExitStack
 ) -> dict[str, tuple[SinkSettings, Any]]:
     return {
-        settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, board)))
+        settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, chat)))
         for settings in all_settings
     }
 
 
 def _connect(
-    settings: SinkSettings, clock: Clock, board: ChatBoard
+    settings: SinkSettings, clock: Clock, chat: ChatContext
 ) -> AbstractAsyncContextManager[Any]:
     module = sink_modules()[settings.kind]
     sink: AbstractAsyncContextManager[Any]
     if isinstance(settings, ChatSettings):
-        sink = module.connect(settings, clock, board)
+        sink = module.connect(settings, clock, chat)
     else:
         sink = module.connect(settings, clock)
     return sink
@@ -292,7 +303,7 @@ async def _run_tasks(
 
 def _save_last_read(poller: Poller, store: Store) -> None:
     """Save when the document was last read: the next start tells from it whether polling paused."""
-    last_read = poller.last_read
+    last_read = poller.last_read_at
     if last_read is not None:
         store.submit(lambda tx: tx.set_last_read(last_read), fail_open=True)
 

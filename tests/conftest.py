@@ -1,4 +1,4 @@
-"""Fixtures for all tests: a RabbitMQ to use, a private one to stop, unique names, a browser."""
+"""What every test may ask for: a RabbitMQ to use, one to mistreat, names that no other test has, and a browser."""
 
 from __future__ import annotations
 
@@ -29,21 +29,26 @@ settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
 
-GROUPS = ("own_broker of journeys", "own_broker", "broker", "browser")
-"""Groups of tests that share a costly fixture, longest first. One worker runs all of a group."""
+GROUPS = {
+    "private RabbitMQ of journeys": (re.compile(r"\b(own_broker|_private_node): "), "journey"),
+    "private RabbitMQ": (re.compile(r"\b(own_broker|_private_node): "), None),
+    "RabbitMQ": (re.compile(r"\bbroker: Reachable"), None),
+    "browser": (re.compile(r"\b(browser: Browser|page: Page)\b"), None),
+}
+"""Groups of files that share a costly fixture, the longest first: the parameters of their tests, and their folder where it counts."""
 _stderr = pytest.StashKey[int]()
 
 
 class DebugLoop(asyncio.SelectorEventLoop):
-    """An event loop in debug mode that records no traceback for each future and task.
+    """An event loop whose debug mode makes every check, and records no traceback for each future and task.
 
-    Recording took a third of the CPU time of an API test. `PYTHONASYNCIODEBUG=1` brings tracebacks
-    back: a message about an exception that nobody retrieved then says where its task was created.
+    Recording them took a third of the CPU time of a test of the API. `PYTHONASYNCIODEBUG=1` brings them back: the message about a
+    task whose error nobody looked at then says where the task was made.
     """
 
     @override
     def get_debug(self) -> bool:
-        """Return whether to record tracebacks. asyncio's checks read an attribute instead."""
+        """Whether tracebacks are recorded: whoever records them asks this. The checks ask the attribute that `set_debug` sets."""
         return "PYTHONASYNCIODEBUG" in os.environ
 
 
@@ -60,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class Grouped(LoadFileScheduling):  # type: ignore[misc]  # the same
     """Gives each worker whole files, and all files of a group to the same worker.
 
-    `make test` gives each group to one worker, so that only one starts a RabbitMQ or a browser.
+    A RabbitMQ or a browser is started by few workers then. The groups of pytest-xdist's own do not work with pytest 9.2.
     """
 
     @override
@@ -99,14 +104,11 @@ def _group(file: Path) -> str | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """End the run if a teardown hangs, after a timeout has ended its test."""
+    """End the run, saying where, when a test that its timeout has ended leaves a task behind that does not end."""
 
     def give_up() -> None:
-        message = (
-            f"\n{item.nodeid}: the teardown has not ended within {TEARDOWN_SECONDS:.0f} s; the "
-            f"run ends here\n"
-        )
-        os.write(item.config.stash[_stderr], message.encode())
+        said = f"\n{item.nodeid}: the teardown has not ended within {TEARDOWN_SECONDS:.0f} s; the run ends here\n"
+        os.write(item.config.stash[_stderr], said.encode())
         faulthandler.dump_traceback(item.config.stash[_stderr])
         os._exit(1)
 
@@ -122,7 +124,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
-    """A RabbitMQ that always runs: leave it as it was, and use your own names (`exchange`)."""
+    """A RabbitMQ that runs all the time: leave it as it was, and use names of your own (`exchange`)."""
     if url := os.environ.get("RELAY_TEST_AMQP_URL"):
         yield NamedBroker(url)
         return
@@ -139,7 +141,7 @@ def _private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def own_broker(_private_node: Broker) -> Iterator[Broker]:
-    """A private RabbitMQ to stop, kill, freeze or fill. It runs, with the data of earlier tests."""
+    """A private RabbitMQ, running and well, to stop, kill, freeze or fill; the next test gets it healed, with what it then holds."""
     _private_node.heal()
     yield _private_node
     _private_node.thaw()  # whoever still waits for it gets an answer
@@ -147,7 +149,7 @@ def own_broker(_private_node: Broker) -> Iterator[Broker]:
 
 @pytest.fixture
 async def exchange(broker: Reachable) -> AsyncIterator[str]:
-    """A unique exchange name on `broker`. What bears it or a derived name is deleted afterwards."""
+    """An exchange name of this test's own on `broker`; it and what is derived from it are removed afterwards."""
     name = f"relay.test.{secrets.token_hex(6)}"
     yield name
     connection = await aio_pika.connect(broker.amqp_url())
@@ -161,13 +163,12 @@ async def exchange(broker: Reachable) -> AsyncIterator[str]:
 @pytest.fixture(scope="session")
 def chromium() -> Path:
     """The program of Chromium, which `make test` sees to."""
-    program = executable()
-    if program is None:
+    found = executable()
+    if found is None:
         raise FileNotFoundError(
-            "expected an installed Chromium, found none: `make test` sees to one, or "
-            "install the package chromium"
+            "expected an installed Chromium, found none: `make test` sees to one, or install the package chromium"
         )
-    return program
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -178,7 +179,7 @@ def _browser_address(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 async def browser(_browser_address: str) -> AsyncIterator[Browser]:
-    """A browser without a page. `await browser.new_context(…)` is a visitor without cookies."""
+    """A browser without a page; `await browser.new_context(color_scheme="dark", viewport={…})` is a visitor without cookies."""
     async with connected(_browser_address) as browser:
         yield browser
 
@@ -187,8 +188,7 @@ async def browser(_browser_address: str) -> AsyncIterator[Browser]:
 async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
     """An empty page of a visitor without cookies.
 
-    Parameters of the visitor are those of `new_context`:
-    `@pytest.mark.parametrize("page", [{"color_scheme": "dark"}], indirect=True)`.
+    The visitor can be told by `@pytest.mark.parametrize("page", [{"color_scheme": "dark"}], indirect=True)`, in words of `new_context`.
     """
     context = await browser.new_context(**getattr(request, "param", {}))
     context.set_default_timeout(STEP_MILLISECONDS)

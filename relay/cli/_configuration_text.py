@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from relay.api import Client
 from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
-from relay.approvals.service import stricter
+from relay.approvals.service import effective_mode
 from relay.cli._output import (
     format_duration,
     join_names,
@@ -79,7 +79,7 @@ def _overview(loaded: Loaded) -> Iterator[tuple[str, object]]:
     retain = f"deliveries kept {format_duration(store.retain)}"
     audit_retain = f"the journal {format_duration(store.audit_retain)}"
     yield "store", f"{store.path}; {retain}, {audit_retain}"
-    mode = stricter(approvals, "on", trusted=True)
+    mode = effective_mode(approvals, "on", trusted=True)
     rule_count = pluralize(len(approvals.rules), "rule")
     hold_duration = format_duration(approvals.hold_expires)
     yield "approvals", f"{mode}, {rule_count}; a hold lasts {hold_duration}"

@@ -84,7 +84,7 @@ def verify_chain(
     """Verify the hash chain of the journal, row by row."""
     expected = _parse_head(expect) if expect is not None else None
     with _open_journal(store, config) as (connection, path):
-        head, count = verify(connection, expected)
+        head, count = verify_journal(connection, expected)
     if as_json:
         print_json(
             {
@@ -111,7 +111,7 @@ def show_rows(
 ) -> None:
     """Show every row about one event, oldest first."""
     with _open_journal(store, config) as (connection, path):
-        event_rows = [row for row in rows(connection) if row.event_key == event.lower()]
+        event_rows = [row for row in read_rows(connection) if row.event_key == event.lower()]
     if not event_rows:
         raise CommandFailed(
             f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
@@ -176,7 +176,7 @@ def _parse_head(text: str) -> Head:
     return Head(int(match[1]), match[2])
 
 
-def _exported(row: Row) -> dict[str, object]:
+def _exported(row: JournalRow) -> dict[str, object]:
     return {
         "position": row.position,
         "at": row.at,
@@ -188,7 +188,7 @@ def _exported(row: Row) -> dict[str, object]:
     }
 
 
-def _describe(row: Row) -> tuple[object, object, str]:
+def _describe(row: JournalRow) -> tuple[object, object, str]:
     """Return what a row records, by whom, and the details."""
     body = orjson.loads(row.body)
     if row.kind == "claim":

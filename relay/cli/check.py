@@ -11,7 +11,7 @@ import typer
 
 from relay.api.diagnostics import static_findings
 from relay.api.server.tls import ServerTlsContext
-from relay.approvals.service import stricter
+from relay.approvals.service import effective_mode
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
 from relay.cli._configuration_text import describe_approval, print_configuration
@@ -27,7 +27,7 @@ from relay.cli._output import (
 from relay.config import NO_RULE_FOR_USER_EVENTS, Config, load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
-from relay.events.model import Document, Event, parse_document
+from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
 from relay.imds.document import parse_document
 from relay.outbox import Occurrence
@@ -75,12 +75,19 @@ def check(
 
 def decisions(config: Config, document: Document, now: datetime) -> Iterator[dict[str, Any]]:
     """Yield what the rules would decide about each event of a document without any vote."""
-    mode = stricter(config.approvals, "on", trusted=True)
+    mode = effective_mode(config.approvals, "on", trusted=True)
     for event in document.events:
         occurrence = _new_occurrence(event, document.incarnation)
         rule = rule_for(config.approvals.rules, occurrence, config.scope, now)
         status = ApprovalStatus(
-            occurrence, (), (), rule, config.approvals.groups, mode, now, config.approvals.people
+            occurrence=occurrence,
+            decisions=(),
+            grants=(),
+            rule=rule,
+            groups=config.approvals.groups,
+            mode=mode,
+            now=now,
+            people=config.approvals.people,
         )
         yield {
             **occurrence.data,
@@ -131,7 +138,7 @@ def _new_occurrence(event: Event, incarnation: int | None) -> Occurrence:
 
 
 def _consequence(status: ApprovalStatus) -> str:
-    if status.occurrence.event.started:
+    if status.occurrence.event.is_started:
         return "nothing, it has started"
     if not status.is_open:
         return "nothing, NotBefore has passed"

@@ -29,7 +29,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.cloudevent import CloudEvent
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import verify
+from relay.outbox.journal import verify_journal
 from relay.simulator import VM, Plan, Setup, Simulator
 
 T = TypeVar("T")
@@ -236,7 +236,7 @@ async def _watch_until_ended(parts: _Parts, steps: Steps, event_id: str) -> str:
             f"expected only valid signatures, {parts.receiver.rejected_requests} were not valid"
         )
     with closing(open_for_reading(parts.store)) as connection:
-        head, count = verify(connection)
+        head, count = verify_journal(connection)
     steps.print(f"the journal has {count} rows, and its hash chain holds: {head.hash[:16]}…")
     return str(ended.data["outcome"])
 

@@ -76,7 +76,7 @@ async def _diagnose(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding
     source_findings, instance = await diagnose_source(
         config.source,
         clock,
-        needed="auto" in (config.scope, config.relay),
+        required="auto" in (config.scope, config.relay),
         poll=poll,
         running=is_running,
         progress=print_status,

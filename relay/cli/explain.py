@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
@@ -20,34 +18,16 @@ from relay.cli._output import (
     print_output,
     print_table,
 )
-from relay.events.cloudevent import event_name
-
-_MEANT: Final = {
-    "transient": "if it cannot be reached, does not answer, or answers 408, 409, 425, 429 or 5xx",
-    "slow": "if it answers that somebody must mend something, as with other 4xx",
-}
-
-
-SinkName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SINK",
-        show_default=False,
-        help="The name of a sink: its delivery is explained instead.",
-    ),
-]
 
 
 @with_client
 async def explain(relay: Client, event: EventId, *, as_json: AsJson = False) -> None:
     """Say which rule decides about an event, what is missing, and until when."""
-    found = await relay.get("events", event, "rule")
+    explanation = await relay.get("events", event, "rule")
     if as_json:
-        print_json(found)
-    elif sink is None:
-        _show_decision(found)
+        print_json(explanation)
     else:
-        _show_weighed(found)
+        _show_decision(explanation)
 
 
 def _show_decision(explanation: dict[str, Any]) -> None:
@@ -72,8 +52,8 @@ def _decision_fields(explanation: dict[str, Any]) -> Iterator[tuple[str, object]
     if explanation["missing"]:
         voters = f", from {join_names(explanation['mayVote'])}" if explanation["mayVote"] else ""
         yield "missing", f"{pluralize(explanation['missing'], 'vote')}{voters}"
-    if explanation["unspoken"]:
-        yield "nobody yet", f"speaks for {join_names(explanation['unspoken'])}"
+    if explanation["uncoveredResources"]:
+        yield "nobody yet", f"speaks for {join_names(explanation['uncoveredResources'])}"
     if explanation["required"] and explanation["closes"]:
         yield "voting", f"closes {format_local_time(explanation['closes'])}"
     if explanation["lapses"]:
@@ -93,34 +73,3 @@ def _rule_effect(rule: dict[str, Any]) -> str:
     if rule["unmet"]:
         return f"does not match: {join_names(rule['unmet'])}"
     return "comes after"
-
-
-def _show_plan(found: dict[str, Any]) -> None:
-    waits = f"{pluralize(found['attempts'], 'try')} so far" if found["waiting"] else "nothing waits"
-    print_fields(
-        [
-            ("event", found["eventId"]),
-            ("last said", event_name(found["type"])),
-            ("not before", format_local_time(found["notBefore"])),
-            ("sink", found["sink"]),
-            ("wanted", "yes" if found["whyNot"] is None else f"no: {found['whyNot']}"),
-            ("delivery", waits),
-        ]
-    )
-    for course in found["plan"]:
-        print_output("", f"{_MEANT[course['failure']]}:")
-        print_table(
-            ("tries", "every", "from", "to"),
-            [_line(one) for one in course["tries"]],
-            empty="no other try",
-        )
-        print_output(f"then a dead letter: {course['ends']}" if course["ends"] else "and so on")
-
-
-def _line(one: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        one["tries"],
-        format_duration(one["pauseSeconds"]),
-        format_local_time(one["first"]),
-        format_local_time(one["last"], relative=False),
-    )

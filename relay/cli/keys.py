@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from relay.api import CLIENT_NAME
+from relay.api.settings import CLIENT_NAME_PATTERN
 from relay.cli._options import AsJson
 from relay.cli._output import print_json, print_output
 from relay.signature import PREFIX

@@ -270,9 +270,9 @@ async def test_a_kill_by_the_approved_reboot_is_reported_after_the_boot(
     clock.advance(60)
     sim.tick()
     assert not sim.event(event).is_live
-    async with rig(tmp_path, sim, clock, boot="boot-2") as it:
-        ended = await it.until_told("event.ended")
-        failed = await it.until_told("startrequest.failed")
+    async with running_relay(tmp_path, sim, clock, boot="boot-2") as relay:
+        ended = await relay.wait_for_event("event.ended")
+        failed = await relay.wait_for_event("startrequest.failed")
         assert (ended.data["outcome"], ended.data["evidence"], ended.data["approvedByRelay"]) == (
             "completed",
             "rebooted",

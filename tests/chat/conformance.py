@@ -174,10 +174,10 @@ def _attempts_of(entry: int, tx: Transaction) -> list[LoggedAttempt]:
 
 
 @asynccontextmanager
-async def room(directory: Path, far: FarSide) -> AsyncIterator[Room]:
-    """A relay that runs; over the same directory it is the same one, started again."""
+async def relay_with_chat(directory: Path, far: FarSide) -> AsyncIterator[ChatRelay]:
+    """Run a relay. Over the same directory it is the same relay, started again."""
     clock, member = SystemClock(), sink_modules()[far.kind]
-    given: ChatSettings = member.Settings.model_validate(
+    settings: ChatSettings = member.Settings.model_validate(
         {"kind": far.kind, "name": "chat", **far.settings()}
     )
     approvals = ApprovalService(

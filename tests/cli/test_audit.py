@@ -16,7 +16,7 @@ import pytest
 from relay.outbox.journal import Journal
 from tests.cli.command import ROOT, run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
-from tests.outbox.open_store import NOW, opened
+from tests.outbox.open_store import NOW, open_file_in
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
             )
     first = (await run_async("audit", "export", "--store", path_text)).out
     assert verify_export(first).startswith("it holds: 6:")
-    with opened(path) as file:
+    with open_file_in(path) as file:
         assert Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW) == 3
     later = (await run_async("audit", "export", "--store", path_text)).out
     assert verify_export(later) == verify_export(first)

@@ -22,8 +22,8 @@ from relay.amqp.approval_consumer import topology as approvals_topology
 from relay.amqp.connection import Connection
 from relay.amqp.topology import establish
 from relay.config import NO_RULE_FOR_USER_EVENTS
-from relay.imds.diagnostics import NOT_ASKED
-from relay.outbox.file import VERSION
+from relay.imds.diagnostics import NOT_POLLED
+from relay.outbox.file import SCHEMA_VERSION
 from relay.simulator import VM, Setup, Simulator
 from relay.sinks.rabbitmq import topology as events_topology
 from tests.certificates import LOOPBACK
@@ -101,7 +101,7 @@ async def test_scheduled_events_are_not_switched_on_unless_asked_for(
     """
     folder = configured(tmp_path, azure.url)
     _, findings = await examined(folder)
-    assert [finding["said"] for finding in findings["scheduled events"]] == [NOT_ASKED]
+    assert [finding["said"] for finding in findings["scheduled events"]] == [NOT_POLLED]
     assert not [call for call in azure.calls if call.path.endswith("scheduledevents")]
     _, findings = await examined(folder, "--poll")
     assert [finding["said"] for finding in findings["scheduled events"]] == [

@@ -52,7 +52,7 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
             2,
         )
         assert explanation["mayVote"] == sorted(["client:alice", LOCAL_PRINCIPAL])
-        assert explanation["unspoken"] == ["db-0", "db-1"]
+        assert explanation["uncoveredResources"] == ["db-0", "db-1"]
         assert explanation["closes"] < explanation["notBefore"]
         assert [
             (rule["name"], rule["unmet"], rule["decides"]) for rule in explanation["rules"]

@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.event import API_VERSIONS, NEWEST_API_VERSION
-from tests.approvals.manual_clock import HandClock
+from tests.approvals.manual_clock import ManualClock
 
 EVENTS = "/metadata/scheduledevents"
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
@@ -219,7 +219,7 @@ async def test_instance_metadata_can_be_missing(client: aiohttp.ClientSession) -
 
 async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSession) -> None:
     """Five calls a second for each VM, of events and instance metadata together."""
-    clock = HandClock()
+    clock = ManualClock()
     async with Simulator(Setup(vms=PAIR.vms), clock=clock) as sim:
         paths = [
             EVENTS,

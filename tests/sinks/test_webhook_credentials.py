@@ -200,7 +200,9 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
                 )
 
             async def listed() -> bool:
-                return bool((await run_async("deliveries", "-c", str(file), "--json")).json["items"])
+                return bool(
+                    (await run_async("deliveries", "-c", str(file), "--json")).json["items"]
+                )
 
             await eventually(listed)
             await eventually(tried)
