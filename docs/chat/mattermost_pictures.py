@@ -1,7 +1,7 @@
-"""Draws the pictures of docs/chat/mattermost.md: posts as a relay made them, in a page that looks a little like Mattermost.
+"""Draws the pictures of docs/chat/mattermost.md: posts of a relay, on a page like Mattermost's.
 
-``python -m docs.chat.mattermost_pictures`` runs the story of the page against the stand-in server of the tests. What is drawn
-is the posts' own JSON; how it is drawn is ours.
+``python -m docs.chat.mattermost_pictures`` runs the story of the page against the stand-in server
+of the tests. The content of the pictures is the JSON of the posts. The look is ours.
 """
 
 from __future__ import annotations
@@ -16,25 +16,37 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from relay.simulator import VM, Event, Setup, Simulator
-from tests.chat.mattermost_server import SECRET, Mattermost, mattermost
+from tests.chat.mattermost_server import SECRET, MattermostServer, post_text, running_mattermost
 from tests.chat.running_relay import Stage, rule, stage
-from tests.chromium import executable, running
+from tests.chromium import connected, executable, serving
 from tests.journey.relay_process import eventually
 
-HERE = Path(__file__).parent
+DIRECTORY = Path(__file__).parent
 STYLE = """
-body { margin: 0; padding: 12px 14px; width: 500px; font: 12px/1.4 "Open Sans", "DejaVu Sans", sans-serif; color: #3f4350 }
+body {
+  margin: 0; padding: 12px 14px; width: 500px; color: #3f4350;
+  font: 12px/1.4 "Open Sans", "DejaVu Sans", sans-serif;
+}
 .post { display: flex; gap: 10px; margin-bottom: 8px }
-.face { flex: none; width: 30px; height: 30px; border-radius: 50%; background: #1e325c; color: #fff; text-align: center; line-height: 30px }
-.who > b { margin-right: 6px }
-.who > i { font: 10px/1 sans-serif; background: #e8e9ed; padding: 1px 4px; border-radius: 3px }
-.card { border: 1px solid #dcdde1; border-left: 4px solid; border-radius: 4px; padding: 8px 12px; margin-top: 4px; width: 420px }
+.avatar {
+  flex: none; width: 30px; height: 30px; border-radius: 50%;
+  background: #1e325c; color: #fff; text-align: center; line-height: 30px;
+}
+.author > b { margin-right: 6px }
+.author > i { font: 10px/1 sans-serif; background: #e8e9ed; padding: 1px 4px; border-radius: 3px }
+.attachment {
+  border: 1px solid #dcdde1; border-left: 4px solid; border-radius: 4px;
+  padding: 8px 12px; margin-top: 4px; width: 420px;
+}
 h4 { margin: 0 0 6px; font-size: 12px }
 p { margin: 0 0 6px }
 dl { margin: 6px 0 }
 dt { font-weight: 600 }
 dd { margin: 0 0 5px }
-button { font: 600 12px sans-serif; margin-right: 6px; padding: 6px 12px; border-radius: 4px; border: 1px solid #c3c6d0; background: #fff }
+button {
+  font: 600 12px sans-serif; margin-right: 6px; padding: 6px 12px; border-radius: 4px;
+  border: 1px solid #c3c6d0; background: #fff;
+}
 .primary { background: #1c58d9; color: #fff; border-color: #1c58d9 }
 code { background: #f2f3f5; padding: 0 3px; overflow-wrap: anywhere }
 small { color: #7a7f8f; font-size: 11px }
@@ -45,101 +57,108 @@ a { color: #1c58d9 }
 """
 
 
-def words(text: str) -> str:
-    """The Markdown that the relay writes, as HTML."""
-    found = html.escape(text, quote=False)
-    found = re.sub(r"`([^`]*)`", r"<code>\1</code>", found)
-    found = re.sub(r"(?<!\\)\[([^\]]*)\]\(([^)]*)\)", r'<a href="\2">\1</a>', found)
-    found = re.sub(r"(?<!\\)\*\*(.+?)\*\*", r"<b>\1</b>", found)
-    return re.sub(r"\\([\\`*\[\]|$_])", r"\1", found).replace("\n", "<br>")
+def markdown_html(text: str) -> str:
+    """Return the relay's Markdown as HTML."""
+    markup = html.escape(text, quote=False)
+    markup = re.sub(r"`([^`]*)`", r"<code>\1</code>", markup)
+    markup = re.sub(r"(?<!\\)\[([^\]]*)\]\(([^)]*)\)", r'<a href="\2">\1</a>', markup)
+    markup = re.sub(r"(?<!\\)\*\*(.+?)\*\*", r"<b>\1</b>", markup)
+    return re.sub(r"\\([\\`*\[\]|$_])", r"\1", markup).replace("\n", "<br>")
 
 
-def card(one: Mapping[str, Any]) -> str:
-    """An attachment."""
+def attachment_html(attachment: Mapping[str, Any]) -> str:
+    """Return an attachment as HTML."""
     fields = "".join(
-        f"<dt>{html.escape(field['title'])}</dt><dd>{words(field['value'])}</dd>"
-        for field in one.get("fields", [])
+        f"<dt>{html.escape(field['title'])}</dt><dd>{markdown_html(field['value'])}</dd>"
+        for field in attachment.get("fields", [])
     )
     buttons = "".join(
         f'<button class="{button["style"]}">{html.escape(button["name"])}</button>'
-        for button in one["actions"]
+        for button in attachment["actions"]
     )
-    paragraphs = "".join(f"<p>{words(part)}</p>" for part in one["text"].split("\n\n"))
+    paragraphs = "".join(
+        f"<p>{markdown_html(paragraph)}</p>" for paragraph in attachment["text"].split("\n\n")
+    )
     return (
-        f'<div class="card" style="border-left-color: {one["color"]}"><h4>{words(one.get("title", ""))}</h4>{paragraphs}'
-        f"<dl>{fields}</dl><p>{buttons}</p><small>{words(one.get('footer', ''))}</small></div>"
+        f'<div class="attachment" style="border-left-color: {attachment["color"]}">'
+        f"<h4>{markdown_html(attachment.get('title', ''))}</h4>{paragraphs}"
+        f"<dl>{fields}</dl><p>{buttons}</p>"
+        f"<small>{markdown_html(attachment.get('footer', ''))}</small></div>"
     )
 
 
-def post(one: Mapping[str, Any]) -> str:
-    """A post: a message, or attachments."""
-    inner = (
-        "".join(card(each) for each in one["props"].get("attachments", []))
-        or f"<div>{words(one['message'])}</div>"
-    )
-    return f'<div class="post"><div class="face">IR</div><div class="who"><b>imds-relay</b><i>BOT</i>{inner}</div></div>'
-
-
-def dialog(one: Mapping[str, Any]) -> str:
-    """What is asked before a decision counts."""
-    label = html.escape(one["submit_label"])
-    text = words(one["introduction_text"])
+def post_html(post: Mapping[str, Any]) -> str:
+    """Return a post as HTML: its attachments, or its message if it has none."""
+    attachments = post["props"].get("attachments", [])
+    content = "".join(attachment_html(attachment) for attachment in attachments)
+    if not content:
+        content = f"<div>{markdown_html(post['message'])}</div>"
     return (
-        f'<div class="dialog"><h4>{html.escape(one["title"])}</h4><p>{text}</p>'
+        '<div class="post"><div class="avatar">IR</div>'
+        f'<div class="author"><b>imds-relay</b><i>BOT</i>{content}</div></div>'
+    )
+
+
+def dialog_html(dialog: Mapping[str, Any]) -> str:
+    """Return the dialog that asks before a decision counts."""
+    label = html.escape(dialog["submit_label"])
+    return (
+        f'<div class="dialog"><h4>{html.escape(dialog["title"])}</h4>'
+        f"<p>{markdown_html(dialog['introduction_text'])}</p>"
         f'<div><button>Cancel</button><button class="primary">{label}</button></div></div>'
     )
 
 
 @asynccontextmanager
-async def announced(*, in_chat: bool) -> AsyncIterator[tuple[Stage, Mattermost, Event, list[str]]]:
-    """A relay that has posted about a reboot, the server, the event, and the two people who may vote."""
-    async with mattermost() as server, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
-        people = [server.person("ann"), server.person("ben")]
-        rules = {"rules": [rule(2, *(f"mattermost:{server.team}/{one}" for one in people))]}
-        with TemporaryDirectory() as folder:
-            sink = server.sink(approve_in_chat=in_chat, secret=SECRET)
-            async with stage(Path(folder), [sink], approvals=rules, azure=azure) as here:
-                server.relay = here.url
-                event = here.reboot(
+async def announced_reboot(
+    *, in_chat: bool
+) -> AsyncIterator[tuple[Stage, MattermostServer, Event, list[str]]]:
+    """Yield a relay that has posted about a reboot, the server, the event, and two voters."""
+    async with running_mattermost() as server, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
+        voters = [server.add_user("ann"), server.add_user("ben")]
+        approvals = {"rules": [rule(2, *(server.principal(user_id) for user_id in voters))]}
+        section = server.sink_section(approve_in_chat=in_chat, secret=SECRET)
+        with TemporaryDirectory() as directory:
+            async with stage(Path(directory), [section], approvals=approvals, azure=azure) as relay:
+                server.relay_url = relay.url
+                event = relay.reboot(
                     "db-1", "db-2", description="Host server is undergoing maintenance."
                 )
-                await eventually(
-                    lambda: (
-                        bool(server.roots)
-                        and here.running.relay.dispatcher.status()[0].waiting == 0
-                    )
-                )
-                yield here, server, event, people
+                await eventually(lambda: bool(server.channel_posts))
+                await eventually(lambda: relay.running.relay.dispatcher.status()[0].waiting == 0)
+                yield relay, server, event, voters
 
 
-async def pages() -> dict[str, str]:
-    """The pictures' pages by name."""
-    async with announced(in_chat=False) as (_, server, _, _):
-        made = {"links": post(server.roots[0])}
-    async with announced(in_chat=True) as (here, server, event, (ann, ben)):
-        shown = server.roots[0]
-        made["buttons"] = post(shown)
-        await server.decide(shown, "Approve", ann)
-        made["dialog"] = dialog(server.dialogs[0][1]["dialog"])
-        await server.decide(shown, "Approve", ben)
-        await eventually(lambda: "Azure has begun" in server.texts_of(shown))
-        here.azure.end(event.event_id)
-        await eventually(lambda: any("It is over" in line for line in server.thread(shown)))
-        replies = "".join(post(one) for one in server.posts.values() if one["root_id"])
-        made["end"] = f'{post(shown)}<div class="thread">{replies}</div>'
-    return made
+async def picture_pages() -> dict[str, str]:
+    """Return the HTML of each picture by name."""
+    async with announced_reboot(in_chat=False) as (_, server, _, _):
+        pages = {"links": post_html(server.channel_posts[0])}
+    async with announced_reboot(in_chat=True) as (relay, server, event, (ann, ben)):
+        post = server.channel_posts[0]
+        pages["buttons"] = post_html(post)
+        await server.decide(post, "Approve", ann)
+        pages["dialog"] = dialog_html(server.dialogs[0].request["dialog"])
+        await server.decide(post, "Approve", ben)
+        await eventually(lambda: "Azure has begun" in post_text(post))
+        relay.azure.end(event.event_id)
+        await eventually(lambda: any("It is over" in line for line in server.thread_lines(post)))
+        thread = "".join(post_html(reply) for reply in server.replies)
+        pages["end"] = f'{post_html(post)}<div class="thread">{thread}</div>'
+    return pages
 
 
 async def main() -> None:
-    """Draw them all. Raises RuntimeError where there is no Chromium."""
+    """Draw all pictures. Raises RuntimeError if there is no Chromium."""
     chromium = executable()
     if chromium is None:
         raise RuntimeError("expected a Chromium on this machine, found none")
-    async with running(chromium) as browser:
-        page = await browser.new_page(viewport={"width": 528, "height": 200})
-        for name, body in (await pages()).items():
-            await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
-            await page.locator("body").screenshot(path=HERE / f"mattermost-{name}.png")
+    pages = await picture_pages()
+    with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
+        async with connected(address) as browser:
+            page = await browser.new_page(viewport={"width": 528, "height": 200})
+            for name, body in pages.items():
+                await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
+                await page.locator("body").screenshot(path=DIRECTORY / f"mattermost-{name}.png")
 
 
 if __name__ == "__main__":

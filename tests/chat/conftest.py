@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 LIMITS = (
-    "relay.chat.platforms.slack.sink.LOOKUP_TIMEOUT",
-    "relay.chat.platforms.mattermost.identity.LOOK_UP",
+    "relay.chat.platforms.slack.identity.PATIENCE",
+    "relay.chat.platforms.slack.interactions.PATIENCE",
+    "relay.chat.platforms.mattermost.sink.LOOKUP_TIMEOUT",
 )
-"""Seconds in which a chat says who somebody is. In life they are few, as it waits for our answer itself."""
+"""Seconds in which a chat says who somebody is. In life they are few: it waits for our answer."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,12 @@
-"""A Mattermost server, as far as a bot sees it, written from its public API reference: posts, users, channels, buttons, dialogs.
+"""A stand-in for a Mattermost server, written from its public API reference.
 
-It checks what the real one checks: token, membership, lengths, ids of buttons; it keeps what a button carries to itself; it knows
-a post again by its ``pending_post_id``; it answers that a deleted post may not be edited; it signs trigger ids and opens a dialog
-against its own alone; and it says itself who clicked. Sources: developers.mattermost.com, "API reference" and "Interactive
-messages"; the shapes of errors are those of server 10.
+It checks what the real server checks: token, membership, lengths, ids of buttons. It does not show
+the contents of buttons to readers. It recognizes a repeated post by ``pending_post_id``. It signs
+trigger ids, and opens a dialog only for a trigger id of its own.
+
+Sources: https://developers.mattermost.com/api-documentation/ and
+https://developers.mattermost.com/integrate/plugins/interactive-messages/; the errors have the form
+of server 10.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import secrets
 import string
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,30 +31,39 @@ import orjson
 from aiohttp import web
 
 TOKEN = "bot-token-8h3kd9s2m4q7"
-PUBLIC = "https://relay.example.com"
+PUBLIC_URL = "https://relay.example.com"
+CALLBACK_URL = f"{PUBLIC_URL}/v1/chat/ops"
 SECRET = "whsec_" + base64.b64encode(b"sealed with thirty-two bytes: ok").decode()
-PENDING = 30.0
-"""Seconds for which a post is known again."""
-_ALIVE = re.compile(
-    r"@\w+|(?<!\w)#\w+|~\w+|:(?!\d\d:)[\w+-]+:|\w+:/+\w*|www\.\w+|(?<!\\)\]\([^)]*\)?|(?<!\\)!?\[[^\]]*\]\(|<\w+|&\S+;"
+PENDING_POST_LIFETIME = 30.0
+"""Seconds for which a repeated post is recognized."""
+TRIGGER_LIFETIME = 30.0
+"""Seconds for which a trigger id opens a dialog."""
+_ACTIVE_MARKUP = re.compile(
+    r"@\w+|(?<!\w)#\w+|~\w+|:(?!\d\d:)[\w+-]+:|\w+:/+\w*|www\.\w+"
+    r"|(?<!\\)\]\([^)]*\)?|(?<!\\)!?\[[^\]]*\]\(|<\w+|&\S+;"
 )
-"""What Mattermost makes something of, wherever Markdown lets it: a backslash helps against brackets alone."""
-_OURS = re.compile(rf"(?<!\\)`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC}/approve#[\w-]+\)\*\*")
-_LETTERS = string.ascii_lowercase + string.digits
+"""Mentions, hashtags, channel links, emojis and links. A backslash stops brackets only."""
+_RELAY_MARKUP = re.compile(
+    rf"(?<!\\)`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC_URL}/approve#[\w-]+\)\*\*"
+)
+"""The code and the links that the relay itself writes."""
+_ID_CHARACTERS = string.ascii_lowercase + string.digits
+
+Json = dict[str, Any]
 
 
 def new_id() -> str:
-    """As the server names everything: 26 letters and digits."""
-    return "".join(secrets.choice(_LETTERS) for _ in range(26))
+    """Return an id in the form of the server's ids: 26 letters and digits."""
+    return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(26))
 
 
-def said(
-    status: int, code: str, message: str = "", headers: Mapping[str, str] | None = None
+def error_response(
+    status: int, error_id: str, message: str = "", headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """An error as the API words it."""
+    """Return an error in the form of the API."""
     body = {
-        "id": code,
-        "message": message or code,
+        "id": error_id,
+        "message": message or error_id,
         "detailed_error": "",
         "request_id": new_id(),
         "status_code": status,
@@ -59,114 +71,113 @@ def said(
     return web.json_response(body, status=status, headers=headers)
 
 
-@dataclass(slots=True)
-class Mattermost:
-    """The server. ``relay`` is where it finds what its buttons call `PUBLIC`; ``refusals`` are answered before all else."""
+def displayed_text(escaped: str) -> str:
+    """Return what a reader sees of escaped Markdown."""
+    return re.sub(r"\\(?=[\\`*\[\]|$_])", "", escaped.replace("\N{ZERO WIDTH SPACE}", ""))
+
+
+def button_labels(post: Mapping[str, Any]) -> list[str]:
+    """Return the labels of the buttons of a post."""
+    return [button["name"] for button in buttons_of(post)]
+
+
+def buttons_of(post: Mapping[str, Any]) -> list[Json]:
+    """Return the buttons of a post with their contents, which only the server has."""
+    return [
+        button
+        for attachment in post["props"].get("attachments", [])
+        for button in attachment.get("actions") or []
+    ]
+
+
+def post_text(post: Mapping[str, Any]) -> str:
+    """Return everything that a post says to its readers."""
+    texts = [post["message"]]
+    for attachment in post["props"].get("attachments", []):
+        texts += [attachment.get(name, "") for name in ("title", "text", "footer")]
+        texts += [f"{item['title']}: {item['value']}" for item in attachment.get("fields", [])]
+    return displayed_text("\n".join(texts))
+
+
+def active_markup(post: Mapping[str, Any]) -> list[str]:
+    """Return what mentions somebody or links somewhere in a post, except the relay's links."""
+    texts = [post["message"]]
+    for attachment in post["props"].get("attachments", []):
+        texts += [attachment.get(name, "") for name in ("title", "text", "footer")]
+        texts += [item["value"] for item in attachment.get("fields", [])]
+    return [
+        markup for text in texts for markup in _ACTIVE_MARKUP.findall(_RELAY_MARKUP.sub("", text))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDialog:
+    """A dialog that the server shows to one person. ``request`` is what the relay sent."""
+
+    user_id: str
+    request: Json
+
+
+@dataclass(slots=True, kw_only=True)
+class MattermostServer:
+    """The server, with one team, one channel and one bot.
+
+    ``relay_url`` is where the server finds `PUBLIC_URL`.
+    """
 
     port: int = 0
-    relay: str = ""
-    team: str = field(default_factory=new_id)
-    channel: str = field(default_factory=new_id)
-    bot: str = field(default_factory=new_id)
-    users: dict[str, dict[str, Any]] = field(default_factory=dict)
-    members: dict[str, dict[str, Any]] = field(default_factory=dict)
-    posts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    dialogs: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Every dialog that was opened: for whom, and what is asked."""
-    whispers: list[tuple[str, str]] = field(default_factory=list)
-    """What was said to one person alone."""
+    relay_url: str = ""
+    team_id: str = field(default_factory=new_id)
+    """Empty: the channel is a direct message."""
+    channel_id: str = field(default_factory=new_id)
+    bot_id: str = field(default_factory=new_id)
+    users: dict[str, Json] = field(default_factory=dict)
+    members: dict[str, Json] = field(default_factory=dict)
+    """The members of the channel by user id."""
+    posts: dict[str, Json] = field(default_factory=dict)
+    dialogs: list[OpenedDialog] = field(default_factory=list)
+    ephemeral_texts: list[tuple[str, str]] = field(default_factory=list)
+    """User ids, and what only that user was shown."""
     calls: list[tuple[str, str]] = field(default_factory=list)
-    refusals: deque[tuple[str, web.Response]] = field(default_factory=deque)
-    """Paths, from their first characters, and what the next call of one is answered with."""
-    stalled: str | None = None
-    """Calls of paths that begin so are not answered."""
-    mistrusts: bool = False
-    """Every token is refused, and repeated."""
-    swallows: int = 0
-    """So many posts are created, and the answer is lost."""
-    rate: int | None = None
-    """Calls that are let through; None: all of them."""
-    _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    _pending: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Methods and paths of all calls of the API."""
+    scripted_responses: deque[tuple[str, web.Response]] = field(default_factory=deque)
+    """Prefixes of paths, and the response to the next call of such a path."""
+    hanging_prefix: str | None = None
+    """Calls of paths with this prefix get no answer."""
+    rejects_tokens: bool = False
+    """Whether every call gets 401, with a body that repeats the token."""
+    lost_responses: int = 0
+    """How many posts are created without an answer."""
+    calls_before_limit: int | None = None
+    """How many calls are accepted before the rate limit; None: all."""
+    _trigger_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    _pending_posts: dict[str, tuple[str, float]] = field(default_factory=dict)
     _runner: web.AppRunner | None = None
-    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    # --- the server
 
     @property
     def url(self) -> str:
-        """What ``api_url`` is set to."""
+        """The value for ``api_url``."""
         return f"http://127.0.0.1:{self.port}"
 
-    @property
-    def roots(self) -> list[dict[str, Any]]:
-        """The posts that stand in the channel now, threads aside, oldest first."""
-        return [
-            post for post in self.posts.values() if not post["root_id"] and not post["delete_at"]
-        ]
-
-    def thread(self, root: Mapping[str, Any]) -> list[str]:
-        """What its thread says, line by line, without the gaps that keep words from being markup."""
-        replies = [post for post in self.posts.values() if post["root_id"] == root["id"]]
-        return [
-            line.replace("\N{ZERO WIDTH SPACE}", "")
-            for post in replies
-            for line in post["message"].splitlines()
-        ]
-
-    def person(self, name: str, *, member: bool = True, **more: Any) -> str:
-        """Somebody has an account; returns their id."""
-        id_ = new_id()
-        account = {
-            "id": id_,
-            "username": name,
-            "delete_at": 0,
-            "roles": "system_user",
-            "locale": "en",
-            "notify_props": {},
-        }
-        self.users[id_] = {**account, **more}
-        if member:
-            self.join(id_)
-        return id_
-
-    def join(self, user: str, **more: Any) -> None:
-        """Somebody is in the channel from now on."""
-        seat = {
-            "channel_id": self.channel,
-            "user_id": user,
-            "roles": "channel_user",
-            "scheme_guest": False,
-            "scheme_user": True,
-        }
-        self.members[user] = {**seat, **more}
-
-    def delete(self, post: Mapping[str, Any]) -> None:
-        """Somebody deletes a post, and its thread with it."""
-        for one in self.posts.values():
-            if post["id"] in (one["id"], one["root_id"]):
-                one["delete_at"] = self._now()
-
-    async def leave(self) -> None:
-        """From now on it is gone: connections are cut and refused."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-
-    async def come(self) -> None:
-        """It is there and well, at the same place."""
-        self.stalled, self.mistrusts = None, False
+    async def start(self) -> None:
+        """Work normally, at the same address as before."""
+        self.hanging_prefix, self.rejects_tokens = None, False
         if self._runner is not None:
             return
-        app = web.Application(middlewares=[self._door], client_max_size=1 << 22)
+        app = web.Application(middlewares=[self._check_call], client_max_size=1 << 22)
         app.add_routes(
             [
-                web.post("/api/v4/posts", self._create),
-                web.put("/api/v4/posts/{post}/patch", self._patch),
-                web.get("/api/v4/posts/{post}", self._get),
-                web.post("/api/v4/users/ids", self._by_ids),
-                web.get("/api/v4/users/{user}", self._user),
-                web.get("/api/v4/channels/{channel}", self._channel_of),
-                web.get("/api/v4/channels/{channel}/members/{user}", self._member),
-                web.post("/api/v4/actions/dialogs/open", self._open),
+                web.post("/api/v4/posts", self._create_post),
+                web.put("/api/v4/posts/{post}/patch", self._patch_post),
+                web.get("/api/v4/posts/{post}", self._get_post),
+                web.post("/api/v4/users/ids", self._get_users),
+                web.get("/api/v4/users/{user}", self._get_user),
+                web.get("/api/v4/channels/{channel}", self._get_channel),
+                web.get("/api/v4/channels/{channel}/members/{user}", self._get_member),
+                web.post("/api/v4/actions/dialogs/open", self._open_dialog),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
@@ -175,143 +186,187 @@ class Mattermost:
         await site.start()
         self.port = self._runner.addresses[0][1]
 
-    def sink(self, **more: Any) -> dict[str, Any]:
-        """The section of a sink that posts here."""
+    async def stop(self) -> None:
+        """Cut all connections and refuse new ones."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def sink_section(self, **settings: Any) -> Json:
+        """Return the YAML section of a sink that posts here."""
         return {
             "kind": "mattermost",
             "name": "ops",
             "api_url": self.url,
             "allow_http": True,
             "token": TOKEN,
-            "channel": self.channel,
+            "channel": self.channel_id,
             "timeout": "30s",
-            **more,
+            **settings,
         }
 
-    def texts_of(self, post: Mapping[str, Any]) -> str:
-        """All that a post says to its readers."""
-        said_ = [post["message"]]
-        for one in post["props"].get("attachments", []):
-            said_ += [one.get("title", ""), one.get("text", ""), one.get("footer", "")]
-            said_ += [f"{found['title']}: {found['value']}" for found in one.get("fields", [])]
-        return re.sub(
-            r"\\(?=[\\`*\[\]|$_])", "", "\n".join(said_).replace("\N{ZERO WIDTH SPACE}", "")
-        )
+    # --- what the channel shows
 
-    def alive_in(self, post: Mapping[str, Any]) -> list[str]:
-        """What in a post calls somebody, or leads somewhere: mentions, hashtags, links to channels, emojis, links."""
-        said_ = [post["message"]]
-        for one in post["props"].get("attachments", []):
-            said_ += [
-                one.get("title", ""),
-                one.get("text", ""),
-                one.get("footer", ""),
-                *(found["value"] for found in one.get("fields", [])),
-            ]
-        return [found for text in said_ for found in _ALIVE.findall(_OURS.sub("", text))]
+    @property
+    def channel_posts(self) -> list[Json]:
+        """The posts in the channel now, without replies in threads, oldest first."""
+        return [
+            post for post in self.posts.values() if not post["root_id"] and not post["delete_at"]
+        ]
+
+    @property
+    def replies(self) -> list[Json]:
+        """All replies in threads, oldest first."""
+        return [post for post in self.posts.values() if post["root_id"]]
+
+    def thread_lines(self, root: Mapping[str, Any]) -> list[str]:
+        """Return the lines of the replies to a post."""
+        return [
+            line.replace("\N{ZERO WIDTH SPACE}", "")
+            for reply in self.replies
+            if reply["root_id"] == root["id"]
+            for line in reply["message"].splitlines()
+        ]
+
+    def public_post(self, post: Mapping[str, Any]) -> Json:
+        """Return a post as clients get it: without the contents of its buttons."""
+        copy: Json = orjson.loads(orjson.dumps(post))
+        for button in buttons_of(copy):
+            del button["integration"]
+        return copy
 
     # --- what people do
 
-    def buttons(self, post: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The buttons of a post, whole, as only the server has them."""
-        return [
-            one
-            for attachment in post["props"].get("attachments", [])
-            for one in attachment.get("actions") or []
-        ]
+    def add_user(self, name: str, *, is_member: bool = True, **fields: Any) -> str:
+        """Create an account and return its id."""
+        user_id = new_id()
+        account = {
+            "id": user_id,
+            "username": name,
+            "delete_at": 0,
+            "roles": "system_user",
+            "locale": "en",
+            "notify_props": {},
+        }
+        self.users[user_id] = {**account, **fields}
+        if is_member:
+            self.add_member(user_id)
+        return user_id
 
-    def trigger(self, user: str, *, at: float | None = None) -> str:
-        """A trigger id, signed, for whoever clicked."""
-        signed = f"{new_id()}:{user}:{int((at or time.time()) * 1000)}:"
-        mac = base64.b64encode(
-            hmac.new(self._key, signed.encode(), hashlib.sha256).digest()
-        ).decode()
-        return base64.b64encode(f"{signed}{mac}".encode()).decode()
+    def add_member(self, user_id: str) -> None:
+        """Add a user to the channel."""
+        self.members[user_id] = {
+            "channel_id": self.channel_id,
+            "user_id": user_id,
+            "roles": "channel_user",
+            "scheme_guest": False,
+            "scheme_user": True,
+        }
 
-    def call_of(
-        self, post: Mapping[str, Any], button: Mapping[str, Any], user: str
-    ) -> dict[str, Any]:
-        """What the server sends when somebody clicks."""
+    def principal(self, user_id: str) -> str:
+        """Return the principal that the relay should use for a user."""
+        return f"mattermost:{self.team_id}/{user_id}"
+
+    def delete_post(self, root: Mapping[str, Any]) -> None:
+        """Delete a post and its thread."""
+        for post in self.posts.values():
+            if root["id"] in (post["id"], post["root_id"]):
+                post["delete_at"] = self._timestamp()
+
+    def trigger_id(self, user_id: str, *, at: float | None = None) -> str:
+        """Return a trigger id that is signed for a user who clicks."""
+        signed = f"{new_id()}:{user_id}:{int((at or time.time()) * 1000)}:"
+        return base64.b64encode(f"{signed}{self._trigger_mac(signed)}".encode()).decode()
+
+    def click_payload(
+        self, post: Mapping[str, Any], button: Mapping[str, Any], user_id: str
+    ) -> Json:
+        """Return what the server sends when somebody clicks."""
         return {
-            "user_id": user,
-            "user_name": self.users.get(user, {}).get("username", ""),
+            "user_id": user_id,
+            "user_name": self.users.get(user_id, {}).get("username", ""),
             "channel_id": post["channel_id"],
             "channel_name": "ops",
-            "team_id": self.team,
+            "team_id": self.team_id,
             "team_domain": "example",
             "post_id": post["id"],
-            "trigger_id": self.trigger(user),
+            "trigger_id": self.trigger_id(user_id),
             "type": button["type"],
             "data_source": "",
             "context": button["integration"]["context"],
         }
 
     async def click(
-        self, post: Mapping[str, Any], label: str, user: str, *, number: int = 0
+        self, post: Mapping[str, Any], label: str, user_id: str, *, position: int = 0
     ) -> tuple[int, Any]:
-        """Somebody clicks the button of that label, the ``number``-th if there are several; returns what the relay answered."""
-        button = [one for one in self.buttons(post) if one["name"] == label][number]
-        return await self.send(button["integration"]["url"], self.call_of(post, button, user))
+        """Click a button; return status and body of the relay's answer.
 
-    async def submit(self, user: str, dialog: Mapping[str, Any], **more: Any) -> tuple[int, Any]:
-        """Somebody submits a dialog, wherever in Mattermost they are by then; returns what the relay answered."""
-        call = {
+        ``position`` counts the buttons with this label, from 0.
+        """
+        button = [button for button in buttons_of(post) if button["name"] == label][position]
+        payload = self.click_payload(post, button, user_id)
+        return await self.call_relay(button["integration"]["url"], payload)
+
+    async def submit(self, user_id: str, opened: OpenedDialog, **changes: Any) -> tuple[int, Any]:
+        """Submit a dialog; return status and body of the relay's answer.
+
+        The person can be in any channel at that time.
+        """
+        dialog = opened.request["dialog"]
+        payload = {
             "type": "dialog_submission",
-            "callback_id": dialog["dialog"]["callback_id"],
-            "state": dialog["dialog"]["state"],
-            "user_id": user,
+            "callback_id": dialog["callback_id"],
+            "state": dialog["state"],
+            "user_id": user_id,
             "channel_id": new_id(),
-            "team_id": self.team,
+            "team_id": self.team_id,
             "submission": {},
             "cancelled": False,
-            **more,
+            **changes,
         }
-        return await self.send(dialog["url"], call)
+        return await self.call_relay(opened.request["url"], payload)
 
     async def decide(
-        self, post: Mapping[str, Any], label: str, user: str, *, number: int = 0
+        self, post: Mapping[str, Any], label: str, user_id: str, *, position: int = 0
     ) -> tuple[int, Any]:
-        """Somebody clicks, and submits the dialog that opens; returns what the relay answered last."""
-        before = len(self.dialogs)
-        status, answer = await self.click(post, label, user, number=number)
-        mine = [dialog for person, dialog in self.dialogs[before:] if person == user]
-        return await self.submit(user, mine[-1]) if mine else (status, answer)
+        """Click a button and submit the dialog; return the relay's last answer."""
+        count = len(self.dialogs)
+        answer = await self.click(post, label, user_id, position=position)
+        opened = [dialog for dialog in self.dialogs[count:] if dialog.user_id == user_id]
+        return await self.submit(user_id, opened[-1]) if opened else answer
 
-    async def send(self, url: str, call: object) -> tuple[int, Any]:
-        """The server calls an integration."""
-        if not url.startswith(PUBLIC):
-            raise ValueError(f"expected a URL under {PUBLIC}, got {url}")
-        body = call if isinstance(call, bytes) else orjson.dumps(call)
+    async def call_relay(self, url: str, payload: Json | bytes) -> tuple[int, Any]:
+        """Call an integration as the server does; return status and body of the answer."""
+        if not url.startswith(PUBLIC_URL):
+            raise ValueError(f"expected a URL under {PUBLIC_URL}, got {url}")
+        url = self.relay_url + url.removeprefix(PUBLIC_URL)
+        body = payload if isinstance(payload, bytes) else orjson.dumps(payload)
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         async with (
             aiohttp.ClientSession() as session,
-            session.post(self.relay + url.removeprefix(PUBLIC), data=body, headers=headers) as got,
+            session.post(url, data=body, headers=headers) as response,
         ):
-            answer = orjson.loads(await got.read() or b"null")
-        if (
-            got.status == 200
-            and isinstance(answer, dict)
-            and answer.get("ephemeral_text")
-            and isinstance(call, dict)
-        ):
-            self.whispers.append((call["user_id"], answer["ephemeral_text"]))
-        return got.status, answer
+            answer = orjson.loads(await response.read() or b"null")
+        is_text = isinstance(answer, dict) and bool(answer.get("ephemeral_text"))
+        if response.status == 200 and is_text and isinstance(payload, dict):
+            self.ephemeral_texts.append((payload["user_id"], answer["ephemeral_text"]))
+        return response.status, answer
 
     # --- the API
 
     @web.middleware
-    async def _door(
+    async def _check_call(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         path = request.path.removeprefix("/api/v4/")
         self.calls.append((request.method, path))
-        if self.stalled is not None and path.startswith(self.stalled):
-            await self._never(request)
-        if self.refusals and path.startswith(self.refusals[0][0]):
-            return self.refusals.popleft()[1]
-        if self.rate is not None:
-            self.rate -= 1
-            if self.rate < 0:
+        if self.hanging_prefix is not None and path.startswith(self.hanging_prefix):
+            await self._wait_for_disconnect(request)
+        if self.scripted_responses and path.startswith(self.scripted_responses[0][0]):
+            return self.scripted_responses.popleft()[1]
+        if self.calls_before_limit is not None:
+            self.calls_before_limit -= 1
+            if self.calls_before_limit < 0:
                 headers = {
                     "X-Ratelimit-Limit": "10",
                     "X-Ratelimit-Remaining": "0",
@@ -319,198 +374,206 @@ class Mattermost:
                     "Retry-After": "1",
                 }
                 return web.Response(status=429, text="limit exceeded", headers=headers)
-        if self.mistrusts:
-            return said(401, "api.context.session_expired.app_error", str(dict(request.headers)))
+        if self.rejects_tokens:
+            return error_response(
+                401, "api.context.session_expired.app_error", str(dict(request.headers))
+            )
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return said(
+            return error_response(
                 401,
                 "api.context.session_expired.app_error",
                 "Invalid or expired session, please login again.",
             )
         return await handler(request)
 
-    async def _never(self, request: web.Request) -> None:
-        while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110  # nothing tells of it
+    async def _wait_for_disconnect(self, request: web.Request) -> None:
+        while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.02)
 
-    async def _create(self, request: web.Request) -> web.Response:
+    async def _create_post(self, request: web.Request) -> web.Response:
         wanted = await request.json()
-        if wanted.get("channel_id") != self.channel or self.bot not in self.members:
-            return said(
+        if wanted.get("channel_id") != self.channel_id or self.bot_id not in self.members:
+            return error_response(
                 403,
                 "api.context.permissions.app_error",
                 "You do not have the appropriate permissions.",
             )
-        pending = wanted.get("pending_post_id") or ""
-        known = self._pending.get(pending)
-        if known is not None and time.monotonic() < known[1]:
-            return web.json_response(self.seen(self.posts[known[0]]), status=201)
-        root = wanted.get("root_id") or ""
-        if root and (root not in self.posts or self.posts[root]["delete_at"]):
-            return said(400, "api.post.create_post.root_id.app_error", "Invalid RootId parameter.")
-        wrong = self._wrong(wanted)
-        if wrong is not None:
-            return wrong
-        id_, now = new_id(), self._now()
+        pending_post_id = wanted.get("pending_post_id") or ""
+        pending = self._pending_posts.get(pending_post_id)
+        if pending is not None and time.monotonic() < pending[1]:
+            return web.json_response(self.public_post(self.posts[pending[0]]), status=201)
+        root_id = wanted.get("root_id") or ""
+        if root_id and (root_id not in self.posts or self.posts[root_id]["delete_at"]):
+            return error_response(
+                400, "api.post.create_post.root_id.app_error", "Invalid RootId parameter."
+            )
+        problem = _post_problem(wanted)
+        if problem is not None:
+            return problem
+        now = self._timestamp()
         post = {
-            "id": id_,
-            "channel_id": self.channel,
-            "user_id": self.bot,
-            "root_id": root,
+            "id": new_id(),
+            "channel_id": self.channel_id,
+            "user_id": self.bot_id,
+            "root_id": root_id,
             "create_at": now,
             "update_at": now,
-        }
-        self.posts[id_] = {
-            **post,
             "edit_at": 0,
             "delete_at": 0,
             "message": wanted.get("message", ""),
             "props": wanted.get("props") or {},
         }
-        if pending:
-            self._pending[pending] = (id_, time.monotonic() + PENDING)
-        if self.swallows > 0:
-            self.swallows -= 1
-            await self._never(request)
-        return web.json_response(self.seen(self.posts[id_]), status=201)
+        self.posts[post["id"]] = post
+        if pending_post_id:
+            expires_at = time.monotonic() + PENDING_POST_LIFETIME
+            self._pending_posts[pending_post_id] = (post["id"], expires_at)
+        if self.lost_responses > 0:
+            self.lost_responses -= 1
+            await self._wait_for_disconnect(request)
+        return web.json_response(self.public_post(post), status=201)
 
-    async def _patch(self, request: web.Request) -> web.Response:
-        change = await request.json()
+    async def _patch_post(self, request: web.Request) -> web.Response:
+        changes = await request.json()
         post = self.posts.get(request.match_info["post"])
-        if post is None or post["delete_at"] or self.bot not in self.members:
-            return said(
+        if post is None or post["delete_at"] or self.bot_id not in self.members:
+            return error_response(
                 403,
                 "api.context.permissions.app_error",
                 "You do not have the appropriate permissions.",
             )
-        if "message" in change:  # as where edits are allowed for no time at all
-            return said(
+        if "message" in changes:  # as on a server whose time limit for edits is 0 seconds
+            return error_response(
                 400,
                 "api.post.update_post.permissions_time_limit.app_error",
                 "Post edit is only allowed for 0 seconds.",
             )
-        wrong = self._wrong(change)
-        if wrong is not None:
-            return wrong
-        post.update({"props": change.get("props", post["props"]), "update_at": self._now()})
-        return web.json_response(self.seen(post))
+        problem = _post_problem(changes)
+        if problem is not None:
+            return problem
+        post.update({"props": changes.get("props", post["props"]), "update_at": self._timestamp()})
+        return web.json_response(self.public_post(post))
 
-    async def _get(self, request: web.Request) -> web.Response:
+    async def _get_post(self, request: web.Request) -> web.Response:
         post = self.posts.get(request.match_info["post"])
-        if self.bot not in self.members:
-            return said(403, "api.context.permissions.app_error")
+        if self.bot_id not in self.members:
+            return error_response(403, "api.context.permissions.app_error")
         if post is None or post["delete_at"]:
-            return said(404, "app.post.get.app_error", "Unable to get the post.")
-        return web.json_response(self.seen(post))
+            return error_response(404, "app.post.get.app_error", "Unable to get the post.")
+        return web.json_response(self.public_post(post))
 
-    async def _by_ids(self, request: web.Request) -> web.Response:
+    async def _get_users(self, request: web.Request) -> web.Response:
+        user_ids = await request.json()
         return web.json_response(
-            [self.users[one] for one in await request.json() if one in self.users]
+            [self.users[user_id] for user_id in user_ids if user_id in self.users]
         )
 
-    async def _user(self, request: web.Request) -> web.Response:
+    async def _get_user(self, request: web.Request) -> web.Response:
         user = self.users.get(request.match_info["user"])
-        return (
-            web.json_response(user)
-            if user is not None
-            else said(404, "app.user.missing_account.const", "Unable to find the user.")
-        )
+        if user is None:
+            return error_response(404, "app.user.missing_account.const", "Unable to find the user.")
+        return web.json_response(user)
 
-    async def _channel_of(self, request: web.Request) -> web.Response:
-        if request.match_info["channel"] != self.channel:
-            return said(
+    async def _get_channel(self, request: web.Request) -> web.Response:
+        if request.match_info["channel"] != self.channel_id:
+            return error_response(
                 404, "app.channel.get.existing.app_error", "Unable to find the existing channel."
             )
-        if self.bot not in self.members:
-            return said(403, "api.context.permissions.app_error")
-        kind = "P" if self.team else "D"
+        if self.bot_id not in self.members:
+            return error_response(403, "api.context.permissions.app_error")
         return web.json_response(
-            {"id": self.channel, "team_id": self.team, "type": kind, "delete_at": 0, "name": "ops"}
+            {
+                "id": self.channel_id,
+                "team_id": self.team_id,
+                "type": "P" if self.team_id else "D",
+                "delete_at": 0,
+                "name": "ops",
+            }
         )
 
-    async def _member(self, request: web.Request) -> web.Response:
+    async def _get_member(self, request: web.Request) -> web.Response:
         member = self.members.get(request.match_info["user"])
-        if member is None or request.match_info["channel"] != self.channel:
-            return said(
+        if member is None or request.match_info["channel"] != self.channel_id:
+            return error_response(
                 404,
                 "app.channel.get_member.missing.app_error",
                 "No channel member found for that user ID and channel ID.",
             )
         return web.json_response(member)
 
-    async def _open(self, request: web.Request) -> web.Response:
+    async def _open_dialog(self, request: web.Request) -> web.Response:
         wanted = await request.json()
+        error_prefix = "interactive_message.decode_trigger_id"
         try:
-            trigger = base64.b64decode(wanted["trigger_id"]).decode()
+            trigger_id = base64.b64decode(wanted["trigger_id"]).decode()
         except ValueError:
-            return said(400, "interactive_message.decode_trigger_id.base64_decode_failed")
-        parts = trigger.split(":")
+            return error_response(400, f"{error_prefix}.base64_decode_failed")
+        parts = trigger_id.split(":")
         if len(parts) != 4:
-            return said(400, "interactive_message.decode_trigger_id.missing_data")
-        if time.time() - int(parts[2] or 0) / 1000 > 30:
-            return said(400, "interactive_message.decode_trigger_id.expired")
-        mac = base64.b64encode(
-            hmac.new(self._key, ":".join((*parts[:3], "")).encode(), hashlib.sha256).digest()
-        ).decode()
-        if not hmac.compare_digest(mac, parts[3]):
-            return said(400, "interactive_message.decode_trigger_id.verify_signature_failed")
-        if not 0 < len(wanted["dialog"]["title"].encode()) <= 24 or not wanted["url"].startswith(
-            PUBLIC
-        ):
-            return said(400, "api.context.invalid_body_param.app_error")
-        self.dialogs.append((parts[1], wanted))
+            return error_response(400, f"{error_prefix}.missing_data")
+        if time.time() - int(parts[2] or 0) / 1000 > TRIGGER_LIFETIME:
+            return error_response(400, f"{error_prefix}.expired")
+        if not hmac.compare_digest(self._trigger_mac(":".join((*parts[:3], ""))), parts[3]):
+            return error_response(400, f"{error_prefix}.verify_signature_failed")
+        is_title_valid = 0 < len(wanted["dialog"]["title"].encode()) <= 24
+        if not is_title_valid or not wanted["url"].startswith(PUBLIC_URL):
+            return error_response(400, "api.context.invalid_body_param.app_error")
+        self.dialogs.append(OpenedDialog(parts[1], wanted))
         return web.json_response({"status": "OK"})
 
-    def _wrong(self, post: Mapping[str, Any]) -> web.Response | None:
-        if len(post.get("message", "")) > 16383:
-            return said(
-                400,
-                "model.post.is_valid.message_length.app_error",
-                "Post Message property is longer than the maximum.",
-            )
-        props = post.get("props") or {}
-        if len(orjson.dumps(props)) > 800_000:
-            return said(400, "model.post.is_valid.props.app_error", "Invalid props.")
-        if not post.get("message") and not props.get("attachments"):
-            return said(
-                400,
-                "api.context.invalid_body_param.app_error",
-                "Invalid or missing post in request body.",
-            )
-        ids = [one["id"] for one in self.buttons({"props": props})]
-        if len(set(ids)) < len(ids) or not all(re.fullmatch(r"[A-Za-z0-9]+", one) for one in ids):
-            return said(
-                400,
-                "model.post.is_valid.props.app_error",
-                "The ids of actions must be different, of letters and digits.",
-            )
-        return None
+    def _trigger_mac(self, signed: str) -> str:
+        digest = hmac.new(self._trigger_key, signed.encode(), hashlib.sha256).digest()
+        return base64.b64encode(digest).decode()
 
-    def seen(self, post: Mapping[str, Any]) -> dict[str, Any]:
-        """A post as clients get it: without what its buttons carry."""
-        shown: dict[str, Any] = orjson.loads(orjson.dumps(post))
-        for one in self.buttons(shown):
-            del one["integration"]
-        return shown
-
-    def _now(self) -> int:
+    def _timestamp(self) -> int:
+        """Return milliseconds since 1970, different for each call."""
         return int(time.time() * 1000) + next(self._numbers)
 
 
+def _post_problem(post: Mapping[str, Any]) -> web.Response | None:
+    """Return the error for a post that the server does not accept."""
+    if len(post.get("message", "")) > 16383:
+        return error_response(
+            400,
+            "model.post.is_valid.message_length.app_error",
+            "Post Message property is longer than the maximum.",
+        )
+    props = post.get("props") or {}
+    if len(orjson.dumps(props)) > 800_000:
+        return error_response(400, "model.post.is_valid.props.app_error", "Invalid props.")
+    if not post.get("message") and not props.get("attachments"):
+        return error_response(
+            400,
+            "api.context.invalid_body_param.app_error",
+            "Invalid or missing post in request body.",
+        )
+    if not _are_ids_valid(button["id"] for button in buttons_of({"props": props})):
+        return error_response(
+            400,
+            "model.post.is_valid.props.app_error",
+            "The ids of actions must be different, of letters and digits.",
+        )
+    return None
+
+
+def _are_ids_valid(ids: Iterable[str]) -> bool:
+    ids = list(ids)
+    return len(set(ids)) == len(ids) and all(re.fullmatch(r"[A-Za-z0-9]+", id_) for id_ in ids)
+
+
 @asynccontextmanager
-async def mattermost() -> AsyncIterator[Mattermost]:
-    """A server with a team, a channel, and the bot in it."""
-    server = Mattermost()
-    server.users[server.bot] = {
-        "id": server.bot,
+async def running_mattermost() -> AsyncIterator[MattermostServer]:
+    """Run a server whose bot is in the channel."""
+    server = MattermostServer()
+    server.users[server.bot_id] = {
+        "id": server.bot_id,
         "username": "imds-relay",
         "delete_at": 0,
         "roles": "system_user",
         "is_bot": True,
     }
-    server.join(server.bot)
-    await server.come()
+    server.add_member(server.bot_id)
+    await server.start()
     try:
         yield server
     finally:
-        await server.leave()
+        await server.stop()

@@ -72,46 +72,45 @@ async def teams_far_side() -> AsyncIterator[FarSide]:
 class MattermostFarSide:
     """A server with a channel."""
 
-    server: mattermost_server.Mattermost
+    server: mattermost_server.MattermostServer
     kind: str = "mattermost"
     edits: bool = True
     telltales: tuple[str, ...] = (mattermost_server.TOKEN,)
 
     def settings(self) -> dict[str, Any]:
-        return {
-            key: value for key, value in self.server.sink().items() if key not in {"kind", "name"}
-        }
+        section = self.server.sink_section()
+        return {key: value for key, value in section.items() if key not in {"kind", "name"}}
 
     async def leave(self) -> None:
-        await self.server.leave()
+        await self.server.stop()
 
     async def refuse(self) -> None:
-        self.server.mistrusts = True
+        self.server.rejects_tokens = True
 
     async def hang(self) -> None:
-        self.server.stalled = ""
+        self.server.hanging_prefix = ""
 
     async def come(self) -> None:
-        await self.server.come()
+        await self.server.start()
 
     def messages(self) -> list[str]:
-        return [self.server.texts_of(post) for post in self.server.roots]
+        return [mattermost_server.post_text(post) for post in self.server.channel_posts]
 
     def replies(self) -> list[str]:
-        return [
-            self.server.texts_of(post) for post in self.server.posts.values() if post["root_id"]
-        ]
+        return [mattermost_server.post_text(post) for post in self.server.replies]
 
     def slipped_in(self) -> list[str]:
         return [
-            mention for post in self.server.posts.values() for mention in self.server.alive_in(post)
+            markup
+            for post in self.server.posts.values()
+            for markup in mattermost_server.active_markup(post)
         ]
 
 
 @asynccontextmanager
 async def mattermost_far_side() -> AsyncIterator[FarSide]:
     """A server, and the bot in its channel."""
-    async with mattermost_server.mattermost() as server:
+    async with mattermost_server.running_mattermost() as server:
         yield MattermostFarSide(server)
 
 

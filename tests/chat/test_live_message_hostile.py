@@ -19,9 +19,9 @@ from relay.events.timestamps import parse_timestamp
 from relay.outbox.chat_messages import MAX_LINKS
 from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
-from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import NOON, ManualClock
-from tests.chat.mattermost_server import SECRET, mattermost
+from tests.approvals.builders import event
+from tests.approvals.manual_clock import NOON, HandClock
+from tests.chat.mattermost_server import SECRET, running_mattermost
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, relay_with_wall
@@ -139,16 +139,16 @@ async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     """Mattermost recognizes a post that comes again unchanged, and the links in it are valid."""
-    async with mattermost() as server:
-        server.swallows = 1
+    async with running_mattermost() as server:
+        server.lost_responses = 1
         async with stage(
-            tmp_path, [server.sink(timeout="1500ms", **fields)], approvals=APPROVALS
+            tmp_path, [server.sink_section(timeout="1500ms", **fields)], approvals=APPROVALS
         ) as relay:
             relay.reboot("vm-0")
             await eventually(lambda: ("POST", "posts") in server.calls)
             await eventually(lambda: relay.running.relay.dispatcher.worker("ops").waiting == 0)
             assert server.calls.count(("POST", "posts")) == 2
-            (post,) = server.roots
+            (post,) = server.channel_posts
             tokens = re.findall(r"/approve#([A-Za-z0-9_-]+)", json.dumps(post))
             store = relay.running.relay.store
             assert len(tokens) == (0 if fields else 2)

@@ -1,76 +1,67 @@
-"""Mattermost, outward: one post per event, kept current over the REST API, through the whole relay."""
+"""Mattermost through the whole relay: one post per event, which the REST API keeps current."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from relay.simulator import VM, Setup, Simulator
-from tests.chat.mattermost_server import PUBLIC, SECRET, Mattermost, mattermost
+from tests.chat.mattermost_relay import IN_CHAT
+from tests.chat.mattermost_server import (
+    PUBLIC_URL,
+    Json,
+    MattermostServer,
+    button_labels,
+    post_text,
+    running_mattermost,
+)
 from tests.chat.running_relay import ALICE, BOB, rule, stage
 from tests.journey.relay_process import eventually
 
 GAP = "\N{ZERO WIDTH SPACE}"
-IN_CHAT = {"approve_in_chat": True, "secret": SECRET}
 TWO_CLIENTS = {"rules": [rule(2, "client:alice", "client:bob")]}
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Mattermost]:
-    async with mattermost() as here:
-        yield here
+async def server() -> AsyncIterator[MattermostServer]:
+    async with running_mattermost() as server:
+        yield server
 
 
 @pytest.fixture
 async def azure() -> AsyncIterator[Simulator]:
-    """An Azure that outlives the relay."""
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as here:
-        yield here
+    """Run an Azure that outlives the relay."""
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as simulator:
+        yield simulator
 
 
-def texts(post: dict[str, Any]) -> str:
-    """All that a post says, without the gaps that keep words from being markup."""
-    said = [post["message"]]
-    for one in post["props"].get("attachments", []):
-        said += [one.get("title", ""), one.get("text", ""), one.get("footer", "")]
-        said += [f"{field['title']}: {field['value']}" for field in one.get("fields", [])]
-    return "\n".join(said).replace(GAP, "")
-
-
-def labels(post: dict[str, Any]) -> list[str]:
-    return [
-        one["name"] for attachment in post["props"]["attachments"] for one in attachment["actions"]
-    ]
-
-
-async def first(server: Mattermost) -> dict[str, Any]:
-    """The first post in the channel."""
-    await eventually(lambda: bool(server.roots))
-    return server.roots[0]
+async def first_post(server: MattermostServer) -> Json:
+    """Wait for the first post in the channel."""
+    await eventually(lambda: bool(server.channel_posts))
+    return server.channel_posts[0]
 
 
 async def test_an_event_is_one_post_that_is_edited_and_whose_thread_tells_its_history(
-    tmp_path: Path, server: Mattermost
+    tmp_path: Path, server: MattermostServer
 ) -> None:
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
-        event = here.reboot("vm-0", "vm-1")
-        post = await first(server)
-        assert "Reboot of vm-0, vm-1" in texts(post)
-        assert "Votes: 0 of 2; 2 missing, from `client:alice`, `client:bob`" in texts(post)
-        assert await here.approve(event, client=ALICE) == 202
-        await eventually(lambda: "Votes: 1 of 2: `client:alice`" in texts(post))
-        assert await here.approve(event, client=BOB) == 202
-        await eventually(lambda: here.starts(event) == 1)
-        await eventually(lambda: "Azure has begun." in texts(post))
-        here.azure.end(event.event_id)
-        await eventually(lambda: "It is over: Azure has completed it." in texts(post))
-        await eventually(lambda: any("It is over" in line for line in server.thread(post)))
-    assert server.roots == [post]
-    assert [line.partition("UTC: ")[2] for line in server.thread(post)] == [
+    async with stage(tmp_path, [server.sink_section()], approvals=TWO_CLIENTS) as relay:
+        event = relay.reboot("vm-0", "vm-1")
+        post = await first_post(server)
+        assert "Reboot of vm-0, vm-1" in post_text(post)
+        assert "Votes: 0 of 2; 2 missing, from `client:alice`, `client:bob`" in post_text(post)
+        assert await relay.approve(event, client=ALICE) == 202
+        await eventually(lambda: "Votes: 1 of 2: `client:alice`" in post_text(post))
+        assert await relay.approve(event, client=BOB) == 202
+        await eventually(lambda: relay.starts(event) == 1)
+        await eventually(lambda: "Azure has begun." in post_text(post))
+        relay.azure.end(event.event_id)
+        await eventually(lambda: "It is over: Azure has completed it." in post_text(post))
+        await eventually(lambda: any("It is over" in line for line in server.thread_lines(post)))
+    assert server.channel_posts == [post]
+    assert [line.partition("UTC: ")[2] for line in server.thread_lines(post)] == [
         "`client:alice` voted to approve, 1 of 2.",
         "`client:bob` voted to approve, 2 of 2.",
         "Approved by rule reboots: 2 of 2 votes.",
@@ -80,167 +71,166 @@ async def test_an_event_is_one_post_that_is_edited_and_whose_thread_tells_its_hi
     ]
 
 
-async def test_without_approve_in_chat_a_decision_is_a_link_and_the_code_stands_beside_it(
-    tmp_path: Path, server: Mattermost
+async def test_without_approve_in_chat_a_post_has_links_and_the_code_that_the_page_asks_for(
+    tmp_path: Path, server: MattermostServer
 ) -> None:
-    """Buttons of Mattermost open no page, so they are links in the text."""
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
-        here.reboot()
-        post = await first(server)
-    assert labels(post) == []
+    """The links are in the text, because Mattermost's buttons open no pages."""
+    async with stage(tmp_path, [server.sink_section()], approvals=TWO_CLIENTS) as relay:
+        relay.reboot()
+        post = await first_post(server)
+    assert button_labels(post) == []
     text = post["props"]["attachments"][0]["text"]
-    assert re.search(
-        rf"\*\*\[Approve\]\({PUBLIC}/approve#[\w-]+\)\*\* · \*\*\[Hold\]\({PUBLIC}/approve#[\w-]+\)\*\*",
-        text,
-    )
+    link = rf"\({PUBLIC_URL}/approve#[\w-]+\)"
+    assert re.search(rf"\*\*\[Approve\]{link}\*\* · \*\*\[Hold\]{link}\*\*", text)
     assert re.search(r"The page asks for this code: \*\*\d{6}\*\*", text)
 
 
-async def test_moments_say_that_they_are_in_utc(tmp_path: Path, server: Mattermost) -> None:
-    """A post knows no reader's time zone."""
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
-        event = here.reboot()
-        post = await first(server)
-    assert f"Azure begins at {event.not_before:%Y-%m-%d %H:%M:%S} UTC or soon after" in texts(post)
+async def test_times_say_that_they_are_in_utc(tmp_path: Path, server: MattermostServer) -> None:
+    async with stage(tmp_path, [server.sink_section()], approvals=TWO_CLIENTS) as relay:
+        event = relay.reboot()
+        post = await first_post(server)
+    not_before = f"{event.not_before:%Y-%m-%d %H:%M:%S} UTC"
+    assert f"Azure begins at {not_before} or soon after" in post_text(post)
 
 
-async def test_a_burst_of_fifty_events_is_one_post(
-    tmp_path: Path, server: Mattermost, azure: Simulator
+async def test_fifty_events_at_once_share_one_post(
+    tmp_path: Path, server: MattermostServer, azure: Simulator
 ) -> None:
-    async with stage(
-        tmp_path, [server.sink(**IN_CHAT)], approvals=TWO_CLIENTS, azure=azure
-    ) as here:
-        events = [here.reboot(f"db-{number}") for number in range(50)]
-        post = await first(server)
-        await eventually(lambda: "50 maintenance events at once" in texts(post))
+    section = server.sink_section(**IN_CHAT)
+    async with stage(tmp_path, [section], approvals=TWO_CLIENTS, azure=azure) as relay:
+        events = [relay.reboot(f"db-{number}") for number in range(50)]
+        post = await first_post(server)
+        await eventually(lambda: "50 maintenance events at once" in post_text(post))
         assert len(post["props"]["attachments"]) == 11
-        assert "And 40 more" in texts(post)
-        assert labels(post) == ["Approve", "Hold"] * 10
+        assert "And 40 more" in post_text(post)
+        assert button_labels(post) == ["Approve", "Hold"] * 10
         for event in events:
             azure.cancel(event.event_id)
-        await eventually(lambda: labels(post) == [])
-    assert server.roots == [post]
+        await eventually(lambda: button_labels(post) == [])
+    assert server.channel_posts == [post]
     assert sum(call == ("POST", "posts") for call in server.calls) <= 6
 
 
 async def test_a_server_that_was_down_gets_the_latest_state_and_no_flood(
-    tmp_path: Path, server: Mattermost
+    tmp_path: Path, server: MattermostServer
 ) -> None:
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
-        await server.leave()
-        event = here.reboot()
-        await eventually(
-            lambda: bool(here.running.relay.dispatcher.status()[0].tries[("deferred", None)])
-        )
+    async with stage(tmp_path, [server.sink_section()], approvals=TWO_CLIENTS) as relay:
+        dispatcher = relay.running.relay.dispatcher
+        await server.stop()
+        event = relay.reboot()
+        await eventually(lambda: bool(dispatcher.status()[0].tries[("deferred", None)]))
         for _ in range(3):
-            assert await here.approve(event, "hold") == 202
-            assert await here.approve(event, "release") == 202
-        assert await here.approve(event) == 202
-        await server.come()
-        post = await first(server)
-        await eventually(lambda: len(server.thread(post)) == 7)
-        await eventually(lambda: here.running.relay.dispatcher.status()[0].waiting == 0)
-    assert "Votes: 1 of 2: `client:alice`" in texts(post)
-    assert len(server.posts) == 2  # the message, and one reply with all that happened
+            assert await relay.approve(event, "hold") == 202
+            assert await relay.approve(event, "release") == 202
+        assert await relay.approve(event) == 202
+        await server.start()
+        post = await first_post(server)
+        await eventually(lambda: len(server.thread_lines(post)) == 7)
+        await eventually(lambda: dispatcher.status()[0].waiting == 0)
+    assert "Votes: 1 of 2: `client:alice`" in post_text(post)
+    assert len(server.posts) == 2  # the message, and one reply with the whole history
 
 
-async def test_a_restart_edits_the_post_of_before(
-    tmp_path: Path, server: Mattermost, azure: Simulator
+async def test_after_a_restart_the_same_post_is_edited(
+    tmp_path: Path, server: MattermostServer, azure: Simulator
 ) -> None:
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS, azure=azure) as here:
-        event = here.reboot()
-        post = await first(server)
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS, azure=azure) as here:
-        assert await here.approve(event) == 202
-        await eventually(lambda: "Votes: 1 of 2: `client:alice`" in texts(post))
-    assert server.roots == [post]
+    sinks = [server.sink_section()]
+    async with stage(tmp_path, sinks, approvals=TWO_CLIENTS, azure=azure) as relay:
+        event = relay.reboot()
+        post = await first_post(server)
+    async with stage(tmp_path, sinks, approvals=TWO_CLIENTS, azure=azure) as relay:
+        assert await relay.approve(event) == 202
+        await eventually(lambda: "Votes: 1 of 2: `client:alice`" in post_text(post))
+    assert server.channel_posts == [post]
 
 
-async def test_a_post_that_somebody_deleted_is_posted_anew(
-    tmp_path: Path, server: Mattermost
-) -> None:
-    """To an edit of it Mattermost answers 403; that it is gone shows when it is asked for."""
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
-        event = here.reboot()
-        server.delete(await first(server))
-        assert await here.approve(event) == 202
-        await eventually(lambda: bool(server.roots))
-        post = server.roots[0]
-        await eventually(lambda: len(server.thread(post)) == 1)
-    assert "Votes: 1 of 2: `client:alice`" in texts(post)
+async def test_a_deleted_post_is_posted_again(tmp_path: Path, server: MattermostServer) -> None:
+    """Mattermost answers 403 to an edit of a deleted post, and 404 when the relay asks for it."""
+    async with stage(tmp_path, [server.sink_section()], approvals=TWO_CLIENTS) as relay:
+        event = relay.reboot()
+        server.delete_post(await first_post(server))
+        assert await relay.approve(event) == 202
+        await eventually(lambda: bool(server.channel_posts))
+        post = server.channel_posts[0]
+        await eventually(lambda: len(server.thread_lines(post)) == 1)
+    assert "Votes: 1 of 2: `client:alice`" in post_text(post)
 
 
 async def test_people_are_shown_by_name_and_nobody_is_mentioned(
-    tmp_path: Path, server: Mattermost
+    tmp_path: Path, server: MattermostServer
 ) -> None:
-    carol = server.person("carol_x")
-    voters = [
-        f"mattermost:{server.team}/{carol}",
-        f"mattermost:{server.team}/{'z' * 26}",
-        "group:dbas",
-    ]
-    approvals = {"rules": [rule(1, *voters)], "groups": {"dbas": ["client:alice"]}}
-    async with stage(tmp_path, [server.sink()], approvals=approvals) as here:
-        here.reboot()
-        post = await first(server)
-    assert "missing, from `client:alice`, " in texts(post)
-    assert "**carol_x**" in texts(post)
-    assert f"`mattermost:{server.team}/{'z' * 26}`" in texts(post)
-    assert "@" not in texts(post)
+    carol = server.principal(server.add_user("carol_x"))
+    unknown = server.principal("z" * 26)
+    approvals = {
+        "rules": [rule(1, carol, unknown, "group:dbas")],
+        "groups": {"dbas": ["client:alice"]},
+    }
+    async with stage(tmp_path, [server.sink_section()], approvals=approvals) as relay:
+        relay.reboot()
+        post = await first_post(server)
+    text = post_text(post)
+    assert "missing, from `client:alice`, " in text
+    assert "**carol_x**" in text
+    assert f"`{unknown}`" in text
+    assert "@" not in text
 
 
-async def test_untrusted_words_stay_words(tmp_path: Path, server: Mattermost) -> None:
-    """Azure's description and a person's reason inject no mention, link, hashtag or format."""
-    evil = "@channel @all ~town-square #incident [click](https://evil.example) **bold** `x` https://evil.example :tada: &#64;here"
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
-        event = here.reboot(description=evil)
-        post = await first(server)
+async def test_texts_of_others_mention_nobody_and_are_not_formatted(
+    tmp_path: Path, server: MattermostServer
+) -> None:
+    """Neither Azure's description nor a person's reason adds mentions, links or markup."""
+    hostile = (
+        "@channel @all ~town-square #incident [click](https://evil.example) **bold** `x` "
+        "https://evil.example :tada: &#64;here"
+    )
+    async with stage(tmp_path, [server.sink_section()], approvals=TWO_CLIENTS) as relay:
+        event = relay.reboot(description=hostile)
+        post = await first_post(server)
         body = {
             "eventId": event.event_id,
             "decision": "hold",
-            "revision": (await here.event(event))["revision"],
-            "reason": evil,
+            "revision": (await relay.event(event))["revision"],
+            "reason": hostile,
         }
-        async with here.web.post(
-            f"{here.url}/v1/approvals",
+        async with relay.web.post(
+            f"{relay.url}/v1/approvals",
             json=body,
             headers={"Authorization": f"Bearer {ALICE['key']}"},
-        ) as answer:
-            assert answer.status == 202
-        await eventually(lambda: bool(server.thread(post)))
-    reply = next(one["message"] for one in server.posts.values() if one["root_id"])
+        ) as response:
+            assert response.status == 202
+        await eventually(lambda: bool(server.thread_lines(post)))
     fields = [field["value"] for field in post["props"]["attachments"][0]["fields"]]
-    for said in (reply, *fields):
+    for text in (server.replies[0]["message"], *fields):
         assert not re.search(
-            r"@(?:channel|all|here)|~town|#incident|https:/|:tada:|&#64|(?<!\\)\[click|(?<!\\)\*\*bold",
-            said,
+            r"@(?:channel|all|here)|~town|#incident|https:/|:tada:|&#64"
+            r"|(?<!\\)\[click|(?<!\\)\*\*bold",
+            text,
         )
-    assert any(f"@{GAP}channel" in said for said in fields)
+    assert any(f"@{GAP}channel" in text for text in fields)
 
 
-async def test_a_ping_is_a_post_of_its_own(tmp_path: Path, server: Mattermost) -> None:
-    async with stage(tmp_path, [server.sink()], approvals=TWO_CLIENTS) as here:
+async def test_a_ping_is_a_post_of_its_own(tmp_path: Path, server: MattermostServer) -> None:
+    async with stage(tmp_path, [server.sink_section()], approvals=TWO_CLIENTS) as relay:
         headers = {"Authorization": f"Bearer {ALICE['key']}"}
-        async with here.web.post(f"{here.url}/v1/sinks/ops/ping", headers=headers) as answer:
-            assert answer.status < 300
-        post = await first(server)
+        async with relay.web.post(f"{relay.url}/v1/sinks/ops/ping", headers=headers) as response:
+            assert response.status < 300
+        post = await first_post(server)
     assert "a test message" in post["message"]
 
 
-async def test_no_error_and_no_log_holds_the_token(
-    tmp_path: Path, server: Mattermost, caplog: pytest.LogCaptureFixture
+async def test_no_error_and_no_log_contains_the_token(
+    tmp_path: Path, server: MattermostServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stage(
-        tmp_path, [server.sink(token="another-token-of-a-bot")], approvals=TWO_CLIENTS
-    ) as here:
-        here.reboot()
-        await eventually(
-            lambda: bool(here.running.relay.dispatcher.status()[0].tries[("deferred", 401)])
-        )
+    token = "another-token-of-a-bot"
+    async with stage(tmp_path, [server.sink_section(token=token)], approvals=TWO_CLIENTS) as relay:
+        dispatcher = relay.running.relay.dispatcher
+        relay.reboot()
+        await eventually(lambda: bool(dispatcher.status()[0].tries[("deferred", 401)]))
         headers = {"Authorization": f"Bearer {ALICE['key']}"}
-        async with here.web.get(f"{here.url}/v1/deliveries", headers=headers) as answer:
-            delivery = (await answer.json())["items"][0]["id"]
-        async with here.web.get(f"{here.url}/v1/deliveries/{delivery}", headers=headers) as answer:
-            told = await answer.text()
-    assert "make a new one for the bot account" in told
-    assert "another-token-of-a-bot" not in told + caplog.text
+        url = f"{relay.url}/v1/deliveries"
+        async with relay.web.get(url, headers=headers) as response:
+            delivery_id = (await response.json())["items"][0]["id"]
+        async with relay.web.get(f"{url}/{delivery_id}", headers=headers) as response:
+            delivery = await response.text()
+    assert "make a new one for the bot account" in delivery
+    assert token not in delivery + caplog.text

@@ -1,11 +1,13 @@
-"""What Mattermost's refusals mean for a delivery: when it is tried again, and what a person can do."""
+"""What Mattermost's refusals mean for a delivery: when it is retried, and what a person can do."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,297 +16,371 @@ from yarl import URL
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card
 from relay.chat.platforms.mattermost import diagnose
-from relay.chat.platforms.mattermost.api import Api
+from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.chat.platforms.mattermost.channel import Channel
-from relay.chat.platforms.mattermost.identity import MemberDirectory
+from relay.chat.platforms.mattermost.identity import MemberDirectory, NotEligible
 from relay.chat.platforms.mattermost.settings import Settings
+from relay.chat.platforms.mattermost.user_names import UserNames
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
-from tests.approvals.manual_clock import ManualClock
-from tests.chat.mattermost_server import TOKEN, Mattermost, mattermost, new_id, said
+from tests.approvals.manual_clock import HandClock
+from tests.chat.mattermost_server import (
+    SECRET,
+    TOKEN,
+    MattermostServer,
+    error_response,
+    new_id,
+    running_mattermost,
+)
 from tests.journey.relay_process import eventually
 
+TIMEOUT = 30.0
+"""Seconds, generous for a slow machine."""
 CARD = Card(title="Reboot of vm-0", tone="waiting", summary=("Soon.",))
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Mattermost]:
-    async with mattermost() as here:
-        yield here
+async def server() -> AsyncIterator[MattermostServer]:
+    async with running_mattermost() as server:
+        yield server
 
 
-@pytest.fixture
-async def api(server: Mattermost) -> AsyncIterator[Api]:
+@asynccontextmanager
+async def connected_api(
+    server: MattermostServer, *, call_timeout: float = TIMEOUT
+) -> AsyncIterator[MattermostApi]:
     async with open_session() as session:
-        yield Api(
-            session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=30
+        yield MattermostApi(
+            session,
+            server_url=URL(server.url),
+            bot_token=lambda: TOKEN,
+            channel_id=server.channel_id,
+            clock=SystemClock(),
+            timeout=call_timeout,
         )
 
 
 @pytest.fixture
-def channel(server: Mattermost, api: Api) -> Channel:
-    return Channel(api, MemberDirectory(api, server.channel, SystemClock()), None, "life")
+async def api(server: MattermostServer) -> AsyncIterator[MattermostApi]:
+    async with connected_api(server) as api:
+        yield api
 
 
-async def refused(channel: Channel) -> Deferred:
-    """Why nothing could be posted."""
+def make_channel(api: MattermostApi, *, session_id: str = "session") -> Channel:
+    user_names = UserNames(api, SystemClock(), lookup_timeout=TIMEOUT)
+    return Channel(api, user_names, None, session_id=session_id)
+
+
+@pytest.fixture
+def channel(api: MattermostApi) -> Channel:
+    return make_channel(api)
+
+
+async def post_error(channel: Channel) -> Deferred:
+    """Return why a post failed."""
     with pytest.raises(Deferred) as caught:
         await channel.post(CARD)
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "remedy"),
+    ("status", "error_id", "remedy"),
     [
-        (
+        pytest.param(
             401,
             "api.context.session_expired.app_error",
             "make a new one for the bot account under Integrations > Bot Accounts, and set token",
+            id="invalid token",
         ),
-        (403, "api.context.permissions.app_error", "add the bot to the channel and its team"),
-        (
+        pytest.param(
+            403,
+            "api.context.permissions.app_error",
+            "add the bot to the channel and its team",
+            id="no permission",
+        ),
+        pytest.param(
             404,
             "api.context.404.app_error",
             "set api_url to the server's own address, without /api/v4",
+            id="wrong URL",
         ),
-        (
+        pytest.param(
             400,
             "api.context.invalid_body_param.app_error",
             "compare channel with the id in the channel's menu",
+            id="wrong channel",
         ),
-        (
+        pytest.param(
             400,
             "api.post.create_post.can_not_post_to_deleted.error",
             "the channel is archived: unarchive it, or name another",
+            id="archived channel",
         ),
-        (400, "api.post.create_post.town_square_read_only", "the channel is read-only for the bot"),
-        (400, "some.new.error", "refused with 400 (some.new.error): the server's log says more"),
-        (413, "api.context.request_body_too_large.app_error", "the server's log says more"),
+        pytest.param(
+            400,
+            "api.post.create_post.town_square_read_only",
+            "the channel is read-only for the bot",
+            id="read-only channel",
+        ),
+        pytest.param(
+            400,
+            "some.new.error",
+            "refused with 400 (some.new.error): the server's log says more",
+            id="unknown error",
+        ),
+        pytest.param(
+            413,
+            "api.context.request_body_too_large.app_error",
+            "the server's log says more",
+            id="too large",
+        ),
     ],
 )
-async def test_what_somebody_must_mend_says_what(
-    server: Mattermost, channel: Channel, status: int, code: str, remedy: str
+async def test_a_permanent_refusal_names_a_remedy(
+    server: MattermostServer, channel: Channel, status: int, error_id: str, remedy: str
 ) -> None:
-    server.refusals.append(("posts", said(status, code)))
-    error = await refused(channel)
+    server.scripted_responses.append(("posts", error_response(status, error_id)))
+    error = await post_error(channel)
     assert error.failure == "slow"
     assert error.status == status
-    assert code in error.reason
+    assert error_id in error.reason
     assert remedy in error.reason
 
 
 @pytest.mark.parametrize("status", [500, 502, 503])
-async def test_a_server_in_trouble_is_tried_again(
-    server: Mattermost, channel: Channel, status: int
+async def test_a_server_error_is_retried(
+    server: MattermostServer, channel: Channel, status: int
 ) -> None:
-    server.refusals.append(
-        (
-            "posts",
-            web.Response(status=status, text="<html>bad gateway</html>", content_type="text/html"),
-        )
-    )
-    assert (await refused(channel)).failure == "transient"
+    page = web.Response(status=status, text="<html>bad gateway</html>", content_type="text/html")
+    server.scripted_responses.append(("posts", page))
+    assert (await post_error(channel)).failure == "transient"
 
 
 @pytest.mark.parametrize(
-    ("headers", "after"),
+    ("headers", "pause"),
     [
-        ({"Retry-After": "7", "X-Ratelimit-Reset": "9"}, 7),
-        ({"X-Ratelimit-Reset": "9"}, 9),
-        ({"X-Ratelimit-Reset": "in ten minutes"}, 600),
-        ({"X-Ratelimit-Reset": "99999999999"}, 3600),
-        ({"X-Ratelimit-Reset": "1000000001"}, 0),
-        ({"X-Ratelimit-Reset": "soon"}, None),
-        ({}, None),
+        pytest.param({"Retry-After": "7", "X-Ratelimit-Reset": "9"}, 7, id="both headers"),
+        pytest.param({"X-Ratelimit-Reset": "9"}, 9, id="seconds"),
+        pytest.param({"X-Ratelimit-Reset": "in ten minutes"}, 600, id="time"),
+        pytest.param({"X-Ratelimit-Reset": "99999999999"}, 3600, id="far time"),
+        pytest.param({"X-Ratelimit-Reset": "1000000001"}, 0, id="past time"),
+        pytest.param({"X-Ratelimit-Reset": "soon"}, None, id="unreadable"),
+        pytest.param({}, None, id="no header"),
     ],
 )
-async def test_a_rate_limit_says_when_to_come_again(
-    server: Mattermost, channel: Channel, headers: Mapping[str, str], after: float | None
+async def test_a_rate_limit_says_when_to_retry(
+    server: MattermostServer, channel: Channel, headers: Mapping[str, str], pause: float | None
 ) -> None:
-    """Seconds in the server's own answers, a moment in its documentation: both are understood."""
-    at = {
-        name: text.replace("in ten minutes", str(int(time.time()) + 600))
-        for name, text in headers.items()
+    """Servers send seconds, and the documentation says a time: the relay accepts both."""
+    in_ten_minutes = str(int(time.time()) + 600)
+    headers = {
+        name: value.replace("in ten minutes", in_ten_minutes) for name, value in headers.items()
     }
-    server.refusals.append(("posts", web.Response(status=429, text="limit exceeded", headers=at)))
-    error = await refused(channel)
+    response = web.Response(status=429, text="limit exceeded", headers=headers)
+    server.scripted_responses.append(("posts", response))
+    error = await post_error(channel)
     assert error.failure == "transient"
-    assert error.after == (pytest.approx(after, abs=60) if after is not None else None)
+    assert error.after == (pytest.approx(pause, abs=60) if pause is not None else None)
 
 
-async def test_a_page_of_a_proxy_is_no_post(server: Mattermost, channel: Channel) -> None:
-    server.refusals.append(
-        ("posts", web.Response(status=200, text="<html>sign in</html>", content_type="text/html"))
-    )
-    error = await refused(channel)
+async def test_a_web_page_in_place_of_an_answer_is_an_error(
+    server: MattermostServer, channel: Channel
+) -> None:
+    page = web.Response(status=200, text="<html>sign in</html>", content_type="text/html")
+    server.scripted_responses.append(("posts", page))
+    error = await post_error(channel)
     assert error.failure == "slow"
     assert "set api_url to the server's own address" in error.reason
 
 
-async def test_a_redirect_is_not_followed(server: Mattermost, channel: Channel) -> None:
-    server.refusals.append(
-        ("posts", web.Response(status=302, headers={"Location": f"{server.url}/api/v4/posts"}))
-    )
-    error = await refused(channel)
+async def test_a_redirect_is_not_followed(server: MattermostServer, channel: Channel) -> None:
+    redirect = web.Response(status=302, headers={"Location": f"{server.url}/api/v4/posts"})
+    server.scripted_responses.append(("posts", redirect))
+    error = await post_error(channel)
     assert "redirects are not followed" in error.reason
     assert len(server.calls) == 1
 
 
-async def test_an_answer_that_came_too_late_makes_no_second_post(server: Mattermost) -> None:
-    """Mattermost knows a post again by its pending_post_id."""
-    async with open_session() as session:
-        api = Api(
-            session, URL(server.url), lambda: TOKEN, server.channel, SystemClock(), timeout=1.5
-        )
-        channel = Channel(api, MemberDirectory(api, server.channel, SystemClock()), None, "life")
-        server.swallows = 1
-        assert (await refused(channel)).failure == "transient"
+async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: MattermostServer) -> None:
+    async with connected_api(server, call_timeout=1.5) as api:
+        channel = make_channel(api)
+        server.lost_responses = 1
+        assert (await post_error(channel)).failure == "transient"
         ref = await channel.post(CARD)
         assert list(server.posts) == [ref]
-        server.swallows = 1
+        server.lost_responses = 1
         with pytest.raises(Deferred):
             await channel.reply_in_thread(ref, [("It is over.",)])
         await channel.reply_in_thread(ref, [("It is over.",)])
         assert len(server.posts) == 2
 
 
-async def test_two_sinks_that_post_the_same_have_a_post_each(server: Mattermost, api: Api) -> None:
-    """The server would take the second for the first, though it were for another channel."""
-    people = MemberDirectory(api, server.channel, SystemClock())
-    assert await Channel(api, people, None, "one").post(CARD) != await Channel(
-        api, people, None, "two"
-    ).post(CARD)
+async def test_two_sinks_with_the_same_content_have_a_post_each(api: MattermostApi) -> None:
+    """The server compares the ids of pending posts across channels."""
+    first_ref = await make_channel(api, session_id="first").post(CARD)
+    second_ref = await make_channel(api, session_id="second").post(CARD)
+    assert first_ref != second_ref
 
 
-async def test_of_a_deleted_post_edit_and_reply_say_that_it_is_gone(
-    server: Mattermost, channel: Channel
+async def test_edit_and_reply_report_a_deleted_post(
+    server: MattermostServer, channel: Channel
 ) -> None:
     ref = await channel.post(CARD)
-    server.delete(server.posts[ref])
+    server.delete_post(server.posts[ref])
     with pytest.raises(MessageGone):
         await channel.edit(ref, CARD)
     with pytest.raises(MessageGone):
         await channel.reply_in_thread(ref, [("x",)])
 
 
-async def test_a_bot_that_was_removed_from_the_channel_does_not_think_its_post_gone(
-    server: Mattermost, channel: Channel
+async def test_a_bot_that_left_the_channel_does_not_take_its_post_for_deleted(
+    server: MattermostServer, channel: Channel
 ) -> None:
     ref = await channel.post(CARD)
-    del server.members[server.bot]
+    del server.members[server.bot_id]
     with pytest.raises(Deferred, match="add the bot to the channel"):
         await channel.edit(ref, CARD)
 
 
-async def test_an_edit_leaves_the_message_alone(server: Mattermost, channel: Channel) -> None:
-    """So no time limit for edits applies: the stand-in has one of no time at all."""
+async def test_an_edit_does_not_change_the_message_field(
+    server: MattermostServer, channel: Channel
+) -> None:
+    """So no time limit for edits applies. The stand-in allows edits of the message for 0 s."""
     ref = await channel.post(CARD)
     await channel.edit(ref, Card(title="Reboot of vm-0", tone="over", summary=("It is over.",)))
     assert server.posts[ref]["props"]["attachments"][0]["text"] == "It is over."
 
 
-async def test_a_token_that_cannot_be_read_any_more_is_said(server: Mattermost) -> None:
-    def token() -> str:
+async def test_a_token_that_became_unreadable_is_reported(server: MattermostServer) -> None:
+    def unreadable_token() -> str:
         raise ValueError("expected a token")
 
     async with open_session() as session:
-        api = Api(session, URL(server.url), token, server.channel, SystemClock(), timeout=30)
-        with pytest.raises(Deferred, match="the token of this sink cannot be used any more"):
-            await api.create({"message": "x"})
+        api = MattermostApi(
+            session,
+            server_url=URL(server.url),
+            bot_token=unreadable_token,
+            channel_id=server.channel_id,
+            clock=SystemClock(),
+            timeout=TIMEOUT,
+        )
+        with pytest.raises(Deferred, match="the token of this sink is no longer usable"):
+            await api.create_post({"message": "x"})
 
 
 async def test_a_refusal_that_repeats_the_token_is_logged_without_it(
-    server: Mattermost, channel: Channel
+    server: MattermostServer, channel: Channel
 ) -> None:
-    server.mistrusts = True
-    error = await refused(channel)
+    server.rejects_tokens = True
+    error = await post_error(channel)
     assert TOKEN not in f"{error.reason}{error.response}"
 
 
-async def test_names_that_cannot_be_looked_up_keep_no_post_back(
-    server: Mattermost, api: Api
+async def test_a_post_does_not_fail_if_names_cannot_be_looked_up(
+    server: MattermostServer, api: MattermostApi
 ) -> None:
-    people, principal = (
-        MemberDirectory(api, server.channel, SystemClock()),
-        f"mattermost:{server.team}/{server.person('ann')}",
-    )
-    for refusal in (
-        said(500, "x"),
-        said(403, "x"),
+    user_names = UserNames(api, SystemClock(), lookup_timeout=TIMEOUT)
+    ann = server.principal(server.add_user("ann"))
+    for response in (
+        error_response(500, "x"),
+        error_response(403, "x"),
         web.Response(text="[1"),
         web.json_response({"id": "x"}),
     ):
-        server.refusals.append(("users/ids", refusal))
-        assert await people.names([principal]) == {}
-    assert await people.names([principal, "client:alice", "mattermost:x/y"]) == {principal: "ann"}
-    asked = len(server.calls)
-    assert await people.names([principal]) == {principal: "ann"}
-    assert len(server.calls) == asked
+        server.scripted_responses.append(("users/ids", response))
+        assert await user_names.find([ann]) == {}
+    assert await user_names.find([ann, "client:alice", "mattermost:x/y"]) == {ann: "ann"}
+    count = len(server.calls)
+    assert await user_names.find([ann]) == {ann: "ann"}
+    assert len(server.calls) == count
 
 
-async def test_what_the_server_said_of_a_person_holds_for_half_a_minute(
-    server: Mattermost, api: Api
+async def test_a_name_stays_if_it_cannot_be_looked_up_again(
+    server: MattermostServer, api: MattermostApi
 ) -> None:
-    clock = ManualClock()
-    people, ann = MemberDirectory(api, server.channel, clock), server.person("ann")
-    assert await people.principal(ann) == f"mattermost:{server.team}/{ann}"
-    asked = len(server.calls)
-    clock.advance(29)
-    assert await people.principal(ann)
-    assert len(server.calls) == asked
-    clock.advance(2)
+    clock = HandClock()
+    user_names = UserNames(api, clock, lookup_timeout=TIMEOUT)
+    user_id = server.add_user("ann")
+    ann = server.principal(user_id)
+    assert await user_names.find([ann]) == {ann: "ann"}
+    clock.turn(3601)
+    server.scripted_responses.append(("users/ids", error_response(500, "x")))
+    assert await user_names.find([ann]) == {ann: "ann"}
+    server.users[user_id]["username"] = "anna"
+    assert await user_names.find([ann]) == {ann: "anna"}
+
+
+async def test_a_membership_check_is_reused_for_half_a_minute(
+    server: MattermostServer, api: MattermostApi
+) -> None:
+    clock = HandClock()
+    members = MemberDirectory(api, server.channel_id, clock, lookup_timeout=TIMEOUT)
+    ann = server.add_user("ann")
+    assert await members.eligible_principal(ann) == server.principal(ann)
+    count = len(server.calls)
+    clock.turn(29)
+    assert await members.eligible_principal(ann) == server.principal(ann)
+    assert len(server.calls) == count
+    clock.turn(2)
     server.users[ann]["delete_at"] = 1
-    with pytest.raises(Exception, match="not an active one"):
-        await people.principal(ann)
+    with pytest.raises(NotEligible, match="not an active one"):
+        await members.eligible_principal(ann)
 
 
-def settings(server: Mattermost, tmp_path: Path, **more: object) -> Settings:
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
-    given = {key: value for key, value in server.sink().items() if key != "token"}
-    return Settings.model_validate({**given, "token_file": str(file), **more})
+async def test_the_server_must_identify_a_person_within_the_lookup_timeout(
+    server: MattermostServer, api: MattermostApi
+) -> None:
+    members = MemberDirectory(api, server.channel_id, SystemClock(), lookup_timeout=0.5)
+    ann = server.add_user("ann")
+    server.hanging_prefix = "users/"
+    with pytest.raises(Deferred, match=r"within 0\.5 s"):
+        await members.eligible_principal(ann)
+
+
+def make_settings(server: MattermostServer, directory: Path, **changes: Any) -> Settings:
+    token_file = directory / "token"
+    token_file.write_text(TOKEN)
+    section = server.sink_section(token=None, token_file=str(token_file), **changes)
+    return Settings.model_validate(section)
 
 
 async def test_doctor_says_whether_the_bot_sees_the_channel(
-    server: Mattermost, tmp_path: Path
+    server: MattermostServer, tmp_path: Path
 ) -> None:
     clock, scope = SystemClock(), "prod"
-    good = settings(server, tmp_path)
-    (found,) = await diagnose(good, clock, scope)
-    assert (found.state, found.message) == (
+    settings = make_settings(server, tmp_path)
+    (finding,) = await diagnose(settings, clock, scope)
+    assert (finding.state, finding.message) == (
         "ok",
-        "Mattermost takes the token, and shows the channel to the bot",
+        "Mattermost accepts the token and shows the channel to the bot",
     )
-    (found,) = await diagnose(settings(server, tmp_path, channel=new_id()), clock, scope)
-    assert found.state == "failed"
-    server.mistrusts = True
-    (found,) = await diagnose(good, clock, scope)
-    assert "expected a token that Mattermost accepts" in found.message
-    await server.leave()
-    (found,) = await diagnose(good, clock, scope)
-    assert found.state == "failed"
-    await server.come()
-    server.team = ""
-    secret = "whsec_" + "QUFB" * 8
-    (found,) = await diagnose(
-        settings(server, tmp_path, approve_in_chat=True, secret=secret), clock, scope
-    )
-    assert "belongs to no team" in found.message
+    (finding,) = await diagnose(make_settings(server, tmp_path, channel=new_id()), clock, scope)
+    assert finding.state == "failed"
+    server.rejects_tokens = True
+    (finding,) = await diagnose(settings, clock, scope)
+    assert "expected a token that Mattermost accepts" in finding.message
+    await server.stop()
+    (finding,) = await diagnose(settings, clock, scope)
+    assert finding.state == "failed"
+    await server.start()
+    server.team_id = ""
+    in_chat = make_settings(server, tmp_path, approve_in_chat=True, secret=SECRET)
+    (finding,) = await diagnose(in_chat, clock, scope)
+    assert "belongs to no team" in finding.message
     assert server.posts == {}
 
 
-async def test_a_rate_limit_of_the_server_delays_and_loses_nothing(
-    server: Mattermost, channel: Channel
+async def test_a_rate_limit_delays_and_loses_nothing(
+    server: MattermostServer, channel: Channel
 ) -> None:
-    server.rate = 1
+    server.calls_before_limit = 1
     await channel.post(CARD)
     with pytest.raises(Deferred) as caught:
         await channel.reply_in_thread(None, [("x",)])
     assert caught.value.after == 1
-    server.rate = None
+    server.calls_before_limit = None
     await channel.reply_in_thread(None, [("x",)])
     await eventually(lambda: len(server.posts) == 2)
-    assert datetime.now(UTC) - timedelta(minutes=5) < datetime.fromtimestamp(
-        server.roots[-1]["create_at"] / 1000, UTC
-    )
+    created_at = datetime.fromtimestamp(server.channel_posts[-1]["create_at"] / 1000, UTC)
+    assert datetime.now(UTC) - timedelta(minutes=5) < created_at

@@ -1,4 +1,7 @@
-"""Whatever is sent to where Mattermost calls: a refusal, nothing burnt, no traceback. A corpus of payloads, and Hypothesis."""
+"""Hostile calls in place of Mattermost's: each gets a refusal, has no effect and no traceback.
+
+The calls are a list of payloads, and changes that Hypothesis makes to genuine calls.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import json
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -16,13 +18,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relay.chat import CallbackRefused, ChatSink
-from tests.chat.mattermost_server import PUBLIC, SECRET, Mattermost, mattermost, new_id
-from tests.chat.running_relay import Stage, rule, stage
-from tests.journey.relay_process import eventually
+from relay.simulator import VM, Setup, Simulator
+from tests.chat.mattermost_relay import MattermostRelay, running_mattermost_relay
+from tests.chat.mattermost_server import (
+    CALLBACK_URL,
+    Json,
+    buttons_of,
+    new_id,
+    running_mattermost,
+)
 
-ANN = "annannannannannannannannan"
-CLICK: dict[str, Any] = {
-    "user_id": ANN,
+USER_ID = "annannannannannannannannan"
+CLICK: Json = {
+    "user_id": USER_ID,
     "user_name": "ann",
     "channel_id": "4xp9fdt77pncbef59f4k1qe83o",
     "channel_name": "ops",
@@ -34,17 +42,17 @@ CLICK: dict[str, Any] = {
     "data_source": "",
     "context": {"proof": "e30=.00"},
 }
-SUBMISSION: dict[str, Any] = {
+SUBMISSION: Json = {
     "type": "dialog_submission",
     "callback_id": "decision",
     "state": "e30=.00",
-    "user_id": ANN,
+    "user_id": USER_ID,
     "channel_id": "4xp9fdt77pncbef59f4k1qe83o",
     "team_id": "4xp9fdt77pncbef59f4k1qe83o",
     "submission": {},
     "cancelled": False,
 }
-CORPUS: dict[str, bytes] = {
+HOSTILE_BODIES: dict[str, bytes] = {
     "nothing": b"",
     "null": b"null",
     "a number": b"1e999",
@@ -78,7 +86,7 @@ CORPUS: dict[str, bytes] = {
     "cancelled a text": orjson.dumps({**SUBMISSION, "cancelled": "false"}),
     "submission a text": orjson.dumps({**SUBMISSION, "submission": "approve"}),
     "another type": orjson.dumps({**SUBMISSION, "type": "dialog_lookup"}),
-    "a slash command": b"channel_id=x&command=%2Fazmaint&text=approve&token=x&trigger_id=x&user_id=x",
+    "a slash command": b"channel_id=x&command=%2Fazmaint&text=approve&trigger_id=x&user_id=x",
     "a Slack payload": b"payload=%7B%22type%22%3A%22block_actions%22%7D",
     "an Azure document": b'{"DocumentIncarnation":1,"Events":[]}',
     "an approval": b'{"eventId":"E","decision":"approve","revision":"r"}',
@@ -97,72 +105,42 @@ CORPUS: dict[str, bytes] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _There:
-    here: Stage
-    server: Mattermost
-    chat: ChatSink
-    click: dict[str, Any]
-    submission: dict[str, Any]
+class GenuineCalls:
+    """A running relay, and two genuine calls to it. The submission has not been sent yet."""
 
-    async def position(self) -> int:
-        """How much the journal holds: whatever is decided or refused to somebody is in it."""
-        return (await self.here.running.relay.store.read(lambda tx: tx.head())).position
+    ops: MattermostRelay
+    click: Json
+    submission: Json
+
+    @property
+    def chat(self) -> ChatSink:
+        return self.ops.relay.running.relay.chats["ops"]
+
+    async def journal_position(self) -> int:
+        """Return the length of the journal, which every decision and every refusal extends."""
+        return (await self.ops.relay.running.relay.store.read(lambda tx: tx.head())).position
 
 
-async def _there(stack: AsyncExitStack, directory: Path) -> _There:
-    """A relay, a post with buttons, a genuine click on it, and a genuine submission, not sent yet."""
-    server = await stack.enter_async_context(mattermost())
-    ann = server.person("ann")
-    approvals = {"rules": [rule(2, f"mattermost:{server.team}/{ann}", "client:alice")]}
-    sink = server.sink(approve_in_chat=True, secret=SECRET)
-    here = await stack.enter_async_context(stage(directory, [sink], approvals=approvals))
-    server.relay = here.url
-    here.reboot()
-    await eventually(lambda: bool(server.roots))
-    await eventually(lambda: here.running.relay.dispatcher.status()[0].waiting == 0)
-    post = server.roots[0]
+async def make_genuine_calls(stack: AsyncExitStack, directory: Path) -> GenuineCalls:
+    server = await stack.enter_async_context(running_mattermost())
+    azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+    ann, ben = server.add_user("ann"), server.add_user("ben")
+    ops = await stack.enter_async_context(
+        running_mattermost_relay(directory, server, azure, ann=ann, ben=ben)
+    )
+    _, post = await ops.announce_reboot()
     await server.click(post, "Approve", ann)
-    click = server.call_of(post, server.buttons(post)[0], ann)
-    submission = {**SUBMISSION, "user_id": ann, "state": server.dialogs[0][1]["dialog"]["state"]}
-    return _There(here, server, here.running.relay.chats["ops"], click, submission)
+    (opened,) = server.dialogs
+    state = opened.request["dialog"]["state"]
+    return GenuineCalls(
+        ops=ops,
+        click=server.click_payload(post, buttons_of(post)[0], ann),
+        submission={**SUBMISSION, "user_id": ann, "state": state},
+    )
 
 
-async def test_no_payload_that_proves_nothing_is_answered_with_more_than_a_refusal(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with AsyncExitStack() as stack:
-        there = await _there(stack, tmp_path)
-        before = await there.position()
-        answered = {name: await _answered(there.chat, body) for name, body in CORPUS.items()}
-        assert [name for name, words in answered.items() if words != {"refused"}] == []
-        assert await there.position() == before
-    assert "Traceback" not in caplog.text
-
-
-async def test_over_http_a_refusal_is_its_status_and_says_nothing_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with AsyncExitStack() as stack:
-        there = await _there(stack, tmp_path)
-        for name, wanted in {
-            "nothing": 400,
-            "a list": 400,
-            "UTF-16": 400,
-            "deep": 400,
-            "a click": 401,
-            "a submission": 401,
-        }.items():
-            status, answer = await there.server.send(f"{PUBLIC}/v1/chat/ops", CORPUS[name])
-            assert (name, status, set(answer)) == (
-                name,
-                wanted,
-                {"type", "title", "status", "detail"},
-            )
-    assert "Traceback" not in caplog.text
-
-
-async def _answered(chat: ChatSink, body: bytes) -> set[str]:
-    """What an answer has in it."""
+async def answer_keys(chat: ChatSink, body: bytes) -> set[str]:
+    """Return the keys of the answer to a call; "refused" if the call proves nothing."""
     try:
         reply = await chat.handle_callback({}, body)
     except CallbackRefused:
@@ -170,50 +148,83 @@ async def _answered(chat: ChatSink, body: bytes) -> set[str]:
     return set(reply.body or ())
 
 
+async def test_every_hostile_body_is_refused_and_has_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncExitStack() as stack:
+        calls = await make_genuine_calls(stack, tmp_path)
+        position = await calls.journal_position()
+        answers = {
+            name: await answer_keys(calls.chat, body) for name, body in HOSTILE_BODIES.items()
+        }
+        assert [name for name, keys in answers.items() if keys != {"refused"}] == []
+        assert await calls.journal_position() == position
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_refusal_over_http_tells_nothing_but_its_status(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncExitStack() as stack:
+        calls = await make_genuine_calls(stack, tmp_path)
+        for name, expected_status in {
+            "nothing": 400,
+            "a list": 400,
+            "UTF-16": 400,
+            "deep": 400,
+            "a click": 401,
+            "a submission": 401,
+        }.items():
+            status, answer = await calls.ops.server.call_relay(CALLBACK_URL, HOSTILE_BODIES[name])
+            assert (name, status) == (name, expected_status)
+            assert set(answer) == {"type", "title", "status", "detail"}
+    assert "Traceback" not in caplog.text
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-_PROVING = ("user_id", "state", "type")
-"""Without these as they are, a submission is none of the person's."""
+_SUBMISSION_PROOF = ("user_id", "state", "type")
+"""A submission with another value in one of these fields is not the person's."""
 
 
 @st.composite
-def changed(draw: st.DrawFn, call: dict[str, Any], fields: tuple[str, ...]) -> bytes:
-    """A genuine call with another value in at least one of these fields, and in any others."""
-    wrong = {draw(st.sampled_from(fields)), *draw(st.sets(st.sampled_from(sorted(call))))}
+def changed_calls(draw: st.DrawFn, call: Json, required_changes: tuple[str, ...]) -> bytes:
+    """Return a genuine call with another value in a required field, and in any others."""
+    changed_fields = {
+        draw(st.sampled_from(required_changes)),
+        *draw(st.sets(st.sampled_from(sorted(call)))),
+    }
     text = st.text() | st.just(new_id()) | st.just("e30=.00") | st.just("button")
-    made = {**call, **{field: draw(_JSON | text) for field in sorted(wrong)}}
-    if any(made[field] == call[field] for field in wrong & set(fields)):
-        made.pop(min(wrong & set(fields)))
-    return json.dumps(made).encode()
+    changed = {**call, **{field: draw(_JSON | text) for field in sorted(changed_fields)}}
+    required = changed_fields & set(required_changes)
+    if any(changed[field] == call[field] for field in required):
+        changed.pop(min(required))
+    return json.dumps(changed).encode()
 
 
-def test_whatever_is_changed_in_a_genuine_call_decides_nothing(tmp_path: Path) -> None:
-    """Of a click, anything may change and no vote is cast; of a submission, who submits, or the state."""
+def test_a_changed_call_decides_nothing(tmp_path: Path) -> None:
+    """Any field of a click is changed; of a submission, a field that proves who decides what."""
     with asyncio.Runner(debug=True) as runner:
         stack = AsyncExitStack()
-        there = runner.run(_there(stack, tmp_path))
-        before = runner.run(there.position())
+        calls = runner.run(make_genuine_calls(stack, tmp_path))
+        position = runner.run(calls.journal_position())
 
         @settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
         @given(
             st.one_of(
                 st.binary(max_size=200),
                 _JSON.map(lambda value: json.dumps(value).encode()),
-                changed(there.click, tuple(there.click)),
-                changed(there.submission, _PROVING),
+                changed_calls(calls.click, tuple(calls.click)),
+                changed_calls(calls.submission, _SUBMISSION_PROOF),
             ).filter(lambda body: len(body) < 65536)
         )
-        def each(body: bytes) -> None:
-            assert runner.run(_answered(there.chat, body)) <= {
-                "refused",
-                "ephemeral_text",
-                "skip_slack_parsing",
-                "error",
-            }
+        def send(body: bytes) -> None:
+            keys = runner.run(answer_keys(calls.chat, body))
+            assert keys <= {"refused", "ephemeral_text", "skip_slack_parsing", "error"}
 
-        each()
-        assert runner.run(there.position()) == before
+        send()
+        assert runner.run(calls.journal_position()) == position
         runner.run(stack.aclose())

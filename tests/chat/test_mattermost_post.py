@@ -1,4 +1,4 @@
-"""A card as a post of Mattermost: what is ours is markup, what is not is words."""
+"""A card as a post of Mattermost: only the relay's own markup has an effect."""
 
 from __future__ import annotations
 
@@ -11,99 +11,85 @@ from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
 from relay.chat.platforms.mattermost.post import (
-    MOST_MESSAGE,
+    MAX_MESSAGE_LENGTH,
     attachments,
     plain,
-    rendered,
-    thread_reply,
+    render_text,
+    thread_message,
 )
-from tests.chat.mattermost_server import Mattermost
+from tests.chat.mattermost_server import active_markup, displayed_text
 
 GAP = "\N{ZERO WIDTH SPACE}"
-AT = datetime(2026, 11, 20, 15, 4, 5, tzinfo=UTC)
-
-
-def word_for_word(escaped: str) -> str:
-    """What a reader sees of it."""
-    return re.sub(r"\\(?=[\\`*\[\]|$_])", "", escaped.replace(GAP, ""))
+TIME = datetime(2026, 11, 20, 15, 4, 5, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
-        ("@channel", f"@{GAP}channel"),
-        ("#incident", f"#{GAP}incident"),
-        ("~town-square", f"~{GAP}town-square"),
-        (":tada:", f":{GAP}tada:"),
-        ("https://evil.example/x", f"https:{GAP}//evil.{GAP}example/x"),
-        ("www.evil.example", f"www{GAP}.evil.example"),
-        ("me@evil.example", f"me@{GAP}evil.example"),
-        ("&#64;all", f"&{GAP}#{GAP}64;all"),
-        ("<https://evil>", f"<{GAP}https:{GAP}//evil>"),
-        ("[click](x)", r"\[click\](x)"),
-        ("![image](x)", r"!\[image\](x)"),
-        ("*a* _b_ `c` |d| $e$", r"\*a\* \_b\_ \`c\` \|d\| \$e\$"),
-        ("~~gone~~", f"~{GAP}~{GAP}gone~{GAP}~{GAP}"),
-        ("db_main_01 set00000i", "db_main_01 set00000i"),
-        ("- item", f"{GAP}- item"),
-        ("1. item", f"{GAP}1. item"),
-        ("> quote", f"{GAP}> quote"),
-        ("# title", f"#{GAP} title"),
-        ("a\n\n# b\r\n    code", f"a #{GAP} b code"),
-        ("right\u202eleft", "right left"),
+        pytest.param("@channel", f"@{GAP}channel", id="mention"),
+        pytest.param("#incident", f"#{GAP}incident", id="hashtag"),
+        pytest.param("~town-square", f"~{GAP}town-square", id="channel link"),
+        pytest.param(":tada:", f":{GAP}tada:", id="emoji"),
+        pytest.param("https://evil.example/x", f"https:{GAP}//evil.{GAP}example/x", id="URL"),
+        pytest.param("www.evil.example", f"www{GAP}.evil.example", id="www"),
+        pytest.param("me@evil.example", f"me@{GAP}evil.example", id="e-mail address"),
+        pytest.param("&#64;all", f"&{GAP}#{GAP}64;all", id="HTML entity"),
+        pytest.param("<https://evil>", f"<{GAP}https:{GAP}//evil>", id="autolink"),
+        pytest.param("[click](x)", r"\[click\](x)", id="link"),
+        pytest.param("![image](x)", r"!\[image\](x)", id="image"),
+        pytest.param("*a* _b_ `c` |d| $e$", r"\*a\* \_b\_ \`c\` \|d\| \$e\$", id="formats"),
+        pytest.param("~~gone~~", f"~{GAP}~{GAP}gone~{GAP}~{GAP}", id="strikethrough"),
+        pytest.param("db_main_01 set00000i", "db_main_01 set00000i", id="names with underscores"),
+        pytest.param("- item", f"{GAP}- item", id="list"),
+        pytest.param("1. item", f"{GAP}1. item", id="numbered list"),
+        pytest.param("> quote", f"{GAP}> quote", id="quote"),
+        pytest.param("# title", f"#{GAP} title", id="heading"),
+        pytest.param("a\n\n# b\r\n    code", f"a #{GAP} b code", id="line breaks"),
+        pytest.param("right\u202eleft", "right left", id="change of direction"),
     ],
 )
-def test_markup_of_others_is_words(text: str, shown: str) -> None:
-    assert plain(text) == shown
+def test_markup_of_others_is_shown_literally(text: str, escaped: str) -> None:
+    assert plain(text) == escaped
 
 
 @given(st.text())
-def test_every_text_is_one_line_without_anything_alive_and_reads_as_it_was(text: str) -> None:
-    shown = plain(text)
-    post = {"message": shown, "props": {}}
-    assert Mattermost().alive_in(post) == []
-    assert "\n" not in shown
-    assert word_for_word(shown) == word_for_word(
-        re.sub(r"\s+", " ", "".join(char if char.isprintable() else " " for char in text)).lstrip()
-    )
+def test_every_text_is_shown_literally_on_one_line(text: str) -> None:
+    escaped = plain(text)
+    assert active_markup({"message": escaped, "props": {}}) == []
+    assert "\n" not in escaped
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    assert displayed_text(escaped) == displayed_text(re.sub(r"\s+", " ", printable).lstrip())
 
 
 @given(st.text(alphabet="@#~:&<*_`[]()|$\\w.-+>=1 a/"))
-def test_nothing_alive_comes_of_what_is_nearly_markup(text: str) -> None:
-    assert Mattermost().alive_in({"message": plain(text), "props": {}}) == []
+def test_near_markup_is_not_active(text: str) -> None:
+    assert active_markup({"message": plain(text), "props": {}}) == []
 
 
-def test_moments_are_in_utc_and_people_by_name_where_it_is_known() -> None:
-    elsewhere = AT.astimezone(timezone(timedelta(hours=5)))
+def test_times_are_in_utc_and_people_have_names_where_they_are_known() -> None:
     text: Text = (
         "At ",
-        elsewhere,
+        TIME.astimezone(timezone(timedelta(hours=5))),
         " by ",
         PrincipalRef("mattermost:t/u"),
         " and ",
         PrincipalRef("client:a`b"),
     )
-    assert (
-        rendered(text, {"mattermost:t/u": "ann_b."})
-        == "At 2026-11-20 15:04:05 UTC by **ann_b.** and `client:a'b`"
-    )
+    rendered = render_text(text, {"mattermost:t/u": "ann_b."})
+    assert rendered == "At 2026-11-20 15:04:05 UTC by **ann_b.** and `client:a'b`"
 
 
-def test_a_name_mentions_nobody() -> None:
-    assert rendered((PrincipalRef("p"),), {"p": "@here *x*"}) == rf"**@{GAP}here \*x\***"
+def test_a_user_name_mentions_nobody() -> None:
+    rendered = render_text((PrincipalRef("p"),), {"p": "@here *x*"})
+    assert rendered == rf"**@{GAP}here \*x\***"
 
 
-def card(**more: object) -> Card:
-    made: dict[str, object] = {
-        "title": "Reboot of vm-0",
-        "tone": "waiting",
-        "summary": ("Soon.",),
-        **more,
-    }
-    return Card(**made)  # type: ignore[arg-type]  # each test gives the fields that it is about
+def card(**fields: object) -> Card:
+    defaults = {"title": "Reboot of vm-0", "tone": "waiting", "summary": ("Soon.",)}
+    return Card(**{**defaults, **fields})  # type: ignore[arg-type]  # each test gives its fields
 
 
-def test_links_stand_in_the_text_and_other_buttons_are_actions_with_ids_of_their_own() -> None:
+def test_links_are_in_the_text_and_the_ids_of_other_buttons_are_unique() -> None:
     link = Button(
         decision="approve",
         label="Approve",
@@ -115,52 +101,36 @@ def test_links_stand_in_the_text_and_other_buttons_are_actions_with_ids_of_their
     button = Button(
         decision="hold", label="Hold", event_id="E", revision="r", question=("Really?",)
     )
-    made = attachments(
-        card(buttons=(link,), lines=(Line(("One",), (button,)), Line(("Two",), (button,)))),
-        {},
-        lambda one: {"url": one.label},
-    )
-    assert made[0]["text"] == "Soon.\n\n**[Approve](https://relay.example.com/approve#t)**"
-    assert [one["actions"] for one in made] == [
-        [],
-        [
-            {
-                "id": "hold1",
-                "type": "button",
-                "name": "Hold",
-                "style": "default",
-                "integration": {"url": "Hold"},
-            }
-        ],
-        [
-            {
-                "id": "hold2",
-                "type": "button",
-                "name": "Hold",
-                "style": "default",
-                "integration": {"url": "Hold"},
-            }
-        ],
+    grouped = card(buttons=(link,), lines=(Line(("One",), (button,)), Line(("Two",), (button,))))
+    main, *lines = attachments(grouped, {}, lambda button: {"url": button.label})
+    assert main["text"] == "Soon.\n\n**[Approve](https://relay.example.com/approve#t)**"
+    assert main["actions"] == []
+    action = {
+        "type": "button",
+        "name": "Hold",
+        "style": "default",
+        "integration": {"url": "Hold"},
+    }
+    assert [line["actions"] for line in lines] == [
+        [{"id": "hold1", **action}],
+        [{"id": "hold2", **action}],
     ]
 
 
-def test_what_is_long_is_cut_and_says_so() -> None:
-    made = attachments(
-        card(title="t" * 5000, facts=(("Azure says", ("d" * 50_000,)),)), {}, lambda _: {}
-    )
-    assert made[0]["title"] == f"{'t' * 299}…"
-    assert made[0]["fields"][0]["value"] == f"{'d' * 2999}…"
+def test_long_texts_are_cut_and_end_with_an_ellipsis() -> None:
+    long = card(title="t" * 5000, facts=(("Azure says", ("d" * 50_000,)),))
+    (main,) = attachments(long, {}, lambda _: {})
+    assert main["title"] == f"{'t' * 299}…"
+    assert main["fields"][0]["value"] == f"{'d' * 2999}…"
 
 
 @given(st.lists(st.text(max_size=3000), min_size=1, max_size=21))
-def test_a_reply_is_never_longer_than_a_message_may_be(lines: list[str]) -> None:
-    assert (
-        len(thread_reply([(AT, ": ", PrincipalRef("client:alice"), line) for line in lines], {}))
-        <= MOST_MESSAGE
-    )
+def test_a_reply_is_never_longer_than_mattermost_accepts(texts: list[str]) -> None:
+    lines: list[Text] = [(TIME, ": ", PrincipalRef("client:alice"), text) for text in texts]
+    assert len(thread_message(lines, {})) <= MAX_MESSAGE_LENGTH
 
 
-def test_of_twenty_long_lines_each_is_cut_and_none_left_out() -> None:
-    message = thread_reply([(AT, f": {number} ", "*" * 1000) for number in range(21)], {})
-    assert len(message) <= MOST_MESSAGE
+def test_twenty_long_lines_are_cut_and_all_of_them_are_in_the_reply() -> None:
+    message = thread_message([(TIME, f": {number} ", "*" * 1000) for number in range(21)], {})
+    assert len(message) <= MAX_MESSAGE_LENGTH
     assert len(message.splitlines()) == 21

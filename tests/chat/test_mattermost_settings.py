@@ -1,4 +1,4 @@
-"""The section of a Mattermost sink: what makes no sense is refused before anything starts."""
+"""The section of a Mattermost sink: unusable settings are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -19,83 +19,106 @@ from relay.errors import ConfigError
 from tests.approvals.builders import ORIGIN, SETTINGS
 from tests.chat.mattermost_server import SECRET, TOKEN
 
-CHANNEL = "4xp9fdt77pncbef59f4k1qe83o"
-GIVEN: dict[str, Any] = {
+SECTION: dict[str, Any] = {
     "kind": "mattermost",
     "name": "ops",
     "api_url": "https://chat.example.com",
-    "channel": CHANNEL,
+    "channel": "4xp9fdt77pncbef59f4k1qe83o",
     "token": TOKEN,
 }
 
 
-def test_server_channel_and_token_are_all_that_is_needed() -> None:
-    found = Settings.model_validate(GIVEN)
-    assert (found.approve_in_chat, found.stale, found.timeout) == (False, "drop", 10.0)
+def test_server_channel_and_token_are_sufficient() -> None:
+    settings = Settings.model_validate(SECTION)
+    assert (settings.approve_in_chat, settings.stale, settings.timeout) == (False, "drop", 10.0)
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("changes", "problem"),
     [
-        (
+        pytest.param(
             {"api_url": "http://chat.example.com"},
             "api_url: expected https, got http: set allow_http",
+            id="http",
         ),
-        ({"api_url": "chat.example.com"}, "api_url: expected a URL that starts with https://"),
-        (
+        pytest.param(
+            {"api_url": "chat.example.com"},
+            "api_url: expected a URL that starts with https://",
+            id="no scheme",
+        ),
+        pytest.param(
             {"api_url": "https://u:p@chat.example.com"},
             "api_url: expected a URL without user and password",
+            id="password in URL",
         ),
-        (
+        pytest.param(
             {"api_url": "https://169.254.169.254"},
             "api_url: expected a receiver's address, got a metadata or host address",
+            id="metadata address",
         ),
-        ({"channel": "ops"}, "channel"),
-        ({"channel": "../users/me"}, "channel"),
-        ({"token": None}, "token: expected the bot account's access token"),
-        ({"token": "two words"}, "token: expected the bot account's access token"),
-        (
+        pytest.param({"channel": "ops"}, "channel", id="name of channel"),
+        pytest.param({"channel": "../users/me"}, "channel", id="path as channel"),
+        pytest.param(
+            {"token": None}, "token: expected the bot account's access token", id="no token"
+        ),
+        pytest.param(
+            {"token": "two words"},
+            "token: expected the bot account's access token",
+            id="token with a space",
+        ),
+        pytest.param(
             {"approve_in_chat": True},
             "secret: expected a secret or secret_file for approve_in_chat, got neither",
+            id="no secret",
         ),
-        ({"approve_in_chat": True, "secret": "short"}, "secret: expected whsec_"),
-        ({"team": "x"}, "team"),
+        pytest.param(
+            {"approve_in_chat": True, "secret": "short"},
+            "secret: expected whsec_",
+            id="malformed secret",
+        ),
+        pytest.param({"team": "x"}, "team", id="unknown key"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_no_secret_repeated(
-    change: dict[str, Any], problem: str
+def test_unusable_settings_are_refused_without_repeating_secrets(
+    changes: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ValidationError, match=re.escape(problem)) as caught:
-        Settings.model_validate({**GIVEN, **change})
+        Settings.model_validate({**SECTION, **changes})
     assert TOKEN not in str(caught.value)
     assert "two words" not in str(caught.value)
 
 
-def test_token_and_secret_may_live_in_files(tmp_path: Path) -> None:
-    files = {"token_file": tmp_path / "token", "secret_file": tmp_path / "secret"}
-    files["token_file"].write_text(f"{TOKEN}\n")
-    files["secret_file"].write_text(f"{SECRET}\n")
-    given = {key: value for key, value in GIVEN.items() if key != "token"}
-    found = Settings.model_validate(
-        {**given, "approve_in_chat": True, **{name: str(file) for name, file in files.items()}}
+def test_token_and_secret_can_be_in_files(tmp_path: Path) -> None:
+    token_file, secret_file = tmp_path / "token", tmp_path / "secret"
+    token_file.write_text(f"{TOKEN}\n")
+    secret_file.write_text(f"{SECRET}\n")
+    section = {
+        **SECTION,
+        "token": None,
+        "token_file": str(token_file),
+        "approve_in_chat": True,
+        "secret_file": str(secret_file),
+    }
+    settings = Settings.model_validate(section)
+    assert settings.bot_token() == TOKEN
+    assert len(settings.signing_key()) == 32
+
+
+def test_approve_in_chat_needs_the_url_that_mattermost_calls() -> None:
+    section = {**SECTION, "approve_in_chat": True, "secret": SECRET}
+    problem = (
+        r"api\.public_url: expected the URL at which the platform of sink ops reaches this relay"
     )
-    assert found.bearer() == TOKEN
-    assert len(found.key()) == 32
+    with pytest.raises(ValidationError, match=problem):
+        Config.model_validate({"sinks": [section]})
+    Config.model_validate({"sinks": [section], "api": {"public_url": "https://relay.example.com"}})
 
 
-def test_approving_in_the_chat_needs_the_url_that_mattermost_calls() -> None:
-    sink = {**GIVEN, "approve_in_chat": True, "secret": SECRET}
-    with pytest.raises(
-        ValidationError,
-        match=r"api\.public_url: expected the URL at which the platform of sink ops reaches this relay",
-    ):
-        Config.model_validate({"sinks": [sink]})
-    Config.model_validate({"sinks": [sink], "api": {"public_url": "https://relay.example.com"}})
-
-
-async def test_whoever_embeds_the_sink_without_that_url_is_told() -> None:
-    settings = Settings.model_validate({**GIVEN, "approve_in_chat": True, "secret": SECRET})
-    chat = make_chat_context(None, ApprovalService(SETTINGS, ORIGIN), SystemClock(), None)  # type: ignore[arg-type]  # no store is looked at
+async def test_connecting_without_that_url_raises_config_error() -> None:
+    """The whole configuration refuses this earlier. A caller of `connect` can do without one."""
+    settings = Settings.model_validate({**SECTION, "approve_in_chat": True, "secret": SECRET})
+    approvals = ApprovalService(SETTINGS, ORIGIN)
+    context = make_chat_context(None, approvals, SystemClock(), None)  # type: ignore[arg-type]  # no store is read
     with pytest.raises(ConfigError, match=r"approve_in_chat needs api\.public_url"):
-        async with connect(settings, SystemClock(), chat):
+        async with connect(settings, SystemClock(), context):
             pass

@@ -1,7 +1,8 @@
-"""What a button and a dialog of Mattermost carry to show that this relay made them: a sealed proof of one decision. Pure.
+"""Signed tokens for the buttons and dialogs of Mattermost. Pure.
 
-Mattermost signs nothing. A button's proof stays in the server, which gives it to nobody but the relay; a dialog's proof
-reaches the one person who is asked, and is good for that person alone.
+Mattermost does not sign its calls. A valid token proves that this relay offered one decision. The
+Mattermost server keeps the token of a button to itself and sends it to the relay only. The token of
+a dialog reaches only the person whom it names, and it is valid for that person only.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Literal
 
 import orjson
@@ -17,52 +18,61 @@ import orjson
 from relay.approvals.request import DecisionKind
 from relay.chat import CallbackRefused
 
-MOST = 4096
-"""Characters of a sealed proof."""
-_ABOUT = b"imds-relay mattermost 1\n"  # the same key may sign other things: none of them is a proof
+MAX_ACTION_TOKEN_LENGTH = 4096
+"""Characters."""
+_MAC_PREFIX = b"imds-relay mattermost 1\n"
+"""Separates these MACs from those that the same key makes for other purposes."""
+
+TokenKind = Literal["button", "dialog"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionToken:
-    """One decision about one state of one event, in one sink and channel. ``expires`` is in seconds since 1970.
+    """One decision about one state of one event, offered in one channel by one sink.
 
-    ``nonce`` tells this button of this rendering from all others. Of a dialog, ``post`` is where the button was and
-    ``user`` who is asked; both are empty in a button's.
+    ``expires_at`` is in seconds since 1970. ``nonce`` distinguishes this button from all others.
+    ``post_id`` and ``user_id`` say for a dialog where its button was and who clicked; they are
+    empty for a button. The order of the fields is part of the format: the buttons of older posts
+    must stay valid.
     """
 
-    kind: Literal["button", "dialog"]
+    kind: TokenKind
     sink: str
-    channel: str
+    channel_id: str
     event_id: str
     revision: str
     decision: DecisionKind
-    expires: int
+    expires_at: int
     nonce: str
-    post: str = ""
-    user: str = ""
+    post_id: str = ""
+    user_id: str = ""
 
 
-def seal(key: bytes, proof: ActionToken) -> str:
-    """The proof as text: what it says, and HMAC-SHA256 over it."""
-    payload = base64.urlsafe_b64encode(orjson.dumps(astuple(proof)))
+def sign_action_token(key: bytes, token: ActionToken) -> str:
+    """Return the token as text: its fields in base64, a dot, and HMAC-SHA256 over them."""
+    payload = base64.urlsafe_b64encode(orjson.dumps(astuple(token)))
     return f"{payload.decode()}.{_mac(key, payload)}"
 
 
-def unseal(key: bytes, text: str, kind: Literal["button", "dialog"]) -> ActionToken:
-    """The proof in a text. Raises ChatRefused for what this relay has not sealed, and for a proof of the other kind."""
+def verify_action_token(key: bytes, text: str, kind: TokenKind) -> ActionToken:
+    """Return the token in a text.
+
+    Raises CallbackRefused if this relay did not sign it, or if it is of the other kind.
+    """
     payload, _, mac = text.partition(".")
-    if len(text) > MOST or not hmac.compare_digest(
-        _mac(key, payload.encode("utf-8", "surrogateescape")).encode(),
-        mac.encode("utf-8", "surrogateescape"),
-    ):
+    expected_mac = _mac(key, payload.encode("utf-8", "surrogateescape"))
+    is_valid = hmac.compare_digest(expected_mac.encode(), mac.encode("utf-8", "surrogateescape"))
+    if len(text) > MAX_ACTION_TOKEN_LENGTH or not is_valid:
         raise CallbackRefused(
-            f"expected a {kind} that this relay made, the proof in it does not hold"
+            f"expected the token of a {kind} that this relay made, its signature is invalid"
         )
-    proof = ActionToken(*orjson.loads(base64.urlsafe_b64decode(payload)))
-    if proof.kind != kind:
-        raise CallbackRefused(f"expected the proof of a {kind}, got that of a {proof.kind}")
-    return proof
+    values = orjson.loads(base64.urlsafe_b64decode(payload))
+    names = (field.name for field in fields(ActionToken))
+    token = ActionToken(**dict(zip(names, values, strict=True)))
+    if token.kind != kind:
+        raise CallbackRefused(f"expected the token of a {kind}, got the token of a {token.kind}")
+    return token
 
 
 def _mac(key: bytes, payload: bytes) -> str:
-    return hmac.new(key, _ABOUT + payload, hashlib.sha256).hexdigest()
+    return hmac.new(key, _MAC_PREFIX + payload, hashlib.sha256).hexdigest()

@@ -1,13 +1,14 @@
-"""Mattermost's REST API, version 4, as far as a bot needs it here: what is posted, edited and asked, and what refusals mean.
+"""Mattermost's REST API, version 4, as far as the bot uses it, and what its refusals mean.
 
-Source: developers.mattermost.com, "API reference" (posts, users, channels, integration actions, errors, rate limiting).
+Source: https://developers.mattermost.com/api-documentation/ (posts, users, channels, integration
+actions, errors, rate limiting).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -20,154 +21,184 @@ from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.http import MAX_RETRY_AFTER, Method, Request, Response, interpret_response, send
 
-_ID = re.compile(r"[A-Za-z0-9]{1,64}")
-_CODE = re.compile(r"[A-Za-z0-9_.]{1,128}")
-_NO_ROOT = "api.post.create_post.root_id.app_error"
-_CHANNEL = "compare channel with the id in the channel's menu, under View Info"
+_POST_ID = re.compile(r"[A-Za-z0-9]{1,64}")
+_ERROR_ID = re.compile(r"[A-Za-z0-9_.]{1,128}")
+_THREAD_GONE = "api.post.create_post.root_id.app_error"
+_ARCHIVED = "the channel is archived: unarchive it, or name another"
+_COMPARE_CHANNEL = "compare channel with the id in the channel's menu, under View Info"
 _REMEDIES = {
-    "api.post.create_post.can_not_post_to_deleted.error": "the channel is archived: unarchive it, or name another",
-    "api.post.update_post.can_not_update_post_in_deleted.error": "the channel is archived: unarchive it, or name another",
-    "api.post.create_post.town_square_read_only": "the channel is read-only for the bot: let it post there, or name another",
-    "api.context.invalid_param.app_error": _CHANNEL,
-    "api.context.invalid_body_param.app_error": _CHANNEL,
-    "api.context.invalid_url_param.app_error": _CHANNEL,
+    "api.post.create_post.can_not_post_to_deleted.error": _ARCHIVED,
+    "api.post.update_post.can_not_update_post_in_deleted.error": _ARCHIVED,
+    "api.post.create_post.town_square_read_only": (
+        "the channel is read-only for the bot: let it post there, or name another"
+    ),
+    "api.context.invalid_param.app_error": _COMPARE_CHANNEL,
+    "api.context.invalid_body_param.app_error": _COMPARE_CHANNEL,
+    "api.context.invalid_url_param.app_error": _COMPARE_CHANNEL,
 }
-"""What helps, by the ``id`` of Mattermost's error."""
-_AN_EPOCH = 1_000_000_000  # X-Ratelimit-Reset: seconds from now in the server, a moment in its documentation
+"""What the operator can do, by the ``id`` of Mattermost's error."""
+_MIN_EPOCH_TIME = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """An answer of the API. ``code`` is the ``id`` of its error, empty where it has none; ``found`` its JSON, None without."""
+    """A response of the API. ``json`` is its body; None if the body is not JSON."""
 
-    response: Response
-    code: str
-    found: Any
+    http: Response
+    json: Any
 
     @property
     def ok(self) -> bool:
-        """Whether it was done."""
-        return 200 <= self.response.status <= 299  # HTTP
+        """Whether the call succeeded."""
+        return 200 <= self.http.status <= 299
 
-    def text(self, name: str) -> str | None:
-        """A field that is a text."""
-        value = self.found.get(name) if isinstance(self.found, dict) else None
+    @property
+    def error_id(self) -> str:
+        """Mattermost's identifier of the error; empty if there is none."""
+        error_id = None if self.ok else self.text("id")
+        return error_id if error_id is not None and _ERROR_ID.fullmatch(error_id) else ""
+
+    def text(self, field: str) -> str | None:
+        """Return a field of the body if it is a text."""
+        value = self.json.get(field) if isinstance(self.json, dict) else None
         return value if isinstance(value, str) else None
 
 
-class Api:
-    """One server, one bot, one channel. ``token`` gives the bot's token as it is now, or raises ValueError.
+class MattermostApi:
+    """Calls one server with one bot's token, for one channel.
 
-    Every call raises Deferred where no answer came, or none that helps.
+    ``bot_token`` returns the current token or raises ValueError. ``timeout`` limits each call, in
+    seconds. Every call raises Deferred if the server does not answer.
     """
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        base: URL,
-        token: Callable[[], str],
-        channel: str,
-        clock: Clock,
         *,
+        server_url: URL,
+        bot_token: Callable[[], str],
+        channel_id: str,
+        clock: Clock,
         timeout: float,
     ) -> None:
         self._session = session
-        self._base = base
-        self._token = token
-        self._channel = channel
+        self._base_url = server_url / "api" / "v4"
+        self._bot_token = bot_token
+        self._channel_id = channel_id
         self._clock = clock
         self._timeout = timeout
 
-    async def create(self, post: Mapping[str, Any]) -> str:
-        """Post to the channel; returns the post's id. Raises MessageGone where the ``root_id`` is a post that is not there."""
-        said = await self.ask("POST", "posts", {"channel_id": self._channel, **post})
-        if said.code == _NO_ROOT:
-            raise MessageGone("the post at the head of the thread was deleted")
-        ref = said.text("id")
-        if said.ok and ref is not None and _ID.fullmatch(ref):
-            return ref
-        raise self.delivery_error(said)
+    async def create_post(self, post: Mapping[str, Any]) -> str:
+        """Post to the channel and return the post's id.
 
-    async def patch(self, ref: str, change: Mapping[str, Any]) -> None:
-        """Change a post. Raises MessageGone where it is not there."""
-        if _ID.fullmatch(ref) is None:  # a sink of another kind had this one's name
-            raise MessageGone("the message was posted elsewhere")
-        said = await self.ask("PUT", f"posts/{ref}/patch", change)
-        if said.ok:
+        Raises MessageGone if the post at ``root_id`` does not exist, and Deferred.
+        """
+        response = await self.call("POST", "posts", {"channel_id": self._channel_id, **post})
+        if response.error_id == _THREAD_GONE:
+            raise MessageGone("the first post of the thread was deleted")
+        post_id = response.text("id")
+        if response.ok and post_id is not None and _POST_ID.fullmatch(post_id):
+            return post_id
+        raise self.delivery_error(response)
+
+    async def patch_post(self, post_id: str, changes: Mapping[str, Any]) -> None:
+        """Change fields of a post. Raises MessageGone if it does not exist, and Deferred."""
+        if _POST_ID.fullmatch(post_id) is None:  # a sink of another kind had this sink's name
+            raise MessageGone("the message was posted on another platform")
+        response = await self.call("PUT", f"posts/{post_id}/patch", changes)
+        if response.ok:
             return
-        # To a deleted post the server answers that it may not be edited: 403, in some versions 400 or 404.
-        if (
-            said.response.status in {400, 403, 404}
-            and (await self.ask("GET", f"posts/{ref}")).response.status == 404
-        ):  # HTTP
-            raise MessageGone("the post was deleted")
-        raise self.delivery_error(said)
+        # For a deleted post the server answers 403, and some versions 400 or 404.
+        if response.http.status in {400, 403, 404}:
+            lookup = await self.call("GET", f"posts/{post_id}")
+            if lookup.http.status == 404:
+                raise MessageGone("the post was deleted")
+        raise self.delivery_error(response)
 
-    async def ask(
-        self, method: Method, path: str, payload: object = None, *, seconds: float | None = None
+    async def call(
+        self, method: Method, path: str, payload: object = None, *, within: float | None = None
     ) -> ApiResponse:
-        """Call the API and read what it says, refusals included."""
+        """Call the API and return the response, also if it is a refusal. Raises Deferred.
+
+        ``within`` is a limit in seconds that is shorter than that of the sink.
+        """
+        timeout = self._timeout if within is None else min(within, self._timeout)
+        response = await send(self._session, method, self._request(path, payload), seconds=timeout)
         try:
-            token = self._token()
+            return ApiResponse(response, orjson.loads(response.body))
+        except orjson.JSONDecodeError:
+            return ApiResponse(response, None)
+
+    def delivery_error(self, response: ApiResponse) -> Deferred:
+        """Return the error to raise for a refusal. It holds a remedy."""
+        http, now = response.http, self._clock.now()
+        outcome = interpret_response(http, now)
+        if isinstance(outcome, Deferred) and outcome.failure == "transient":
+            if outcome.after is None:
+                outcome.after = _rate_limit_pause(http, now)
+            return outcome
+        if isinstance(outcome, Deferred) and 300 <= http.status <= 399:
+            return outcome
+        return Deferred(
+            _refusal_reason(response), failure="slow", status=http.status, answer=http.text
+        )
+
+    def _request(self, path: str, payload: object) -> Request:
+        try:
+            token = self._bot_token()
         except ValueError as error:
             raise Deferred(
-                f"the token of this sink cannot be used any more: {error}", failure="slow"
+                f"the token of this sink is no longer usable: {error}", failure="slow"
             ) from None
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        body = b""
         if payload is not None:
             headers["Content-Type"] = "application/json"
-        url = self._base / "api" / "v4" / path
-        body = orjson.dumps(payload) if payload is not None else b""
-        request = Request(url, headers, body, (token, *embedded_secrets(body)))
-        answer = await send(
-            self._session, method, request, seconds=min(seconds or self._timeout, self._timeout)
+            body = orjson.dumps(payload)
+        return Request(
+            url=self._base_url / path,
+            headers=headers,
+            body=body,
+            hidden=(token, *embedded_secrets(body)),
         )
-        try:
-            found = orjson.loads(answer.body)
-        except orjson.JSONDecodeError:
-            found = None
-        said = ApiResponse(answer, "", found)
-        code = said.text("id") if not said.ok else None
-        return replace(said, code=code) if code is not None and _CODE.fullmatch(code) else said
-
-    def delivery_error(self, said: ApiResponse) -> Deferred:
-        """What a refusal means for the delivery, with its remedy, to be raised."""
-        answer, now = said.response, self._clock.now()
-        outcome = interpret_response(answer, now)
-        if isinstance(outcome, Deferred) and outcome.failure == "transient":
-            outcome.after = outcome.after if outcome.after is not None else _reset(answer, now)
-            return outcome
-        if isinstance(outcome, Deferred) and 300 <= answer.status <= 399:  # HTTP
-            return outcome
-        return Deferred(_sentence(said), failure="slow", status=answer.status, answer=answer.text)
 
 
-def _sentence(said: ApiResponse) -> str:
-    code = f" ({said.code})" if said.code else ""
-    match said.response.status:
-        case 401:
-            return (
-                f"expected a token that Mattermost accepts, it refused this one{code}: make a new one for the bot account under "
-                "Integrations > Bot Accounts, and set token"
-            )
-        case 403:
-            return (
-                f"expected that the bot may do this in the channel, Mattermost refuses{code}: add the bot to the channel and its team, "
-                f"and {_CHANNEL}"
-            )
-        case 404:
-            return f"expected Mattermost's API, got 404{code}: set api_url to the server's own address, without /api/v4, and {_CHANNEL}"
-        case status if said.ok:
-            return f"expected what Mattermost's API answers, got {status} with something else: set api_url to the server's own address"
-        case status:
-            remedy = _REMEDIES.get(said.code, "the server's log says more")
-            return f"expected Mattermost to do as asked, it refused with {status}{code}: {remedy}"
+def _refusal_reason(response: ApiResponse) -> str:
+    error_id = f" ({response.error_id})" if response.error_id else ""
+    status = response.http.status
+    if response.ok:
+        return (
+            f"expected an answer of Mattermost's API, got {status} with something else: "
+            "set api_url to the server's own address"
+        )
+    if status == 401:
+        return (
+            f"expected a token that Mattermost accepts, it refused this token{error_id}: make a "
+            "new one for the bot account under Integrations > Bot Accounts, and set token"
+        )
+    if status == 403:
+        return (
+            f"expected that the bot may do this in the channel, Mattermost refuses{error_id}: "
+            f"add the bot to the channel and its team, and {_COMPARE_CHANNEL}"
+        )
+    if status == 404:
+        return (
+            f"expected Mattermost's API, got 404{error_id}: set api_url to the server's own "
+            f"address, without /api/v4, and {_COMPARE_CHANNEL}"
+        )
+    remedy = _REMEDIES.get(response.error_id, "the server's log says more")
+    return f"expected success, Mattermost refused with {status}{error_id}: {remedy}"
 
 
-def _reset(answer: Response, now: datetime) -> float | None:
-    """Seconds until the rate limit lets calls through again."""
-    text = answer.headers.get("X-Ratelimit-Reset", "").strip()
-    if answer.status != 429 or re.fullmatch(r"[0-9]{1,12}", text) is None:  # HTTP
+def _rate_limit_pause(response: Response, now: datetime) -> float | None:
+    """Return the seconds until the rate limit allows calls again; None if it is not said.
+
+    Servers send seconds from now in ``X-Ratelimit-Reset``; the documentation has a time in seconds
+    since 1970.
+    """
+    text = response.headers.get("X-Ratelimit-Reset", "").strip()
+    if response.status != 429 or re.fullmatch(r"[0-9]{1,12}", text) is None:
         return None
     value = float(text)
-    return min(max(value - now.timestamp() if value > _AN_EPOCH else value, 0.0), MAX_RETRY_AFTER)
+    seconds = value - now.timestamp() if value > _MIN_EPOCH_TIME else value
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER)

@@ -1,4 +1,4 @@
-"""The platform: posts, edits and tells in one channel."""
+"""Posts, edits and replies in one channel of Mattermost."""
 
 from __future__ import annotations
 
@@ -7,75 +7,84 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from relay.chat.cards.card import Button, Card, PrincipalRef, Text
-from relay.chat.platforms.mattermost.api import Api
-from relay.chat.platforms.mattermost.identity import MemberDirectory
+from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.chat.platforms.mattermost.interactions import Interactions
-from relay.chat.platforms.mattermost.post import attachments, thread_reply
+from relay.chat.platforms.mattermost.post import attachments, thread_message
+from relay.chat.platforms.mattermost.user_names import UserNames
 from relay.errors import Deferred
 
 
 class Channel:
-    """One channel. ``answers`` None: nobody answers there. ``life``: a text that no other sink has, nor this one after a restart."""
+    """The `relay.chat.live_message.Platform` of one channel.
+
+    ``interactions`` is None if nobody decides in the chat. ``session_id`` is a text that no other
+    sink has, and that this sink does not have again after a restart.
+    """
 
     def __init__(
-        self, api: Api, people: MemberDirectory, answers: Interactions | None, life: str
+        self,
+        api: MattermostApi,
+        user_names: UserNames,
+        interactions: Interactions | None,
+        *,
+        session_id: str,
     ) -> None:
         self._api = api
-        self._people = people
-        self._answers = answers
-        self._life = life
+        self._user_names = user_names
+        self._interactions = interactions
+        self._session_id = session_id
 
     async def post(self, card: Card) -> str:
-        """Post the card; a try that was answered too late for us is not posted twice."""
-        return await self._api.create(
+        """Post a card and return the post's id. Raises Deferred.
+
+        A repeat after a lost answer does not make a second post.
+        """
+        return await self._api.create_post(
             {
                 "message": "",
                 "props": await self._props(card),
-                "pending_post_id": self._pending(card),
+                "pending_post_id": self._pending_post_id(card),
             }
         )
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Have a post show this card instead. Raises MessageGone."""
-        await self._api.patch(ref, {"props": await self._props(card)})
+        """Replace the card of a post. Raises MessageGone, Deferred."""
+        await self._api.patch_post(ref, {"props": await self._props(card)})
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Reply in the post's thread; without one, post to the channel. Raises MessageGone."""
-        names = await self._people.names(_principals(lines))
-        await self._api.create(
+        """Reply to a post; post to the channel if ``ref`` is None. Raises MessageGone, Deferred."""
+        names = await self._user_names.find(_principals(lines))
+        await self._api.create_post(
             {
-                "message": thread_reply(lines, names),
+                "message": thread_message(lines, names),
                 "root_id": ref or "",
-                "pending_post_id": self._pending((ref, *lines)),
+                "pending_post_id": self._pending_post_id((ref, *lines)),
             }
         )
 
     async def _props(self, card: Card) -> Mapping[str, Any]:
-        texts = [
-            card.summary,
-            *(text for _, text in card.facts),
-            *card.notes,
-            *(line.text for line in card.lines),
-        ]
-        return {
-            "attachments": attachments(
-                card, await self._people.names(_principals(texts)), self._integration
-            )
-        }
+        texts = [card.summary, *card.notes]
+        texts += [text for _, text in card.facts]
+        texts += [line.text for line in card.lines]
+        names = await self._user_names.find(_principals(texts))
+        return {"attachments": attachments(card, names, self._integration)}
 
-    def _pending(self, shown: object) -> str:
-        """By which the server knows the same post again, for half a minute, whatever channel it is for."""
-        return hashlib.sha256(f"{self._life}\n{shown!r}".encode()).hexdigest()
+    def _pending_post_id(self, content: object) -> str:
+        """Return the id by which the server recognizes a repeated post for half a minute.
+
+        The server compares it across channels, so it depends on the session.
+        """
+        return hashlib.sha256(f"{self._session_id}\n{content!r}".encode()).hexdigest()
 
     def _integration(self, button: Button) -> Mapping[str, Any]:
-        assert self._answers is not None  # noqa: S101  # without them, every button has a link
+        assert self._interactions is not None  # noqa: S101  # otherwise every button has a link
         try:
-            return self._answers.integration(button)
+            return self._interactions.integration(button)
         except ValueError as error:
             raise Deferred(
-                f"the secret of this sink cannot be used any more: {error}", failure="slow"
+                f"the secret of this sink is no longer usable: {error}", failure="slow"
             ) from None
 
 
 def _principals(texts: Iterable[Text]) -> set[str]:
-    return {piece.principal for text in texts for piece in text if isinstance(piece, PrincipalRef)}
+    return {part.principal for text in texts for part in text if isinstance(part, PrincipalRef)}

@@ -1,142 +1,114 @@
-"""Who a person of Mattermost is: asked of the server itself, with the bot's token, before anything is decided.
+"""Checks with the Mattermost server who somebody is, before that person decides anything.
 
-What a call says of its user proves nothing; and of those whom the server knows, not everybody may answer.
+A call of Mattermost proves nothing about its user. Guests, bots, deactivated accounts and people of
+other servers must not decide, whatever the rules say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from relay.chat.platforms.mattermost.api import Api
+from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.clock import Clock
 from relay.errors import Deferred, RelayError
 
-LOOK_UP = 5.0
-"""Seconds that the server has to say who somebody is: whoever clicks is waiting."""
-GOOD_FOR = 30.0
-"""Seconds for which what the server said of a person holds."""
-NAMES_FOR = 3600.0
-"""Seconds for which a name is shown before it is looked up again. Names are for readers alone."""
-_MOST = 1000  # people that are remembered
-_AT_ONCE = 30  # names that are asked for in one call: its answer is read as far as 64 KiB
-_Value = TypeVar("_Value")
-_PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
+LOOKUP_TIMEOUT = 5.0
+"""Seconds in which the server must identify a person, who is waiting for an answer."""
+MEMBER_CACHE_LIFETIME = 30.0
+"""Seconds for which a successful check is reused."""
+MAX_CACHED_MEMBERS = 1000
+_TEAM_ID = re.compile(r"[a-z0-9]{26}")
 
 
 class NotEligible(RelayError):
-    """Somebody who cannot answer here, whatever the rules say. The text is for that person."""
+    """A person must not decide. The text is shown to that person."""
 
 
 class MemberDirectory:
-    """What the server says of people, for a moment."""
+    """Looks up the members of one channel, and caches who may decide.
 
-    def __init__(self, api: Api, channel: str, clock: Clock) -> None:
+    ``lookup_timeout`` limits all calls about one person together, in seconds.
+    """
+
+    def __init__(
+        self, api: MattermostApi, channel_id: str, clock: Clock, *, lookup_timeout: float
+    ) -> None:
         self._api = api
-        self._channel = channel
+        self._channel_id = channel_id
         self._clock = clock
-        self._known: dict[str, tuple[str, float]] = {}
-        self._names: dict[str, tuple[str | None, float]] = {}
+        self._lookup_timeout = lookup_timeout
+        self._cache: dict[str, tuple[str, float]] = {}
 
-    async def principal(self, user: str) -> str:
-        """``mattermost:<team>/<user>``, the team being the channel's. Raises NotHere, and Deferred where the server does not say."""
-        known, now = self._known.get(user), self._clock.monotonic()
-        if known is not None and now < known[1]:
-            return known[0]
-        try:
-            async with asyncio.timeout(LOOK_UP):
-                channel = await self._find(f"channels/{self._channel}")
-                person = await self._find(f"users/{user}")
-                member = await self._find(f"channels/{self._channel}/members/{user}")
-        except TimeoutError:
-            raise Deferred(
-                f"expected Mattermost to say within {LOOK_UP:g} s who somebody is, it did not"
-            ) from None
-        principal = f"mattermost:{_team(channel)}/{_person(person, member, user, self._channel)}"
-        _remember(self._known, user, (principal, now + GOOD_FOR))
+    async def eligible_principal(self, user_id: str) -> str:
+        """Return ``mattermost:<team>/<user>`` for a person who may decide, if a rule says so.
+
+        The team is that of the channel. Raises NotEligible, and Deferred if the server does not
+        answer.
+        """
+        principal, expires_at = self._cache.get(user_id, ("", 0.0))
+        now = self._clock.monotonic()
+        if principal and now < expires_at:
+            return principal
+        principal = await self._look_up(user_id)
+        if len(self._cache) >= MAX_CACHED_MEMBERS:
+            self._cache.clear()
+        self._cache[user_id] = (principal, now + MEMBER_CACHE_LIFETIME)
         return principal
 
-    async def names(self, principals: Iterable[str]) -> Mapping[str, str]:
-        """The user names of these principals, as far as they are people of Mattermost and the server says them now."""
-        users = {
-            principal: found[1]
-            for principal in principals
-            if (found := _PRINCIPAL.fullmatch(principal)) is not None
-        }
-        now = self._clock.monotonic()
-        unknown = sorted(
-            {
-                user
-                for user in users.values()
-                if user not in self._names or now >= self._names[user][1]
-            }
-        )[:_AT_ONCE]
-        if unknown:
-            found_names = await self._look_up(unknown)
-            for user in unknown if found_names is not None else ():
-                _remember(self._names, user, ((found_names or {}).get(user), now + NAMES_FOR))
-        shown = {
-            principal: self._names[user][0]
-            for principal, user in users.items()
-            if user in self._names
-        }
-        return {principal: name for principal, name in shown.items() if name}
-
-    async def _look_up(self, users: list[str]) -> dict[str, str] | None:
+    async def _look_up(self, user_id: str) -> str:
         try:
-            said = await self._api.ask("POST", "users/ids", users, seconds=LOOK_UP)
-        except Deferred:
-            return None  # a message with ids in place of names is better than none
-        if not said.ok or not isinstance(said.found, list):
-            return None
-        people = [one for one in said.found if isinstance(one, dict)]
-        return {str(one.get("id")): str(one["username"]) for one in people if one.get("username")}
+            async with asyncio.timeout(self._lookup_timeout):
+                channel = await self._fetch(f"channels/{self._channel_id}")
+                user = await self._fetch(f"users/{user_id}")
+                member = await self._fetch(f"channels/{self._channel_id}/members/{user_id}")
+        except TimeoutError:
+            raise Deferred(
+                f"expected Mattermost to identify a person within {self._lookup_timeout:g} s, "
+                "it did not answer"
+            ) from None
+        team_id = channel.get("team_id")
+        if not isinstance(team_id, str) or _TEAM_ID.fullmatch(team_id) is None:
+            raise NotEligible(
+                "Nobody can decide here: this channel belongs to no team, as direct messages do "
+                "not, and a vote names a team."
+            )
+        problem = eligibility_problem(user, member, user_id=user_id, channel_id=self._channel_id)
+        if problem is not None:
+            raise NotEligible(f"{problem}: nothing was decided.")
+        return f"mattermost:{team_id}/{user_id}"
 
-    async def _find(self, path: str) -> Mapping[str, Any] | None:
-        """What is there; None where nothing is. Raises Deferred where the server does not say."""
-        said = await self._api.ask("GET", path, seconds=LOOK_UP)
-        if said.ok and isinstance(said.found, dict):
-            return said.found
-        if said.response.status == 404:  # HTTP
-            return None
-        raise self._api.delivery_error(said)
+    async def _fetch(self, path: str) -> Mapping[str, Any]:
+        """Return an object of the API; an empty one if it does not exist. Raises Deferred."""
+        response = await self._api.call("GET", path, within=self._lookup_timeout)
+        if response.ok and isinstance(response.json, dict):
+            return response.json
+        if response.http.status == 404:
+            return {}
+        raise self._api.delivery_error(response)
 
 
-def _team(channel: Mapping[str, Any] | None) -> str:
-    team = channel.get("team_id") if channel is not None else None
-    if not isinstance(team, str) or re.fullmatch(r"[a-z0-9]{26}", team) is None:
-        raise NotEligible(
-            "Nobody can answer here: this channel belongs to no team, as direct messages do not, and a vote is one of a person in a team."
-        )
-    return team
+def eligibility_problem(
+    user: Mapping[str, Any], member: Mapping[str, Any], *, user_id: str, channel_id: str
+) -> str | None:
+    """Return why a person must not decide; None for an eligible person. Pure.
 
-
-def _person(
-    person: Mapping[str, Any] | None, member: Mapping[str, Any] | None, user: str, channel: str
-) -> str:
-    """The user's id, of one who may answer. What is not said clearly counts as refused."""
-    if person is None or person.get("id") != user or person.get("delete_at") != 0:
-        raise NotEligible("Your account is not an active one of this server: nothing was decided.")
-    roles = person.get("roles")
-    if person.get("is_bot", False) is not False or person.get("remote_id"):
-        raise NotEligible(
-            "Only people of this server itself can answer, no bots and nobody of another server: nothing was decided."
-        )
+    ``user`` and ``member`` are the objects that the server returned for the user and for the
+    membership in the channel. A missing or unclear field counts against the person, except for
+    ``is_bot``, ``remote_id`` and ``scheme_guest``, which the server may omit.
+    """
+    if user.get("id") != user_id or user.get("delete_at") != 0:
+        return "Your account is not an active one of this server"
+    if user.get("is_bot", False) is not False or user.get("remote_id"):
+        return "Only people of this server can decide, no bots and nobody of another server"
+    roles = user.get("roles")
     if not isinstance(roles, str) or "system_guest" in roles.split():
-        raise NotEligible("Guests cannot answer: nothing was decided.")
-    if member is None or member.get("user_id") != user or member.get("channel_id") != channel:
-        raise NotEligible("You are not a member of this channel: nothing was decided.")
-    if (
-        member.get("scheme_guest", False) is not False
-        or "channel_guest" in str(member.get("roles")).split()
-    ):
-        raise NotEligible("Guests cannot answer: nothing was decided.")
-    return user
-
-
-def _remember(table: dict[str, _Value], user: str, value: _Value) -> None:
-    if len(table) >= _MOST:
-        table.clear()
-    table[user] = value
+        return "Guests cannot decide"
+    if member.get("user_id") != user_id or member.get("channel_id") != channel_id:
+        return "You are not a member of this channel"
+    channel_roles = str(member.get("roles")).split()
+    if member.get("scheme_guest", False) is not False or "channel_guest" in channel_roles:
+        return "Guests cannot decide"
+    return None

@@ -1,288 +1,264 @@
-"""How people answer in Mattermost: a button asks for a dialog, and the dialog's submission is the decision.
+"""Handles decisions in Mattermost: a click opens a dialog, and its submission is the decision.
 
-Mattermost signs none of its calls, so each call has to prove three things by itself. *What* is decided, and that this relay
-offered it: the sealed proof in the button's context and in the dialog's state. *Where*: the post is one of this sink's, about
-that event. *Who*: the server opens a dialog only against a trigger id that it has signed itself for the person who clicked,
-seconds ago, and shows it to that person alone; so nobody else ever holds a dialog's state, and a forged click ends there.
+Mattermost does not sign its calls (docs/protocol.md#mattermost), so each call must prove three
+things:
+
+- What is decided: the action token in the button and in the dialog proves that this relay offered
+  the decision.
+- Where: the post must be one that this sink made, about that event.
+- Who: the server opens a dialog only for a fresh trigger id that it signed for the person who
+  clicked, and shows the dialog to that person only. So nobody else gets the dialog's token, and a
+  forged click ends there.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
-
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from relay.approvals.request import Caller
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.cards.buttons import available_decisions, confirmation_question
+from relay.chat.cards.buttons import LABELS, available_decisions, confirmation_question
 from relay.chat.cards.card import Button
 from relay.chat.context import ChatContext
-from relay.chat.platforms.mattermost.action_token import ActionToken, seal, unseal
-from relay.chat.platforms.mattermost.api import Api
-from relay.chat.platforms.mattermost.identity import LOOK_UP, MemberDirectory, NotEligible
-from relay.chat.platforms.mattermost.post import MOST_ASKED, rendered
+from relay.chat.platforms.mattermost.action_token import (
+    ActionToken,
+    TokenKind,
+    sign_action_token,
+    verify_action_token,
+)
+from relay.chat.platforms.mattermost.api import MattermostApi
+from relay.chat.platforms.mattermost.identity import MemberDirectory, NotEligible
+from relay.chat.platforms.mattermost.payloads import (
+    Click,
+    DialogSubmission,
+    parse_payload,
+    trigger_user_id,
+)
+from relay.chat.platforms.mattermost.post import render_text
 from relay.clock import Clock
 from relay.errors import Deferred, StoreUnavailable
 
-BUTTON_LASTS = 14 * 86400
-"""Seconds for which a button can be clicked: longer than Azure's longest notice. NotBefore and the gate end it long before."""
-DIALOG_LASTS = 600
-"""Seconds for which a dialog can be submitted; answers are remembered for a day at least."""
-UNVERIFIED = "Mattermost could not verify who you are: nothing was decided, try again."
-GONE = "This message is not current any more: nothing was decided. Use the newest message about the event."
-_LABELS = {"approve": "Approve", "hold": "Hold", "release": "Release the hold"}
+BUTTON_LIFETIME = 14 * 86400
+"""Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""
+DIALOG_LIFETIME = 600
+"""Seconds. The relay remembers its answers for a day at least, so a repeat stays one vote."""
+MAX_QUESTION_LENGTH = 600
+"""Characters of a dialog's question, before they are escaped."""
+_UNVERIFIED = "Mattermost could not verify who you are: nothing was decided, try again."
+_OUTDATED_MESSAGE = (
+    "This message is not current any more: nothing was decided. "
+    "Use the newest message about the event."
+)
+_EXPIRED_DIALOG = "This took too long: nothing was decided. Click the button again."
+_EVENT_CHANGED = (
+    "The event has changed since this button was made: nothing was decided. "
+    "Look at the message again."
+)
+_DECISION_CLOSED = (
+    "This cannot be decided any more: nothing was decided. Look at the message again."
+)
+_STORE_UNAVAILABLE = "The decision cannot be recorded now: nothing was decided, try again."
 _log = logging.getLogger(__name__)
 
-_Id = Annotated[str, Field(pattern=r"^[a-z0-9]{26}$")]
 
-
-class _Call(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, hide_input_in_errors=True)
-
-
-class _Context(_Call):
-    proof: str
-
-
-class _Click(_Call):
-    """What the server sends when a button is clicked. Channel and post are those of the button itself."""
-
-    user_id: _Id
-    channel_id: _Id
-    post_id: _Id
-    trigger_id: str = Field(max_length=2048)
-    context: _Context
-
-
-class _Submission(_Call):
-    """What the server sends when a dialog is submitted. Its channel and team are where the person happens to be."""
-
-    type: Literal["dialog_submission"]
-    user_id: _Id
-    state: str
-    cancelled: bool = False
-
-
-class _No(Exception):  # not an error: what somebody is told
-    """A polite refusal, for the person who clicked alone; nothing of it is another's words."""
+class UserRefusal(Exception):
+    """A refusal that only the person who clicked sees. It contains no text of others."""
 
 
 class Interactions:
-    """Of one sink. ``key`` gives the secret that proofs are sealed with, or raises ValueError; ``url`` is what the server calls."""
+    """Handles the calls for one sink.
+
+    ``signing_key`` returns the current key of action tokens or raises ValueError. ``callback_url``
+    is what the Mattermost server calls. ``lookup_timeout`` is in seconds.
+    """
 
     def __init__(
         self,
-        sink: str,
-        channel: str,
-        key: Callable[[], bytes],
-        url: str,
-        api: Api,
-        people: MemberDirectory,
+        *,
+        sink_name: str,
+        channel_id: str,
+        signing_key: Callable[[], bytes],
+        callback_url: str,
+        api: MattermostApi,
+        members: MemberDirectory,
         context: ChatContext,
         clock: Clock,
+        lookup_timeout: float,
     ) -> None:
-        self._sink = sink
-        self._channel = channel
-        self._key = key
-        self._url = url
+        self._sink_name = sink_name
+        self._channel_id = channel_id
+        self._signing_key = signing_key
+        self._callback_url = callback_url
         self._api = api
-        self._people = people
+        self._members = members
         self._context = context
         self._clock = clock
+        self._lookup_timeout = lookup_timeout
 
     def integration(self, button: Button) -> dict[str, Any]:
-        """What a button carries; the server keeps it to itself."""
-        proof = ActionToken(
-            "button",
-            self._sink,
-            self._channel,
-            button.event_id,
-            button.revision,
-            button.decision,
-            self._now() + BUTTON_LASTS,
-            secrets.token_urlsafe(12),
+        """Return what a button contains. The server does not show it to anybody.
+
+        Raises ValueError if there is no key.
+        """
+        token = ActionToken(
+            kind="button",
+            sink=self._sink_name,
+            channel_id=self._channel_id,
+            event_id=button.event_id,
+            revision=button.revision,
+            decision=button.decision,
+            expires_at=self._now() + BUTTON_LIFETIME,
+            nonce=secrets.token_urlsafe(12),
         )
-        return {"url": self._url, "context": {"proof": seal(self._key(), proof)}}
+        proof = sign_action_token(self._signing_key(), token)
+        return {"url": self._callback_url, "context": {"proof": proof}}
 
     async def handle_callback(self, body: bytes) -> CallbackReply:
-        """Take a click or a submission. Raises ChatRefused for what proves nothing, or cannot be read."""
-        call = _read(body)
-        if isinstance(call, _Click):
+        """Handle a click or a submission. Its decision is on disk when this returns.
+
+        Raises CallbackRefused if the call proves nothing or cannot be read.
+        """
+        payload = parse_payload(body)
+        if isinstance(payload, Click):
             try:
-                await self._clicked(call)
-            except _No as no:
-                return CallbackReply({"ephemeral_text": str(no), "skip_slack_parsing": True})
-        elif not call.cancelled:
+                await self._handle_click(payload)
+            except UserRefusal as refusal:
+                return CallbackReply({"ephemeral_text": str(refusal), "skip_slack_parsing": True})
+        elif not payload.cancelled:
             try:
-                await self._submitted(call)
-            except _No as no:
-                return CallbackReply({"error": str(no)})
+                await self._handle_submission(payload)
+            except UserRefusal as refusal:
+                return CallbackReply({"error": str(refusal)})
         return CallbackReply({})
 
-    async def _clicked(self, click: _Click) -> None:
-        """Ask the person who clicked whether it is meant."""
-        proof = self._open(click.context.proof, "button")
-        if click.channel_id != self._channel:
+    async def _handle_click(self, click: Click) -> None:
+        token = self._verify_token(click.context.action_token, "button")
+        if click.channel_id != self._channel_id:
             raise CallbackRefused("expected a click in the sink's channel, it was in another")
-        standing = await self._standing(proof, click.post_id)
-        if _clicker(click.trigger_id) != click.user_id:
+        status = await self._require_current_message(token, click.post_id)
+        if trigger_user_id(click.trigger_id) != click.user_id:
             raise CallbackRefused(
-                "expected a trigger id of the person who clicked, got another's or none"
+                "expected a trigger id of the person who clicked, got another person's or none"
             )
-        await self._caller(proof, click.user_id)
-        if standing.occurrence.revision != proof.revision:
-            raise _No(
-                "The event has changed since this button was made: nothing was decided. Look at the message again."
-            )
-        if proof.decision not in available_decisions(standing):
-            raise _No(
-                "This cannot be decided any more: nothing was decided. Look at the message again."
-            )
-        state = replace(
-            proof,
+        await self._require_caller(token, click.user_id)
+        if status.occurrence.revision != token.revision:
+            raise UserRefusal(_EVENT_CHANGED)
+        if token.decision not in available_decisions(status):
+            raise UserRefusal(_DECISION_CLOSED)
+        dialog_token = replace(
+            token,
             kind="dialog",
-            expires=self._now() + DIALOG_LASTS,
-            post=click.post_id,
-            user=click.user_id,
+            expires_at=self._now() + DIALOG_LIFETIME,
+            post_id=click.post_id,
+            user_id=click.user_id,
         )
-        await self._ask(click.trigger_id, state, standing)
+        await self._open_dialog(click.trigger_id, dialog_token, status)
 
-    async def _ask(self, trigger: str, state: ActionToken, standing: ApprovalStatus) -> None:
-        label = _LABELS[state.decision]
+    async def _handle_submission(self, submission: DialogSubmission) -> None:
+        token = self._verify_token(submission.state, "dialog")
+        if submission.user_id != token.user_id:
+            raise CallbackRefused(
+                "expected the dialog of the person who submits it, it is another person's"
+            )
+        await self._require_current_message(token, token.post_id)
+        caller = await self._require_caller(token, token.user_id)
+        request_id = hashlib.sha256(f"{token.nonce}\n{token.user_id}".encode()).hexdigest()
+        answer = await self._context.decisions.decide(
+            caller,
+            event_id=token.event_id,
+            decision=token.decision,
+            revision=token.revision,
+            request_id=request_id,
+        )
+        if not answer.accepted:
+            raise UserRefusal(f"Refused: {answer.body.get('detail', 'no reason is known')}.")
+
+    async def _open_dialog(
+        self, trigger_id: str, token: ActionToken, status: ApprovalStatus
+    ) -> None:
+        question = confirmation_question(token.decision, status)
+        label = LABELS[token.decision]
         dialog = {
             "callback_id": "decision",
             "title": label,
-            "introduction_text": rendered(
-                confirmation_question(state.decision, standing), {}, most=MOST_ASKED
-            ),
+            "introduction_text": render_text(question, {}, max_length=MAX_QUESTION_LENGTH),
             "elements": [],
             "submit_label": label,
             "notify_on_cancel": False,
-            "state": seal(self._key(), state),
+            "state": sign_action_token(self._signing_key(), token),
         }
         try:
-            said = await self._api.ask(
+            response = await self._api.call(
                 "POST",
                 "actions/dialogs/open",
-                {"trigger_id": trigger, "url": self._url, "dialog": dialog},
-                seconds=LOOK_UP,
+                {"trigger_id": trigger_id, "url": self._callback_url, "dialog": dialog},
+                within=self._lookup_timeout,
             )
         except Deferred as error:
-            self._failed("a dialog could not be opened", error)
-            raise _No(UNVERIFIED) from None
-        if "trigger_id" in said.code:
+            raise self._unverified("a dialog could not be opened", error) from None
+        if "trigger_id" in response.error_id:
             raise CallbackRefused(
-                f"expected a trigger id that Mattermost has signed, it refuses this one ({said.code})"
+                "expected a trigger id that Mattermost signed, "
+                f"it refuses this trigger id ({response.error_id})"
             )
-        if not said.ok:
-            self._failed("a dialog could not be opened", self._api.delivery_error(said))
-            raise _No(UNVERIFIED)
-
-    async def _submitted(self, submission: _Submission) -> None:
-        """Hand the decision to the gate; it is on disk when this returns."""
-        proof = self._open(submission.state, "dialog")
-        if submission.user_id != proof.user:
-            raise CallbackRefused(
-                "expected the dialog of the person who submits it, it is another's"
+        if not response.ok:
+            raise self._unverified(
+                "a dialog could not be opened", self._api.delivery_error(response)
             )
-        await self._standing(proof, proof.post)
-        caller = await self._caller(proof, proof.user)
-        answer = await self._context.decisions.decide(
-            caller,
-            event_id=proof.event_id,
-            decision=proof.decision,
-            revision=proof.revision,
-            request_id=hashlib.sha256(f"{proof.nonce}\n{proof.user}".encode()).hexdigest(),
-        )
-        if not answer.accepted:
-            raise _No(f"Refused: {answer.body.get('detail', 'no reason is known')}.")
 
-    def _open(self, text: str, kind: Literal["button", "dialog"]) -> ActionToken:
-        """What was sealed for this sink and is still good."""
+    def _verify_token(self, text: str, kind: TokenKind) -> ActionToken:
+        """Return a token that this sink made and that has not expired."""
         try:
-            proof = unseal(self._key(), text, kind)
+            key = self._signing_key()
         except ValueError as error:
-            raise CallbackRefused(
-                f"the secret of this sink cannot be used any more: {error}"
-            ) from None
-        if (proof.sink, proof.channel) != (self._sink, self._channel):
-            raise CallbackRefused("expected a proof of this sink and channel, it is another's")
-        if self._now() >= proof.expires:
-            raise _No(
-                GONE
-                if kind == "button"
-                else "This took too long: nothing was decided. Click the button again."
-            )
-        return proof
+            raise CallbackRefused(f"the secret of this sink is no longer usable: {error}") from None
+        token = verify_action_token(key, text, kind)
+        if (token.sink, token.channel_id) != (self._sink_name, self._channel_id):
+            raise CallbackRefused("expected a token of this sink and channel, it is of another")
+        if self._now() >= token.expires_at:
+            raise UserRefusal(_OUTDATED_MESSAGE if kind == "button" else _EXPIRED_DIALOG)
+        return token
 
-    async def _standing(self, proof: ActionToken, post: str) -> ApprovalStatus:
+    async def _require_current_message(self, token: ActionToken, post_id: str) -> ApprovalStatus:
+        """Return the status of the token's event if the post is this sink's message about it."""
         try:
-            standing = await self._context.statuses.shown_in(self._sink, post, proof.event_id)
+            status = await self._context.statuses.shown_in(self._sink_name, post_id, token.event_id)
         except StoreUnavailable:
-            raise _No(
-                "The decision cannot be recorded now: nothing was decided, try again."
-            ) from None
-        if standing is None:
-            raise _No(GONE)
-        return standing
+            raise UserRefusal(_STORE_UNAVAILABLE) from None
+        if status is None:
+            raise UserRefusal(_OUTDATED_MESSAGE)
+        return status
 
-    async def _caller(self, proof: ActionToken, user: str) -> Caller:
+    async def _require_caller(self, token: ActionToken, user_id: str) -> Caller:
+        """Return the caller for a person whom the server and the rules know."""
         try:
-            principal = await self._people.principal(user)
+            principal = await self._members.eligible_principal(user_id)
         except NotEligible as error:
-            _log.warning(
-                "%s: %s by user %s was refused: %s", self._sink, proof.decision, user, error
-            )
-            raise _No(str(error)) from None
+            self._log_refusal(token, f"user {user_id}", str(error))
+            raise UserRefusal(str(error)) from None
         except Deferred as error:
-            self._failed("a person could not be verified", error)
-            raise _No(UNVERIFIED) from None
+            raise self._unverified("a person could not be verified", error) from None
         caller = self._context.decisions.caller(principal, "mattermost")
         if caller is None:
-            _log.warning(
-                "%s: %s by the stranger %s was refused", self._sink, proof.decision, principal
-            )
-            raise _No(
-                f"You are not among those who decide here: nothing was decided. To the relay you are `{principal}`."
+            self._log_refusal(token, principal, "no rule, group or person of approvals names it")
+            raise UserRefusal(
+                "You are not among those who decide here: nothing was decided. "
+                f"Your principal is `{principal}`."
             )
         return caller
 
-    def _failed(self, what: str, error: Deferred) -> None:
-        _log.warning("%s: %s, nothing was decided: %s", self._sink, what, error.reason)
+    def _log_refusal(self, token: ActionToken, who: str, reason: str) -> None:
+        _log.warning("sink %s: refused %s by %s: %s", self._sink_name, token.decision, who, reason)
+
+    def _unverified(self, problem: str, error: Deferred) -> UserRefusal:
+        _log.warning("sink %s: %s, nothing was decided: %s", self._sink_name, problem, error.reason)
+        return UserRefusal(_UNVERIFIED)
 
     def _now(self) -> int:
         return int(self._clock.now().timestamp())
-
-
-def _read(body: bytes) -> _Click | _Submission:
-    try:
-        fields = orjson.loads(body)
-        if isinstance(fields, dict) and fields.get("type") == "dialog_submission":
-            return _Submission.model_validate(fields)
-        return _Click.model_validate(fields)
-    except (orjson.JSONDecodeError, ValidationError):
-        raise CallbackRefused(
-            "expected a click or a submission of Mattermost, got something else", status=400
-        ) from None
-
-
-def _clicker(trigger: str) -> str | None:
-    """For whom the server has made a trigger id: it shows the dialog to nobody else.
-
-    Its form is base64 of ``<id>:<user>:<milliseconds>:<signature>`` since Mattermost 5.6. Whether the signature holds, the
-    server says when the dialog is opened.
-    """
-    try:
-        parts = base64.b64decode(trigger, validate=True).decode().split(":")
-    except (binascii.Error, ValueError):
-        return None
-    return parts[1] if len(parts) == 4 else None

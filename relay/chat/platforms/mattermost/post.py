@@ -1,159 +1,179 @@
-"""A card as a Mattermost post: attachments with fields and buttons, in whose texts nothing is markup but ours. Pure.
+"""Renders a card as a Mattermost post. Pure.
 
-Everything is in attachments and nothing in ``message``: a post whose message does not change can be edited whatever the
-server's time limit for edits is, and bears no "(edited)".
-Source: developers.mattermost.com, "Message attachments" and "Interactive messages".
+Texts of others cannot mention anybody, link anywhere or format anything. Everything is in
+attachments, and ``message`` stays empty: the server's time limit for edits applies to ``message``
+only, and so does the mark "(edited)".
+
+Sources: https://developers.mattermost.com/integrate/reference/message-attachments/ and
+https://developers.mattermost.com/integrate/plugins/interactive-messages/
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from relay.chat.cards.card import Button, Card, PrincipalRef, Text, Tone
 
-MOST_MESSAGE = 16383
+MAX_MESSAGE_LENGTH = 16383
 """Characters of a post's ``message`` (Mattermost, ``PostMessageMaxRunesV2``)."""
-MOST_TITLE, MOST_VALUE = 300, 3000
-"""Characters of a title, and of any other text in an attachment, before they are escaped."""
-MOST_ASKED = 600
-"""Characters of a dialog's question, before they are escaped."""
-
-_GAP = "\N{ZERO WIDTH SPACE}"
-_COLOURS: dict[Tone, str] = {
+MAX_TITLE_LENGTH = 300
+"""Characters of a title or footer, before they are escaped."""
+MAX_TEXT_LENGTH = 3000
+"""Characters of any other text in an attachment, before they are escaped."""
+_MAX_NAME_LENGTH = 64
+_MAX_PRINCIPAL_LENGTH = 128
+_LINE_LENGTHS = (1500, 500, 150)
+"""Characters of each line of a reply. The first length is used at which the reply is accepted."""
+_COLORS: dict[Tone, str] = {
     "waiting": "#F0A30A",
     "held": "#8C5BD6",
     "approved": "#2E9E6B",
     "running": "#1C58D9",
     "over": "#8B8FA7",
 }
+_ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
 _ESCAPED = re.compile(r"[\\`*\[\]|$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# A backslash does not keep a mention, a hashtag, an emoji or a bare URL from being one: the server looks for them in the text
-# after markup is read. A gap that has no width does.
-_GAPPED = re.compile(r"[@#&~<]|:(?=\S)|www(?=\d{0,3}\.)|\.(?=[A-Za-z]{2,}/)", re.IGNORECASE)
-_BEGINS_A_BLOCK = re.compile(r"(?=[-+>=]|\d{1,9}[.)])")
+# The server finds mentions, hashtags, emojis and bare URLs after it has removed backslashes. A
+# space without width stops it.
+_SEPARATED = re.compile(r"[@#&~<]|:(?=\S)|www(?=\d{0,3}\.)|\.(?=[A-Za-z]{2,}/)", re.IGNORECASE)
+_BLOCK_MARKER = re.compile(r"(?=[-+>=]|\d{1,9}[.)])")
 
-
-def plain(text: str, *, begins: bool = True) -> str:
-    """A text as Mattermost's Markdown shows it word for word, in one line. ``begins``: at the start of a line."""
-    text = re.sub(r"\s+", " ", "".join(char if char.isprintable() else " " for char in text))
-    if begins:
-        text = text.lstrip()
-    text = _GAPPED.sub(lambda found: found[0] + _GAP, _ESCAPED.sub(r"\\\g<0>", text))
-    return _GAP + text if begins and _BEGINS_A_BLOCK.match(text) else text
-
-
-def rendered(text: Text, names: Mapping[str, str], *, most: int = MOST_VALUE) -> str:
-    """A text with its moments in UTC and its people by name, as far as ``names`` knows their principals; nobody is mentioned."""
-    said, left = "", most
-    for piece in text:
-        if left <= 0:
-            break
-        if isinstance(piece, str):
-            said += plain(_cut(piece, left), begins=not said)
-            left -= len(piece)
-        else:
-            shown = _moment(piece) if isinstance(piece, datetime) else _person(piece, names)
-            said += shown
-            left -= len(shown)
-    return said.strip()
+IntegrationMaker = Callable[[Button], Mapping[str, Any]]
+"""Makes the ``integration`` of a button: what the server calls when somebody clicks."""
 
 
 def attachments(
-    card: Card, names: Mapping[str, str], action: Callable[[Button], Mapping[str, Any]]
+    card: Card, names: Mapping[str, str], integration: IntegrationMaker
 ) -> list[dict[str, Any]]:
-    """The card's attachments. ``action`` makes the integration of a button that is answered in the chat itself."""
-    actions = _Actions(action)
-    paragraphs = [
-        rendered(card.summary, names),
-        *(rendered(note, names) for note in card.notes),
-        _links(card.buttons),
-    ]
+    """Return the attachments that show a card. ``names`` are user names by principal."""
+    numbers = itertools.count(1)
+    paragraphs = [render_text(text, names) for text in (card.summary, *card.notes)]
+    paragraphs.append(_links(card.buttons))
     if card.code is not None:
         paragraphs.append(f"The page asks for this code: **{plain(card.code)}**")
-    main: dict[str, Any] = {
-        "fallback": _cut(_one_line(card.title), MOST_TITLE),
-        "color": _COLOURS[card.tone],
-        "title": plain(_cut(card.title, MOST_TITLE)),
-        "text": "\n\n".join(part for part in paragraphs if part),
+    common = {
+        "fallback": _cut(_one_line(card.title), MAX_TITLE_LENGTH),
+        "color": _COLORS[card.tone],
+    }
+    main = {
+        **common,
+        "title": plain(_cut(card.title, MAX_TITLE_LENGTH)),
+        "text": _join(paragraphs),
         "fields": [
-            {"title": label, "value": rendered(text, names), "short": False}
+            {"title": label, "value": render_text(text, names), "short": False}
             for label, text in card.facts
         ],
-        "footer": plain(_cut(card.footer, MOST_TITLE)),
-        "actions": actions.of(card.buttons),
+        "footer": plain(_cut(card.footer, MAX_TITLE_LENGTH)),
+        "actions": _actions(card.buttons, integration, numbers),
     }
     lines = [
         {
-            "fallback": _cut(_one_line(card.title), MOST_TITLE),
-            "color": _COLOURS[card.tone],
-            "text": "\n\n".join(
-                part for part in (rendered(line.text, names), _links(line.buttons)) if part
-            ),
-            "actions": actions.of(line.buttons),
+            **common,
+            "text": _join([render_text(line.text, names), _links(line.buttons)]),
+            "actions": _actions(line.buttons, integration, numbers),
         }
         for line in card.lines
     ]
     return [main, *lines]
 
 
-def thread_reply(lines: Sequence[Text], names: Mapping[str, str]) -> str:
-    """Lines as the message of a reply in a thread, cut where all of them would be too long for one."""
-    tries = [
-        "\n".join(rendered(line, names, most=most) for line in lines) for most in (1500, 500, 150)
-    ]
-    return next(
-        (message for message in tries if len(message) <= MOST_MESSAGE), tries[-1][:MOST_MESSAGE]
-    )
+def thread_message(lines: Sequence[Text], names: Mapping[str, str]) -> str:
+    """Return the message of a reply. Long lines are cut if the reply would be too long."""
+    message = ""
+    for max_length in _LINE_LENGTHS:
+        message = "\n".join(render_text(line, names, max_length=max_length) for line in lines)
+        if len(message) <= MAX_MESSAGE_LENGTH:
+            return message
+    return message[:MAX_MESSAGE_LENGTH]
 
 
-class _Actions:
-    """Makes buttons; within one post, each has an id of its own, of letters and digits alone (else the server knows it not)."""
+def render_text(text: Text, names: Mapping[str, str], *, max_length: int = MAX_TEXT_LENGTH) -> str:
+    """Return a text as Markdown, with times in UTC.
 
-    def __init__(self, action: Callable[[Button], Mapping[str, Any]]) -> None:
-        self._action = action
-        self._made = 0
+    People are shown by name if ``names`` has their principal. Nobody is mentioned.
+    """
+    rendered = ""
+    remaining = max_length
+    for part in text:
+        if remaining <= 0:
+            break
+        if isinstance(part, str):
+            rendered += plain(_cut(part, remaining), starts_line=not rendered)
+            remaining -= len(part)
+        else:
+            shown = _time(part) if isinstance(part, datetime) else _person(part, names)
+            rendered += shown
+            remaining -= len(shown)
+    return rendered.strip()
 
-    def of(self, buttons: Sequence[Button]) -> list[dict[str, Any]]:
-        return [self._made_of(button) for button in buttons if button.url is None]
 
-    def _made_of(self, button: Button) -> dict[str, Any]:
-        self._made += 1
-        return {
-            "id": f"{button.decision}{self._made}",
+def plain(text: str, *, starts_line: bool = True) -> str:
+    """Return Markdown that shows a text literally, on one line."""
+    text = _without_breaks(text)
+    if starts_line:
+        text = text.lstrip()
+    text = _ESCAPED.sub(r"\\\g<0>", text)
+    text = _SEPARATED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
+    if starts_line and _BLOCK_MARKER.match(text):
+        return _ZERO_WIDTH_SPACE + text
+    return text
+
+
+def _actions(
+    buttons: Sequence[Button], integration: IntegrationMaker, numbers: Iterator[int]
+) -> list[dict[str, Any]]:
+    """Return the buttons that decide in the chat.
+
+    The server requires that ids are unique in a post, and of letters and digits.
+    """
+    return [
+        {
+            "id": f"{button.decision}{next(numbers)}",
             "type": "button",
             "name": button.label,
             "style": "primary" if button.decision == "approve" else "default",
-            "integration": dict(self._action(button)),
+            "integration": dict(integration(button)),
         }
+        for button in buttons
+        if button.url is None
+    ]
 
 
 def _links(buttons: Sequence[Button]) -> str:
-    """Buttons of Mattermost open no page: what is decided there has a link."""
+    """Return links for the decisions that a page takes: Mattermost's buttons open no pages."""
     return " · ".join(
         f"**[{plain(button.label)}]({button.url})**" for button in buttons if button.url is not None
     )
 
 
-def _moment(at: datetime) -> str:
-    """A post has no reader's time zone: it says which one it means."""
+def _time(at: datetime) -> str:
+    """Return a time with its zone: a post does not know the reader's time zone."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _person(who: PrincipalRef, names: Mapping[str, str]) -> str:
-    name = names.get(who.principal)
-    return f"**{plain(_cut(name, 64))}**" if name else f"`{_cut(_one_line(who.principal), 128)}`"
+def _person(person: PrincipalRef, names: Mapping[str, str]) -> str:
+    name = names.get(person.principal)
+    if name:
+        return f"**{plain(_cut(name, _MAX_NAME_LENGTH))}**"
+    return f"`{_cut(_one_line(person.principal), _MAX_PRINCIPAL_LENGTH)}`"
 
 
 def _one_line(text: str) -> str:
-    return (
-        re.sub(r"\s+", " ", "".join(char if char.isprintable() else " " for char in text))
-        .replace("`", "'")
-        .strip()
-    )
+    return _without_breaks(text).replace("`", "'").strip()
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: max(most - 1, 0)]}…"
+def _without_breaks(text: str) -> str:
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    return re.sub(r"\s+", " ", printable)
+
+
+def _join(paragraphs: Sequence[str]) -> str:
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def _cut(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max(max_length - 1, 0)]}…"

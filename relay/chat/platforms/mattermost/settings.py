@@ -1,4 +1,4 @@
-"""The section of the configuration for a Mattermost channel, with what makes no sense refused."""
+"""The section of the configuration for one channel of a Mattermost server."""
 
 from __future__ import annotations
 
@@ -28,56 +28,55 @@ class Settings(ChatSettings):
     token: SecretStr | None = None
     """The bot account's access token."""
     token_file: Path | None = None
-    """A file that holds it, instead of token."""
+    """A file with the token, instead of token."""
     approve_in_chat: bool = False
-    """Buttons that decide in the chat itself, after a dialog. false: links to the page on which a decision is confirmed."""
+    """true: buttons that decide in the chat, after a dialog. false: links to the confirm page."""
     secret: SecretStr | None = None
-    """whsec_ and 24 to 64 random bytes in base64, known to this relay alone: it seals what a button carries. Needed by approve_in_chat."""
+    """Signs what buttons carry: whsec_ and 24 to 64 bytes in base64. approve_in_chat needs it."""
     secret_file: Path | None = None
-    """A file that holds it, instead of secret."""
+    """A file with the secret, instead of secret."""
     allow_http: bool = False
     """Allow an api_url with http: token and messages are then readable on the way."""
 
     @model_validator(mode="after")
-    def _can_be_used(self) -> Settings:
-        checks = {
-            "api_url": self.base,
-            "token": self.bearer,
-            **({"secret": self.key} if self.approve_in_chat else {}),
-        }
-        for name, check in checks.items():
+    def _check_values(self) -> Settings:
+        checks = {"api_url": self.server_url, "token": self.bot_token}
+        if self.approve_in_chat:
+            checks["secret"] = self.signing_key
+        for field, check in checks.items():
             try:
                 check()
             except ValueError as error:
-                raise ValueError(
-                    f"{name}{'_file' if name in self._files else ''}: {error}"
-                ) from None
+                key = f"{field}_file" if field in self._files else field
+                raise ValueError(f"{key}: {error}") from None
         return self
 
     @property
     @override
     def needs_public_url(self) -> bool:
-        """See ChatSettings."""
+        """See `ChatSettings.needs_public_url`."""
         return self.approve_in_chat
 
-    def base(self) -> URL:
-        """The server's address. Raises ValueError if it cannot be used."""
+    def server_url(self) -> URL:
+        """Return the server's address. Raises ValueError if it is not usable."""
         return parse_receiver_url(self.api_url, allow_http=self.allow_http)
 
-    def bearer(self) -> str:
-        """The token as it is now. Raises ValueError if it cannot be sent."""
+    def bot_token(self) -> str:
+        """Return the current token. Raises ValueError if it cannot be sent."""
         token = self.reveal("token")
         if not (token and token.isascii() and token.isprintable() and " " not in token):
             raise ValueError(
-                "expected the bot account's access token, of ASCII characters without spaces, got none or something else"
+                "expected the bot account's access token, of ASCII characters without spaces, "
+                "got none or something else"
             )
         return token
 
-    def key(self) -> bytes:
-        """The key that proofs are sealed with, as it is now. Raises ValueError where there is none."""
+    def signing_key(self) -> bytes:
+        """Return the current key that signs action tokens. Raises ValueError if there is none."""
         secret = self.reveal("secret")
         if secret is None:
             raise ValueError(
-                "expected a secret or secret_file for approve_in_chat, got neither; imds-relay keys makes one"
+                "expected a secret or secret_file for approve_in_chat, got neither; "
+                "imds-relay keys makes one"
             )
         return signature.key_of(secret)

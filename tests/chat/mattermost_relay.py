@@ -1,0 +1,75 @@
+"""A relay whose reboots need two votes from people of a Mattermost channel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relay.clock import Clock
+from relay.simulator import Event, Simulator
+from tests.chat.mattermost_server import SECRET, Json, MattermostServer, buttons_of
+from tests.chat.running_relay import Stage, rule, stage
+from tests.journey.relay_process import eventually
+
+IN_CHAT = {"approve_in_chat": True, "secret": SECRET}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MattermostRelay:
+    """A running relay and a server. Ann and Ben, named by their user ids, may vote."""
+
+    relay: Stage
+    server: MattermostServer
+    ann: str
+    ben: str
+
+    async def announce_reboot(self, **plan: Any) -> tuple[Event, Json]:
+        """Announce a reboot; return the event and its post."""
+        count = len(self.server.channel_posts)
+        event = self.relay.reboot(**plan)
+        await eventually(lambda: len(self.server.channel_posts) > count)
+        await eventually(self.is_idle)
+        return event, self.server.channel_posts[-1]
+
+    def is_idle(self) -> bool:
+        """Return whether everything is delivered."""
+        return self.relay.running.relay.dispatcher.status()[0].waiting == 0
+
+    async def votes(self, event: Event) -> list[tuple[str, str]]:
+        """Return the recorded decisions about an event, each with its principal."""
+        votes = (await self.relay.event(event))["votes"]
+        return [(vote["decision"], vote["principal"]) for vote in votes]
+
+    async def count_events(self, event: Event, name: str) -> int:
+        """Return how many CloudEvents of this name the history of an event has."""
+        history = (await self.relay.event(event))["history"]
+        return sum(entry["type"] == f"io.imdsrelay.{name}.v1" for entry in history)
+
+
+@asynccontextmanager
+async def running_mattermost_relay(
+    directory: Path,
+    server: MattermostServer,
+    azure: Simulator,
+    *,
+    ann: str,
+    ben: str,
+    clock: Clock | None = None,
+    **settings: Any,
+) -> AsyncIterator[MattermostRelay]:
+    """Run a relay. ``settings`` are further fields of the sink's section."""
+    approvals = {"rules": [rule(2, server.principal(ann), server.principal(ben))]}
+    sink = server.sink_section(**IN_CHAT, **settings)
+    async with stage(directory, [sink], approvals=approvals, azure=azure, clock=clock) as relay:
+        server.relay_url = relay.url
+        yield MattermostRelay(relay=relay, server=server, ann=ann, ben=ben)
+
+
+def proof_in(post: Mapping[str, Any], label: str = "Approve") -> str:
+    """Return the action token in the first button with this label."""
+    button = next(button for button in buttons_of(post) if button["name"] == label)
+    proof: str = button["integration"]["context"]["proof"]
+    return proof
