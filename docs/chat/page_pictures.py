@@ -1,6 +1,6 @@
-"""Takes the pictures of docs/chat/page.md: the page itself, as Chromium shows it, of a relay that runs.
+"""Takes the pictures of docs/chat/page.md: the page of a running relay, as Chromium shows it.
 
-``python -m docs.chat.page_pictures`` writes them beside this file.
+``python -m docs.chat.page_pictures`` writes them into the directory of this file.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 
 from playwright.async_api import Browser, Page
 
-from tests.api.confirmation_links import MessageLinks, post_confirmation, render_message
-from tests.api.running_relay import RunningRelay
-from tests.api.running_relay import make_event as announced
-from tests.api.running_relay import run_relay as relay_running
-from tests.chromium import executable, running
+from tests.api.confirmation_links import Message, confirm, message
+from tests.api.running_relay import Running
+from tests.api.running_relay import event as make_event
+from tests.api.running_relay import running as running_relay
+from tests.chromium import connected, executable, serving
 
-HERE = Path(__file__).parent
-DESK: dict[str, Any] = {
+DIRECTORY = Path(__file__).parent
+DESKTOP: dict[str, Any] = {
     "color_scheme": "light",
     "viewport": {"width": 620, "height": 400},
     "device_scale_factor": 0.62,
 }
 PHONE: dict[str, Any] = {"color_scheme": "dark", "viewport": {"width": 320, "height": 560}}
-SEEN = {
+EVENT = {
     "resources": ("WestNO_0", "WestNO_1"),
     "description": "Host server is undergoing maintenance.",
     "duration": None,
@@ -33,49 +33,43 @@ SEEN = {
 
 
 async def main() -> None:
-    """Take them all."""
-    program = executable()
-    if program is None:
+    """Take all pictures. Raises FileNotFoundError if there is no Chromium."""
+    chromium = executable()
+    if chromium is None:
         raise FileNotFoundError("expected an installed Chromium, found none")
-    with TemporaryDirectory() as folder:
-        async with running(program) as browser, relay_running(Path(folder)) as relay:
-            await relay.see(announced(**SEEN))
-            sent = await render_message(relay)
-            await _ready(browser, relay, sent, "approve", DESK)
-            await _ready(browser, relay, sent, "hold", PHONE)
-            await post_confirmation(relay, sent.tokens["approve"], sent.code, by="bob")
-            await _granted(browser, relay, sent)
+    with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
+        async with connected(address) as browser, running_relay(Path(directory)) as relay:
+            await relay.see(make_event(**EVENT))
+            links = await message(relay)
+            await _take_form(browser, relay, links, "approve", DESKTOP)
+            await _take_form(browser, relay, links, "hold", PHONE)
+            await confirm(relay, links.tokens["approve"], links.code, by="bob")
+            await _take_wrong_code_and_approval(browser, relay, links)
 
 
-async def _ready(
-    browser: Browser,
-    relay: RunningRelay,
-    sent: MessageLinks,
-    decision: str,
-    visitor: dict[str, Any],
+async def _take_form(
+    browser: Browser, relay: Running, links: Message, decision: str, device: dict[str, Any]
 ) -> None:
-    page = await _opened(browser, relay, sent.tokens[decision], visitor)
+    page = await _open_page(browser, relay, links.tokens[decision], device)
     await page.locator("#decide").wait_for()
-    await page.screenshot(path=HERE / f"page-{decision}.png", full_page=visitor is DESK)
+    await page.screenshot(path=DIRECTORY / f"page-{decision}.png", full_page=device is DESKTOP)
 
 
-async def _granted(browser: Browser, relay: RunningRelay, sent: MessageLinks) -> None:
-    page = await _opened(browser, relay, sent.tokens["approve"], DESK)
-    await page.locator("#code").fill(sent.wrong_code)
+async def _take_wrong_code_and_approval(browser: Browser, relay: Running, links: Message) -> None:
+    page = await _open_page(browser, relay, links.tokens["approve"], DESKTOP)
+    await page.locator("#code").fill(links.wrong_code)
     await page.locator("#key").fill("key-of-alice")
     await page.locator("#decide").click()
     await page.locator("#code-wrong:not(:empty)").wait_for()
-    await page.locator("#form").screenshot(path=HERE / "page-wrong-code.png")
-    await page.locator("#code").fill(sent.code)
+    await page.locator("#form").screenshot(path=DIRECTORY / "page-wrong-code.png")
+    await page.locator("#code").fill(links.code)
     await page.locator("#decide").click()
     await page.get_by_role("heading", name="Approved").wait_for()
-    await page.screenshot(path=HERE / "page-approved.png", full_page=True)
+    await page.screenshot(path=DIRECTORY / "page-approved.png", full_page=True)
 
 
-async def _opened(
-    browser: Browser, relay: RunningRelay, token: str, visitor: dict[str, Any]
-) -> Page:
-    context = await browser.new_context(locale="en-GB", timezone_id="Europe/Oslo", **visitor)
+async def _open_page(browser: Browser, relay: Running, token: str, device: dict[str, Any]) -> Page:
+    context = await browser.new_context(locale="en-GB", timezone_id="Europe/Oslo", **device)
     page = await context.new_page()
     await page.goto(f"http://127.0.0.1:{relay.server.port}/approve#{token}")
     return page

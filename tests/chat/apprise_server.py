@@ -1,4 +1,7 @@
-"""A service that Apprise speaks to: the receiver of its ``json://`` (https://appriseit.com/services/json/), which answers as told."""
+"""A stand-in for a service of Apprise: the receiver of ``json://``.
+
+Source: https://appriseit.com/services/json/
+"""
 
 from __future__ import annotations
 
@@ -16,56 +19,52 @@ PASSWORD = "t0ken-as-password"
 PATH = f"/notify/{TOKEN}"
 
 
-@dataclass(slots=True)
-class Service:
-    """One receiver. ``messages`` are title and text of what it took, in order; ``calls`` the paths of all that came.
-
-    ``agents``: who said that they sent it.
-    """
+@dataclass(slots=True, kw_only=True)
+class AppriseService:
+    """One receiver, which answers every call with ``status``."""
 
     port: int = 0
     status: int = 200
-    hung: asyncio.Event | None = None
-    dripping: bool = False
-    """Whether answers come a byte a second and have no end: no timeout between two bytes helps."""
+    release: asyncio.Event | None = None
+    """Calls get no answer until this is set; None: they are answered at once."""
+    is_dripping: bool = False
+    """Whether an answer is a byte a second and never ends, so that no read times out."""
     messages: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
+    """Title and text of the accepted messages."""
+    message_types: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    agents: list[str] = field(default_factory=list)
+    """The paths of all calls."""
+    user_agents: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        """Apprise's URL of it."""
-        return url_of(self.port)
+        """Apprise's URL of this receiver."""
+        return apprise_url(self.port)
 
-    async def take(self, request: web.Request) -> web.StreamResponse:
-        """What a call comes to."""
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a call."""
         self.calls.append(request.path)
-        if self.dripping:
-            return await _dripped(request)
-        if self.hung is not None:
-            await self.hung.wait()
+        if self.is_dripping:
+            return await _drip(request)
+        if self.release is not None:
+            await self.release.wait()
+        authorization = request.headers.get("Authorization")
         if self.status in {301, 302, 307, 308}:
-            return web.Response(
-                status=self.status, headers={"Location": f"http://127.0.0.1:{self.port}/elsewhere"}
-            )
+            location = f"http://127.0.0.1:{self.port}/elsewhere"
+            return web.Response(status=self.status, headers={"Location": location})
         if self.status != 200:
-            return web.Response(
-                status=self.status,
-                text=f"{request.path} {request.headers.get('Authorization')} {await request.text()}",
-            )
-        if request.path != PATH or request.headers.get("Authorization") != basic_authorization(
-            "relay", PASSWORD
-        ):
+            text = f"{request.path} {authorization} {await request.text()}"
+            return web.Response(status=self.status, text=text)
+        if request.path != PATH or authorization != basic_authorization("relay", PASSWORD):
             return web.Response(status=401)
         body = await request.json()
         self.messages.append(f"{body['title']}\n{body['message']}")
-        self.kinds.append(body["type"])
-        self.agents.append(request.headers["User-Agent"])
+        self.message_types.append(body["type"])
+        self.user_agents.append(request.headers["User-Agent"])
         return web.Response()
 
 
-async def _dripped(request: web.Request) -> web.StreamResponse:
+async def _drip(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
     while True:
@@ -73,24 +72,24 @@ async def _dripped(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(1)
 
 
-def url_of(port: int, *, more: str = "") -> str:
-    """Apprise's URL of a receiver at a port."""
-    return f"json://relay:{PASSWORD}@127.0.0.1:{port}{PATH}{more}"
+def apprise_url(port: int) -> str:
+    """Return Apprise's URL of a receiver at a port."""
+    return f"json://relay:{PASSWORD}@127.0.0.1:{port}{PATH}"
 
 
 @asynccontextmanager
-async def service() -> AsyncIterator[Service]:
-    """A receiver that takes what comes."""
-    made = Service()
+async def running_service() -> AsyncIterator[AppriseService]:
+    """Run a receiver that accepts every message."""
+    service = AppriseService()
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.take)
+    app.router.add_route("*", "/{path:.*}", service.handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.port = runner.addresses[0][1]
+    service.port = runner.addresses[0][1]
     try:
-        yield made
+        yield service
     finally:
-        if made.hung is not None:
-            made.hung.set()
+        if service.release is not None:
+            service.release.set()
         await runner.cleanup()

@@ -1,4 +1,4 @@
-"""A relay as its users run it, with a service that hangs: it stops in time, its log says nothing of URLs, and nothing is lost."""
+"""The relay's process with an Apprise service that hangs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.chat.apprise_server import PASSWORD, TOKEN, Service, service
+from tests.chat.apprise_server import PASSWORD, TOKEN, AppriseService, running_service
 from tests.journey.relay_process import eventually, relay
 
 
-def document(azure: Simulator, there: Service) -> dict[str, Any]:
-    """A relay that polls this Azure and tells this service."""
+def make_document(azure: Simulator, service: AppriseService) -> dict[str, Any]:
+    """Return the YAML document of a relay that notifies one service."""
     sink = {
         "kind": "apprise",
         "name": "pager",
-        "urls": [there.url],
+        "urls": [service.url],
         "allow_http": True,
         "timeout": "60s",
     }
@@ -28,20 +28,22 @@ def document(azure: Simulator, there: Service) -> dict[str, Any]:
     }
 
 
-async def test_a_thread_that_hangs_keeps_no_relay_from_its_end(tmp_path: Path) -> None:
-    """Nor does its service: of what is tried at that moment, the next life tells."""
-    async with service() as there, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
-        there.dripping = True
-        async with relay(tmp_path, document(azure, there)) as one:
-            await one.start()
+async def test_a_hanging_thread_does_not_delay_the_stop_and_its_notice_is_sent_after_restart(
+    tmp_path: Path,
+) -> None:
+    """The relay's log contains no secret of the URL."""
+    async with running_service() as service, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
+        service.is_dripping = True
+        async with relay(tmp_path, make_document(azure, service)) as process:
+            await process.start()
             azure.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-            await eventually(lambda: there.calls != [])
-            began = asyncio.get_running_loop().time()
-            assert await one.stop() == 0
-            assert asyncio.get_running_loop().time() - began < 10 + 15
-            there.dripping = False
-            await one.start()
-            await eventually(lambda: there.messages != [])
-        assert there.messages[0].startswith("Reboot of vm-0\n")
-        assert TOKEN not in one.log
-        assert PASSWORD not in one.log
+            await eventually(lambda: service.calls != [])
+            started_at = asyncio.get_running_loop().time()
+            assert await process.stop() == 0
+            assert asyncio.get_running_loop().time() - started_at < 10 + 15
+            service.is_dripping = False
+            await process.start()
+            await eventually(lambda: service.messages != [])
+        assert service.messages[0].startswith("Reboot of vm-0\n")
+        assert TOKEN not in process.log
+        assert PASSWORD not in process.log

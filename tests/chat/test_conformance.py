@@ -175,13 +175,13 @@ class AppriseFarSide:
     """A receiver of Apprise's json://."""
 
     door: Door
-    service: apprise_server.Service
+    service: apprise_server.AppriseService
     kind: str = "apprise"
     edits: bool = False
     telltales: tuple[str, ...] = (apprise_server.TOKEN, apprise_server.PASSWORD)
 
     def settings(self) -> dict[str, Any]:
-        return {"urls": [apprise_server.url_of(self.door.port)], "allow_http": True}
+        return {"urls": [apprise_server.apprise_url(self.door.port)], "allow_http": True}
 
     async def leave(self) -> None:
         await self.door.shut()
@@ -209,7 +209,7 @@ class AppriseFarSide:
 @asynccontextmanager
 async def apprise_far_side() -> AsyncIterator[FarSide]:
     """A receiver behind a door."""
-    async with apprise_server.service() as service:
+    async with apprise_server.running_service() as service:
         door = Door("127.0.0.1", service.port)
         await door.listen()
         yield AppriseFarSide(door, service)

@@ -1,10 +1,9 @@
-"""Apprise: a short text to any of the services that this library speaks to. To tell, never to approve.
+"""Apprise: short texts to the many services that this library supports. Nobody can answer.
 
-Nothing of it is edited and nothing comes back. Its messages hold no links: who they reach is not known, and a link is half of
-an approval. They name the command that answers.
-
-`settings` is its section of the configuration; `text` makes texts of cards (pure), `services` sends them, `service` knows one
-URL, `thread` runs what blocks.
+Messages cannot be edited. They contain no links, because their readers are not known and a link is
+half of an approval; they name the command that decides. `settings` is the platform's section of the
+configuration, `text` renders cards, `fanout` sends texts to every service, `plugin` is one service,
+and `serial_thread` runs the blocking library.
 """
 
 from __future__ import annotations
@@ -24,24 +23,31 @@ from relay.clock import Clock
 _log = logging.getLogger(__name__)
 
 
-class Apprise(LiveMessageSink):
-    """Services that are told."""
+class AppriseSink(LiveMessageSink):
+    """The sink of some services."""
 
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # whatever they are
-        """Refuse: nobody answers there. Raises ChatRefused."""
-        raise CallbackRefused("nobody answers through Apprise")
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # every call is refused
+        """Raise CallbackRefused."""
+        raise CallbackRefused("nobody can answer through Apprise")
 
 
 @asynccontextmanager
-async def connect(settings: Settings, clock: Clock, context: ChatContext) -> AsyncIterator[Apprise]:
-    """Nothing is connected until the first event. Threads that hang at the end are left behind; nobody waits for them."""
-    if proxies := sorted({"http", "https", "all"} & urllib.request.getproxies().keys()):
+async def connect(
+    settings: Settings, clock: Clock, context: ChatContext
+) -> AsyncIterator[AppriseSink]:
+    """Yield the sink. It connects for each message.
+
+    Nobody waits at the end for threads that hang.
+    """
+    proxies = sorted({"http", "https", "all"} & urllib.request.getproxies().keys())
+    if proxies:
         _log.warning(
-            "sink %s: Apprise goes through the proxies of the environment (%s), past the guard of addresses",
+            "sink %s: Apprise uses the proxies of the environment (%s), so the relay cannot check "
+            "the addresses of services",
             settings.name,
             ", ".join(proxies),
         )
-    # Answered "in the chat": no links are made, and buttons only say what can be decided.
-    apprise = Apprise(settings, context, ServiceFanout(settings), clock, in_chat=True)
-    async with apprise.refreshing():
-        yield apprise
+    # in_chat=True: cards get no links, and their buttons only say which decisions are possible.
+    sink = AppriseSink(settings, context, ServiceFanout(settings), clock, in_chat=True)
+    async with sink.refreshing():
+        yield sink

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text, Tone
@@ -15,121 +16,144 @@ from relay.chat.platforms.apprise.text import card_text, plain, render_text
 from relay.errors import Deferred
 from relay.net.egress import AddressRefused
 
-_KINDS: dict[Tone, str] = {
+MAX_PARTIAL_MESSAGES = 100
+"""Messages that some services have and others do not, whose recipients are remembered."""
+_MESSAGE_TYPES: dict[Tone, str] = {
     "waiting": "warning",
     "held": "warning",
     "approved": "info",
     "running": "info",
     "over": "info",
 }
-_PASSES = frozenset({408, 409, 425, 429})
-_MOST_HALF_TOLD = 100
-"""Messages of which it is remembered who has got them already, while somebody else has not."""
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Notice:
+    """A text on its way. ``recipients`` are the URLs of the services that have it already."""
+
+    title: str
+    body: str
+    message_type: str
+    recipients: set[str]
 
 
 class ServiceFanout:
-    """The platform: sends each text to every service, each in a thread of its own."""
+    """The `relay.chat.live_message.Platform` of a sink. Each service has a thread of its own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, *, max_partial_messages: int = MAX_PARTIAL_MESSAGES
+    ) -> None:
         self._settings = settings
-        self._services = settings.services()
+        self._max_partial_messages = max_partial_messages
+        self._plugins = settings.load_plugins()
         self._threads: dict[str, SerialThread[SendResult]] = {}
-        self._half_told: dict[str, set[str]] = {}
+        self._recipients: dict[str, set[str]] = {}
+        """By the digest of the message."""
 
-    async def post(self, card: Card) -> str | None:
-        """Send what a card says. Raises Deferred."""
-        await self._send(plain(card.title), card_text(card), _KINDS[card.tone])
-        return None
+    async def post(self, card: Card) -> None:
+        """Send a card. Raises Deferred."""
+        await self._send_to_all(plain(card.title), card_text(card), _MESSAGE_TYPES[card.tone])
 
-    async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited here
-        """Raises MessageGone: a message that has a name was posted by a sink of another kind, which had this one's."""
-        raise MessageGone("the message was posted elsewhere")
+    async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited
+        """Raise MessageGone: a sink of another kind, which had this sink's name, posted it."""
+        raise MessageGone("the message was posted on another platform")
 
-    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # no message has a name
-        """Send a few lines, of several the first as the title. Raises Deferred."""
-        title, *body = (
-            map(render_text, lines) if len(lines) > 1 else ("imds-relay", render_text(lines[0]))
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # there are no threads
+        """Send lines as a message; the first of several lines is its title. Raises Deferred."""
+        texts = [render_text(line) for line in lines]
+        if len(texts) == 1:
+            texts.insert(0, "imds-relay")
+        await self._send_to_all(texts[0], "\n".join(texts[1:]), "info")
+
+    async def _send_to_all(self, title: str, body: str, message_type: str) -> None:
+        """Return when every service has the message. Raises Deferred.
+
+        A repeat skips the services that have it already.
+        """
+        self._reload_plugins()
+        digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
+        notice = _Notice(
+            title=title,
+            body=body,
+            message_type=message_type,
+            recipients=self._recipients.setdefault(digest, set()),
         )
-        await self._send(title, "\n".join(body), "info")
-
-    async def _send(self, title: str, body: str, kind: str) -> None:
-        """Return when all have it. Who got it is not sent it again while others are tried. Raises Deferred."""
-        self._look()
-        text = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
-        told = self._half_told.setdefault(text, set())
         async with asyncio.TaskGroup() as group:
-            tries = [
-                group.create_task(self._to(url, title, body, kind, told))
-                for url in self._services
-                if url not in told
+            tasks = [
+                group.create_task(self._send(url, notice))
+                for url in self._plugins
+                if url not in notice.recipients
             ]
-        failed = [one for one in (each.result() for each in tries) if one is not None]
-        if not failed:
-            del self._half_told[text]
+        errors = [error for error in (task.result() for task in tasks) if error is not None]
+        if not errors:
+            del self._recipients[digest]
             return
-        while len(self._half_told) > _MOST_HALF_TOLD:
-            del self._half_told[next(iter(self._half_told))]
-        passing = any(one.failure == "transient" for one in failed)
-        reason = "; ".join(one.reason for one in failed)
-        raise Deferred(reason, failure="transient" if passing else "slow", status=failed[0].status)
-
-    async def _to(
-        self, url: str, title: str, body: str, kind: str, told: set[str]
-    ) -> Deferred | None:
-        """Send it to one; returns how that failed, so that one that fails takes no other along."""
-        service, seconds = self._services[url], self._settings.timeout
-        thread = self._threads.setdefault(
-            url, SerialThread(f"{self._settings.name}: {service.name}")
+        while len(self._recipients) > self._max_partial_messages:
+            del self._recipients[next(iter(self._recipients))]
+        is_transient = any(error.failure == "transient" for error in errors)
+        raise Deferred(
+            "; ".join(error.reason for error in errors),
+            failure="transient" if is_transient else "slow",
+            status=errors[0].status,
         )
+
+    async def _send(self, url: str, notice: _Notice) -> Deferred | None:
+        """Send a message to one service. Returns the error, so that other services go on."""
+        plugin = self._plugins[url]
+        timeout = self._settings.timeout
+        thread_name = f"{self._settings.name}: {plugin.name}"
+        thread = self._threads.setdefault(url, SerialThread(thread_name))
         try:
-            said, was_refused = await thread.run(lambda: service.send(title, body, kind), seconds)
+            result, is_address_refused = await thread.run(
+                lambda: plugin.send(notice.title, notice.body, notice.message_type), timeout
+            )
         except TimeoutError:
             return Deferred(
-                f"expected {service.name} to take the message within {seconds:g} s, it did not"
+                f"expected {plugin.name} to accept the message within {timeout:g} s, it did not"
             )
-        except Exception as error:  # noqa: BLE001  # of a library's hundreds of services; it takes no other along
+        except Exception as error:  # noqa: BLE001  # the library has hundreds of services; one error must not stop the others
             return Deferred(
-                f"expected {service.name} to take the message, its own code failed: {type(error).__name__}"
+                f"expected {plugin.name} to accept the message, its own code failed: "
+                f"{type(error).__name__}"
             )
-        if said.accepted:
-            told.add(url)
+        if result.accepted:
+            notice.recipients.add(url)
             return None
-        if was_refused:
+        if is_address_refused:
             return Deferred(
-                f"expected the address of {service.name}, its name stands for {AddressRefused().strerror}",
+                f"expected the address of {plugin.name}, its name resolves to "
+                f"{AddressRefused().strerror}",
                 failure="slow",
             )
-        return _refusal(service.name, said.status)
+        return _refusal_error(plugin.name, result.status)
 
-    def _look(self) -> None:
-        """Read the file of the URLs again, if there is one. Raises Deferred for what cannot be used any more."""
-        if not self._settings.has_secret_files or set(self._settings.reveal_all("urls")) == set(
-            self._services
-        ):
+    def _reload_plugins(self) -> None:
+        """Follow changes of the file with the URLs. Raises Deferred if they are not usable."""
+        settings = self._settings
+        if not settings.has_secret_files or set(settings.reveal_all("urls")) == set(self._plugins):
             return
         try:
-            self._services = self._settings.services()
+            self._plugins = settings.load_plugins()
         except ValueError as error:
             raise Deferred(
-                f"the urls of this sink cannot be used any more: {error}", failure="slow"
+                f"the urls of this sink are no longer usable: {error}", failure="slow"
             ) from None
 
 
-def _refusal(name: str, status: int | None) -> Deferred:
-    """What a message that was not taken means: the library tells little more than that."""
+def _refusal_error(service: str, status: int | None) -> Deferred:
+    """Return the error for a message that a service did not accept.
+
+    ``status`` is its HTTP status. The library rarely says more.
+    """
+    expected = f"expected {service} to accept the message"
     if status is None:
-        return Deferred(
-            f"expected {name} to take the message: there was no connection, no answer, or one that says no"
-        )
-    if status in _PASSES or status >= 500:
-        return Deferred(f"expected {name} to take the message, it answered {status}", status=status)
+        return Deferred(f"{expected}: there was no connection, no answer, or a refusal")
+    if status in _TRANSIENT_STATUSES or status >= 500:
+        return Deferred(f"{expected}, it answered {status}", status=status)
     advice = (
-        "redirects are not followed, give the address that answers itself"
+        "redirects are not followed, use the final URL"
         if status < 400
-        else "see to its URL, token and target"
+        else "check its URL, token and target"
     )
-    return Deferred(
-        f"expected {name} to take the message, it answered {status}: {advice}",
-        failure="slow",
-        status=status,
-    )
+    return Deferred(f"{expected}, it answered {status}: {advice}", failure="slow", status=status)

@@ -1,7 +1,8 @@
-"""One of the services that the library Apprise speaks to: which of its URLs are taken, and what its answers mean.
+"""One service of the library Apprise: checks its URL, and sends messages to it.
 
-The library is asked what it knows of each kind of service (`template_tokens`, `template_args` of its plugins, see
-https://appriseit.com): the services are hundreds, and a list of our own would be out of date.
+The rules ask the library what it knows about each kind of service (`template_tokens` and
+`template_args` of its plugins, see https://appriseit.com). There are hundreds of kinds, so a list
+in the relay would be out of date.
 """
 
 from __future__ import annotations
@@ -17,99 +18,114 @@ from typing import Any
 
 from relay.net.egress import is_refused, parse_address_literal
 
-NEEDED = "expected the package imds-relay[apprise] with Apprise 2.2 or newer, which can be told to follow no redirects"
-_FILE = re.compile(r"(\bFile|KeyFile|Template Path|Key Path)$")
-"""How the library calls an argument that names a file on this machine, which the service would be shown."""
-_STATUS = re.compile(r"\berror=(\d{3})\b")
-"""How the library logs the status of an answer; it returns no more than that something failed."""
+REQUIREMENT = (
+    "expected the package imds-relay[apprise] with Apprise 2.2 or newer, which can be told to "
+    "follow no redirects"
+)
+_FILE_ARGUMENT = re.compile(r"(\bFile|KeyFile|Template Path|Key Path)$")
+"""The library's names for arguments that are files on this machine, which the service would get."""
+_LOGGED_STATUS = re.compile(r"\berror=(\d{3})\b")
+"""How the library logs an HTTP status. It does not return the status."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of one message. ``status``: the service's, where it answered and the library tells."""
+    """Whether a service accepted a message. ``status`` is its HTTP status, if it is known."""
 
     accepted: bool
     status: int | None = None
 
 
 class ApprisePlugin:
-    """One URL. ``name`` says which kind of service it is, and nothing of the URL."""
+    """One service. ``name`` is the kind of service, and contains nothing of the URL."""
 
-    def __init__(self, apprise: Any, plugin: Any) -> None:
+    def __init__(self, library: Any, plugin: Any) -> None:
         self.name = str(plugin.service_name)
-        self._library = apprise
-        if plugin.overflow_mode == apprise.OverflowMode.UPSTREAM:
-            plugin.overflow_mode = (
-                apprise.OverflowMode.TRUNCATE
-            )  # else what is too long is refused, by some
-        self._one = apprise.Apprise(asset=plugin.asset)
-        self._one.add(plugin)
+        self._library = library
+        if plugin.overflow_mode == library.OverflowMode.UPSTREAM:
+            # Some services refuse a text that is too long.
+            plugin.overflow_mode = library.OverflowMode.TRUNCATE
+        self._apprise = library.Apprise(asset=plugin.asset)
+        self._apprise.add(plugin)
 
-    def send(self, title: str, body: str, kind: str) -> SendResult:
-        """Send a message. It blocks, for as long as the service likes."""
-        result = self._one.notify(
-            body=body, title=title, notify_type=kind, body_format=self._library.NotifyFormat.TEXT
+    def send(self, title: str, body: str, message_type: str) -> SendResult:
+        """Send a message. Blocks until the service answers."""
+        result = self._apprise.notify(
+            body=body,
+            title=title,
+            notify_type=message_type,
+            body_format=self._library.NotifyFormat.TEXT,
         )
         if result:
             return SendResult(accepted=True)
-        statuses = [
-            int(found[1])
-            for entry in result.logs()
-            if (found := _STATUS.search(entry.message)) is not None
-        ]
-        return SendResult(accepted=False, status=statuses[-1] if statuses else None)
+        status = None
+        for entry in result.logs():
+            match = _LOGGED_STATUS.search(entry.message)
+            if match is not None:
+                status = int(match[1])
+        return SendResult(accepted=False, status=status)
 
 
-def plugin_for(url: str, *, allow_http: bool) -> ApprisePlugin:
-    """The service that a URL stands for. Raises ValueError, which holds nothing of the URL but its scheme."""
-    apprise = _library()
+def load_plugin(url: str, *, allow_http: bool) -> ApprisePlugin:
+    """Return the service of a URL.
+
+    Raises ValueError, which contains nothing of the URL but its scheme.
+    """
+    library = _require_library()
     if re.search(r"[\x00-\x1f\x7f]", url):
         raise ValueError("expected a URL without control characters, got one with them")
-    asset = apprise.AppriseAsset(
-        app_id="imds-relay",  # who speaks, where a service shows it
+    parsed = library.plugins.url_to_dict(url)
+    if not parsed:
+        raise ValueError(
+            "expected a URL that Apprise knows, such as gotifys://gotify.example.com/token, "
+            "got something else"
+        )
+    _check_kind(library.plugins.N_MGR[parsed["schema"]], parsed, allow_http=allow_http)
+    plugin = library.Apprise.instantiate(url, asset=_make_asset(library))
+    if plugin is None:
+        raise ValueError(
+            f"expected all parts that {parsed['schema']}:// needs, some are missing or wrong"
+        )
+    _check_switches(plugin)
+    return ApprisePlugin(library, plugin)
+
+
+def _make_asset(library: Any) -> Any:
+    """Return the library's options for one service."""
+    return library.AppriseAsset(
+        app_id="imds-relay",  # the sender that services show
         app_desc="imds-relay",
         http_redirects=False,
-        async_mode=False,  # in the calling thread
-        service_timeout=0,  # its own is kept by a pool of threads that the process waits for
-        allow_templates=False,  # ${…} in a URL is not for the library to fill in
+        async_mode=False,  # send in the calling thread
+        service_timeout=0,  # its own timeout uses a thread pool, which the process waits for
+        allow_templates=False,  # the library must not replace ${…} in URLs
         pgp_autogen=False,
         pem_autogen=False,
     )
-    parsed = apprise.plugins.url_to_dict(url)
-    if not parsed:
-        raise ValueError(
-            "expected a URL that Apprise knows, such as gotifys://gotify.example.com/token, got something else"
-        )
-    _check_kind(apprise.plugins.N_MGR[parsed["schema"]], parsed, allow_http=allow_http)
-    plugin = apprise.Apprise.instantiate(url, asset=asset)
-    if plugin is None:
-        raise ValueError(
-            f"expected all that {parsed['schema']}:// needs, some of it is missing or wrong"
-        )
-    _check_switches(plugin)
-    return ApprisePlugin(apprise, plugin)
 
 
 def _check_kind(kind: Any, parsed: dict[str, Any], *, allow_http: bool) -> None:
-    """Raises ValueError for a kind of service that is not out there, or that would read files here."""
+    """Raise ValueError for a service that is not on the network or would read local files.
+
+    ``kind`` is the class of the library's plugin, ``parsed`` the parts of the URL.
+    """
     schema = parsed["schema"]
-    if kind.category != "native" or not _is_out_there(kind):
+    if kind.category != "native" or not _is_remote(kind):
         raise ValueError(
-            f"expected a service on the network, got {schema}://, which shows messages on this machine or runs code"
+            f"expected a service on the network, got {schema}://, which shows messages on this "
+            "machine or runs code"
         )
     if not kind.enabled:
-        packages = kind.requirements["packages_required"]
-        needs = (
-            ", ".join([packages] if isinstance(packages, str) else packages)
-            or "something that this system does not have"
-        )
-        raise ValueError(f"expected a service that can be used here, {schema}:// needs {needs}")
-    for name in sorted({*parsed.get("qsd", {})} & _naming_files(kind)):
+        packages = ", ".join(_as_list(kind.requirements["packages_required"]))
+        requirement = packages or "something that this system does not have"
+        raise ValueError(f"expected a usable service, {schema}:// needs {requirement}")
+    for name in sorted({*parsed.get("qsd", {})} & _file_arguments(kind)):
         raise ValueError(f"expected a URL that names no file of this machine, got one with {name}=")
-    secure = _listed(kind.secure_protocol)
+    secure = _as_list(kind.secure_protocol)
     if secure and schema not in secure and not allow_http:
         raise ValueError(
-            f"expected {secure[0]}://, got {schema}://: set allow_http: true where the way to the service is trusted"
+            f"expected {secure[0]}://, got {schema}://: set allow_http: true if the network to "
+            "the service is trusted"
         )
     address = parse_address_literal(str(parsed.get("host") or "").strip("[]"))
     if address is not None and is_refused(address):
@@ -118,24 +134,36 @@ def _check_kind(kind: Any, parsed: dict[str, Any], *, allow_http: bool) -> None:
         )
 
 
-def _is_out_there(kind: Any) -> bool:
-    """Whether its URLs have to say where to or for whom: what needs neither speaks to the machine that it runs on.
+def _is_remote(kind: Any) -> bool:
+    """Return whether the URLs of a kind must name a host, an account or a recipient.
 
-    So much is true of dbus, gnome, glib, macosx, windows, syslog and blink1, and of no other.
+    A kind without any of them sends to this machine, such as dbus, macosx or syslog.
     """
-    tokens = {name: one for name, one in kind.template_tokens.items() if name != "schema"}
-    return "host" in tokens or any(one.get("required") for one in tokens.values())
+    tokens = {name: token for name, token in kind.template_tokens.items() if name != "schema"}
+    return "host" in tokens or any(token.get("required") for token in tokens.values())
 
 
-def _naming_files(kind: Any) -> set[str]:
-    """The arguments of its URLs that name files of this machine, by all their names."""
-    known = {**kind.template_tokens, **kind.template_args}
-    names = {name for name, one in known.items() if _FILE.search(str(one.get("name", "")))}
-    return names | {name for name, one in known.items() if {*_listed(one.get("alias_of"))} & names}
+def _file_arguments(kind: Any) -> set[str]:
+    """Return the arguments in URLs of a kind that name local files, with their aliases."""
+    arguments = {**kind.template_tokens, **kind.template_args}
+    names = {
+        name
+        for name, argument in arguments.items()
+        if _FILE_ARGUMENT.search(str(argument.get("name", "")))
+    }
+    aliases = {
+        name
+        for name, argument in arguments.items()
+        if names.intersection(_as_list(argument.get("alias_of")))
+    }
+    return names | aliases
 
 
 def _check_switches(plugin: Any) -> None:
-    """Raises ValueError for what would make the library send elsewhere, believe anybody, or keep a failure to itself."""
+    """Raise ValueError if the URL turns on what the relay must not do.
+
+    These switches follow redirects, skip the check of certificates, hide failures or retry.
+    """
     switches = {
         "redirect=yes": plugin.redirects,
         "verify=no": not plugin.verify_certificate,
@@ -149,34 +177,34 @@ def _check_switches(plugin: Any) -> None:
             )
 
 
-def _listed(value: Any) -> list[str]:
+def _as_list(value: Any) -> list[str]:
     if value is None:
         return []
     return [value] if isinstance(value, str) else list(value)
 
 
-def _library() -> Any:
-    """The library. Raises ValueError where it is not installed, or is too old."""
+def _require_library() -> Any:
+    """Return the library. Raises ValueError if it is not installed or too old."""
     if find_spec("apprise") is None:
-        raise ValueError(f"{NEEDED}; it is not installed")
-    apprise = _loaded()
-    if not hasattr(apprise.AppriseAsset, "http_redirects"):
-        raise ValueError(f"{NEEDED}; an older one is installed")
-    return apprise
+        raise ValueError(f"{REQUIREMENT}; it is not installed")
+    library = _load_library()
+    if not hasattr(library.AppriseAsset, "http_redirects"):
+        raise ValueError(f"{REQUIREMENT}; an older one is installed")
+    return library
 
 
 @functools.cache
-def _loaded() -> Any:
-    """Load it when it is first needed: with all its services it takes half a second and 40 MB.
+def _load_library() -> Any:
+    """Load the library when it is first needed: it takes half a second and 40 MB.
 
-    Its log is silenced, and that of what it posts with: URLs can be in them.
+    Silences its log and the log of its HTTP library, which can contain URLs.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it still uses is for its makers to see
-        apprise = importlib.import_module("apprise")
-        _ = "json" in importlib.import_module("apprise.plugins").N_MGR  # loads all of them
+        warnings.simplefilter("ignore")  # its deprecation warnings are for its authors
+        library = importlib.import_module("apprise")
+        _ = "json" in importlib.import_module("apprise.plugins").N_MGR  # loads all plugins
     for name in ("apprise", "urllib3"):
-        log = logging.getLogger(name)
-        log.propagate = False
-        log.addHandler(logging.NullHandler())
-    return apprise
+        logger = logging.getLogger(name)
+        logger.propagate = False
+        logger.addHandler(logging.NullHandler())
+    return library

@@ -1,7 +1,7 @@
-"""Runs what blocks in threads of its own: late ones are left to themselves, and none connects where no sink may.
+"""Runs blocking calls in threads of their own, which cannot connect to refused addresses.
 
-Not in the loop's own pool: a few threads that hang there would keep every sink from looking up a name, and a pool is waited
-for at the end.
+The thread pool of the event loop is not used: a few threads that hang there would stop every sink
+from resolving names, and the process waits for a pool at its end.
 """
 
 from __future__ import annotations
@@ -21,94 +21,90 @@ from typing_extensions import override
 from relay.net.egress import AddressRefused, is_refused
 
 T = TypeVar("T")
+_CONNECTING_EVENTS = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
+"""Audit events (https://docs.python.org/3/library/audit_events.html)."""
 
 
 class SerialThread(Generic[T]):
-    """Does one piece of blocking work at a time; one that is late keeps the next waiting, so threads do not pile up."""
+    """Runs one call at a time. A late call delays the next one, so threads do not pile up."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._done: asyncio.Future[None] | None = None
+        self._finished: asyncio.Future[None] | None = None
 
-    async def run(self, work: Callable[[], T], seconds: float) -> tuple[T, bool]:
-        """Do it within so many seconds, those included that an earlier piece of work is late.
+    async def run(self, function: Callable[[], T], timeout: float) -> tuple[T, bool]:  # noqa: ASYNC109  # waiting for an earlier call counts, too
+        """Call a function within ``timeout`` seconds, including the wait for an earlier call.
 
-        Returns what it returns, and whether it tried an address that no sink may reach. Raises what it raises, and
-        TimeoutError: the work then goes on unheard.
+        Returns its result, and whether it tried to connect to a refused address. Raises what the
+        function raises. Raises TimeoutError; the function then continues, and nobody gets its
+        result.
         """
-        _guard_threads()
-        async with asyncio.timeout(seconds):
-            while self._done is not None and not self._done.done():
-                await asyncio.wait({self._done})
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            thread = _Thread(work, done, self._name)
-            thread.start()  # a machine can be out of threads: nobody is to wait for one that never began
-            self._done = done
-            await asyncio.shield(done)
-        return thread.outcome(), thread.refused
+        _install_guard()
+        async with asyncio.timeout(timeout):
+            while self._finished is not None and not self._finished.done():
+                await asyncio.wait({self._finished})
+            finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            thread = _GuardedThread(function, finished, self._name)
+            thread.start()  # can fail; the next call must not wait for a thread that never started
+            self._finished = finished
+            await asyncio.shield(finished)
+        return thread.result(), thread.is_address_refused
 
 
-class _Thread(threading.Thread, Generic[T]):
-    """A thread that the process does not wait for, and whose connections are watched."""
+class _GuardedThread(threading.Thread, Generic[T]):
+    """A thread that the process does not wait for. `_guard` watches its connections."""
 
-    def __init__(self, work: Callable[[], T], done: asyncio.Future[None], name: str) -> None:
+    def __init__(
+        self, function: Callable[[], T], finished: asyncio.Future[None], name: str
+    ) -> None:
         super().__init__(name=name, daemon=True)
-        self.refused = False
-        self._work = work
-        self._done, self._loop = done, asyncio.get_running_loop()
-        self._outcome: Callable[[], T]
+        self.is_address_refused = False
+        self._function = function
+        self._finished = finished
+        self._loop = asyncio.get_running_loop()
+        self._outcome: T | Exception
 
     @override
     def run(self) -> None:
         try:
-            result = self._work()
-        except Exception as error:  # noqa: BLE001  # raised again where somebody waits for it
-            self._outcome = functools.partial(_raise, error)
-        else:
-            self._outcome = lambda: result
+            self._outcome = self._function()
+        except Exception as error:  # noqa: BLE001  # `result` raises it again
+            self._outcome = error
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._done.set_result, None)
+            self._loop.call_soon_threadsafe(self._finished.set_result, None)
 
-    def outcome(self) -> T:
-        """What came of the work, once it is done."""
-        return self._outcome()
-
-
-def _raise(error: Exception) -> Any:
-    raise error
+    def result(self) -> T:
+        """Return what the function returned, or raise what it raised, after it has finished."""
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
 
 
 @functools.cache
-def _guard_threads() -> None:
-    """From now on no such thread connects to a refused address, whichever library dials.
+def _install_guard() -> None:
+    """Install `_guard` for the rest of the process: an audit hook cannot be removed (PEP 578)."""
+    sys.addaudithook(_guard)
 
-    An audit hook sees every connection of the interpreter before it is made (PEP 578), and can refuse it. It cannot be taken
-    away again, so it looks at these threads alone.
+
+def _guard(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse the connections of guarded threads to metadata and host addresses.
+
+    The interpreter calls an audit hook before it connects a socket, whichever library connects.
     """
-    sys.addaudithook(_refuse)
-
-
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in {"socket.connect", "socket.sendto", "socket.sendmsg"}:
+    if event not in _CONNECTING_EVENTS:
         return
     thread, target = threading.current_thread(), arguments[1]
-    if (
-        isinstance(thread, _Thread)
-        and isinstance(target, tuple)
-        and any(map(_is_refused, _addresses(str(target[0]))))
-    ):
-        thread.refused = True
+    if not isinstance(thread, _GuardedThread) or not isinstance(target, tuple):
+        return
+    if any(is_refused(ip_address(address)) for address in _resolve(str(target[0]))):
+        thread.is_address_refused = True
         raise AddressRefused
 
 
-def _addresses(host: str) -> list[str]:
-    """The addresses that are dialled for a host; of a name, those that connecting would look up, unseen."""
+def _resolve(host: str) -> list[str]:
+    """Return the addresses to which a socket would connect for a host."""
     try:
         ip_address(host)
     except ValueError:
-        return [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
     return [host]
-
-
-def _is_refused(address: str) -> bool:
-    return is_refused(ip_address(address))

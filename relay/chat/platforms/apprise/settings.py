@@ -1,4 +1,4 @@
-"""The section of an Apprise sink."""
+"""The section of the configuration for an Apprise sink."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 
 from relay.chat import ChatSettings
-from relay.chat.platforms.apprise.plugin import ApprisePlugin, plugin_for
+from relay.chat.platforms.apprise.plugin import ApprisePlugin, load_plugin
 from relay.settings import Duration
 
 
 class Settings(ChatSettings):
-    """Services that Apprise speaks to; they are told, and nobody answers there."""
+    """Services that Apprise supports. They get notices, and nobody answers there."""
 
     kind: Literal["apprise"]
     urls: tuple[SecretStr, ...] = ()
-    """Apprise's URLs of the services, one or more. They hold what is needed to post: they are treated as secrets."""
+    """Apprise's URLs of the services, at least one. They are secrets: who has one can post."""
     urls_file: Path | None = None
-    """A file that holds one a line, instead of urls."""
+    """A file with one URL on each line, instead of urls."""
     allow_http: bool = False
-    """Allow URLs whose messages can be read on the way, such as json:// where there is jsons://."""
+    """Allow URLs without TLS, such as json:// in place of jsons://."""
     timeout: Duration = Field(default=30.0, gt=0)
-    """For one message to one service, with all that it is sent to there."""
+    """For one message to one service, with all its recipients there."""
 
     @model_validator(mode="after")
-    def _can_be_told(self) -> Settings:
-        self.services()
+    def _check_urls(self) -> Settings:
+        self.load_plugins()
         return self
 
-    def services(self) -> dict[str, ApprisePlugin]:
-        """The services as they are now, by their URLs. Raises ValueError where there is none, or one that cannot be used."""
-        name = "urls_file" if self._files else "urls"
+    def load_plugins(self) -> dict[str, ApprisePlugin]:
+        """Return a plugin for each current URL. Raises ValueError if one is not usable."""
+        key = "urls_file" if self.has_secret_files else "urls"
         urls = self.reveal_all("urls")
         if not urls:
-            raise ValueError(f"{name}: expected at least one URL of Apprise, got none")
-        found = {}
+            raise ValueError(f"{key}: expected at least one URL of Apprise, got none")
+        plugins = {}
         for number, url in enumerate(urls, start=1):
             try:
-                found[url] = plugin_for(url, allow_http=self.allow_http)
+                plugins[url] = load_plugin(url, allow_http=self.allow_http)
             except ValueError as error:
-                raise ValueError(f"{name}: number {number}: {error}") from None
-        return found
+                raise ValueError(f"{key}: number {number}: {error}") from None
+        return plugins

@@ -1,4 +1,4 @@
-"""A message as plain text, for services of which nothing is known. Pure."""
+"""Renders a card as plain text, for services of any kind. Pure."""
 
 from __future__ import annotations
 
@@ -7,44 +7,47 @@ from datetime import UTC, datetime
 
 from relay.chat.cards.card import Card, PrincipalRef, Text
 
-_GAP = "\N{ZERO WIDTH SPACE}"
+_ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
+_MENTION_OR_LINK = re.compile(
+    r"(?<=[@<])(?=\S)|(?<=:)(?=//)|(?<=\])(?=\()|(?<=\bwww)(?=\.)", re.IGNORECASE
+)
 
 
 def card_text(card: Card) -> str:
-    """What a card says, as plain text; what matters most comes first, as some services cut it."""
-    parts = [
-        render_text(card.summary),
-        "\n".join(f"{label}: {render_text(text)}" for label, text in card.facts),
-    ]
-    parts += [
-        "\n".join(f"- {render_text(line.text)}" for line in card.lines),
-        *map(render_text, card.notes),
-    ]
-    buttons = [*card.buttons, *(button for line in card.lines for button in line.buttons)]
-    if buttons:
-        choices = " | ".join(dict.fromkeys(button.decision for button in buttons))
-        event = card.buttons[0].event_id if card.buttons else "EVENT"
-        parts.append(f"To answer, on a machine of this scope: imds-relay {choices} {event}")
-    return "\n\n".join(part for part in (*parts, plain(card.footer)) if part)
+    """Return a card as plain text. The most important part comes first: some services cut it."""
+    facts = "\n".join(f"{label}: {render_text(text)}" for label, text in card.facts)
+    lines = "\n".join(f"- {render_text(line.text)}" for line in card.lines)
+    notes = [render_text(note) for note in card.notes]
+    paragraphs = [render_text(card.summary), facts, lines, *notes, _command(card)]
+    paragraphs.append(plain(card.footer))
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
 def render_text(text: Text) -> str:
-    """A text with its moments in UTC: which zone its readers live in is not known."""
-    return "".join(
-        f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if isinstance(part, datetime) else plain(part)
-        for part in text
-    )
+    """Return a text with times in UTC, because the readers' time zone is not known."""
+    return "".join(_render_part(part) for part in text)
 
 
-def plain(part: str | PrincipalRef) -> str:
-    """Words that call nobody and lead nowhere, whatever the service makes of them: a gap that nobody sees breaks both.
+def plain(text: str) -> str:
+    """Return a text that mentions nobody and links nowhere.
 
-    The library keeps a service's own markup off; mentions and links are what many find in plain text.
+    Many services find mentions and links in plain text. A space without width stops them. The
+    library escapes each service's own markup.
     """
-    words = re.sub(r"\s+", " ", part.principal if isinstance(part, PrincipalRef) else part)
-    return re.sub(
-        r"(?<=[@<])(?=\S)|(?<=:)(?=//)|(?<=\])(?=\()|(?<=\bwww)(?=\.)",
-        _GAP,
-        words,
-        flags=re.IGNORECASE,
-    )
+    return _MENTION_OR_LINK.sub(_ZERO_WIDTH_SPACE, re.sub(r"\s+", " ", text))
+
+
+def _render_part(part: str | datetime | PrincipalRef) -> str:
+    if isinstance(part, datetime):
+        return f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return plain(part.principal if isinstance(part, PrincipalRef) else part)
+
+
+def _command(card: Card) -> str:
+    """Return how to decide on the command line; empty if nothing can be decided."""
+    buttons = [*card.buttons, *(button for line in card.lines for button in line.buttons)]
+    if not buttons:
+        return ""
+    decisions = " | ".join(dict.fromkeys(button.decision for button in buttons))
+    event_id = card.buttons[0].event_id if card.buttons else "EVENT"
+    return f"To answer, on a machine of this scope: imds-relay {decisions} {event_id}"
