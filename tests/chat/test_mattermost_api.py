@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from yarl import URL
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card
@@ -47,18 +46,11 @@ async def server() -> AsyncIterator[MattermostServer]:
 
 
 @asynccontextmanager
-async def connected_api(
-    server: MattermostServer, *, call_timeout: float = TIMEOUT
-) -> AsyncIterator[MattermostApi]:
+async def connected_api(server: MattermostServer, **changes: Any) -> AsyncIterator[MattermostApi]:
+    """Yield the API of a sink. ``changes`` are other fields of its section."""
+    settings = Settings.model_validate(server.sink_section(**changes))
     async with open_session() as session:
-        yield MattermostApi(
-            session,
-            server_url=URL(server.url),
-            bot_token=lambda: TOKEN,
-            channel_id=server.channel_id,
-            clock=SystemClock(),
-            timeout=call_timeout,
-        )
+        yield MattermostApi(session, settings, SystemClock())
 
 
 @pytest.fixture
@@ -203,7 +195,7 @@ async def test_a_redirect_is_not_followed(server: MattermostServer, channel: Cha
 
 
 async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: MattermostServer) -> None:
-    async with connected_api(server, call_timeout=1.5) as api:
+    async with connected_api(server, timeout="1500ms") as api:
         channel = make_channel(api)
         server.lost_responses = 1
         assert (await post_error(channel)).failure == "transient"
@@ -252,19 +244,13 @@ async def test_an_edit_does_not_change_the_message_field(
     assert server.posts[ref]["props"]["attachments"][0]["text"] == "It is over."
 
 
-async def test_a_token_that_became_unreadable_is_reported(server: MattermostServer) -> None:
-    def unreadable_token() -> str:
-        raise ValueError("expected a token")
-
-    async with open_session() as session:
-        api = MattermostApi(
-            session,
-            server_url=URL(server.url),
-            bot_token=unreadable_token,
-            channel_id=server.channel_id,
-            clock=SystemClock(),
-            timeout=TIMEOUT,
-        )
+async def test_a_token_that_became_unusable_is_reported(
+    server: MattermostServer, tmp_path: Path
+) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
+    async with connected_api(server, token=None, token_file=str(token_file)) as api:
+        token_file.write_text("not a token")
         with pytest.raises(Deferred, match="the token of this sink is no longer usable"):
             await api.create_post({"message": "x"})
 

@@ -7,16 +7,16 @@ actions, errors, rate limiting).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import aiohttp
 import orjson
-from yarl import URL
 
 from relay.chat import MessageGone, embedded_secrets
+from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.http import MAX_RETRY_AFTER, Method, Request, Response, interpret_response, send
@@ -67,33 +67,21 @@ class ApiResponse:
 class MattermostApi:
     """Calls one server with one bot's token, for one channel.
 
-    ``bot_token`` returns the current token or raises ValueError. ``timeout`` limits each call, in
-    seconds. Every call raises Deferred if the server does not answer.
+    Every call raises Deferred if the server does not answer, or if the token is not usable.
     """
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        *,
-        server_url: URL,
-        bot_token: Callable[[], str],
-        channel_id: str,
-        clock: Clock,
-        timeout: float,
-    ) -> None:
+    def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
         self._session = session
-        self._base_url = server_url / "api" / "v4"
-        self._bot_token = bot_token
-        self._channel_id = channel_id
+        self._settings = settings
+        self._base_url = settings.server_url() / "api" / "v4"
         self._clock = clock
-        self._timeout = timeout
 
     async def create_post(self, post: Mapping[str, Any]) -> str:
         """Post to the channel and return the post's id.
 
         Raises MessageGone if the post at ``root_id`` does not exist, and Deferred.
         """
-        response = await self.call("POST", "posts", {"channel_id": self._channel_id, **post})
+        response = await self.call("POST", "posts", {"channel_id": self._settings.channel, **post})
         if response.error_id == _THREAD_GONE:
             raise MessageGone("the first post of the thread was deleted")
         post_id = response.text("id")
@@ -122,7 +110,9 @@ class MattermostApi:
 
         ``within`` is a limit in seconds that is shorter than that of the sink.
         """
-        timeout = self._timeout if within is None else min(within, self._timeout)
+        timeout = self._settings.timeout
+        if within is not None:
+            timeout = min(within, timeout)
         response = await send(self._session, method, self._request(path, payload), seconds=timeout)
         try:
             return ApiResponse(response, orjson.loads(response.body))
@@ -145,7 +135,7 @@ class MattermostApi:
 
     def _request(self, path: str, payload: object) -> Request:
         try:
-            token = self._bot_token()
+            token = self._settings.bot_token()
         except ValueError as error:
             raise Deferred(
                 f"the token of this sink is no longer usable: {error}", failure="slow"

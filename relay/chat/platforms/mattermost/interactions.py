@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +40,9 @@ from relay.chat.platforms.mattermost.payloads import (
     trigger_user_id,
 )
 from relay.chat.platforms.mattermost.post import render_text
+from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
-from relay.errors import Deferred, StoreUnavailable
+from relay.errors import ConfigError, Deferred, StoreUnavailable
 
 BUTTON_LIFETIME = 14 * 86400
 """Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""
@@ -72,34 +72,30 @@ class UserRefusal(Exception):
 
 
 class Interactions:
-    """Handles the calls for one sink.
-
-    ``signing_key`` returns the current key of action tokens or raises ValueError. ``callback_url``
-    is what the Mattermost server calls. ``lookup_timeout`` is in seconds.
-    """
+    """Handles the calls for one sink. ``lookup_timeout`` limits the call that opens a dialog."""
 
     def __init__(
         self,
-        *,
-        sink_name: str,
-        channel_id: str,
-        signing_key: Callable[[], bytes],
-        callback_url: str,
+        settings: Settings,
+        context: ChatContext,
         api: MattermostApi,
         members: MemberDirectory,
-        context: ChatContext,
         clock: Clock,
+        *,
         lookup_timeout: float,
     ) -> None:
-        self._sink_name = sink_name
-        self._channel_id = channel_id
-        self._signing_key = signing_key
-        self._callback_url = callback_url
+        if context.public_url is None:
+            raise ConfigError(
+                f"sink {settings.name}: approve_in_chat needs api.public_url, "
+                "which Mattermost calls"
+            )
+        self._settings = settings
+        self._context = context
         self._api = api
         self._members = members
-        self._context = context
         self._clock = clock
         self._lookup_timeout = lookup_timeout
+        self._callback_url = f"{context.public_url}/v1/chat/{settings.name}"
 
     def integration(self, button: Button) -> dict[str, Any]:
         """Return what a button contains. The server does not show it to anybody.
@@ -108,15 +104,15 @@ class Interactions:
         """
         token = ActionToken(
             kind="button",
-            sink=self._sink_name,
-            channel_id=self._channel_id,
+            sink=self._settings.name,
+            channel_id=self._settings.channel,
             event_id=button.event_id,
             revision=button.revision,
             decision=button.decision,
             expires_at=self._now() + BUTTON_LIFETIME,
             nonce=secrets.token_urlsafe(12),
         )
-        proof = sign_action_token(self._signing_key(), token)
+        proof = sign_action_token(self._settings.signing_key(), token)
         return {"url": self._callback_url, "context": {"proof": proof}}
 
     async def handle_callback(self, body: bytes) -> CallbackReply:
@@ -139,7 +135,7 @@ class Interactions:
 
     async def _handle_click(self, click: Click) -> None:
         token = self._verify_token(click.context.action_token, "button")
-        if click.channel_id != self._channel_id:
+        if click.channel_id != self._settings.channel:
             raise CallbackRefused("expected a click in the sink's channel, it was in another")
         status = await self._require_current_message(token, click.post_id)
         if trigger_user_id(click.trigger_id) != click.user_id:
@@ -191,7 +187,7 @@ class Interactions:
             "elements": [],
             "submit_label": label,
             "notify_on_cancel": False,
-            "state": sign_action_token(self._signing_key(), token),
+            "state": sign_action_token(self._settings.signing_key(), token),
         }
         try:
             response = await self._api.call(
@@ -215,11 +211,11 @@ class Interactions:
     def _verify_token(self, text: str, kind: TokenKind) -> ActionToken:
         """Return a token that this sink made and that has not expired."""
         try:
-            key = self._signing_key()
+            key = self._settings.signing_key()
         except ValueError as error:
             raise CallbackRefused(f"the secret of this sink is no longer usable: {error}") from None
         token = verify_action_token(key, text, kind)
-        if (token.sink, token.channel_id) != (self._sink_name, self._channel_id):
+        if (token.sink, token.channel_id) != (self._settings.name, self._settings.channel):
             raise CallbackRefused("expected a token of this sink and channel, it is of another")
         if self._now() >= token.expires_at:
             raise UserRefusal(_OUTDATED_MESSAGE if kind == "button" else _EXPIRED_DIALOG)
@@ -228,7 +224,9 @@ class Interactions:
     async def _require_current_message(self, token: ActionToken, post_id: str) -> ApprovalStatus:
         """Return the status of the token's event if the post is this sink's message about it."""
         try:
-            status = await self._context.statuses.shown_in(self._sink_name, post_id, token.event_id)
+            status = await self._context.statuses.shown_in(
+                self._settings.name, post_id, token.event_id
+            )
         except StoreUnavailable:
             raise UserRefusal(_STORE_UNAVAILABLE) from None
         if status is None:
@@ -254,10 +252,14 @@ class Interactions:
         return caller
 
     def _log_refusal(self, token: ActionToken, who: str, reason: str) -> None:
-        _log.warning("sink %s: refused %s by %s: %s", self._sink_name, token.decision, who, reason)
+        _log.warning(
+            "sink %s: refused %s by %s: %s", self._settings.name, token.decision, who, reason
+        )
 
     def _unverified(self, problem: str, error: Deferred) -> UserRefusal:
-        _log.warning("sink %s: %s, nothing was decided: %s", self._sink_name, problem, error.reason)
+        _log.warning(
+            "sink %s: %s, nothing was decided: %s", self._settings.name, problem, error.reason
+        )
         return UserRefusal(_UNVERIFIED)
 
     def _now(self) -> int:

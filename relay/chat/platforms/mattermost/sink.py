@@ -6,8 +6,6 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-import aiohttp
-
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
@@ -19,7 +17,7 @@ from relay.chat.platforms.mattermost.settings import Settings
 from relay.chat.platforms.mattermost.user_names import UserNames
 from relay.clock import Clock
 from relay.diagnostics import Finding, failure, ok
-from relay.errors import ConfigError, Deferred
+from relay.errors import Deferred
 from relay.net.http import open_session
 
 _DOCUMENTATION = "see docs/chat/mattermost.md"
@@ -52,10 +50,13 @@ async def connect(
 ) -> AsyncIterator[MattermostSink]:
     """Open the sink's HTTP session. Does not wait for Mattermost. Raises ConfigError."""
     async with open_session() as session:
-        api = _make_api(session, settings, clock)
+        api = MattermostApi(session, settings, clock)
         interactions = None
         if settings.approve_in_chat:
-            interactions = _make_interactions(settings, api, context, clock)
+            members = MemberDirectory(api, settings.channel, clock, lookup_timeout=LOOKUP_TIMEOUT)
+            interactions = Interactions(
+                settings, context, api, members, clock, lookup_timeout=LOOKUP_TIMEOUT
+            )
         user_names = UserNames(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
         channel = Channel(api, user_names, interactions, session_id=secrets.token_hex(8))
         sink = MattermostSink(settings, context, channel, clock, interactions)
@@ -70,7 +71,7 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
     """
     subject = f"sink {settings.name}"
     async with open_session() as session:
-        api = _make_api(session, settings, clock)
+        api = MattermostApi(session, settings, clock)
         try:
             response = await api.call("GET", f"channels/{settings.channel}")
         except Deferred as error:
@@ -81,34 +82,3 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
             problem = "approve_in_chat is on, but the channel belongs to no team"
             return [failure(subject, problem, "use a channel of a team: votes name the team")]
         return [ok(subject, "Mattermost accepts the token and shows the channel to the bot")]
-
-
-def _make_api(session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> MattermostApi:
-    return MattermostApi(
-        session,
-        server_url=settings.server_url(),
-        bot_token=settings.bot_token,
-        channel_id=settings.channel,
-        clock=clock,
-        timeout=settings.timeout,
-    )
-
-
-def _make_interactions(
-    settings: Settings, api: MattermostApi, context: ChatContext, clock: Clock
-) -> Interactions:
-    if context.public_url is None:
-        raise ConfigError(
-            f"sink {settings.name}: approve_in_chat needs api.public_url, which Mattermost calls"
-        )
-    return Interactions(
-        sink_name=settings.name,
-        channel_id=settings.channel,
-        signing_key=settings.signing_key,
-        callback_url=f"{context.public_url}/v1/chat/{settings.name}",
-        api=api,
-        members=MemberDirectory(api, settings.channel, clock, lookup_timeout=LOOKUP_TIMEOUT),
-        context=context,
-        clock=clock,
-        lookup_timeout=LOOKUP_TIMEOUT,
-    )
