@@ -391,23 +391,23 @@ class MattermostServer:
             await asyncio.sleep(0.02)
 
     async def _create_post(self, request: web.Request) -> web.Response:
-        wanted = await request.json()
-        if wanted.get("channel_id") != self.channel_id or self.bot_id not in self.members:
+        fields = await request.json()
+        if fields.get("channel_id") != self.channel_id or self.bot_id not in self.members:
             return error_response(
                 403,
                 "api.context.permissions.app_error",
                 "You do not have the appropriate permissions.",
             )
-        pending_post_id = wanted.get("pending_post_id") or ""
+        pending_post_id = fields.get("pending_post_id") or ""
         pending = self._pending_posts.get(pending_post_id)
         if pending is not None and time.monotonic() < pending[1]:
             return web.json_response(self.public_post(self.posts[pending[0]]), status=201)
-        root_id = wanted.get("root_id") or ""
+        root_id = fields.get("root_id") or ""
         if root_id and (root_id not in self.posts or self.posts[root_id]["delete_at"]):
             return error_response(
                 400, "api.post.create_post.root_id.app_error", "Invalid RootId parameter."
             )
-        problem = _post_problem(wanted)
+        problem = _post_problem(fields)
         if problem is not None:
             return problem
         now = self._timestamp()
@@ -420,8 +420,8 @@ class MattermostServer:
             "update_at": now,
             "edit_at": 0,
             "delete_at": 0,
-            "message": wanted.get("message", ""),
-            "props": wanted.get("props") or {},
+            "message": fields.get("message", ""),
+            "props": fields.get("props") or {},
         }
         self.posts[post["id"]] = post
         if pending_post_id:
@@ -501,10 +501,10 @@ class MattermostServer:
         return web.json_response(member)
 
     async def _open_dialog(self, request: web.Request) -> web.Response:
-        wanted = await request.json()
+        fields = await request.json()
         error_prefix = "interactive_message.decode_trigger_id"
         try:
-            trigger_id = base64.b64decode(wanted["trigger_id"]).decode()
+            trigger_id = base64.b64decode(fields["trigger_id"]).decode()
         except ValueError:
             return error_response(400, f"{error_prefix}.base64_decode_failed")
         parts = trigger_id.split(":")
@@ -514,10 +514,10 @@ class MattermostServer:
             return error_response(400, f"{error_prefix}.expired")
         if not hmac.compare_digest(self._trigger_mac(":".join((*parts[:3], ""))), parts[3]):
             return error_response(400, f"{error_prefix}.verify_signature_failed")
-        is_title_valid = 0 < len(wanted["dialog"]["title"].encode()) <= 24
-        if not is_title_valid or not wanted["url"].startswith(PUBLIC_URL):
+        is_title_valid = 0 < len(fields["dialog"]["title"].encode()) <= 24
+        if not is_title_valid or not fields["url"].startswith(PUBLIC_URL):
             return error_response(400, "api.context.invalid_body_param.app_error")
-        self.dialogs.append(OpenedDialog(parts[1], wanted))
+        self.dialogs.append(OpenedDialog(parts[1], fields))
         return web.json_response({"status": "OK"})
 
     def _trigger_mac(self, signed: str) -> str:
