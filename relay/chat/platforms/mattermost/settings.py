@@ -30,9 +30,9 @@ class Settings(ChatSettings):
     token_file: Path | None = None
     """A file with the token, instead of token."""
     approve_in_chat: bool = False
-    """true: buttons that decide in the chat, after a dialog. false: links to the confirm page."""
+    """true: buttons that decide in the chat; needs secret. false: links to the confirm page."""
     secret: SecretStr | None = None
-    """Signs what buttons carry: whsec_ and 24 to 64 bytes in base64. approve_in_chat needs it."""
+    """Signs buttons: whsec_ and 24 to 64 random bytes in base64, known to this relay alone."""
     secret_file: Path | None = None
     """A file with the secret, instead of secret."""
     allow_http: bool = False
