@@ -40,9 +40,12 @@ TRIGGER_LIFETIME = 30.0
 """Seconds for which a trigger id opens a dialog."""
 _ACTIVE_MARKUP = re.compile(
     r"@\w+|(?<!\w)#\w+|~\w+|:(?!\d\d:)[\w+-]+:|\w+:/+\w*|www\.\w+"
-    r"|(?<!\\)\]\([^)]*\)?|(?<!\\)!?\[[^\]]*\]\(|<\w+|&\S+;"
+    r"|(?<!\\)\]\([^)]*\)?|(?<!\\)!?\[[^\]]*\]\(|<\w+|&#?\w+;"
 )
-"""Mentions, hashtags, channel links, emojis and links. A backslash stops brackets only."""
+"""Mentions, hashtags, channel links, emojis, links and HTML entities.
+
+A backslash stops brackets only.
+"""
 _RELAY_MARKUP = re.compile(
     rf"(?<!\\)`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC_URL}/approve#[\w-]+\)\*\*"
 )

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
@@ -53,6 +53,7 @@ def test_markup_of_others_is_shown_literally(text: str, escaped: str) -> None:
 
 
 @given(st.text())
+@example("&; &#64; &amp;")
 def test_every_text_is_shown_literally_on_one_line(text: str) -> None:
     escaped = plain(text)
     assert active_markup({"message": escaped, "props": {}}) == []
