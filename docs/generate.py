@@ -18,7 +18,14 @@ from pydantic import TypeAdapter
 
 from docs.reference import api, commands, configuration, slack, with_generated_part
 from relay.cli.init import initial_configuration
-from relay.events.build import Origin, change_event, decision_event, event_data, relay_event
+from relay.events.build import (
+    EndOutcome,
+    Origin,
+    change_event,
+    decision_event,
+    event_data,
+    relay_event,
+)
 from relay.events.catalog import CATALOG, EventData, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
@@ -213,7 +220,7 @@ def _relay_examples() -> Iterator[CloudEvent]:
 
 
 def _changed(event: Event, **changes: Any) -> Event:
-    return Event.from_fields(event.fields() | changes)
+    return Event.from_fields(event.to_fields() | changes)
 
 
 def _head(position: int) -> str:

@@ -12,7 +12,7 @@ from relay.chat.cards.rendering import event_card
 from relay.chat.platforms.apprise.fanout import ServiceFanout
 from relay.chat.platforms.apprise.settings import Settings
 from relay.config import Config
-from tests.approvals.builders import event, standing
+from tests.approvals.builders import build_event, build_status
 from tests.chat.apprise_server import apprise_url, running_service
 from tests.chat.teams_server import PATH, QUERY
 
@@ -40,10 +40,10 @@ async def test_the_message_on_the_apprise_page_is_what_a_service_gets() -> None:
         resources=("db-1", "db-2"),
         description="Host server is undergoing maintenance.",
     )
-    card = event_card(standing(reboot), "prod", link=lambda *_: None, code=None)
-    async with running_service() as there:
-        given = Settings.model_validate(
-            {"kind": "apprise", "name": "p", "urls": [apprise_url(there.port)], "allow_http": True}
+    card = event_card(build_status(reboot), "prod", link=lambda *_: None, code=None)
+    async with running_service() as receiver:
+        settings = Settings.model_validate(
+            {"kind": "apprise", "name": "p", "urls": [apprise_url(receiver.port)], "allow_http": True}
         )
         await ServiceFanout(settings).post(card)
         title, _, body = receiver.messages[0].partition("\n")

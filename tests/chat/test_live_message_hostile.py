@@ -19,8 +19,8 @@ from relay.events.timestamps import parse_timestamp
 from relay.outbox.chat_messages import MAX_LINKS
 from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
-from tests.approvals.builders import event
-from tests.approvals.manual_clock import NOON, HandClock
+from tests.approvals.builders import build_event
+from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.mattermost_server import SECRET, running_mattermost
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack

@@ -23,7 +23,7 @@ from relay.chat.platforms.mattermost.user_names import UserNames
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
-from tests.approvals.manual_clock import HandClock
+from tests.approvals.manual_clock import ManualClock
 from tests.chat.mattermost_server import (
     SECRET,
     TOKEN,
@@ -285,12 +285,12 @@ async def test_a_post_does_not_fail_if_names_cannot_be_looked_up(
 async def test_a_name_stays_if_it_cannot_be_looked_up_again(
     server: MattermostServer, api: MattermostApi
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     user_names = UserNames(api, clock, lookup_timeout=TIMEOUT)
     user_id = server.add_user("ann")
     ann = server.principal(user_id)
     assert await user_names.find([ann]) == {ann: "ann"}
-    clock.turn(3601)
+    clock.advance(3601)
     server.scripted_responses.append(("users/ids", error_response(500, "x")))
     assert await user_names.find([ann]) == {ann: "ann"}
     server.users[user_id]["username"] = "anna"
@@ -300,15 +300,15 @@ async def test_a_name_stays_if_it_cannot_be_looked_up_again(
 async def test_a_membership_check_is_reused_for_half_a_minute(
     server: MattermostServer, api: MattermostApi
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     members = MemberDirectory(api, server.channel_id, clock, lookup_timeout=TIMEOUT)
     ann = server.add_user("ann")
     assert await members.eligible_principal(ann) == server.principal(ann)
     count = len(server.calls)
-    clock.turn(29)
+    clock.advance(29)
     assert await members.eligible_principal(ann) == server.principal(ann)
     assert len(server.calls) == count
-    clock.turn(2)
+    clock.advance(2)
     server.users[ann]["delete_at"] = 1
     with pytest.raises(NotEligible, match="not an active one"):
         await members.eligible_principal(ann)
