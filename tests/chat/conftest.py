@@ -1,26 +1,25 @@
-"""How long the relay waits for a chat in tests: long, but where a test is about that."""
+"""How long the relay waits for a chat platform in tests: long, unless a test is about that."""
 
 from __future__ import annotations
 
 import pytest
 
-LIMITS = (
-    "relay.chat.platforms.slack.identity.PATIENCE",
-    "relay.chat.platforms.slack.interactions.PATIENCE",
+LOOKUP_TIMEOUTS = (
+    "relay.chat.platforms.slack.sink.LOOKUP_TIMEOUT",
     "relay.chat.platforms.mattermost.sink.LOOKUP_TIMEOUT",
 )
-"""Seconds in which a chat says who somebody is. In life they are few: it waits for our answer."""
+"""In seconds. A platform waits only a few seconds for the relay, so the relay asks it briefly."""
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still for a while is no chat that hangs."""
-    for limit in LIMITS:
-        monkeypatch.setattr(limit, 30.0)
+def _long_lookup_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test machine that stops for a second is not a platform that hangs."""
+    for timeout in LOOKUP_TIMEOUTS:
+        monkeypatch.setattr(timeout, 30.0)
 
 
 @pytest.fixture
-def impatient(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat that hangs is soon given up, as in life."""
-    for limit in LIMITS:
-        monkeypatch.setattr(limit, 1.5)
+def impatient(_long_lookup_timeouts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay soon gives up a platform that hangs, as in production."""
+    for timeout in LOOKUP_TIMEOUTS:
+        monkeypatch.setattr(timeout, 1.5)

@@ -43,7 +43,12 @@ async def test_the_message_on_the_apprise_page_is_what_a_service_gets() -> None:
     card = event_card(build_status(reboot), "prod", link=lambda *_: None, code=None)
     async with running_service() as receiver:
         settings = Settings.model_validate(
-            {"kind": "apprise", "name": "p", "urls": [apprise_url(receiver.port)], "allow_http": True}
+            {
+                "kind": "apprise",
+                "name": "p",
+                "urls": [apprise_url(receiver.port)],
+                "allow_http": True,
+            }
         )
         await ServiceFanout(settings).post(card)
         title, _, body = receiver.messages[0].partition("\n")

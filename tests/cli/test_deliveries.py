@@ -25,32 +25,6 @@ async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
         yield relay
 
 
-async def test_explain_says_that_it_is_wanted_and_prints_the_plan(relay: RunningRelay) -> None:
-    event = await relay.announce()
-    result = await run_async("explain", event.event_id.lower(), "drain", "-c", relay.config)
-    assert result.code == 0
-    lines = [line.split() for line in result.out.splitlines()]
-    assert ["wanted", "yes"] in lines
-    assert [
-        line[:2] for line in lines if line[2:4] == ["ms", result.out] or line[:2] == ["1", "500"]
-    ] == [["1", "500"]]
-    assert "then a dead letter: given up after 86400 s" in result.out
-    assert "then a dead letter: refused, and no NotBefore ahead to keep trying for" in result.out
-    explanation = (
-        await run_async("explain", event.event_id, "drain", "-c", relay.config, "--json")
-    ).json
-    assert (explanation["whyNot"], explanation["plan"][0]["tries"][0]["pauseSeconds"]) == (
-        None,
-        0.5,
-    )
-
-
-async def test_explain_of_what_is_unknown_is_exit_code_1(relay: RunningRelay) -> None:
-    event = await relay.announce()
-    assert (await run_async("explain", event.event_id, "nope", "-c", relay.config)).code == 1
-    assert (await run_async("explain", "nope", "drain", "-c", relay.config)).code == 1
-
-
 async def test_dead_letters_go_out_again_by_sink_and_since(relay: RunningRelay) -> None:
     relay.receiver.status = 422
     events = [relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None)) for _ in range(3)]
