@@ -1,4 +1,4 @@
-"""Time as an argument: what the rooms that wait are handed, and a test can replace."""
+"""Time as an argument, so that a test can replace it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,44 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """The source of time."""
 
     def now(self) -> datetime:
-        """The wall clock, aware, in UTC: for what is told to others."""
+        """Return the wall-clock time in UTC, with its time zone. Others see it."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back: for intervals."""
+        """Return seconds that never go back, to measure intervals."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait that many seconds."""
+        """Wait for a number of seconds."""
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of this machine."""
 
     def now(self) -> datetime:
-        """The wall clock, aware, in UTC."""
+        """Return the wall-clock time in UTC, with its time zone."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never go back."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait that many seconds."""
+        """Wait for a number of seconds."""
         await asyncio.sleep(seconds)
+
+
+async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float | None) -> None:
+    """Return when the event is set, or after a number of seconds; None sets no limit."""
+    if seconds is None:
+        await event.wait()
+        return
+    async with asyncio.TaskGroup() as group:
+        waits: list[asyncio.Task[object]] = [
+            group.create_task(event.wait()),
+            group.create_task(clock.sleep(max(0.0, seconds))),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()

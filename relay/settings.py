@@ -1,8 +1,9 @@
-"""What the sections of the YAML document are made of: strict models, durations, and secrets that may live in files."""
+"""Building blocks of the YAML document: strict sections, durations, and secrets in files."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from relay.file_reload import FileBackedValue
 from relay.files import reason
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -23,7 +25,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from ``500ms``, ``1s``, ``5m``, ``2h`` or ``7d``. Raises ValueError for anything else."""
+    """Return the seconds of ``500ms``, ``1s``, ``5m``, ``2h`` or ``7d``. Raises ValueError."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("expected a duration such as 500ms, 1s, 5m, 2h or 7d")
@@ -31,7 +33,7 @@ def parse_duration(value: object) -> float:
 
 
 def _duration(value: object) -> float:
-    # Defaults in the code are floats already; YAML numbers without a unit are not accepted.
+    # Defaults in the code are floats. YAML numbers without a unit are not accepted.
     return value if isinstance(value, float) else parse_duration(value)
 
 
@@ -46,91 +48,78 @@ Duration = Annotated[
         }
     ),
 ]
-"""A span of time: text with a unit in the YAML document, seconds as a float in the code."""
-
-
-class SecretFile:
-    """The text of a file that holds a secret, read again whenever the file changes.
-
-    While the file cannot be read after it could be once (it is just being replaced), the last text holds.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp: tuple[int, int, int] | None = None
-        self._text = ""
-
-    def text(self) -> str:
-        """The current text without the line end. Raises ValueError, naming the file, if it never could be read."""
-        try:
-            found = self._path.stat()
-            stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
-            if stamp != self._stamp:
-                self._text = self._path.read_text(encoding="utf-8").strip()
-                self._stamp = stamp
-        except (OSError, UnicodeDecodeError) as error:
-            if self._stamp is None:
-                problem = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
-                raise ValueError(
-                    f"expected a readable file, {self._path} could not be read: {problem}"
-                ) from error
-        return self._text
+"""A duration: text with a unit in the YAML document, seconds as a float in the code."""
 
 
 class Section(BaseModel):
-    """A part of the YAML document: unknown keys are errors, and nothing changes after it was read.
+    """A part of the YAML document. Unknown keys are errors, and it does not change after loading.
 
-    A field ``x`` of type ``SecretStr`` (or a tuple of them) may have a neighbour ``x_file``; ``reveal`` and ``reveal_all``
-    give the current secret wherever it lives.
+    A field ``x`` of type ``SecretStr``, or a tuple of them, may have a second field ``x_file``.
+    `reveal` and `reveal_all` return the current secret from whichever of the two is set. A file is
+    read again when it changes.
     """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
 
-    _files: dict[str, SecretFile] = PrivateAttr(default_factory=dict)
+    _files: dict[str, FileBackedValue[str]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def _secrets_are_given_once_and_readable(self) -> Section:
-        for name in type(self).model_fields:
-            plain = name.removesuffix("_file")
-            if plain == name or plain not in type(self).model_fields or getattr(self, name) is None:
+    def _open_secret_files(self) -> Section:
+        for file_field in type(self).model_fields:
+            field = file_field.removesuffix("_file")
+            if field == file_field or field not in type(self).model_fields:
                 continue
-            if getattr(self, plain):
-                raise ValueError(f"expected one of {plain} and {name}, got both")
-            self._files[plain] = SecretFile(getattr(self, name))
+            path = getattr(self, file_field)
+            if path is None:
+                continue
+            if getattr(self, field):
+                raise ValueError(f"expected one of {field} and {file_field}, got both")
             try:
-                empty = not self._files[plain].text()
+                secret_file = FileBackedValue((path,), partial(_read_secret, path))
             except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
-            if empty:
-                raise ValueError(f"{name}: expected a secret in the file, it is empty")
+                raise ValueError(f"{file_field}: {error}") from error
+            if not secret_file.get():
+                raise ValueError(f"{file_field}: expected a secret in the file, it is empty")
+            self._files[field] = secret_file
         return self
 
     @property
     def has_secret_files(self) -> bool:
-        """Whether a secret of this section lives in a file, and may be another one at the next look."""
+        """Whether a secret of this section is in a file, and so can change."""
         return bool(self._files)
 
-    def reveal(self, name: str) -> str | None:
-        """The secret ``name`` as it is now, from the document or its file; None where neither is given."""
-        if name in self._files:
-            return self._files[name].text()
-        value: SecretStr | None = getattr(self, name)
+    def reveal(self, field: str) -> str | None:
+        """Return the current secret of a field; None if it has none."""
+        if field in self._files:
+            return self._files[field].get()
+        value: SecretStr | None = getattr(self, field)
         return value.get_secret_value() if value is not None else None
 
-    def reveal_all(self, name: str) -> tuple[str, ...]:
-        """Every secret of the list ``name`` as it is now; a file holds one a line."""
-        if name in self._files:
-            return self.reveal_lines(name)
-        values: tuple[SecretStr, ...] = getattr(self, name)
+    def reveal_all(self, field: str) -> tuple[str, ...]:
+        """Return all current secrets of a field that holds several. A file has one per line."""
+        if field in self._files:
+            return self.reveal_lines(field)
+        values: tuple[SecretStr, ...] = getattr(self, field)
         return tuple(value.get_secret_value() for value in values)
 
-    def reveal_lines(self, name: str) -> tuple[str, ...]:
-        """The lines of the file of ``name`` as they are now, without empty ones."""
-        return tuple(line.strip() for line in self._files[name].text().splitlines() if line.strip())
+    def reveal_lines(self, field: str) -> tuple[str, ...]:
+        """Return the current lines of a field's file, without empty lines."""
+        lines = (line.strip() for line in self._files[field].get().splitlines())
+        return tuple(line for line in lines if line)
+
+
+def _read_secret(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        problem = reason(error)
+    except UnicodeDecodeError:
+        problem = "it is not UTF-8 text"
+    raise ValueError(f"expected a readable file, {path} could not be read: {problem}")
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON Schema of a section, for the configuration reference."""
+    """Return the JSON Schema of a section, for the configuration reference."""
     return model.model_json_schema(mode="validation")

@@ -1,1 +1,1 @@
-"""Network helpers that sinks, chats, the API and the checks of `doctor` share."""
+"""Network helpers for everything above this package."""

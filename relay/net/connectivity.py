@@ -14,8 +14,7 @@ from yarl import URL
 
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.net.egress import AddressRefused, guarded_socket, is_refused
-from relay.net.http import CA_OPTION
-from relay.net.tls_context import default_context, explain_refusal
+from relay.net.tls_context import CA_OPTION, default_context, explain_refusal
 
 CONNECT_TIMEOUT = 10.0
 """Seconds for look-up, connection and TLS together."""

@@ -26,11 +26,11 @@ from relay.net.http import (
     Request,
     Transport,
     basic_authorization,
-    interpret_response,
     open_session,
     post,
 )
-from relay.net.tls import ClientTlsSettings, ReloadingTlsContext, make_context
+from relay.net.http_outcome import clock_skew, interpret_response
+from relay.net.tls_settings import ClientTlsSettings
 from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings
 
@@ -224,16 +224,16 @@ def build(
     """
     timestamp = int(now.timestamp())
     return Request(
-        url,
-        {
+        url=url,
+        headers={
             **(more or {}),
             "Content-Type": CONTENT_TYPE,
             "webhook-id": event.id,
             "webhook-timestamp": str(timestamp),
             "webhook-signature": signature.sign(secrets, event.id, timestamp, event.body),
         },
-        event.body,
-        hidden,
+        body=event.body,
+        secrets=hidden,
     )
 
 
@@ -280,7 +280,7 @@ class Webhook:
         self._settings = settings
         self._clock = clock
         self._session = session
-        self._certificates = ReloadingTlsContext(settings.tls) if settings.tls is not None else None
+        self._certificates = settings.tls.reloading_context() if settings.tls is not None else None
         can_change = settings.has_secret_files or (
             settings.basic is not None and settings.basic.has_secret_files
         )
@@ -307,16 +307,17 @@ class Webhook:
                 f"the url, secrets or credentials of this sink cannot be used any more: {error}",
                 failure="slow",
             ) from None
-        way = Transport(
-            known.proxy,
-            known.pass_proxy,
-            self._certificates.context() if self._certificates is not None else None,
+        transport = Transport(
+            proxy=known.proxy,
+            proxy_authorization=known.pass_proxy,
+            tls=self._certificates.get() if self._certificates is not None else None,
         )
-        answer = await post(self._session, request, seconds=self._timeout, way=way)
-        outcome = interpret_response(answer, self._clock.now())
-        if isinstance(outcome, Deferred):
-            raise outcome
-        return outcome
+        response = await post(self._session, request, seconds=self._timeout, transport=transport)
+        now = self._clock.now()
+        failure = interpret_response(response, now)
+        if failure is not None:
+            raise failure
+        return Receipt(response.status, response.text, clock_skew(response, now))
 
 
 @asynccontextmanager
@@ -329,7 +330,7 @@ async def connect(settings: Settings, clock: Clock) -> AsyncIterator[Webhook]:
 async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
     """Whether the receiver, or the proxy before it, is reached. Nothing is posted."""
     about, way = f"sink {settings.name}", settings.way()
-    tls = make_context(settings.tls) if settings.tls is not None else None
+    tls = settings.tls.make_context() if settings.tls is not None else None
     if way is not None:
         return [await check_connectivity(f"{about}, its proxy", way[0], tls=tls, now=clock.now())]
     return [await check_connectivity(about, settings.target(), tls=tls, now=clock.now())]

@@ -95,7 +95,11 @@ async def tried(host: str) -> str:
         try:
             return str(
                 (
-                    await post(session, Request(URL(f"http://{host}:{PORT}/"), {}, b""), seconds=30)
+                    await post(
+                        session,
+                        Request(url=URL(f"http://{host}:{PORT}/"), headers={}, body=b""),
+                        seconds=30,
+                    )
                 ).status
             )
         except Deferred as deferred:

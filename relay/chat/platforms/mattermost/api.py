@@ -19,7 +19,9 @@ from relay.chat import MessageGone, embedded_secrets
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import MAX_RETRY_AFTER, Method, Request, Response, interpret_response, send
+from relay.net.http import Method, Request, Response, send
+from relay.net.http_outcome import interpret_response
+from relay.net.retry_after import MAX_RETRY_AFTER
 
 _POST_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 _ERROR_ID = re.compile(r"[A-Za-z0-9_.]{1,128}")
@@ -144,12 +146,12 @@ class MattermostApi:
         body = b""
         if payload is not None:
             headers["Content-Type"] = "application/json"
-            body = orjson.dumps(payload)
-        return Request(
-            url=self._base_url / path,
-            headers=headers,
-            body=body,
-            hidden=(token, *embedded_secrets(body)),
+        url = self._base / "api" / "v4" / path
+        body = orjson.dumps(payload) if payload is not None else b""
+        secrets = (token, *embedded_secrets(body))
+        request = Request(url=url, headers=headers, body=body, secrets=secrets)
+        answer = await send(
+            self._session, method, request, seconds=min(seconds or self._timeout, self._timeout)
         )
 
 

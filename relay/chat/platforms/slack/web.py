@@ -22,7 +22,8 @@ from yarl import URL
 
 from relay.chat import MessageGone
 from relay.errors import Deferred, Rejected
-from relay.net.http import MAX_RETRY_AFTER, Method, Request, send
+from relay.net.http import Method, Request, send
+from relay.net.retry_after import MAX_RETRY_AFTER
 
 _COPY_AGAIN = (
     "token does not belong to an installed app, or no longer does: "
@@ -167,13 +168,8 @@ class _SdkClient(AsyncWebClient):
     ) -> dict[str, Any]:
         url = URL(api_url).with_query(req_args.get("params") or None)
         body = orjson.dumps(req_args["json"]) if req_args.get("json") is not None else b""
-        request = Request(url, req_args["headers"], body)
-        response = await send(
-            self._guarded_session,
-            cast("Method", http_verb),
-            request,
-            seconds=self.request_timeout,
-        )
+        request = Request(url=url, headers=req_args["headers"], body=body)
+        answer = await send(self._guarded, cast("Method", http_verb), request, seconds=self.seconds)
         try:
             document = orjson.loads(response.body)
         except orjson.JSONDecodeError:

@@ -14,7 +14,8 @@ from relay.chat.platforms.teams.card import Json, card_message, follow_up_messag
 from relay.chat.platforms.teams.settings import CREATE_WORKFLOW, Settings
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import Request, Response, interpret_response, post
+from relay.net.http import Request, Response, post
+from relay.net.http_outcome import interpret_response
 
 _TURNED_OFF = (
     "the workflow is turned off or was deleted: turn it on in the Workflows app, or "
@@ -76,19 +77,14 @@ class WorkflowWebhook:
             raise _with_remedy(outcome, response)
 
 
-def build_request(url: URL, message: Json) -> Request:
-    """Return the request that posts a message. Pure."""
-    body = orjson.dumps(message)
-    signature = url.query.get("sig", "")
-    secrets = (signature,) if signature else ()
-    headers = {"Content-Type": "application/json"}
-    return Request(url, headers, body, (*secrets, *embedded_secrets(body)))
-
-
-def _with_remedy(error: Deferred, response: Response) -> Deferred:
-    """Return the error with a remedy in its text, if there is one."""
-    remedy = _REMEDIES_BY_CODE.get(_error_code(response)) or _REMEDIES_BY_STATUS.get(
-        response.status
+def build(url: URL, message: Json) -> Request:
+    """The request of one attempt. Pure."""
+    signature, body = url.query.get("sig", ""), orjson.dumps(message)
+    return Request(
+        url=url,
+        headers={"Content-Type": "application/json"},
+        body=body,
+        secrets=(*((signature,) if signature else ()), *embedded_secrets(body)),
     )
     if remedy is None:
         return error

@@ -1,0 +1,19 @@
+"""How long to wait before the next try. Pure."""
+
+from __future__ import annotations
+
+_MAX_DOUBLINGS = 16
+
+
+def exponential_backoff(failures: int, *, first: float, maximum: float) -> float:
+    """Return the seconds to wait after so many failures in a row (1 or more), without jitter.
+
+    The wait starts at ``first`` seconds and doubles with each failure, up to ``maximum``.
+    """
+    doublings = min(max(failures, 1) - 1, _MAX_DOUBLINGS)
+    return min(first * 2.0**doublings, maximum)
+
+
+def with_jitter(seconds: float, chance: float) -> float:
+    """Return the wait, up to a quarter longer. ``chance`` is a random number in [0, 1)."""
+    return seconds * (1 + chance / 4)

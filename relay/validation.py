@@ -1,0 +1,17 @@
+"""Turns an error of pydantic into words for whoever sent the data."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+
+def first_error(error: ValidationError) -> tuple[str, str]:
+    """Return the path of the first invalid value, with dots, and what is wrong with it.
+
+    The path is empty if the whole document is wrong. Neither text repeats the input.
+    """
+    details = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path = ".".join(str(part) for part in details["loc"])
+    if details["type"] == "model_type":
+        return path, "expected a JSON object"  # pydantic's text names a class of ours
+    return path, details["msg"]

@@ -1,0 +1,39 @@
+"""States that are logged when they change."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from relay.log_once import LogOnce
+
+
+def test_a_message_is_logged_when_it_differs_from_the_last_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    log = LogOnce(logging.getLogger("test"))
+    log.log(logging.INFO, "%s is up", "a")
+    log.log(logging.INFO, "%s is up", "a")
+    log.log(logging.INFO, "%s is up", "b")
+    log.log(logging.WARNING, "%s is up", "b")
+    log.log(logging.INFO, "%s is up", "a")
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert logged == [
+        ("INFO", "a is up"),
+        ("INFO", "b is up"),
+        ("WARNING", "b is up"),
+        ("INFO", "a is up"),
+    ]
+
+
+def test_after_a_reset_the_same_message_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    log = LogOnce(logging.getLogger("test"))
+    log.log(logging.WARNING, "down")
+    log.reset()
+    log.log(logging.WARNING, "down")
+    assert caplog.messages == ["down", "down"]
+    assert {record.funcName for record in caplog.records} == {
+        "test_after_a_reset_the_same_message_is_logged_again"
+    }

@@ -1,0 +1,46 @@
+"""Errors of pydantic in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from relay.validation import first_error
+
+
+class Child(BaseModel):
+    """A model inside another."""
+
+    count: int
+
+
+class Parent(BaseModel):
+    """The document."""
+
+    children: list[Child]
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "message"),
+    [
+        pytest.param("secret", "", "expected a JSON object", id="not an object"),
+        pytest.param({}, "children", "Field required", id="a missing field"),
+        pytest.param(
+            {"children": ["secret"]}, "children.0", "expected a JSON object", id="a nested model"
+        ),
+        pytest.param(
+            {"children": [{"count": "secret"}, {}]},
+            "children.0.count",
+            "Input should be a valid integer, unable to parse string as an integer",
+            id="the first of two errors",
+        ),
+    ],
+)
+def test_the_first_error_has_a_path_and_a_message_without_the_input(
+    document: Any, path: str, message: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Parent.model_validate(document)
+    assert first_error(caught.value) == (path, message)
