@@ -44,8 +44,8 @@ async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float | No
         return
     async with asyncio.TaskGroup() as group:
         waits: list[asyncio.Task[object]] = [
-            group.create_task(event.wait()),
             group.create_task(clock.sleep(max(0.0, seconds))),
+            group.create_task(event.wait()),
         ]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
