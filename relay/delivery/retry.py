@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from relay.errors import Deferred, Failure
-from relay.outbox import Entry
-from relay.sinks import Sink
+from relay.errors import Failure
+from relay.net.backoff import exponential_backoff
 
 URGENT_WINDOW = 15 * 60.0
 """Seconds before NotBefore in which a try comes at least every `MAX_URGENT_PAUSE`."""
@@ -142,8 +141,14 @@ def plan_retry(
     return RetryAfter(max(delay, sink_pause), sink_pause)
 
 
-def backoff(tries: int, seconds_left: float) -> float:
-    """Return the seconds to wait after this many failures in a row.
+def backoff(tries: int, left: float) -> float:
+    """Seconds until the next try after so many failures in a row, with ``left`` seconds to NotBefore (none ahead: <= 0)."""
+    grown = exponential_backoff(tries, first=FIRST, maximum=LATEST)
+    if left <= 0:
+        return grown
+    if left > WINDOW:
+        return min(grown, EARLY, max(left - WINDOW, URGENT))
+    return min(grown, URGENT)
 
     ``seconds_left`` is the time to NotBefore; zero or less if none is ahead.
     """
