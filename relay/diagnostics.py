@@ -1,4 +1,4 @@
-"""What `doctor` finds: one thing that was looked at, how it is, and what to do about it."""
+"""The results of the checks of ``imds-relay doctor``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 State = Literal["ok", "warning", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """``about`` names what was looked at, ``said`` is a sentence without secrets, ``remedy`` what to do where it is not ok."""
+    """The result of one check. ``subject`` names what was checked. No text contains a secret."""
 
     subject: str
     state: State
@@ -19,20 +19,20 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """What was found and what to do, on a line."""
+        """The message and the remedy, on one line."""
         return self.message if self.remedy is None else f"{self.message}. Remedy: {self.remedy}"
 
 
-def ok(about: str, said: str) -> Finding:
-    """It is as it should be."""
-    return Finding(about, "ok", said)
+def ok(subject: str, message: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding(subject=subject, state="ok", message=message)
 
 
-def warning(about: str, said: str, remedy: str) -> Finding:
-    """The relay would run, and somebody should know."""
-    return Finding(about, "warning", said, remedy)
+def warning(subject: str, message: str, remedy: str) -> Finding:
+    """Return a problem with which the relay runs."""
+    return Finding(subject=subject, state="warning", message=message, remedy=remedy)
 
 
-def failure(about: str, said: str, remedy: str) -> Finding:
-    """The relay would not run, or not do this part of its work."""
-    return Finding(about, "failed", said, remedy)
+def failure(subject: str, message: str, remedy: str) -> Finding:
+    """Return a problem that stops the relay, or a part of its work."""
+    return Finding(subject=subject, state="failed", message=message, remedy=remedy)

@@ -1,21 +1,21 @@
-"""Every error the relay raises on purpose, as one tree.
+"""All errors that the relay raises on purpose, as one tree.
 
     RelayError
-    ├── ConfigError               the YAML document, an environment variable or a file it names is wrong
-    ├── SourceError               the metadata service did not give a usable answer
-    │   ├── SourceUnavailable         try again later: 404, 410, 429, 5xx, resets, timeouts
-    │   ├── SourceRefused             400: our own request is wrong
-    │   └── DocumentError             a 200 whose body is not a Scheduled Events document
-    ├── DeliveryError             a sink could not deliver
-    │   ├── Deferred                  a later try may work
-    │   └── Rejected                  no later try will
-    ├── SignatureRefused          headers that do not prove who sent a body (in `signature`)
-    └── StoreError                the state file
-        ├── StoreLocked               another relay holds it
-        ├── StoreTooNew               a newer version wrote it
-        └── StoreUnavailable          it cannot be written now
+    ├── ConfigError            the YAML document, an environment variable or a file is wrong
+    ├── SourceError            the metadata service gave no usable answer
+    │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
+    │   ├── SourceRefused      400: the relay's request is wrong
+    │   └── DocumentError      200 with a body that is not a Scheduled Events document
+    ├── DeliveryError          a sink could not deliver
+    │   ├── Deferred           a later try may work
+    │   └── Rejected           no later try can work
+    ├── SignatureRefused       the headers do not prove who sent a body (in `relay.signature`)
+    └── StoreError             the state file is unusable
+        ├── StoreLocked        another relay uses it
+        ├── StoreTooNew        a newer version wrote it
+        └── StoreUnavailable   it cannot be written now
 
-The text of an error says what was expected, what came and what to do. It never holds a secret.
+The text of an error says what was expected, what was found and what to do, without secrets.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from __future__ import annotations
 from typing import Literal
 
 Failure = Literal["transient", "slow", "disabled"]
+"""The kind of a failed delivery, see `Deferred`."""
 
 
 class RelayError(Exception):
-    """The root of everything that the relay raises on purpose."""
+    """The base class of all errors that the relay raises on purpose."""
 
 
 class ConfigError(RelayError):
-    """A configuration that cannot be used: names the place, the expectation and what came. Nothing was started."""
+    """The configuration is unusable, and nothing was started. The text names the place."""
 
 
 class SourceError(RelayError):
-    """The metadata service did not give a usable answer. ``status`` is the HTTP status, None when there was none."""
+    """The metadata service gave no usable answer. ``status`` is the HTTP status, if any."""
 
     def __init__(self, reason: str, *, status: int | None = None) -> None:
         super().__init__(reason)
@@ -43,7 +44,7 @@ class SourceError(RelayError):
 
 
 class SourceUnavailable(SourceError):
-    """A later call may work. ``retry_after`` is what the service asked for, in seconds, or None."""
+    """A later call may work. ``retry_after`` is the pause in seconds that the service asks for."""
 
     def __init__(
         self, reason: str, *, status: int | None = None, retry_after: float | None = None
@@ -53,18 +54,22 @@ class SourceUnavailable(SourceError):
 
 
 class SourceRefused(SourceError):
-    """400: our header, version or body is wrong (Azure, "Scheduled Events", section on starting an event)."""
+    """400: the relay's header, version or body is wrong.
+
+    Source: Azure, "Scheduled Events", section on starting an event.
+    """
 
 
 class DocumentError(SourceError):
-    """A 200 answer that is not a Scheduled Events document. It changes nothing and ends no event."""
+    """200 with a body that is not a Scheduled Events document. It changes no event."""
 
 
 class DeliveryError(RelayError):
-    """A sink could not deliver. ``reason`` is a sentence for the operator, ``status`` the far side's code if it gave one.
+    """A sink could not deliver.
 
-    ``answer`` holds the first bytes of what the far side said, for the log of attempts; ``skew`` the seconds that its clock
-    is ahead of ours, None where that is not known.
+    ``reason`` is a sentence for the operator. ``status`` is the destination's status code, if there
+    is one. ``answer`` is the start of its answer, for the log of attempts; the attribute is called
+    ``response``. ``skew`` is how many seconds its clock is ahead of ours; None if unknown.
     """
 
     def __init__(
@@ -85,9 +90,14 @@ class DeliveryError(RelayError):
 class Deferred(DeliveryError):
     """A later try may work.
 
-    ``after``: the far side asked for this many seconds of rest. ``failure`` tells the retry plan what kind it was:
-    ``transient`` (tried again by the plan), ``slow`` (somebody must mend something: tried slowly until NotBefore, then
-    parked), ``disabled`` (the far side asked us to stop: the sink is disabled and keeps its entries).
+    ``after`` is the pause in seconds that the destination asks for. ``failure`` tells the retry
+    plan what kind of failure it is:
+
+    - ``transient``: it can pass by itself. Retries get slower.
+    - ``slow``: a person must correct something. Retries are slow until NotBefore. Then the entry
+      becomes a dead letter.
+    - ``disabled``: the destination asks the relay to stop. The sink is disabled, and keeps its
+      entries.
     """
 
     def __init__(
@@ -106,15 +116,15 @@ class Deferred(DeliveryError):
 
 
 class Rejected(DeliveryError):
-    """No later try will work: the entry is parked as a dead letter with this reason."""
+    """No later try can work: the entry becomes a dead letter with this reason."""
 
 
 class StoreError(RelayError):
-    """The state file cannot be used as it is."""
+    """The state file is unusable."""
 
 
 class StoreLocked(StoreError):
-    """Another relay holds the state file."""
+    """Another relay uses the state file."""
 
 
 class StoreTooNew(StoreError):
@@ -122,4 +132,4 @@ class StoreTooNew(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The state file cannot be written now. Notices go out from memory; approvals are refused."""
+    """The state file cannot be written now: events are sent from memory, approvals are refused."""

@@ -1,7 +1,8 @@
-"""Whether something is at a path, and why it cannot be read.
+"""Whether something exists at a path, and why it cannot be read.
 
-From Python 3.14 on `Path.exists`, `is_file` and `is_dir` answer no where they may not look. These answer no only where
-nothing of that kind is there for certain; whoever then opens the path learns the reason.
+From Python 3.14 on, `Path.exists`, `is_file` and `is_dir` return False if the user may not look.
+These functions return False only if nothing of that kind is there for certain. Whoever then opens
+the path gets the reason.
 """
 
 from __future__ import annotations
@@ -17,36 +18,38 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 def may_exist(path: Path) -> bool:
     """Return whether something is there, or may be."""
-    return _may_be(path, lambda _: True)
+    return _may_match(path, lambda _: True)
 
 
 def may_be_file(path: Path) -> bool:
     """Return whether a file is there, or may be."""
-    return _may_be(path, stat.S_ISREG)
+    return _may_match(path, stat.S_ISREG)
 
 
 def may_be_folder(path: Path) -> bool:
     """Return whether a folder is there, or may be."""
-    return _may_be(path, stat.S_ISDIR)
+    return _may_match(path, stat.S_ISDIR)
 
 
-def _may_be(path: Path, kind: Callable[[int], bool]) -> bool:
+def _may_match(path: Path, matches_mode: Callable[[int], bool]) -> bool:
     try:
-        return kind(path.stat().st_mode)
+        return matches_mode(path.stat().st_mode)
     except OSError as error:
         return error.errno not in _ABSENT
 
 
-def reason(error: OSError) -> str:
-    """Return what the system says, and for which user where rights are missing."""
-    said = error.strerror or type(error).__name__
-    return f"{said} (this runs as {user()})" if isinstance(error, PermissionError) else said
+def describe_os_error(error: OSError) -> str:
+    """Return the system's text; for a missing permission, also the user that lacks it."""
+    text = error.strerror or type(error).__name__
+    if isinstance(error, PermissionError):
+        return f"{text} (this runs as {current_user()})"
+    return text
 
 
-def user() -> str:
-    """Return the name, or the number, of the user as whom this runs."""
+def current_user() -> str:
+    """Return the name of the user that runs this process, or its number."""
     try:
-        import pwd  # noqa: PLC0415  # POSIX alone has it
+        import pwd  # noqa: PLC0415  # only on POSIX
     except ImportError:
         return "this user"
     try:

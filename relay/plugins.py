@@ -1,4 +1,4 @@
-"""The folder is the registry: finds the members of a family, in its own folder and in installed packages."""
+"""Finds the members of a family, such as the sinks: modules of its package, and entry points."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from relay.errors import ConfigError
 
 
 def members(family: ModuleType) -> dict[str, ModuleType]:
-    """The members of a family by name: its public modules, then the entry points of the group named like the package.
+    """Return the members of a family by name.
 
-    An installed package adds a member to ``relay.sinks`` with an entry point of group ``relay.sinks`` that names a
-    module. Raises ConfigError when two members share a name.
+    These are the public modules of the package, and the entry points of the group with the name of
+    the package. So an installed package adds a sink with an entry point of the group
+    ``relay.sinks`` that names a module. Raises ConfigError if two members have the same name.
     """
-    found = {
+    modules = {
         module.name: importlib.import_module(f"{family.__name__}.{module.name}")
         for module in pkgutil.iter_modules(family.__path__)
         if not module.name.startswith("_")
     }
-    for point in entry_points(group=family.__name__):
-        if point.name in found:
+    for entry_point in entry_points(group=family.__name__):
+        if entry_point.name in modules:
             raise ConfigError(
-                f"expected one member named {point.name} in {family.__name__}, {point.value} is a second one"
+                f"expected one member named {entry_point.name} in {family.__name__}, "
+                f"{entry_point.value} is a second one"
             )
-        found[point.name] = point.load()
-    return found
+        modules[entry_point.name] = entry_point.load()
+    return modules

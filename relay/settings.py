@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from relay.file_reload import FileBackedValue
-from relay.files import reason
+from relay.files import describe_os_error
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -114,7 +114,7 @@ def _read_secret(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        problem = reason(error)
+        problem = describe_os_error(error)
     except UnicodeDecodeError:
         problem = "it is not UTF-8 text"
     raise ValueError(f"expected a readable file, {path} could not be read: {problem}")

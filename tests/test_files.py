@@ -1,4 +1,4 @@
-"""Unreadable files are reported as such and never as absent, on every version of Python."""
+"""A path without permission never counts as absent, on all versions of Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from relay.config import load
 from relay.errors import ConfigError, StoreError
-from relay.files import may_be_file, may_be_folder, may_exist, user
+from relay.files import current_user, may_be_file, may_be_folder, may_exist
 from relay.outbox import StoreSettings
 from relay.outbox.diagnostics import diagnose
 from relay.outbox.file import open_for_reading
@@ -22,7 +22,7 @@ CHECKS: tuple[Callable[[Path], bool], ...] = (may_exist, may_be_file, may_be_fol
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Iterator[Path]:
-    """A folder that this user may not enter. Root becomes another user meanwhile."""
+    """A folder that this user may not read. Root becomes another user for the test."""
     folder = tmp_path / "closed"
     folder.mkdir()
     (folder / "relay.yaml").write_text("scope: west\n")
@@ -40,11 +40,11 @@ def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    found = {
-        path: [checks(path) for checks in CHECKS]
+    results = {
+        path: [asked(path) for asked in ASKED]
         for path in (file, tmp_path, tmp_path / "no", file / "within", tmp_path / "loop")
     }
-    assert list(found.values()) == [
+    assert list(results.values()) == [
         [True, True, False],
         [True, False, True],
         [False] * 3,
@@ -60,10 +60,10 @@ def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
 def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.config.DEFAULT_PATHS", (closed / "relay.yaml",))
+    monkeypatch.setattr("relay.config.PLACES", (closed / "relay.yaml",))
     message = (
-        rf"relay\.yaml: expected a file that can be read: Permission denied \(this runs as "
-        rf"{user()}\)"
+        r"relay\.yaml: expected a file that can be read: "
+        rf"Permission denied \(this runs as {current_user()}\)"
     )
     with pytest.raises(ConfigError, match=message):
         load(None, {})
@@ -80,9 +80,9 @@ def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Pa
     assert findings["state file"].state == "failed"
     assert (
         findings["state file"].message
-        == f"{path} cannot be read: Permission denied (this runs as {user()})"
+        == f"{path} cannot be read: Permission denied (this runs as {current_user()})"
     )
-    assert findings["state folder"].message == f"{closed} cannot be written by {user()}"
+    assert findings["state folder"].message == f"{closed} cannot be written by {current_user()}"
     with pytest.raises(StoreError, match="Permission denied"):
         open_for_reading(path)
 

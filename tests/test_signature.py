@@ -44,11 +44,11 @@ def headers_for(
 @pytest.mark.parametrize("length", [24, 32, 64])
 def test_a_secret_holds_24_to_64_bytes(length: int) -> None:
     """Standard Webhooks 1.0.0, "Signature scheme"."""
-    assert signature.key_of(secret_of(length)) == b"\x07" * length
+    assert signature.decode_secret(secret_of(length)) == b"\x07" * length
 
 
 @pytest.mark.parametrize(
-    ("secret", "came"),
+    ("secret", "problem"),
     [
         (secret_of(23), "got 23 bytes"),
         (secret_of(65), "got 65 bytes"),
@@ -65,10 +65,10 @@ def test_a_secret_holds_24_to_64_bytes(length: int) -> None:
     ],
 )
 def test_any_other_secret_is_an_error_that_says_what_came_but_not_the_secret(
-    secret: str, came: str
+    secret: str, problem: str
 ) -> None:
-    with pytest.raises(ValueError, match=came) as caught:
-        signature.key_of(secret)
+    with pytest.raises(ValueError, match=problem) as caught:
+        signature.decode_secret(secret)
     assert "24 to 64 random bytes in base64" in str(caught.value)
     assert len(secret) < 8 or secret[6:] not in str(caught.value)
 
@@ -238,7 +238,7 @@ def test_a_change_of_any_byte_of_body_id_or_timestamp_is_refused(data: st.DataOb
 
 
 def test_the_end_of_a_part_cannot_be_moved_over_a_full_stop() -> None:
-    """``id.timestamp.body`` is signed: a body like a timestamp could make another valid message."""
+    """``id.timestamp.body`` is signed. Another split of the text must not be valid."""
     later = int(NOW.timestamp()) + 30
     headers = headers_for(f"{later}.{{}}".encode())
     moved = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from relay.file_reload import FileBackedValue
-from relay.files import reason
+from relay.files import describe_os_error
 from relay.net.tls_context import client_context, load_certificate
 from relay.settings import Section
 
@@ -47,7 +47,8 @@ class ClientTlsSettings(Section):
                 f"{option}: expected PEM that fits together, got something else ({problem})"
             ) from None
         except OSError as error:
-            raise ValueError(f"{option}: expected a readable file: {reason(error)}") from None
+            problem = describe_os_error(error)
+            raise ValueError(f"{option}: expected a readable file: {problem}") from None
         return context
 
     def reloading_context(self) -> FileBackedValue[ssl.SSLContext]:

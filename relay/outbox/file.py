@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
-from relay.files import reason
+from relay.files import describe_os_error
 from relay.outbox import Identity, Mode
 
 SCHEMA_VERSION = 2
@@ -128,7 +128,7 @@ def _read_error(path: Path) -> str | None:
     try:
         path.open("rb").close()
     except OSError as error:
-        return reason(error)
+        return describe_os_error(error)
     return None
 
 

@@ -79,4 +79,4 @@ class Settings(ChatSettings):
                 "expected a secret or secret_file for approve_in_chat, got neither; "
                 "imds-relay keys makes one"
             )
-        return signature.key_of(secret)
+        return signature.decode_secret(secret)
