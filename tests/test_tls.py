@@ -1,4 +1,4 @@
-"""The relay accepts the same certificates on every version of Python, and explains the others."""
+"""Which certificates the relay accepts on all versions of Python, and why it refuses others."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ async def test_a_private_ca_without_key_usage_and_key_identifiers_is_accepted(la
 
 
 async def test_a_webhook_behind_such_a_ca_is_delivered_to(lax: Files) -> None:
-    given = {"tls": {"ca_file": str(lax.ca)}}
+    fields = {"tls": {"ca_file": str(lax.ca)}}
     async with (
         listening(good, tls=True, certificate=lax.server) as receiver,
-        connect(settings(url=receiver.url, **given), SystemClock()) as webhook,
+        connect(settings(url=receiver.url, **fields), SystemClock()) as webhook,
     ):
         assert (await webhook.deliver(cloudevent())).status == 204
 
@@ -101,6 +101,6 @@ async def test_a_refused_certificate_is_told_with_a_remedy(tmp_path: Path, remed
     files = Files(tmp_path, *REFUSED[remedy])
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
         await shake_hands(files.server, client_context(files.ca))
-    why, told = explain_refusal(refused.value, "tls.ca_file")
-    assert remedy in told
-    assert "127.0.0.1" not in why + told
+    problem, remedy_text = explain_refusal(refused.value, "tls.ca_file")
+    assert remedy in remedy_text
+    assert "127.0.0.1" not in problem + remedy_text

@@ -1,4 +1,4 @@
-"""Reaches for a sink's far side as far as a handshake, for `doctor`: nothing is sent to whoever listens there."""
+"""Checks for ``imds-relay doctor`` whether a URL can be reached. No request is sent."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ from relay.net.tls_context import CA_OPTION, default_context, explain_refusal
 
 CONNECT_TIMEOUT = 10.0
 """Seconds for look-up, connection and TLS together."""
-_SOON = 14 * 86400.0
-"""Seconds before its end at which a certificate is spoken of."""
+_EXPIRY_WARNING = 14 * 86400.0
+"""Seconds before the end of a certificate from which on the finding is a warning."""
+_CHECK_RECEIVER = "check that it runs, and that firewalls let this VM through"
 
 
 async def check_connectivity(
-    about: str,
+    subject: str,
     url: URL,
     *,
     tls: ssl.SSLContext | None,
     now: datetime,
     seconds: float = CONNECT_TIMEOUT,
 ) -> Finding:
-    """Look the name up, connect through the egress guard and, with https, agree on TLS; then hang up."""
-    where, loop = str(url.origin()), asyncio.get_running_loop()
+    """Look up the name, connect through the egress guard, do the TLS handshake, and hang up.
+
+    ``tls`` replaces the default context for https.
+    """
+    origin = str(url.origin())
+    loop = asyncio.get_running_loop()
+    context = (tls or default_context()) if url.scheme == "https" else None
     try:
         async with asyncio.timeout(seconds):
-            found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+            infos = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
             sock = await aiohappyeyeballs.start_connection(
-                found, happy_eyeballs_delay=0.25, socket_factory=guarded_socket
+                infos, happy_eyeballs_delay=0.25, socket_factory=guarded_socket
             )
             address = str(sock.getpeername()[0])
-            context = (tls or default_context()) if url.scheme == "https" else None
             transport, _ = await loop.create_connection(
                 asyncio.Protocol,
                 sock=sock,
@@ -47,60 +52,52 @@ async def check_connectivity(
                 server_hostname=url.host if context is not None else None,
             )
     except TimeoutError:
-        return failure(
-            about,
-            f"{where}: nobody answered within {seconds:g} s",
-            "see that it runs, and that firewalls let this VM through",
-        )
+        problem = f"{origin}: nobody answered within {seconds:g} s"
+        return failure(subject, problem, _CHECK_RECEIVER)
     except OSError as error:
-        return failure(about, f"{where}: {_why(error)}", _remedy(error))
+        problem, remedy = _explain(error)
+        return failure(subject, f"{origin}: {problem}", remedy)
     certificate = transport.get_extra_info("peercert")
     transport.abort()
-    return _seen(
-        about,
-        f"{where} is reached at {address}",
-        {str(one[4][0]) for one in found},
-        certificate,
-        now,
-    )
-
-
-def _seen(
-    about: str, said: str, addresses: set[str], certificate: dict[str, str] | None, now: datetime
-) -> Finding:
-    if any(is_refused(ip_address(one)) for one in addresses):
+    message = f"{origin} is reached at {address}"
+    if any(is_refused(ip_address(str(info[4][0]))) for info in infos):
         return warning(
-            about,
-            f"{said}; its name also stands for an address that no sink may reach",
-            "mend the name: that one is passed over",
+            subject,
+            f"{message}; its name also stands for an address that no sink may reach",
+            "correct the name: that address is never used",
         )
     if not certificate:
-        return ok(about, said)
-    ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)
-    said = f"{said}, with a certificate good until {ends:%Y-%m-%d}"
-    left = (ends - now).total_seconds()
-    return warning(about, said, "see that it is renewed") if left < _SOON else ok(about, said)
+        return ok(subject, message)
+    return _check_expiry(subject, message, certificate["notAfter"], now)
 
 
-def _why(error: OSError) -> str:
+def _check_expiry(subject: str, message: str, not_after: str, now: datetime) -> Finding:
+    expiry = datetime.fromtimestamp(ssl.cert_time_to_seconds(not_after), UTC)
+    message = f"{message}, with a certificate good until {expiry:%Y-%m-%d}"
+    if (expiry - now).total_seconds() < _EXPIRY_WARNING:
+        return warning(subject, message, "make sure that it is renewed")
+    return ok(subject, message)
+
+
+def _explain(error: OSError) -> tuple[str, str]:
+    """Return why there is no connection, and the remedy."""
+    correct_name = "correct the name in the url, or its addresses"
     match error:
         case AddressRefused():
-            return "its name stands for a metadata or host address, which no sink may reach"
+            return "its name stands for a metadata or host address, which no sink may reach", (
+                correct_name
+            )
         case socket.gaierror():
-            return f"its name cannot be looked up ({error.strerror})"
+            return f"its name cannot be looked up ({error.strerror})", correct_name
         case ssl.SSLCertVerificationError():
-            return f"its certificate is not one that this machine trusts: {explain_refusal(error, CA_OPTION)[0]}"
+            problem, remedy = explain_refusal(error, CA_OPTION)
+            return f"its certificate is not one that this machine trusts: {problem}", remedy
         case ssl.SSLError():
-            return f"the TLS handshake failed: {error.reason or 'it was broken off'}"
-    return os.strerror(error.errno) if error.errno else "none of its addresses could be reached"
-
-
-def _remedy(error: OSError) -> str:
-    match error:
-        case AddressRefused() | socket.gaierror():
-            return "correct the name in the url, or what it stands for"
-        case ssl.SSLCertVerificationError():
-            return explain_refusal(error, CA_OPTION)[1]
-        case ssl.SSLError():
-            return "see that TLS 1.2 or newer is spoken there, and whether it wants a certificate in tls.cert_file"
-    return "see that it runs, and that firewalls let this VM through"
+            problem = error.reason or "the connection was closed"
+            return f"the TLS handshake failed: {problem}", (
+                "check that it supports TLS 1.2 or newer, "
+                "and whether it needs a certificate in tls.cert_file"
+            )
+    if error.errno:
+        return os.strerror(error.errno), _CHECK_RECEIVER
+    return "none of its addresses could be reached", _CHECK_RECEIVER

@@ -1,7 +1,8 @@
-"""The egress guard: metadata and host addresses are never connected to on behalf of a sink.
+"""The egress guard: no sink connects to a metadata or host address.
 
-Loopback and private ranges are where receivers live and are allowed. The guard makes the sockets: a resolver would not see
-address literals, and a check before the request would not see what a name resolves to.
+Loopback and private addresses are allowed, because receivers are there. The guard creates the
+sockets. A guarded resolver would not see addresses in URLs, and a check before the request would
+not see to which address a name resolves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Address = IPv4Address | IPv6Address
 REFUSED = tuple(
     ip_network(network)
     for network in (
-        "169.254.0.0/16",  # link local: Azure's and others' instance metadata
+        "169.254.0.0/16",  # link local: instance metadata of Azure and others
         "168.63.129.16/32",  # Azure's host: wire server, DNS, health probes
         "fe80::/10",  # link local
         "fd00:ec2::254/128",  # instance metadata of another cloud
@@ -29,13 +30,15 @@ REFUSED = tuple(
 _NAT64 = ip_network("64:ff9b::/96")
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_NAME = re.compile(rf"(?=.{{1,253}}\.?$){_LABEL}(?:\.{_LABEL})*\.?")
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}\.?$){_LABEL}(?:\.{_LABEL})*\.?")
+_SPACE_OR_CONTROL = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 class AddressRefused(OSError):
-    """A socket to a refused address was asked for. An OSError, since that is what a dialler takes for a failed address.
+    """The guard refuses this address. An OSError, so that the next address of a name is tried.
 
-    The text is the same for every address: of several failures with one text the dialler passes the first on as it is.
+    The text is the same for all addresses: if all attempts fail with the same text, the caller of
+    aiohappyeyeballs gets this error, else a summary.
     """
 
     def __init__(self) -> None:
@@ -43,7 +46,7 @@ class AddressRefused(OSError):
 
 
 def is_refused(address: Address) -> bool:
-    """Whether the address, or the IPv4 address that it stands for, must never be reached for anybody else."""
+    """Return whether no sink may reach the address, or the IPv4 address that it contains."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             address = address.ipv4_mapped
@@ -53,25 +56,26 @@ def is_refused(address: Address) -> bool:
 
 
 def parse_address_literal(host: str) -> Address | None:
-    """The address that a host's text stands for in any notation the C library takes (``2852039166``, ``0xa9.254.43518``).
+    """Return the address in a host, in any notation of the C library; None for a name.
 
-    None for a name.
+    Such notations are ``2852039166`` and ``0xa9.254.43518``.
     """
     try:
         return ip_address(host)
     except ValueError:
-        try:
-            return IPv4Address(socket.inet_aton(host.removesuffix(".")))
-        except (OSError, UnicodeError):
-            return None
+        pass
+    try:
+        return IPv4Address(socket.inet_aton(host.removesuffix(".")))
+    except (OSError, UnicodeError):
+        return None
 
 
 def guarded_socket(info: AddrInfoType) -> socket.socket:
-    """Make the socket for an address that is about to be dialled. Raises AddressRefused instead where it must not be."""
+    """Return a socket for an address, before the connection. Raises AddressRefused."""
     family, kind, protocol, _, target = info
     try:
         address = ip_address(str(target[0]))
-    except ValueError:  # not an address: connecting would look it up, unseen
+    except ValueError:  # a name: connecting would resolve it, unseen by the guard
         raise AddressRefused from None
     if is_refused(address):
         raise AddressRefused
@@ -80,8 +84,8 @@ def guarded_socket(info: AddrInfoType) -> socket.socket:
 
 @lru_cache(maxsize=64)
 def parse_receiver_url(text: str, *, allow_http: bool) -> URL:
-    """Read the URL of a receiver. Raises ValueError, which holds nothing of the URL but its scheme."""
-    if re.search(r"[\s\x00-\x1f\x7f]", text):
+    """Return the URL of a receiver. Raises ValueError, which repeats at most its scheme."""
+    if _SPACE_OR_CONTROL.search(text):
         raise ValueError("expected a URL without spaces and control characters, got one with them")
     try:
         url = URL(text)
@@ -92,7 +96,8 @@ def parse_receiver_url(text: str, *, allow_http: bool) -> URL:
         ) from None
     if url.scheme == "http" and not allow_http:
         raise ValueError(
-            "expected https, got http: set allow_http: true where the way to the receiver is trusted"
+            "expected https, got http: "
+            "set allow_http: true where the way to the receiver is trusted"
         )
     if url.scheme not in {"http", "https"} or not host:
         raise ValueError(
@@ -100,7 +105,8 @@ def parse_receiver_url(text: str, *, allow_http: bool) -> URL:
         )
     if url.raw_user is not None or url.raw_password is not None:
         raise ValueError(
-            "expected a URL without user and password, got one with them: they end in logs; signatures prove the sender"
+            "expected a URL without user and password, got one with them: they end in logs; "
+            "signatures prove the sender"
         )
     if "#" in text:
         raise ValueError(
@@ -115,7 +121,7 @@ def parse_receiver_url(text: str, *, allow_http: bool) -> URL:
 def _check_host(host: str) -> None:
     address = parse_address_literal(host)
     if address is None:
-        if _NAME.fullmatch(host) is None:
+        if _HOST_NAME.fullmatch(host) is None:
             raise ValueError(
                 "expected a host name of letters, digits, hyphens and dots, got something else"
             )

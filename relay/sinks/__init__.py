@@ -1,17 +1,21 @@
-"""The contract of the sinks: a sink carries one event to its destination and reports how it went.
+"""The contract of a sink: it delivers one event to a destination, and reports the result.
 
-Each other module of this folder that does not start with ``_`` is one sink. The module defines
+Each other module of this package is one sink, and its name is the ``kind`` of the YAML section. An
+installed package adds a sink with an entry point of the group ``relay.sinks`` that names a module.
+docs/adding-a-sink.md shows how to write one. The module defines
 
-- ``Settings``: a subclass of `SinkSettings` that narrows ``kind`` to a literal. It is the sink's
-  section of the YAML document.
-- ``connect(settings, clock)``: an async context manager that yields the `Sink`. It may start tasks
-  and connections, which end with the context. It must not wait for the far side, which may be
-  down when the relay starts.
-- ``diagnose(settings, clock, scope)``, optional: a coroutine that checks the far side for
-  ``imds-relay doctor`` and returns a list of `Finding`. It delivers nothing.
+- ``Settings``, a subclass of `SinkSettings` with ``kind: Literal["<kind>"]``. The relay makes it
+  from the YAML section when it starts. It checks what it can without the network.
+- ``connect(settings, clock)``, an async context manager that yields the `Sink`. The relay enters it
+  once at the start, and leaves it once at the end. It may start tasks and connections, but must not
+  wait for the destination, which may be down. Leaving it ends everything that it started.
+- ``diagnose(settings, clock, scope)``, optional, a coroutine that returns a list of
+  `relay.diagnostics.Finding`. ``imds-relay doctor`` calls it, without ``connect``. It checks the
+  destination and delivers nothing.
 
-The dispatcher calls ``deliver`` in order per EventId, at most ``concurrency`` calls at once. A sink
-never retries and never remembers: outbox and dispatcher do both, for all sinks.
+The dispatcher calls `Sink.deliver` for each event that the settings select: one event of an EventId
+after the other, at most ``concurrency`` calls at once, and again after `relay.errors.Deferred`. So
+a sink never retries and never remembers events: outbox and dispatcher do both for all sinks.
 """
 
 from __future__ import annotations
@@ -46,25 +50,25 @@ class SinkSettings(Section):
     kind: str
     """Which sink it is: the name of its module or entry point."""
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-    """Tells it apart from the others: in the store, in routing keys and on the command line."""
+    """Identifies the sink in the store, in routing keys and on the command line."""
     events: tuple[Annotated[str, AfterValidator(_event_pattern)], ...] = Field(
         default=("*",), min_length=1
     )
     """Patterns over the event type between prefix and version: event.scheduled, approval.*, *."""
     match: Match = Match()
-    """Only events that meet these conditions; one matching resource is enough. Not for relay.*."""
+    """Conditions on events, except relay.*; one matching resource is enough."""
     stale: Literal["deliver", "drop"] = "deliver"
     """drop: skip queued states that a newer one of the same EventId replaced."""
     rate: float | None = Field(default=None, gt=0)
-    """At most so many deliveries begin in a second; null: as fast as the far side takes them."""
+    """At most so many deliveries begin in a second; null: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The destination has taken the event.
+    """The destination has the event.
 
     ``status`` and ``response`` (at most 1 KiB) go into the log of attempts. ``skew`` is how many
-    seconds the far side's clock is ahead of ours; None if that is not known.
+    seconds the destination's clock is ahead of ours; None if unknown.
     """
 
     status: int | None = None
@@ -73,18 +77,25 @@ class Receipt:
 
 
 class Sink(Protocol):
-    """One destination. Raises only `Deferred` and `Rejected`; any other error is a bug in it."""
+    """One destination."""
 
     concurrency: int
     """How many deliveries may run at once."""
     longest_pause: float
-    """Seconds: the longest pause between two tries when no deadline presses."""
+    """Seconds: the longest pause between two tries if no deadline is near."""
     give_up_after: float
     """Seconds: how long an event is tried before it becomes a dead letter; may be infinite."""
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """Return when the destination has taken the event.
+        """Return when the destination has the event.
 
-        Raises Deferred if a later try may work, Rejected if none will. Must end within the sink's
-        own timeout.
+        Raises `relay.errors.Deferred` if a later try may work, and `relay.errors.Rejected` if none
+        can. Any other error counts as an internal error of the sink: the event becomes a dead
+        letter after a few tries. It must end within a timeout of the sink, and may be cancelled
+        when the relay stops. The same event can come again, so it must not matter if the
+        destination gets it twice.
         """
+
+
+Connect = Callable[[Any, Clock], AbstractAsyncContextManager[Sink]]
+"""The signature of ``connect``."""

@@ -1,9 +1,12 @@
-"""Webhooks: every event as one signed POST, CloudEvents in structured mode and Standard Webhooks headers."""
+"""Webhooks: each event is a signed POST, a CloudEvent in structured mode.
+
+The headers follow Standard Webhooks. See docs/webhooks.md.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,32 +37,28 @@ from relay.net.tls_settings import ClientTlsSettings
 from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings
 
-_TOKEN = re.compile(r"[A-Za-z0-9-]+")
-_OURS = frozenset(
+_HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
+_RESERVED_HEADERS = frozenset(
     {
-        *(
-            "host",
-            "user-agent",
-            "content-type",
-            "content-length",
-            "content-encoding",
-            "transfer-encoding",
-            "accept-encoding",
-            "expect",
-        ),
-        *(
-            "connection",
-            "keep-alive",
-            "te",
-            "trailer",
-            "upgrade",
-            "proxy-authorization",
-            "proxy-connection",
-            "cookie",
-        ),
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "cookie",
+        "expect",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
     }
 )
-"""Headers that the relay or the connection sends itself."""
+"""Headers that the relay or the connection sets, besides those that begin with ``webhook-``."""
 
 
 class BasicSettings(Section):
@@ -71,16 +70,12 @@ class BasicSettings(Section):
     password_file: Path | None = None
     """A file that holds it, instead of password."""
 
-    def secret(self) -> str:
-        """The password as it is now. Raises ValueError where there is none."""
+    def current_password(self) -> str:
+        """Return the current password. Raises ValueError if there is none."""
         password = self.reveal("password")
         if not password:
             raise ValueError("expected password or password_file, got neither")
         return password
-
-    def encoded(self) -> str:
-        """The Authorization header."""
-        return basic_authorization(self.user, self.secret())
 
 
 class Settings(SinkSettings):
@@ -92,7 +87,7 @@ class Settings(SinkSettings):
     url_file: Path | None = None
     """A file that holds the whole URL, instead of url."""
     secrets: tuple[SecretStr, ...] = ()
-    """Keys to sign with, whsec_ and 24 to 64 bytes in base64. All are used at once: rotation without a gap."""
+    """Keys to sign with, whsec_ and 24 to 64 bytes in base64. All sign at once, for rotation."""
     secrets_file: Path | None = None
     """A file that holds one secret a line, instead of secrets."""
     allow_http: bool = False
@@ -100,7 +95,7 @@ class Settings(SinkSettings):
     timeout: Duration = Field(default=15.0, gt=0)
     """For the whole request: name look-up, connection, TLS, answer."""
     give_up_after: Duration = Field(default=86400.0, gt=0)
-    """How long an event is tried before it becomes a dead letter; a day or more yields to a NotBefore that is farther."""
+    """How long an event is tried; a day or more is extended to a later NotBefore."""
     bearer: SecretStr | None = None
     """Sent as Authorization: Bearer."""
     bearer_file: Path | None = None
@@ -114,12 +109,12 @@ class Settings(SinkSettings):
     tls: ClientTlsSettings | None = None
     """Certificates for this receiver."""
     proxy: SecretStr | None = None
-    """URL of an HTTP proxy to go through, user and password in it if it wants them. Proxies of the environment are not used."""
+    """URL of an HTTP proxy, with user and password. Proxies of the environment are not used."""
     proxy_file: Path | None = None
     """A file that holds the URL of the proxy, instead of proxy."""
 
     @model_validator(mode="after")
-    def _can_be_sent(self) -> Settings:
+    def _check_values(self) -> Settings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
         checks: dict[str, Callable[[], object]] = {
@@ -127,23 +122,22 @@ class Settings(SinkSettings):
             "secrets": self.signing_secrets,
             "bearer": self.authorization,
             "headers": self.extra_headers,
-            "proxy": self.way,
+            "proxy": self.proxy_target,
         }
-        for name, check in checks.items():
+        for field, check in checks.items():
             try:
                 check()
             except ValueError as error:
-                raise ValueError(
-                    f"{name}{'_file' if name in self._files else ''}: {error}"
-                ) from None
+                place = f"{field}_file" if field in self._files else field
+                raise ValueError(f"{place}: {error}") from None
         return self
 
     def target(self) -> URL:
-        """The receiver's URL as it is now. Raises ValueError if it cannot be used."""
+        """Return the current URL of the receiver. Raises ValueError if it is unusable."""
         return parse_receiver_url(self.reveal("url") or "", allow_http=self.allow_http)
 
     def signing_secrets(self) -> tuple[str, ...]:
-        """The secrets as they are now. Raises ValueError if there is none, or one that cannot be used."""
+        """Return the current secrets, one at least. Raises ValueError if one is unusable."""
         secrets = self.reveal_all("secrets")
         if not secrets:
             raise ValueError(
@@ -151,168 +145,162 @@ class Settings(SinkSettings):
             )
         for number, secret in enumerate(secrets, start=1):
             try:
-                signature.key_of(secret)
+                signature.decode_secret(secret)
             except ValueError as error:
                 raise ValueError(f"number {number}: {error}") from None
         return secrets
 
     def authorization(self) -> str | None:
-        """The Authorization header as it is now. Raises ValueError if it cannot be sent."""
+        """Return the current Authorization header. Raises ValueError if it is unusable."""
         bearer = self.reveal("bearer")
         if bearer is not None and self.basic is not None:
             raise ValueError("expected one of bearer and basic, got both")
+        if self.basic is not None:
+            return basic_authorization(self.basic.user, self.basic.current_password())
         if bearer is None:
-            return self.basic.encoded() if self.basic is not None else None
+            return None
         if not (bearer and bearer.isascii() and bearer.isprintable() and " " not in bearer):
             raise ValueError(
-                "expected a token on one line, of ASCII characters without spaces, got something else"
+                "expected a token on one line, of ASCII characters without spaces, "
+                "got something else"
             )
         return f"Bearer {bearer}"
 
     def extra_headers(self) -> dict[str, str]:
-        """The fixed headers as they are now. Raises ValueError for one that cannot be sent, or that the relay sends itself."""
+        """Return the current fixed headers. Raises ValueError if one is unusable."""
         if "headers" in self._files:
             lines = [line.partition(":") for line in self.reveal_lines("headers")]
-            found = {name.strip(): value.strip() for name, _, value in lines}
+            headers = {name.strip(): value.strip() for name, _, value in lines}
         else:
-            found = {name: value.get_secret_value() for name, value in self.headers.items()}
-        authorized = self.authorization() is not None
-        for name, value in found.items():
-            if _TOKEN.fullmatch(name) is None:
+            headers = {name: value.get_secret_value() for name, value in self.headers.items()}
+        reserved = _RESERVED_HEADERS
+        if self.authorization() is not None:
+            reserved |= {"authorization"}
+        for name, value in headers.items():
+            if _HEADER_NAME.fullmatch(name) is None:
                 raise ValueError(
                     "expected names of letters, digits and hyphens, got something else"
                 )
-            if (
-                name.lower() in _OURS
-                or name.lower().startswith("webhook-")
-                or (authorized and name.lower() == "authorization")
-            ):
+            if name.lower() in reserved or name.lower().startswith("webhook-"):
                 raise ValueError(
                     f"expected headers that the relay does not send itself, got {name}"
                 )
             if not (value.isascii() and value.isprintable()):
                 raise ValueError(
-                    f"expected printable ASCII characters as the value of {name}, got something else"
+                    f"expected printable ASCII characters as the value of {name}, "
+                    "got something else"
                 )
-        return found
+        return headers
 
-    def way(self) -> tuple[URL, tuple[str, str] | None] | None:
-        """The proxy, and the user and password that it wants; None for the direct way. Raises ValueError if it cannot be used."""
+    def proxy_target(self) -> tuple[URL, tuple[str, str] | None] | None:
+        """Return the proxy, and its user and password if it needs them; None without a proxy.
+
+        Raises ValueError if it is unusable.
+        """
         text = self.reveal("proxy")
         if text is None:
             return None
         scheme, separator, rest = text.partition("://")
-        # Up to the last one, as a password that was not encoded may hold another.
-        credentials, at, place = rest.rpartition("@")
-        url = parse_receiver_url(f"{scheme}{separator}{place}", allow_http=True)
+        # The last @ counts: a password that is not percent-encoded can contain another.
+        credentials, at, host = rest.rpartition("@")
+        url = parse_receiver_url(f"{scheme}{separator}{host}", allow_http=True)
         user, _, password = credentials.partition(":")
         return url, (unquote(user), unquote(password)) if at else None
 
 
-def build(
-    url: URL,
-    secrets: Iterable[str],
-    event: CloudEvent,
-    now: datetime,
-    *,
-    more: Mapping[str, str] | None = None,
-    hidden: tuple[str, ...] = (),
-) -> Request:
-    """Make the request of one attempt; ``now`` is the attempt's time. Pure. Raises ValueError if it cannot be signed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParts:
+    """What all requests of a sink have in common.
 
-    ``more``: headers beside those of Standard Webhooks. ``hidden``: see `Request`.
+    ``headers`` are those besides the headers of Standard Webhooks. ``hidden_texts`` are secrets
+    that no log may contain.
     """
-    timestamp = int(now.timestamp())
-    return Request(
-        url=url,
-        headers={
-            **(more or {}),
-            "Content-Type": CONTENT_TYPE,
-            "webhook-id": event.id,
-            "webhook-timestamp": str(timestamp),
-            "webhook-signature": signature.sign(secrets, event.id, timestamp, event.body),
-        },
-        body=event.body,
-        secrets=hidden,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What every request of a sink has, as the settings and their files are now."""
 
     url: URL
     secrets: tuple[str, ...]
-    more: Mapping[str, str]
-    hidden: tuple[str, ...]
-    proxy: URL | None
-    pass_proxy: str | None
+    headers: Mapping[str, str]
+    hidden_texts: tuple[str, ...]
+    proxy: URL | None = None
+    proxy_authorization: str | None = None
 
 
-def _look(given: Settings) -> _Known:
-    """Read the settings and their files. Raises ValueError for what cannot be used."""
-    more, authorization, secrets = (
-        given.extra_headers(),
-        given.authorization(),
-        given.signing_secrets(),
-    )
-    hidden = [*secrets, *more.values()]
+def read_request_parts(settings: Settings) -> RequestParts:
+    """Read the settings and their files. Raises ValueError if they are unusable."""
+    secrets = settings.signing_secrets()
+    headers = settings.extra_headers()
+    hidden_texts = [*secrets, *headers.values()]
+    authorization = settings.authorization()
     if authorization is not None:
-        more["Authorization"] = authorization
-        hidden += [
-            authorization.partition(" ")[2],
-            *([given.basic.secret()] if given.basic is not None else ()),
-        ]
-    proxy, credentials = given.way() or (None, None)
-    pass_proxy = basic_authorization(*credentials) if credentials is not None else None
-    if credentials is not None and pass_proxy is not None:
-        hidden += [credentials[1], pass_proxy.partition(" ")[2]]
-    return _Known(given.target(), secrets, more, tuple(hidden), proxy, pass_proxy)
+        headers["Authorization"] = authorization
+        hidden_texts.append(authorization.partition(" ")[2])
+        if settings.basic is not None:
+            hidden_texts.append(settings.basic.current_password())
+    proxy, credentials = settings.proxy_target() or (None, None)
+    proxy_authorization = None
+    if credentials is not None:
+        proxy_authorization = basic_authorization(*credentials)
+        hidden_texts += [credentials[1], proxy_authorization.partition(" ")[2]]
+    return RequestParts(
+        url=settings.target(),
+        secrets=secrets,
+        headers=headers,
+        hidden_texts=tuple(hidden_texts),
+        proxy=proxy,
+        proxy_authorization=proxy_authorization,
+    )
+
+
+def build_request(parts: RequestParts, event: CloudEvent, now: datetime) -> Request:
+    """Return the request of a try that begins ``now``. Pure. Raises ValueError if it is unusable.
+
+    Source of the headers: Standard Webhooks, see `relay.signature`.
+    """
+    timestamp = int(now.timestamp())
+    headers = {
+        **parts.headers,
+        "Content-Type": CONTENT_TYPE,
+        "webhook-id": event.id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature.sign(parts.secrets, event.id, timestamp, event.body),
+    }
+    return Request(url=parts.url, headers=headers, body=event.body, secrets=parts.hidden_texts)
 
 
 class Webhook:
-    """One receiver."""
+    """A sink for one receiver."""
 
     concurrency = 16
     longest_pause = 300.0
 
     def __init__(self, settings: Settings, clock: Clock, session: ClientSession) -> None:
+        self.give_up_after = settings.give_up_after
         self._settings = settings
         self._clock = clock
         self._session = session
-        self._certificates = settings.tls.reloading_context() if settings.tls is not None else None
+        self._tls = settings.tls.reloading_context() if settings.tls is not None else None
         can_change = settings.has_secret_files or (
             settings.basic is not None and settings.basic.has_secret_files
         )
-        self._known = None if can_change else _look(settings)
-        self._timeout = settings.timeout
-        self.give_up_after = settings.give_up_after
+        self._fixed_parts = None if can_change else read_request_parts(settings)
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """Return once the receiver has answered 2xx. Raises Deferred for everything else: none of it is for ever."""
+        """Return when the receiver has answered 2xx. Raises Deferred, as no failure is final."""
         try:
-            known = self._known or _look(
-                self._settings
-            )  # anew at each attempt, where files may have changed
-            request = build(
-                known.url,
-                known.secrets,
-                event,
-                self._clock.now(),
-                more=known.more,
-                hidden=known.hidden,
-            )
+            parts = self._fixed_parts or read_request_parts(self._settings)
+            request = build_request(parts, event, self._clock.now())
         except ValueError as error:
             raise Deferred(
                 f"the url, secrets or credentials of this sink cannot be used any more: {error}",
                 failure="slow",
             ) from None
         transport = Transport(
-            proxy=known.proxy,
-            proxy_authorization=known.pass_proxy,
-            tls=self._certificates.get() if self._certificates is not None else None,
+            proxy=parts.proxy,
+            proxy_authorization=parts.proxy_authorization,
+            tls=self._tls.get() if self._tls is not None else None,
         )
-        response = await post(self._session, request, seconds=self._timeout, transport=transport)
+        response = await post(
+            self._session, request, seconds=self._settings.timeout, transport=transport
+        )
         now = self._clock.now()
         failure = interpret_response(response, now)
         if failure is not None:
@@ -322,15 +310,18 @@ class Webhook:
 
 @asynccontextmanager
 async def connect(settings: Settings, clock: Clock) -> AsyncIterator[Webhook]:
-    """Open the sink's own session; nothing is connected until the first event."""
+    """Open a session. The first delivery makes the first connection."""
     async with open_session() as session:
         yield Webhook(settings, clock, session)
 
 
-async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the contract of the family
-    """Whether the receiver, or the proxy before it, is reached. Nothing is posted."""
-    about, way = f"sink {settings.name}", settings.way()
+async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature is the same for all sinks
+    """Check whether the receiver, or its proxy, can be reached. Nothing is posted."""
+    subject = f"sink {settings.name}"
+    url = settings.target()
+    proxy = settings.proxy_target()
+    if proxy is not None:
+        subject = f"{subject}, its proxy"
+        url = proxy[0]
     tls = settings.tls.make_context() if settings.tls is not None else None
-    if way is not None:
-        return [await check_connectivity(f"{about}, its proxy", way[0], tls=tls, now=clock.now())]
-    return [await check_connectivity(about, settings.target(), tls=tls, now=clock.now())]
+    return [await check_connectivity(subject, url, tls=tls, now=clock.now())]

@@ -1,6 +1,7 @@
-"""What every sink of the family must do, whatever it speaks: the cases, and what a member brings along to be put through them.
+"""What every sink must do: the cases, and what a sink provides to be tested by them.
 
-`test_conformance` runs every case with every member. A new sink adds its far side there; docs/adding-a-sink.md walks through it.
+`test_conformance` runs each case with each sink. A new sink adds its far side there, as
+docs/adding-a-sink.md shows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class FarSide(Protocol):
     """Texts in the sink's settings that no error and no log may hold."""
 
     def sink(self, *, unwanted: bool = False) -> AbstractAsyncContextManager[Sink]:
-        """A sink that delivers here, opened as the relay opens it. ``unwanted``: whatever it brings is refused for good."""
+        """A sink for this far side. With ``unwanted``, all events are refused for good."""
 
     async def leave(self) -> None:
         """From now on it is gone: connections are cut and refused."""
@@ -79,127 +80,133 @@ class _Watched:
 Case = Callable[[FarSide, Path, pytest.LogCaptureFixture], Awaitable[None]]
 
 
-async def delivers_once(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def delivers_once(far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
     """What was taken is not sent again, and it is the event, byte for byte."""
-    async with far.sink() as sink, running_dispatcher(folder, {"sink": sink}) as relay:
-        told = [await relay.record_event(f"E-{number}") for number in range(5)]
+    async with far_side.sink() as sink, going(folder, {"sink": sink}) as relay:
+        expected = [await relay.tell(f"E-{number}") for number in range(5)]
         await _until(lambda: _settled(relay, 5, "delivered"))
-        assert sorted(event.id for event in await far.got()) == told
+        assert sorted(event.id for event in await far_side.got()) == expected
         event = cloudevent(subject="by hand")
         assert isinstance(await sink.deliver(event), Receipt)
-        assert (await far.got())[-1].body == event.body
+        assert (await far_side.got())[-1].body == event.body
 
 
 async def defers_while_the_far_side_refuses_connections(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+    far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """It says so within its timeout, each time, and what waited arrives in order once the far side is back."""
-    await far.leave()
-    async with far.sink() as sink:
+    """Each try ends within its timeout. What waited arrives in order when the far side is back."""
+    await far_side.leave()
+    async with far_side.sink() as sink:
         with pytest.raises(Deferred) as caught:
             await asyncio.wait_for(sink.deliver(cloudevent(subject="by hand")), PATIENCE)
         assert caught.value.failure == "transient"
         watched = _Watched(sink)
-        async with running_dispatcher(folder, {"sink": watched}) as relay:
-            told = [
-                await relay.record_event("E-1", name)
+        async with going(folder, {"sink": watched}) as relay:
+            expected = [
+                await relay.tell("E-1", name)
                 for name in ("event.scheduled", "event.updated", "event.started")
             ]
             await _until(lambda: _holds(bool(watched.errors)))
             assert all(isinstance(error, Deferred) for error in watched.errors)
-            await far.come()
+            await far_side.come()
             await _until(lambda: _settled(relay, 3, "delivered"))
-            assert [event.id for event in await far.got() if event.subject == "E-1"] == told
+            assert [
+                event.id for event in await far_side.got() if event.subject == "E-1"
+            ] == expected
 
 
-async def parks_on_a_permanent_no(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """With no NotBefore ahead it becomes a dead letter, with a reason that a person can use, and blocks nothing."""
+async def parks_on_a_permanent_no(
+    far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
+    """With no NotBefore ahead it becomes a dead letter with a useful reason, and blocks nothing."""
     async with (
-        far.sink(unwanted=True) as sink,
-        running_dispatcher(folder, {"sink": _Watched(sink)}) as relay,
+        far_side.sink(unwanted=True) as sink,
+        going(folder, {"sink": _Watched(sink)}) as relay,
     ):
-        await relay.record_event("E-1", "event.started")
-        await relay.record_event("E-1", "event.ended")
+        await relay.tell("E-1", "event.started")
+        await relay.tell("E-1", "event.ended")
         await _until(lambda: _settled(relay, 2, "parked"))
         for parked in await relay.deliveries("sink"):
             assert len(parked.reason or "") > 20
-        assert await far.got() == []
+        assert await far_side.got() == []
 
 
 async def is_concurrent_and_keeps_the_order(
-    far: FarSide, folder: Path, _: pytest.LogCaptureFixture
+    far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """Many events at once, and about each in order."""
-    async with far.sink() as sink:
+    async with far_side.sink() as sink:
         watched = _Watched(sink)
-        told: dict[str, list[str]] = defaultdict(list)
-        async with running_dispatcher(folder, {"sink": watched}) as relay:
+        expected: dict[str, list[str]] = defaultdict(list)
+        async with going(folder, {"sink": watched}) as relay:
             for turn in range(5):
                 for number in range(20):
-                    told[f"E-{number}"].append(
-                        await relay.record_event(
+                    expected[f"E-{number}"].append(
+                        await relay.tell(
                             f"E-{number}", "event.updated" if turn else "event.scheduled"
                         )
                     )
             await _until(lambda: _settled(relay, 100, "delivered"))
         taken: dict[str, list[str]] = defaultdict(list)
-        for event in await far.got():
+        for event in await far_side.got():
             taken[str(event.subject)].append(event.id)
-        assert taken == told
+        assert taken == expected
         assert sink.concurrency > 1
         assert 1 < watched.most <= sink.concurrency
 
 
-async def closes_during_delivery(far: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
-    """A relay that stops does not wait for a far side that hangs; nothing is left behind, and nothing was lost."""
+async def closes_during_delivery(
+    far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
+    """A relay that stops does not wait for a far side that hangs. No task and no event is lost."""
     before = asyncio.all_tasks()
-    began = asyncio.get_running_loop().time()
-    async with far.sink() as sink:
+    start = asyncio.get_running_loop().time()
+    async with far_side.sink() as sink:
         await _until(lambda: _delivers(sink))
-        await far.hang()
+        await far_side.hang()
         watched = _Watched(sink)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
             await relay.record_event("E-1")
             await _until(lambda: _holds(watched.under_way == 1))
         assert watched.under_way == 0
-    assert asyncio.get_running_loop().time() - began < PATIENCE
-    await far.come()
+    assert asyncio.get_running_loop().time() - start < PATIENCE
+    await far_side.come()
     await _until(lambda: _holds(asyncio.all_tasks() <= before | _far_tasks()))
-    async with far.sink() as sink, running_dispatcher(folder, {"sink": _Watched(sink)}) as relay:
+    async with far_side.sink() as sink, going(folder, {"sink": _Watched(sink)}) as relay:
         await _until(lambda: _settled(relay, 1, "delivered"))
-    assert "E-1" in {event.subject for event in await far.got()}
+    assert "E-1" in {event.subject for event in await far_side.got()}
 
 
 async def shows_no_secret_in_any_error(
-    far: FarSide, folder: Path, caplog: pytest.LogCaptureFixture
+    far_side: FarSide, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever goes wrong: gone, hanging up in the middle, and refusing."""
     caplog.set_level(logging.DEBUG, "relay")
-    async with far.sink() as sink:
+    async with far_side.sink() as sink:
         await _until(lambda: _delivers(sink))
         watched = _Watched(sink)
-        async with running_dispatcher(folder, {"sink": watched}) as relay:
-            await far.leave()
-            await relay.record_event("E-1")
+        async with going(folder, {"sink": watched}) as relay:
+            await far_side.leave()
+            await relay.tell("E-1")
             await _until(lambda: _holds(len(watched.errors) >= 2))
-            await far.come()
+            await far_side.come()
             await _until(lambda: _settled(relay, 1, "delivered"))
-    async with far.sink(unwanted=True) as sink:
+    async with far_side.sink(unwanted=True) as sink:
         refused = _Watched(sink)
         async with running_dispatcher(folder, {"unwanted": refused}) as relay:
             await relay.record_event("E-2", "event.started")
             await _until(lambda: _settled(relay, 1, "parked", "unwanted"))
     errors = [*watched.errors, *refused.errors]
     assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
-    said = (
+    output = (
         "".join(
             "".join(traceback.format_exception(error)) + str(getattr(error, "answer", ""))
             for error in errors
         )
         + caplog.text
     )
-    assert [telltale for telltale in far.telltales if telltale in said] == []
-    assert far.telltales
+    assert [telltale for telltale in far_side.telltales if telltale in output] == []
+    assert far_side.telltales
 
 
 CASES: tuple[Case, ...] = (
@@ -219,7 +226,7 @@ def _far_tasks() -> set[asyncio.Task[Any]]:
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not await condition():  # noqa: ASYNC110  # what is waited for has no event
+        while not await condition():  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.02)
 
 

@@ -1,7 +1,7 @@
-"""A program for a network namespace of its own, whose loopback has the addresses that no sink may reach.
+"""A program for a network namespace whose loopback has the addresses that no sink may reach.
 
-There it shows that a plain client reaches a listener on each of them, then has the guarded session try every way to them,
-and writes what came of it as JSON. `test_webhook_egress` runs it.
+A plain client reaches a listener on each of them. Then the guarded session tries to reach them in
+every way. The results are written as JSON. `test_webhook_egress` runs the program.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def prepare() -> None:
 
 
 def opened() -> int:
-    """How many TCP connections anybody has started in this namespace: counted before the first packet."""
+    """How many TCP connections were started in this namespace, counted before the first packet."""
     names, values = (
         line.split()
         for line in Path("/proc/self/net/snmp").read_text().splitlines()
@@ -80,7 +80,7 @@ def opened() -> int:
 
 
 async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A plain connection; the kernel makes the route of a new IPv6 address a moment after the address."""
+    """A plain connection. The route of a new IPv6 address exists a moment after the address."""
     async with asyncio.timeout(30):
         while True:
             try:

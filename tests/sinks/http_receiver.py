@@ -1,4 +1,4 @@
-"""Receivers of HTTP on loopback, from the good to the hostile, that do exactly what a test tells them, byte by byte."""
+"""HTTP receivers on loopback that send exactly the bytes that a test wants."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ async def listening(
 ) -> AsyncIterator[Receiver]:
     """A receiver with this behaviour for each connection; what is under way at the end is cut off.
 
-    ``certificate``: with TLS, a file with its key. ``client_ca``: with TLS, callers must show a certificate that it signed.
+    ``certificate`` is a file with certificate and key for TLS. ``client_ca`` must have signed the
+    certificates of callers.
     """
     receiver = Receiver(scheme="https" if tls else "http")
     serving: set[asyncio.Task[None]] = set()
@@ -139,7 +140,7 @@ async def good(connection: Connection) -> None:
 
 
 class Names(AbstractResolver):
-    """Name resolution as told: names and their addresses, or the error; no address at all is a look-up that hangs."""
+    """Resolves these names to addresses or errors. Without any address the look-up hangs."""
 
     def __init__(self, names: Mapping[str, Sequence[str] | OSError]) -> None:
         self._names = names
@@ -150,10 +151,10 @@ class Names(AbstractResolver):
     ) -> list[ResolveResult]:
         """Look the name up."""
         assert family == socket.AF_UNSPEC, "both families are asked for"
-        found = self._names[host]
-        if isinstance(found, OSError):
-            raise found
-        if not found:
+        addresses = self._names[host]
+        if isinstance(addresses, OSError):
+            raise addresses
+        if not addresses:
             await asyncio.Event().wait()
         return [
             ResolveResult(
@@ -164,7 +165,7 @@ class Names(AbstractResolver):
                 proto=0,
                 flags=0,
             )
-            for address in found
+            for address in addresses
         ]
 
     @override

@@ -58,24 +58,24 @@ class Door:
         assert task is not None
         task.set_name("far side")
         self._serving.add(task)
-        there: asyncio.StreamWriter | None = None
+        forward: asyncio.StreamWriter | None = None
         try:
-            back, there = await asyncio.open_connection(self.host, self.target)
-            ways = [
-                asyncio.create_task(self._copy(*way), name="far side")
-                for way in ((reader, there), (back, writer))
+            back, forward = await asyncio.open_connection(self.host, self.target)
+            directions = [
+                asyncio.create_task(self._copy(*direction), name="far side")
+                for direction in ((reader, forward), (back, writer))
             ]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.wait(ways)
+                for direction in directions:
+                    direction.cancel()
+                await asyncio.wait(directions)
         except (OSError, asyncio.CancelledError):
             pass  # asyncio's streams report a cancelled handler as an error
         finally:
             self._serving.discard(task)
-            for end in (writer, there):
+            for end in (writer, forward):
                 if end is not None:
                     end.transport.abort()
 
@@ -115,8 +115,8 @@ class ForWebhook:
 
     async def got(self) -> list[CloudEvent]:
         return [
-            CloudEvent.parse(one.body)
-            for one in self.receiver.requests
+            CloudEvent.parse(request.body)
+            for request in self.receiver.requests
             if self.receiver.status != 422
         ]
 
@@ -128,12 +128,12 @@ async def for_webhook(_: pytest.FixtureRequest) -> AsyncIterator[FarSide]:
     async def takes(connection: Connection) -> None:
         while True:
             await connection.request()
-            said = (
+            text = (
                 b"you sent t0ken-in-header to /t0ken-in-path"
                 if connection.receiver.status != 204
                 else b""
             )
-            await connection.answer(connection.receiver.status, {}, said)
+            await connection.answer(connection.receiver.status, {}, text)
 
     async with listening(takes) as receiver:
         door = Door("127.0.0.1", receiver.port)
@@ -180,11 +180,11 @@ async def for_rabbitmq(request: pytest.FixtureRequest) -> AsyncIterator[FarSide]
     url = URL(broker.amqp_url())
     async with bus.sink(str(url), exchange) as opened:
         await bus.delivered(opened, cloudevent("relay.ping", subject="bus"))
-    async with bus.channel(str(url)) as there:
+    async with bus.channel(str(url)) as forward:
         door = Door(url.host or "", url.port or 5672)
         await door.listen()
         yield ForRabbitMQ(
-            door, url, exchange, await bus.bound(there, exchange), (f":{url.password}@",)
+            door, url, exchange, await bus.bound(forward, exchange), (f":{url.password}@",)
         )
         await door.shut()
 
@@ -200,7 +200,7 @@ def test_every_member_of_the_family_is_here() -> None:
 
 
 @pytest.fixture(params=sorted(MEMBERS))
-async def far(request: pytest.FixtureRequest, exchange: Any) -> AsyncIterator[FarSide]:
+async def far_side(request: pytest.FixtureRequest, exchange: Any) -> AsyncIterator[FarSide]:
     """The far side of each member in turn."""
     assert exchange
     async with MEMBERS[request.param](request) as made:
@@ -209,6 +209,6 @@ async def far(request: pytest.FixtureRequest, exchange: Any) -> AsyncIterator[Fa
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 async def test_a_sink(
-    case: Case, far: FarSide, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    case: Case, far_side: FarSide, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await case(far, tmp_path, caplog)
+    await case(far_side, tmp_path, caplog)

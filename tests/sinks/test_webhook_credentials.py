@@ -1,4 +1,4 @@
-"""What a receiver or proxy wants to know of us: each is sent as it should be, read anew from its file, and shown to nobody else."""
+"""Credentials for receivers and proxies: sent correctly, read again from files, never shown."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ OTHER_CA = ssl.DER_cert_to_PEM_cert(ssl.create_default_context().get_ca_certs(bi
 """Somebody else's, of those that this machine trusts."""
 
 
-async def headers_of(**given: Any) -> Mapping[str, str]:
+async def headers_of(**fields: Any) -> Mapping[str, str]:
     """The headers that a receiver gets."""
-    async with listening(good) as receiver, sink(url=receiver.url, **given) as webhook:
+    async with listening(good) as receiver, sink(url=receiver.url, **fields) as webhook:
         await webhook.deliver(cloudevent())
     return receiver.requests[0].headers
 
@@ -70,7 +70,7 @@ async def test_a_bearer_is_read_again_when_its_file_changes(tmp_path: Path) -> N
         file.write_text("with spaces t0ken")
         with pytest.raises(Deferred, match="expected a token on one line") as caught:
             await webhook.deliver(cloudevent())
-    assert [one.headers["Authorization"] for one in receiver.requests] == [
+    assert [request.headers["Authorization"] for request in receiver.requests] == [
         "Bearer first",
         "Bearer the-second",
     ]
@@ -80,11 +80,11 @@ async def test_a_bearer_is_read_again_when_its_file_changes(tmp_path: Path) -> N
 @pytest.mark.parametrize("as_file", [False, True])
 async def test_fixed_headers_are_sent_beside_ours(tmp_path: Path, as_file: bool) -> None:  # a case
     (tmp_path / "headers").write_text("X-Tenant: west\nAuthorization: Splunk a: b\n\n")
-    given = {"X-Tenant": "west", "Authorization": "Splunk a: b"}
+    fields = {"X-Tenant": "west", "Authorization": "Splunk a: b"}
     sent = await headers_of(
-        **({"headers_file": str(tmp_path / "headers")} if as_file else {"headers": given})
+        **({"headers_file": str(tmp_path / "headers")} if as_file else {"headers": fields})
     )
-    assert {name: sent[name] for name in given} == given
+    assert {name: sent[name] for name in fields} == fields
     assert sent["Content-Type"].startswith("application/cloudevents+json")
     assert sent["webhook-id"]
 
@@ -110,10 +110,10 @@ async def test_certificates_are_read_again_when_they_change_and_the_last_ones_ho
 ) -> None:
     trusted = tmp_path / "ca.pem"
     trusted.write_text(OTHER_CA)
-    given = {"tls": {"ca_file": str(trusted)}, "timeout": "30s"}
+    fields = {"tls": {"ca_file": str(trusted)}, "timeout": "30s"}
     async with (
         listening(good, tls=True) as receiver,
-        connect(settings(url=receiver.url, **given), SystemClock()) as webhook,
+        connect(settings(url=receiver.url, **fields), SystemClock()) as webhook,
     ):
         with pytest.raises(Deferred, match="expected a certificate"):
             await webhook.deliver(cloudevent())
@@ -131,12 +131,14 @@ async def test_a_proxy_gets_its_password_and_a_receiver_behind_a_tunnel_does_not
         await connection.answer(407 if received.line.startswith("CONNECT") else 204)
 
     async with listening(proxied) as proxy:
-        way = f"http://relay:{PASSWORD.replace('ö', '%C3%B6')}@127.0.0.1:{proxy.port}"
-        async with sink(url="http://drain.test/t0ken", proxy=way) as plain:
+        proxy_url = f"http://relay:{PASSWORD.replace('ö', '%C3%B6')}@127.0.0.1:{proxy.port}"
+        async with sink(url="http://drain.test/t0ken", proxy=proxy_url) as plain:
             await plain.deliver(cloudevent())
-        refused = await failure("https://drain.test/t0ken", proxy=way)
-    assert [one.headers["Proxy-Authorization"] for one in proxy.requests] == [f"Basic {BASIC}"] * 2
-    assert [one.line.split()[0] for one in proxy.requests] == ["POST", "CONNECT"]
+        refused = await failure("https://drain.test/t0ken", proxy=proxy_url)
+    assert [request.headers["Proxy-Authorization"] for request in proxy.requests] == [
+        f"Basic {BASIC}"
+    ] * 2
+    assert [request.line.split()[0] for request in proxy.requests] == ["POST", "CONNECT"]
     assert "it answered 407" in refused.reason
     assert "webhook-signature" not in proxy.requests[1].headers
 
@@ -145,8 +147,8 @@ async def echo(connection: Connection) -> None:
     """Answers with all that it got, as receivers do that are made for debugging, and refuses."""
     while True:
         received = await connection.request()
-        said = f"{received.line} {dict(received.headers)} {received.body!r}".encode("latin-1")
-        await connection.answer(connection.receiver.status, {"X-Echo": "1"}, said)
+        texts = f"{received.line} {dict(received.headers)} {received.body!r}".encode("latin-1")
+        await connection.answer(connection.receiver.status, {"X-Echo": "1"}, texts)
 
 
 CREDENTIALS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -165,7 +167,7 @@ CREDENTIALS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
     tmp_path: Path, credential: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A whole relay, and a receiver that repeats all that it is sent: grep what the relay writes, prints and answers."""
+    """The receiver repeats all that it gets. Nothing that the relay writes may contain a secret."""
     caplog.set_level(logging.DEBUG)
     section, telltales = CREDENTIALS[credential]
     async with Simulator(Setup(vms=(VM("vm-0"),))) as azure, listening(echo) as receiver:
@@ -206,7 +208,7 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
 
             await eventually(listed)
             await eventually(tried)
-            said = [caplog.text]
+            texts = [caplog.text]
             for words in (
                 ("deliveries", "1"),
                 ("deliveries",),
@@ -216,26 +218,30 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
                 ("pause", "drain"),
                 ("check",),
             ):
-                for more in ((), ("--json",)) if words[0] not in ("pause", "check") else ((),):
-                    ended = await run_async(*words, *more, "-c", str(file))
-                    said += [ended.out, ended.err]
+                for options in ((), ("--json",)) if words[0] not in ("pause", "check") else ((),):
+                    ended = await called(*words, *options, "-c", str(file))
+                    texts += [ended.out, ended.err]
             async with aiohttp.ClientSession() as anyone:
                 for path in ("metrics", "readyz", "healthz"):
                     async with anyone.get(f"http://127.0.0.1:{running.api_port}/{path}") as answer:
-                        said.append(f"{answer.headers}{await answer.text()}")
-            assert "drain" in said[-3]
-    wire = b"".join(f"{one.line}{dict(one.headers)}".encode() for one in receiver.requests).decode()
+                        texts.append(f"{answer.headers}{await answer.text()}")
+            assert "drain" in texts[-3]
+    wire = b"".join(
+        f"{request.line}{dict(request.headers)}".encode() for request in receiver.requests
+    ).decode()
     assert credential in ("secrets", "tls") or any(
         telltale in wire or telltale == PASSWORD for telltale in telltales
     )
     stored = (tmp_path / "relay.db").read_bytes().decode("latin-1")
     for telltale in telltales:
-        assert [telltale in text for text in (*said, stored)] == [False] * (len(said) + 1), telltale
-    assert "…" in "".join(said) or credential in ("secrets", "tls")
+        assert [telltale in text for text in (*texts, stored)] == [False] * (len(texts) + 1), (
+            telltale
+        )
+    assert "…" in "".join(texts) or credential in ("secrets", "tls")
 
 
 def test_the_settings_do_not_print_what_is_secret() -> None:
-    given = settings(
+    fields = settings(
         url="http://127.0.0.1/t0ken",
         bearer=None,
         basic={"user": "relay", "password": "t0ken"},
@@ -243,7 +249,8 @@ def test_the_settings_do_not_print_what_is_secret() -> None:
         proxy="http://u:t0ken@proxy:3128",
     )
     assert (
-        "t0ken" not in repr(given) + str(given) + str(given.model_dump()) + given.model_dump_json()
+        "t0ken"
+        not in repr(fields) + str(fields) + str(fields.model_dump()) + fields.model_dump_json()
     )
 
 

@@ -1,4 +1,4 @@
-"""Deliveries to receivers that behave: what is delivered, what is never done on the way, and what is read anew."""
+"""Deliveries to receivers that behave: what they get, and which files are read again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_at_most_one_kibibyte_of_an_answer_is_kept() -> None:
 
 @pytest.mark.parametrize("page", ["Cannot POST {0}", "no {0} here", "{0}"])
 async def test_an_answer_that_repeats_the_url_is_kept_without_it(page: str) -> None:
-    """Common frameworks do so in their page for 404, and the path or query may be what lets us in."""
+    """Common frameworks do so in their 404 page, and path or query can be a credential."""
 
     async def echo(connection: Connection) -> None:
         target = (await connection.request()).line.split(" ")[1]
@@ -147,8 +147,8 @@ async def test_files_are_read_anew_at_each_attempt(tmp_path: Path) -> None:
     async with listening(good) as first, listening(good) as second:
         url.write_text(first.url)
         secrets.write_text(SECRET)
-        given = settings(url_file=str(url), secrets_file=str(secrets), secrets=[])
-        async with connect(given, SystemClock()) as webhook:
+        sink_settings = settings(url_file=str(url), secrets_file=str(secrets), secrets=[])
+        async with connect(sink_settings, SystemClock()) as webhook:
             await webhook.deliver(cloudevent())
             url.write_text(second.url)
             secrets.write_text(OTHER_SECRET)
@@ -159,7 +159,7 @@ async def test_files_are_read_anew_at_each_attempt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "reason"),
     [
         ("url", "https://u:t0ken@h/", "without user and password"),
         ("url", "http://169.254.169.254/t0ken", "a metadata or host address"),
@@ -168,15 +168,17 @@ async def test_files_are_read_anew_at_each_attempt(tmp_path: Path) -> None:
     ],
 )
 async def test_a_file_that_has_become_wrong_is_waited_for_and_told_without_its_content(
-    tmp_path: Path, name: str, text: str, told: str
+    tmp_path: Path, name: str, text: str, reason: str
 ) -> None:
     files = {"url": tmp_path / "url", "secrets": tmp_path / "secrets"}
     files["url"].write_text("http://127.0.0.1:9/")
     files["secrets"].write_text(SECRET)
-    given = settings(url_file=str(files["url"]), secrets_file=str(files["secrets"]), secrets=[])
+    sink_settings = settings(
+        url_file=str(files["url"]), secrets_file=str(files["secrets"]), secrets=[]
+    )
     files[name].write_text(text)
-    async with connect(given, SystemClock()) as webhook:
-        with pytest.raises(Deferred, match=told) as caught:
+    async with connect(sink_settings, SystemClock()) as webhook:
+        with pytest.raises(Deferred, match=reason) as caught:
             await webhook.deliver(cloudevent())
     assert caught.value.failure == "slow"
     assert "t0ken" not in caught.value.reason

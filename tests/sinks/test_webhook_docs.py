@@ -1,4 +1,4 @@
-"""docs/webhooks.md, run: its receiver receives what the sink sends, and its approval is what the relay verifies."""
+"""docs/webhooks.md: its receiver accepts deliveries, and the relay accepts its approval."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_the_approval_of_the_page_is_what_the_relay_verifies(
         monkeypatch.setenv("CALLBACK_SECRET", SECRET)
         monkeypatch.setenv("RELAY_URL", f"http://127.0.0.1:{relay.port}")
         program: dict[str, Any] = {}
-        exec(APPROVAL, program)  # noqa: S102 — it is the page that is tested
+        exec(APPROVAL, program)  # noqa: S102  # the test is about this program
         approve: Callable[[Any], int] = program["approve"]
         assert await asyncio.to_thread(approve, json.loads(event.body)) == 204
     (received,) = relay.requests

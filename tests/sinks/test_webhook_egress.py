@@ -1,4 +1,4 @@
-"""The egress guard: no packet goes to a metadata or host address, whatever a URL, a name or a proxy says."""
+"""The egress guard: no packet goes to a metadata or host address, whatever the URL or name."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ async def test_a_name_that_stands_for_a_refused_address_is_a_failure_that_somebo
     address: str,
 ) -> None:
     """Names can change, so a later try may work."""
-    told = await failure(
+    error = await failure(
         "http://t0ken.test/", resolver=Names({"t0ken.test": [address]}), timeout="30s"
     )
-    assert told.failure == "slow"
+    assert error.failure == "slow"
     assert (
-        told.reason
-        == "expected a receiver's address, the name in the URL stands for a metadata or host address, which no sink may reach"
+        error.reason == "expected a receiver's address, the name in the URL stands for "
+        "a metadata or host address, which no sink may reach"
     )
 
 
@@ -160,17 +160,17 @@ async def test_of_several_addresses_of_a_name_only_allowed_ones_are_dialled(
 
 async def test_a_proxy_that_stands_for_a_refused_address_is_not_dialled() -> None:
     names = Names({"proxy.test": ["169.254.169.254"]})
-    told = await failure(
+    error = await failure(
         "https://drain.test/t0ken", resolver=names, proxy="http://proxy.test:3128", timeout="30s"
     )
-    assert told.failure == "slow"
+    assert error.failure == "slow"
 
 
 def namespace_report() -> dict[str, Any]:
     missing = [program for program in ("unshare", "ip", "mount") if shutil.which(program) is None]
     if missing:
         pytest.skip(
-            f"{', '.join(missing)} not found: no network namespace to try it in (Debian: util-linux, iproute2)"
+            f"{', '.join(missing)} not found: no network namespace (Debian: util-linux, iproute2)"
         )
     unshare = ["unshare", "--net", "--mount", "--user", "--map-root-user"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
@@ -191,7 +191,7 @@ def namespace_report() -> dict[str, Any]:
 
 
 def test_no_packet_reaches_a_refused_address_that_is_there_and_listens() -> None:
-    """In a network namespace: literals in every notation, names, several addresses, and a proxy. The kernel counts the dials."""
+    """Addresses in each notation, names and a proxy. The kernel counts the connections."""
     report = namespace_report()
     assert all(report["reachable"])
     assert set(report["looked_up"]) == set(NAMES)

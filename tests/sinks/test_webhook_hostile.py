@@ -1,4 +1,4 @@
-"""Receivers that hang, drip, flood and lie: each ends within the timeout, costs little memory and shows no secret."""
+"""Receivers that hang, drip, flood and lie: bounded in time and memory, and no secret shown."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.sinks.webhook_sink import deliver, failure, sink, within
 MIB = 1024 * 1024
 TIMEOUT = "300ms"
 SOON = 20.0
-"""Seconds within which a request is over that need not wait for the 30 of the other timeout, on the slowest machine."""
+"""Seconds within which a request ends that does not need the other timeout of 30 s."""
 
 
 @pytest.fixture
 async def little_memory() -> AsyncIterator[None]:
-    """What is done in the test takes no more than 1 MB at any time, the receiver included; but for what the first failure of all loads."""
+    """The test and its receiver need at most 1 MB, without what a first failure loads."""
     async with listening(accepts_and_says_nothing) as receiver:
         await failure(receiver.url, timeout="50ms")
     tracemalloc.start()
@@ -93,11 +93,11 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
         listening(drips_headers) as dripping,
         listening(accepts_and_says_nothing) as hanging,
         listening(good) as well,
-        sink(url=well.url) as one,
-        sink(url=dripping.url, timeout=TIMEOUT) as two,
-        sink(url=hanging.url, timeout=TIMEOUT) as three,
-        running_dispatcher(
-            tmp_path, {"well": one, "drips": two, "hangs": three}, well={"events": ["event.*"]}
+        sink(url=well.url) as first,
+        sink(url=dripping.url, timeout=TIMEOUT) as second,
+        sink(url=hanging.url, timeout=TIMEOUT) as third,
+        going(
+            tmp_path, {"well": first, "drips": second, "hangs": third}, well={"events": ["event.*"]}
         ) as relay,
         within(SOON),
     ):
@@ -152,7 +152,7 @@ async def test_the_timeout_covers_a_tls_handshake_that_hangs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("response", "reason"),
     [
         (b"", "the connection was closed without one"),
         (b"HTTP/1.1 200 OK\r\nConte", "the connection was closed without one"),
@@ -176,11 +176,11 @@ async def test_the_timeout_covers_a_tls_handshake_that_hangs() -> None:
 @pytest.mark.parametrize("then", ["closed", "half-closed", "reset"])
 @pytest.mark.usefixtures("little_memory")
 async def test_what_is_not_http_is_a_failure_that_passes(
-    said: bytes, reason: str, then: str
+    response: bytes, reason: str, then: str
 ) -> None:
     async def broken(connection: Connection) -> None:
         await connection.request()
-        await connection.send(said)
+        await connection.send(response)
         if then == "half-closed":
             connection.writer.write_eof()
             await asyncio.Event().wait()
@@ -331,7 +331,7 @@ async def says_nothing_more(connection: Connection) -> None:
 async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(
     behaviour: Behaviour, limit: str
 ) -> None:
-    """The receiver has said that it has the event. Its body is for the log, and holds up the next event a second at most."""
+    """The status says that the receiver has the event. The body may take a second at most."""
     async with listening(behaviour) as receiver, within(SOON):
         receipt = await deliver(receiver.url, timeout=limit)
     assert receipt.status == 200
@@ -350,7 +350,7 @@ async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(
 )
 @pytest.mark.usefixtures("little_memory")
 async def test_broken_chunks_are_the_end_of_an_answer_or_no_answer(chunks: bytes) -> None:
-    """The parser meets them with the headers or after these, as the packets fall: it is a 2xx or a failure that passes."""
+    """The parser sees them with the headers or later: a 2xx or a transient failure."""
 
     async def breaks_its_chunks(connection: Connection) -> None:
         await connection.request()

@@ -1,4 +1,4 @@
-"""What goes over the wire: one POST, signed and structured, that others' libraries read."""
+"""The request on the wire: a signed POST that other libraries can verify and read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from yarl import URL
 
 from relay import __version__
 from relay.clock import SystemClock
-from relay.sinks.webhook import build, connect
+from relay.net.http import Request
+from relay.sinks.webhook import RequestParts, build_request, connect
 from tests.builders import cloudevent
 from tests.sinks.http_receiver import Received, good, listening
 from tests.sinks.webhook_sink import NOW, OTHER_SECRET, SECRET, settings
@@ -19,10 +20,17 @@ from tests.sinks.webhook_sink import NOW, OTHER_SECRET, SECRET, settings
 URL_ = URL("https://drain.example.com/azure?x=%2F")
 
 
-async def sent(**given: Any) -> Received:
+def request_at(now: datetime, *secrets: str) -> Request:
+    """The request for an event at a time."""
+    parts = RequestParts(url=URL_, secrets=secrets or (SECRET,), headers={}, hidden_texts=())
+    return build_request(parts, cloudevent(), now)
+
+
+async def received_request(**fields: Any) -> Received:
+    """The request of one delivery, as the receiver got it."""
     async with (
         listening(good) as receiver,
-        connect(settings(url=receiver.url, **given), SystemClock()) as sink,
+        connect(settings(url=receiver.url, **fields), SystemClock()) as sink,
     ):
         await sink.deliver(cloudevent())
     return receiver.requests[0]
@@ -30,10 +38,9 @@ async def sent(**given: Any) -> Received:
 
 def test_building_a_request_is_pure_and_gives_the_headers_of_the_documentation() -> None:
     event = cloudevent()
-    request = build(URL_, [SECRET, OTHER_SECRET], event, NOW)
-    assert request == build(URL_, [SECRET, OTHER_SECRET], event, NOW)
-    assert request.url == URL_
-    assert request.body is event.body
+    request = request_at(NOW, SECRET, OTHER_SECRET)
+    assert request == request_at(NOW, SECRET, OTHER_SECRET)
+    assert (request.url, request.body) == (URL_, event.body)
     assert set(request.headers) == {
         "Content-Type",
         "webhook-id",
@@ -52,14 +59,12 @@ def test_the_timestamp_is_the_attempts_whole_seconds_in_utc() -> None:
     """A fraction, or local time taken for UTC, fails at every receiver."""
     east = NOW.astimezone(timezone(timedelta(hours=5, minutes=45)))
     for now in (NOW, east):
-        assert build(URL_, [SECRET], cloudevent(), now).headers["webhook-timestamp"] == "1775946418"
+        assert request_at(now).headers["webhook-timestamp"] == "1775946418"
 
 
 def test_a_retry_has_the_same_id_and_body_and_a_timestamp_and_signature_of_its_own() -> None:
-    event = cloudevent()
-    first, second = (
-        build(URL_, [SECRET], event, NOW + timedelta(seconds=after)) for after in (0, 7)
-    )
+    first = request_at(NOW)
+    second = request_at(NOW + timedelta(seconds=7))
     assert (first.headers["webhook-id"], first.body) == (second.headers["webhook-id"], second.body)
     assert first.headers["webhook-timestamp"] != second.headers["webhook-timestamp"]
     assert first.headers["webhook-signature"] != second.headers["webhook-signature"]
@@ -68,7 +73,7 @@ def test_a_retry_has_the_same_id_and_body_and_a_timestamp_and_signature_of_its_o
 async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine_would_add() -> (
     None
 ):
-    received = await sent()
+    received = await received_request()
     assert received.line == "POST /hook/t0ken-in-path?key=t0ken-in-query HTTP/1.1"
     assert received.body == cloudevent().body
     assert {name.lower() for name in received.headers} == {
@@ -80,7 +85,7 @@ async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine
 
 
 async def test_the_standardwebhooks_library_verifies_it_with_each_secret_of_a_rotation() -> None:
-    received = await sent(secrets=[SECRET, OTHER_SECRET])
+    received = await received_request(secrets=[SECRET, OTHER_SECRET])
     for secret in (SECRET, OTHER_SECRET):
         assert (
             StandardWebhook(secret).verify(received.body, dict(received.headers))["id"]
@@ -89,7 +94,7 @@ async def test_the_standardwebhooks_library_verifies_it_with_each_secret_of_a_ro
 
 
 async def test_the_cloudevents_sdk_reads_it() -> None:
-    received = await sent()
+    received = await received_request()
     headers = {name.lower(): value for name, value in received.headers.items()}
     event = from_http_event(HTTPMessage(headers, received.body))
     ours = cloudevent()

@@ -18,9 +18,9 @@ URL = "https://drain.example.com/hook/t0ken"
 LEAST = {"kind": "webhook", "name": "drain", "url": URL, "secrets": [SECRET]}
 
 
-def wrong(**given: Any) -> str:
+def wrong(**fields: Any) -> str:
     with pytest.raises(ValidationError) as caught:
-        Settings.model_validate({**LEAST, **given})
+        Settings.model_validate({**LEAST, **fields})
     assert not [telltale for telltale in TELLTALES if telltale in str(caught.value)]
     return str(caught.value)
 
@@ -80,7 +80,7 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("fields", "message"),
     [
         ({"url": None}, "expected url or url_file, got neither"),
         ({"url_file": __file__}, "expected one of url and url_file, got both"),
@@ -175,9 +175,9 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
     ],
 )
 def test_a_wrong_section_says_where_what_was_expected_and_what_came_but_no_secret(
-    given: dict[str, Any], told: str
+    fields: dict[str, Any], message: str
 ) -> None:
-    assert told in wrong(**given)
+    assert message in wrong(**fields)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The webhook sink as tests use it: settings with what may never be shown, and failures that are searched for it."""
+"""A webhook sink for tests: settings with secrets, and failures that are searched for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StoppedClock(SystemClock):
         return self.at
 
 
-def settings(**given: Any) -> Settings:
+def settings(**fields: Any) -> Settings:
     """The sink's section, as YAML would give it."""
     return Settings.model_validate(
         {
@@ -51,28 +51,28 @@ def settings(**given: Any) -> Settings:
             "secrets": [SECRET],
             "allow_http": True,
             "timeout": "30s",
-            **given,
+            **fields,
         }
     )
 
 
 @asynccontextmanager
 async def sink(
-    resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **given: Any
+    resolver: AbstractResolver | None = None, tls: ssl.SSLContext | None = None, **fields: Any
 ) -> AsyncIterator[Webhook]:
     """The sink with its session, and a resolver or trusted certificates of the test's own."""
     async with open_session(resolver=resolver, tls=tls) as session:
-        yield Webhook(settings(**given), StoppedClock(), session)
+        yield Webhook(settings(**fields), StoppedClock(), session)
 
 
 async def deliver(
     url: str,
     resolver: AbstractResolver | None = None,
     tls: ssl.SSLContext | None = None,
-    **given: Any,
+    **fields: Any,
 ) -> Receipt:
     """One delivery of one event."""
-    async with sink(resolver, tls, url=url, **given) as webhook:
+    async with sink(resolver, tls, url=url, **fields) as webhook:
         return await webhook.deliver(cloudevent())
 
 
@@ -80,11 +80,11 @@ async def failure(
     url: str,
     resolver: AbstractResolver | None = None,
     tls: ssl.SSLContext | None = None,
-    **given: Any,
+    **fields: Any,
 ) -> Deferred:
     """The Deferred of one delivery, after a look that no text of it shows a secret or the URL."""
     with pytest.raises(Deferred) as caught:
-        await deliver(url, resolver, tls, **given)
+        await deliver(url, resolver, tls, **fields)
     shown = "".join(traceback.format_exception(caught.value)) + str(caught.value.response)
     assert not [telltale for telltale in TELLTALES if telltale in shown]
     assert caught.value.reason.startswith(("expected ", "the url, secrets or credentials"))
