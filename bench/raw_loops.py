@@ -9,11 +9,12 @@ from datetime import datetime
 
 import aio_pika
 
-from bench.receivers import EXCHANGE
+from bench.far import EXCHANGE
+from relay.amqp.event_message import routing_key
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.http import open_session
 from relay.signature import sign
-from relay.sinks.rabbitmq import RabbitMQ, routing_key
+from relay.sinks.rabbitmq import RabbitMQ
 from relay.sinks.webhook import Webhook
 from tests.journey.relay_process import SECRET
 

@@ -27,10 +27,20 @@ def settings(
 
 
 def sink(
-    url: str | None, exchange: str, *, heartbeat: int = 10, **fields: Any
+    url: str | None,
+    exchange: str,
+    *,
+    heartbeat: int = 10,
+    connection_wait: float = rabbitmq.CONNECTION_WAIT,
+    **fields: Any,
 ) -> AbstractAsyncContextManager[rabbitmq.RabbitMQ]:
     """A sink as the relay opens it."""
-    return rabbitmq.connect(settings(url, exchange, **fields), SystemClock(), heartbeat=heartbeat)
+    return rabbitmq.connect(
+        settings(url, exchange, **fields),
+        SystemClock(),
+        heartbeat=heartbeat,
+        connection_wait=connection_wait,
+    )
 
 
 @asynccontextmanager
@@ -41,14 +51,14 @@ async def channel(url: str) -> AsyncIterator[AbstractChannel]:
 
 
 async def bound(
-    there: AbstractChannel,
+    broker_channel: AbstractChannel,
     exchange: str,
     *,
     name: str | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> AbstractQueue:
-    """A queue that gets everything the exchange is sent; without a name it goes with its connection."""
-    queue = await there.declare_queue(
+    """A queue with all messages of the exchange. Without a name it ends with its connection."""
+    queue = await broker_channel.declare_queue(
         name, exclusive=name is None, durable=name is not None, arguments=arguments
     )
     await queue.bind(exchange, "#")
@@ -57,15 +67,15 @@ async def bound(
 
 async def take(queue: AbstractQueue) -> AbstractIncomingMessage:
     """The next message, waited for."""
-    found: list[AbstractIncomingMessage] = []
+    messages: list[AbstractIncomingMessage] = []
 
     async def taken() -> bool:
         message = await queue.get(fail=False, no_ack=True)
-        found.extend([message] if message else [])
-        return bool(found)
+        messages.extend([message] if message else [])
+        return bool(messages)
 
     await until(taken)
-    return found[0]
+    return messages[0]
 
 
 async def waiting(queue: AbstractQueue) -> list[bytes]:
@@ -78,11 +88,11 @@ async def waiting(queue: AbstractQueue) -> list[bytes]:
 
 async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 60) -> float:
     """Wait until the condition holds; the seconds that took. Fails where it takes too long."""
-    began = time.monotonic()
+    start = time.monotonic()
     while not await condition():
-        assert time.monotonic() - began < seconds, f"waited {seconds} s in vain"
+        assert time.monotonic() - start < seconds, f"waited {seconds} s in vain"
         await asyncio.sleep(0.02)
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 async def delivered(bus: rabbitmq.RabbitMQ, event: CloudEvent, *, seconds: float = 60) -> Receipt:
@@ -100,17 +110,17 @@ async def delivered(bus: rabbitmq.RabbitMQ, event: CloudEvent, *, seconds: float
     return receipts[0]
 
 
-async def deferred(bus: rabbitmq.RabbitMQ, event: CloudEvent, because: str = "") -> Deferred:
-    """Deliver, and return why it could not be delivered; with ``because`` again and again, until the reason holds these words."""
+async def deferred(bus: rabbitmq.RabbitMQ, event: CloudEvent, reason_part: str = "") -> Deferred:
+    """Deliver until the failure has these words in its reason, and return the failure."""
     errors: list[Deferred] = []
 
-    async def told() -> bool:
+    async def is_deferred() -> bool:
         try:
             receipt = await bus.deliver(event)
         except Deferred as error:
             errors.append(error)
-            return because in error.reason
+            return reason_part in error.reason
         raise AssertionError(f"expected it to be deferred, got {receipt}")
 
-    await until(told)
+    await until(is_deferred)
     return errors[-1]

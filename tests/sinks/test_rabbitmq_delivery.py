@@ -1,4 +1,4 @@
-"""RabbitMQ, day to day, against a broker that is well: what arrives, what is made, and what is refused."""
+"""Deliveries to a healthy RabbitMQ: what arrives, what is made, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from cloudevents.core.bindings import rabbitmq as oracle
 
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
-from relay.sinks import rabbitmq
 from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.rabbitmq_consumer import (
@@ -35,9 +34,12 @@ async def test_a_consumer_gets_the_very_bytes_and_their_tags(
     broker: Reachable, exchange: str
 ) -> None:
     event = cloudevent()
-    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+    async with (
+        sink(broker.amqp_url(), exchange) as bus,
+        channel(broker.amqp_url()) as broker_channel,
+    ):
         await delivered(bus, cloudevent("relay.ping", subject="bus"))  # the exchange is there now
-        queue = await bound(there, exchange)
+        queue = await bound(broker_channel, exchange)
         assert (await bus.deliver(event)).status is None
         message = await take(queue)
     assert message.body == event.body
@@ -58,9 +60,12 @@ async def test_a_consumer_gets_the_very_bytes_and_their_tags(
 
 async def test_the_cloudevents_sdk_reads_a_message(broker: Reachable, exchange: str) -> None:
     event = cloudevent()
-    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+    async with (
+        sink(broker.amqp_url(), exchange) as bus,
+        channel(broker.amqp_url()) as broker_channel,
+    ):
         await delivered(bus, cloudevent("relay.ping", subject="bus"))
-        queue = await bound(there, exchange)
+        queue = await bound(broker_channel, exchange)
         await bus.deliver(event)
         message = await take(queue)
     headers = {name: str(value) for name, value in message.headers.items()}
@@ -81,9 +86,12 @@ async def test_events_arrive_in_the_order_in_which_they_were_confirmed(
         cloudevent(name)
         for name in ("event.scheduled", "event.updated", "event.started", "event.ended")
     ]
-    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+    async with (
+        sink(broker.amqp_url(), exchange) as bus,
+        channel(broker.amqp_url()) as broker_channel,
+    ):
         await delivered(bus, cloudevent("relay.ping", subject="bus"))
-        queue = await bound(there, exchange)
+        queue = await bound(broker_channel, exchange)
         for event in events:
             await bus.deliver(event)
         assert await waiting(queue) == [event.body for event in events]
@@ -95,9 +103,12 @@ async def test_one_id_twice_at_once_is_one_message(broker: Reachable, exchange: 
     See docs/protocol.md#one-publish-in-flight-for-each-id.
     """
     event = cloudevent()
-    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+    async with (
+        sink(broker.amqp_url(), exchange) as bus,
+        channel(broker.amqp_url()) as broker_channel,
+    ):
         await delivered(bus, cloudevent("relay.ping", subject="bus"))
-        queue = await bound(there, exchange)
+        queue = await bound(broker_channel, exchange)
         receipts = await asyncio.gather(bus.deliver(event), bus.deliver(event))
         assert [receipt.status for receipt in receipts] == [None, None]
         assert await waiting(queue) == [event.body]
@@ -110,10 +121,13 @@ async def test_what_no_queue_wants_waits_in_the_unrouted_queue(
     broker: Reachable, exchange: str
 ) -> None:
     event = cloudevent()
-    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+    async with (
+        sink(broker.amqp_url(), exchange) as bus,
+        channel(broker.amqp_url()) as broker_channel,
+    ):
         receipt = await delivered(bus, event)
         assert receipt.status is None
-        unrouted = await there.get_queue(f"{exchange}.unrouted")
+        unrouted = await broker_channel.get_queue(f"{exchange}.unrouted")
         message = await take(unrouted)
         assert (message.body, message.routing_key) == (event.body, KEY)
 
@@ -126,10 +140,10 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
     See docs/protocol.md#the-alternate-exchange.
     """
     async with (
-        channel(broker.amqp_url()) as there,
+        channel(broker.amqp_url()) as broker_channel,
         sink(broker.amqp_url(), exchange, declare=False) as bus,
     ):
-        await there.declare_exchange(exchange, "topic", durable=True)
+        await broker_channel.declare_exchange(exchange, "topic", durable=True)
         first = await delivered(bus, cloudevent())
         second = await bus.deliver(cloudevent(data={"n": 2}))
         other = await bus.deliver(cloudevent(eventtype="Reboot"))
@@ -151,9 +165,12 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
 async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchange: str) -> None:
     """Only Basic.Ack is a confirm (docs/protocol.md#only-basicack-confirms)."""
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+    async with (
+        sink(broker.amqp_url(), exchange) as bus,
+        channel(broker.amqp_url()) as broker_channel,
+    ):
         await delivered(bus, cloudevent("relay.ping", subject="bus"))
-        queue = await bound(there, exchange, arguments=full)
+        queue = await bound(broker_channel, exchange, arguments=full)
         await bus.deliver(cloudevent())
         late = cloudevent("event.updated")
         error = await deferred(bus, late)
@@ -168,8 +185,8 @@ async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchan
 async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(
     broker: Reachable, exchange: str
 ) -> None:
-    """With the documented arguments: declaring the same once more is only allowed with equal ones."""
-    async with sink(broker.amqp_url(), exchange), channel(broker.amqp_url()) as there:
+    """With the documented arguments: a second declaration must have the same ones."""
+    async with sink(broker.amqp_url(), exchange), channel(broker.amqp_url()) as broker_channel:
 
         async def made() -> bool:
             async with channel(broker.amqp_url()) as looking:
@@ -180,14 +197,14 @@ async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(
                 return True
 
         await until(made)
-        await there.declare_exchange(
+        await broker_channel.declare_exchange(
             exchange,
             "topic",
             durable=True,
             arguments={"alternate-exchange": f"{exchange}.unrouted"},
         )
-        await there.declare_exchange(f"{exchange}.unrouted", "fanout", durable=True)
-        await there.declare_queue(
+        await broker_channel.declare_exchange(f"{exchange}.unrouted", "fanout", durable=True)
+        await broker_channel.declare_queue(
             f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 10_000}
         )
 
@@ -195,26 +212,28 @@ async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(
 async def test_an_exchange_with_other_arguments_is_named_and_tried_again(
     broker: Reachable, exchange: str
 ) -> None:
-    async with channel(broker.amqp_url()) as there:
-        await there.declare_exchange(exchange, "topic", durable=True)
+    async with channel(broker.amqp_url()) as broker_channel:
+        await broker_channel.declare_exchange(exchange, "topic", durable=True)
         async with sink(broker.amqp_url(), exchange) as bus:
-            error = await deferred(bus, cloudevent(), f"exchange {exchange} exists and is another")
+            error = await deferred(
+                bus, cloudevent(), f"exchange {exchange} already exists with different"
+            )
             assert "inequivalent arg 'alternate-exchange'" in error.reason
             assert "declare: passive" in error.reason
-            await there.exchange_delete(exchange)
+            await broker_channel.exchange_delete(exchange)
             await delivered(bus, cloudevent())
 
 
 async def test_an_unrouted_queue_with_other_arguments_is_named(
     broker: Reachable, exchange: str
 ) -> None:
-    async with channel(broker.amqp_url()) as there:
-        await there.declare_queue(
+    async with channel(broker.amqp_url()) as broker_channel:
+        await broker_channel.declare_queue(
             f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 5}
         )
         async with sink(broker.amqp_url(), exchange) as bus:
             error = await deferred(
-                bus, cloudevent(), f"queue {exchange}.unrouted exists and is another"
+                bus, cloudevent(), f"queue {exchange}.unrouted already exists with different"
             )
             assert "inequivalent arg 'x-max-length'" in error.reason
 
@@ -223,43 +242,46 @@ async def test_passive_names_all_that_is_missing_and_makes_nothing(
     broker: Reachable, exchange: str
 ) -> None:
     async with (
-        channel(broker.amqp_url()) as there,
+        channel(broker.amqp_url()) as broker_channel,
         sink(broker.amqp_url(), exchange, declare="passive") as bus,
     ):
-        missing = f"no exchange {exchange}.unrouted, no queue {exchange}.unrouted, no exchange {exchange}:"
+        unrouted = f"{exchange}.unrouted"
+        missing = f"no exchange {unrouted}, no queue {unrouted}, no exchange {exchange}:"
         error = await deferred(bus, cloudevent(), missing)
         assert (error.failure, error.status) == ("slow", 404)
         async with sink(broker.amqp_url(), exchange) as maker:
             await delivered(maker, cloudevent())
         await delivered(bus, cloudevent("event.updated"))
-        assert len(await waiting(await there.get_queue(f"{exchange}.unrouted"))) == 2
+        assert len(await waiting(await broker_channel.get_queue(f"{exchange}.unrouted"))) == 2
 
 
 async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
     """A missing exchange shows itself with the first event, and is not made."""
     async with (
         sink(broker.amqp_url(), exchange, declare=False) as bus,
-        channel(broker.amqp_url()) as there,
+        channel(broker.amqp_url()) as broker_channel,
     ):
         error = await deferred(bus, cloudevent(), f"no exchange '{exchange}'")
         assert (error.failure, error.status) == ("slow", 404)
         assert "set declare: true" in error.reason
-        await there.declare_exchange(
+        await broker_channel.declare_exchange(
             exchange, "topic", durable=True
         )  # with these arguments: nobody had made it
-        queue = await bound(there, exchange)
+        queue = await bound(broker_channel, exchange)
         await delivered(bus, cloudevent())
         assert len(await waiting(queue)) == 1
 
 
 async def test_an_exchange_that_is_deleted_under_way_is_made_again(
-    broker: Reachable, exchange: str, monkeypatch: pytest.MonkeyPatch
+    broker: Reachable, exchange: str
 ) -> None:
-    """The first to find out loses its channel; the next waits for a new one, and gets the exchange with it."""
-    monkeypatch.setattr(rabbitmq, "PATIENCE", 10.0)  # on a busy machine
-    async with sink(broker.amqp_url(), exchange) as bus, channel(broker.amqp_url()) as there:
+    """The first delivery loses its channel. The next waits for a new channel and exchange."""
+    async with (
+        sink(broker.amqp_url(), exchange, connection_wait=10.0) as bus,
+        channel(broker.amqp_url()) as broker_channel,
+    ):
         await delivered(bus, cloudevent())
-        await there.exchange_delete(exchange)
+        await broker_channel.exchange_delete(exchange)
         error = await deferred(bus, cloudevent("event.updated"))
         assert (error.failure, "NOT_FOUND" in error.reason) == ("transient", True)
         assert (await bus.deliver(cloudevent("event.updated"))).status is None
@@ -281,7 +303,7 @@ async def least(own_broker: Broker, *, write: str) -> str:
 
 
 async def test_publishing_needs_no_right_but_to_write_the_exchange(own_broker: Broker) -> None:
-    """Least privilege is `configure: ^$`, `read: ^$`, write on the exchange; passive checks work with it too."""
+    """Least privilege is `configure: ^$`, `read: ^$` and write on the exchange, also if passive."""
     async with sink(own_broker.amqp_url(), "least") as maker:
         await delivered(maker, cloudevent("relay.ping"))
     url = await least(own_broker, write="^least$")
@@ -316,7 +338,7 @@ async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(
 async def test_a_topic_that_the_user_may_not_write_holds_up_its_own_messages_alone(
     own_broker: Broker,
 ) -> None:
-    """The broker closes the channel, under its neighbors too; they are tried again, and this one waits until it is corrected."""
+    """The broker closes the channel for all. The others are retried, this one is slow."""
     async with sink(own_broker.amqp_url(), "topics") as maker:
         await delivered(maker, cloudevent("relay.ping"))
     url = await least(own_broker, write="^topics$")
@@ -354,7 +376,10 @@ async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tr
         cloudevent(data={"description": "x" * 5000}),
         [cloudevent(data={"n": n}) for n in range(20)],
     )
-    limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."  # as versions differ
+    limit = (  # the first is for older versions of RabbitMQ, the second for newer ones
+        "application:set_env(rabbit, max_message_size, {0}), "
+        "persistent_term:put(max_message_size, {0})."
+    )
     await asyncio.to_thread(own_broker.evaluate, limit.format(2000))
     try:
         async with sink(own_broker.amqp_url(), "sizes") as bus:
@@ -383,8 +408,8 @@ async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(
     try:
         async with sink(own_broker.amqp_url(), "small") as bus:
             await delivered(bus, cloudevent("relay.ping"))
-            async with channel(own_broker.amqp_url()) as there:
-                queue = await bound(there, "small")
+            async with channel(own_broker.amqp_url()) as broker_channel:
+                queue = await bound(broker_channel, "small")
                 assert (await bus.deliver(event)).status is None
                 assert await waiting(queue) == [event.body]
             assert "8192" in await asyncio.to_thread(

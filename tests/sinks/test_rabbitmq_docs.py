@@ -1,4 +1,4 @@
-"""docs/rabbitmq.md and docs/consumers.md, run: rights suffice, consumers get what the sink sends, and tables name what is there."""
+"""docs/rabbitmq.md and docs/consumers.md: their rights, programs and tables are right."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from pamqp.common import Arguments
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.amqp.approval_consumer import topology as approvals_topology
+from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
+from relay.amqp.event_message import events_topology, message_properties, routing_key
 from relay.amqp.topology import establish
 from relay.approvals.request import DecisionBody
 from relay.config import Config
-from relay.sinks.rabbitmq import Settings, build, routing_key, topology
+from relay.sinks.rabbitmq import Settings
 from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker
 from tests.sinks.rabbitmq_consumer import delivered, sink
@@ -56,7 +57,7 @@ def test_the_sections_of_the_page_are_a_configuration() -> None:
 def test_the_page_names_the_routing_keys_and_properties_that_are_sent() -> None:
     assert f"`{routing_key(cloudevent(eventtype='Reboot'))}`" in OPERATING
     assert f"`{routing_key(cloudevent('relay.sink-failing', subject='drain'))}`" in OPERATING
-    message = build(cloudevent())
+    message = message_properties(cloudevent())
     sent = {
         "type" if name == "message_type" else name
         for name, value in message
@@ -68,7 +69,7 @@ def test_the_page_names_the_routing_keys_and_properties_that_are_sent() -> None:
 
 
 def test_the_page_names_all_that_is_declared_with_its_arguments() -> None:
-    for part in (*topology(EXCHANGE), *approvals_topology(EXCHANGE, "<scope>")):
+    for part in (*events_topology(EXCHANGE), *approvals_topology(EXCHANGE, "<scope>")):
         (line,) = (
             line
             for line in OPERATING.splitlines()
@@ -88,7 +89,7 @@ def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
     """With which the program of the examples is run, elsewhere."""
     _, drain = (rights(block) for block in blocks(CONSUMING, "sh"))
     shipped = json.loads((ROOT / "deploy/rabbitmq/definitions.json").read_text())
-    (permission,) = (one for one in shipped["permissions"] if one["user"] == "drain")
+    (permission,) = (item for item in shipped["permissions"] if item["user"] == "drain")
     assert drain[1][1:] == [
         "drain",
         permission["configure"],
@@ -96,9 +97,9 @@ def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
         permission["read"],
     ]
     (topic,) = (
-        one
-        for one in shipped["topic_permissions"]
-        if one["user"] == "drain" and one["exchange"].endswith(".approvals")
+        item
+        for item in shipped["topic_permissions"]
+        if item["user"] == "drain" and item["exchange"].endswith(".approvals")
     )
     assert drain[2][1:] == [
         "drain",
@@ -143,7 +144,7 @@ async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_
 ) -> None:
     declaring, _, both, taking = (rights(block) for block in blocks(OPERATING, "sh"))
     scope = "prod-vmss-a-1f0c33ab"
-    parts = (*topology(EXCHANGE), *approvals_topology(EXCHANGE, scope))
+    parts = (*events_topology(EXCHANGE), *approvals_topology(EXCHANGE, scope))
     with contextlib.suppress(RuntimeError):  # there since another test
         await asyncio.to_thread(own_broker.ctl, *declaring[0])
     for command in both:
@@ -163,7 +164,7 @@ async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_
 
 
 async def test_a_stream_keeps_the_history_for_who_comes_late(own_broker: Broker) -> None:
-    """The program of the page, twice: the second begins after everything has been told, and reads the same."""
+    """The program runs twice. The second run starts after all events, and reads the same."""
     url = own_broker.amqp_url()
     names = ("event.scheduled", "event.updated", "event.ended")
     expected = [[str(offset), f"io.imdsrelay.{name}.v1"] for offset, name in enumerate(names)]

@@ -17,15 +17,11 @@ from pamqp.common import FieldTable
 from pamqp.header import ContentHeader
 from pydantic import ValidationError
 
+from relay.amqp.event_message import MAX_TEXT_BYTES, message_properties, routing_key
+from relay.amqp.publish_channel import PublishResult
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
 from relay.events.cloudevent import CloudEvent
-from relay.sinks.rabbitmq import (
-    LONGEST_TEXT,
-    PublishResult,
-    build,
-    interpret_publish_result,
-    routing_key,
-)
+from relay.sinks.rabbitmq import interpret_publish_result
 from tests.builders import EVENT_ID, cloudevent
 from tests.sinks.rabbitmq_consumer import settings
 
@@ -141,7 +137,7 @@ def test_words_that_are_plain_already_stay_as_they_are(eventtype: str, scope: st
 
 def test_a_message_carries_the_event_and_its_name_tags() -> None:
     event = cloudevent()
-    message = build(event)
+    message = message_properties(event)
     assert message.delivery_mode is DeliveryMode.PERSISTENT
     assert message.content_type == "application/cloudevents+json; charset=utf-8"
     assert (message.message_id, message.correlation_id) == (event.id, EVENT_ID)
@@ -155,9 +151,10 @@ def test_a_message_carries_the_event_and_its_name_tags() -> None:
 def test_a_message_asks_for_nothing_that_a_consumer_or_broker_could_trip_over() -> None:
     """No reply_to (docs/protocol.md#no-reply_to), no priority, no user_id or expiration.
 
-    A broker could close the channel for the last two (docs/protocol.md#one-bad-publish-closes-the-channel).
+    A broker could close the channel for the last two, see
+    docs/protocol.md#one-bad-publish-closes-the-channel.
     """
-    message = build(cloudevent())
+    message = message_properties(cloudevent())
     assert (message.reply_to, message.user_id, message.expiration, message.priority) == (
         None,
         None,
@@ -167,7 +164,7 @@ def test_a_message_asks_for_nothing_that_a_consumer_or_broker_could_trip_over() 
 
 
 def test_a_message_about_the_relay_has_no_correlation_id() -> None:
-    assert build(cloudevent("relay.source-lost", subject=None)).correlation_id is None
+    assert message_properties(cloudevent("relay.source-lost", subject=None)).correlation_id is None
 
 
 def test_copies_that_are_too_long_for_their_place_are_left_out() -> None:
@@ -176,7 +173,7 @@ def test_copies_that_are_too_long_for_their_place_are_left_out() -> None:
     See docs/protocol.md#headers-of-256-bytes.
     """
     event = cloudevent(subject="å" * 128)
-    message = build(event)
+    message = message_properties(event)
     assert message.correlation_id is None
     assert "ce-subject" not in _headers(event)
     assert _headers(event)["ce-scope"] == event.scope
@@ -184,7 +181,7 @@ def test_copies_that_are_too_long_for_their_place_are_left_out() -> None:
 
 
 def _headers(event: CloudEvent) -> FieldTable:
-    headers = build(event).headers
+    headers = message_properties(event).headers
     assert headers is not None
     return headers
 
@@ -196,15 +193,15 @@ def test_every_event_makes_a_message_that_can_go_on_the_wire(
     """A message that cannot be encoded would be tried for ever."""
     attributes: dict[str, Any] = {f"x{name}": value for name, value in extensions.items()}
     event = cloudevent(subject=event_id, **attributes)
-    header = ContentHeader(body_size=len(event.body), properties=build(event))
+    header = ContentHeader(body_size=len(event.body), properties=message_properties(event))
     assert header.marshal()
 
 
 def test_the_longest_header_fits_the_smallest_frame() -> None:
-    """It cannot be split over frames: a broker with the smallest frame_max that AMQP allows would end the connection, again and again."""
+    """A header frame cannot be split. Even a broker with the smallest frame_max must accept it."""
     foreign = dict.fromkeys(
         ("partitionkey", "correlationid", "causationid", "eventtype", "eventsource"),
-        "x" * LONGEST_TEXT,
+        "x" * MAX_TEXT_BYTES,
     )
     ours = {
         "source": f"imds://{'s' * 80}/relays/{'r' * 80}",
@@ -216,12 +213,13 @@ def test_the_longest_header_fits_the_smallest_frame() -> None:
         "journalhead": f"{2**63}:{'f' * 64}",
         "traceparent": "0" * 55,
     }
-    event = cloudevent("approval.granted", "x" * LONGEST_TEXT, None, **foreign, **ours)
+    event = cloudevent("approval.granted", "x" * MAX_TEXT_BYTES, None, **foreign, **ours)
     assert len(_headers(event)) == len(
         {"specversion", "id", "type", "subject", "time", "datacontenttype", *foreign, *ours}
     )
     assert (
-        len(ContentHeader(body_size=2**32, properties=build(event)).marshal()) <= SMALLEST_FRAME - 8
+        len(ContentHeader(body_size=2**32, properties=message_properties(event)).marshal())
+        <= SMALLEST_FRAME - 8
     )
 
 
@@ -237,20 +235,23 @@ def _returned() -> amqp.PublishError:
     return error
 
 
-TOPIC = f"ACCESS_REFUSED - access to topic '{KEY}' in exchange 'x' in vhost '/' refused for user 'least'"
+TOPIC = (
+    f"ACCESS_REFUSED - access to topic '{KEY}' in exchange 'x' in vhost '/' "
+    "refused for user 'least'"
+)
 
 
 def test_a_confirm_is_delivered() -> None:
-    assert interpret_publish_result(Basic.Ack(), KEY, 10, made_by_us=True).status is None
+    assert interpret_publish_result(Basic.Ack(), KEY, 10, relay_declares=True).status is None
 
 
 def test_a_return_is_delivered_and_told() -> None:
-    receipt = interpret_publish_result(_returned(), KEY, 10, made_by_us=True)
+    receipt = interpret_publish_result(_returned(), KEY, 10, relay_declares=True)
     assert (receipt.status, receipt.response) == (312, f"NO_ROUTE: no queue is bound for {KEY}")
 
 
 @pytest.mark.parametrize(
-    ("answer", "made_by_us", "kind", "failure", "status", "word"),
+    ("answer", "relay_declares", "kind", "failure", "status", "word"),
     [
         (amqp.DeliveryError(None, Basic.Nack()), True, Deferred, "transient", None, "nack"),
         (
@@ -325,15 +326,15 @@ def test_a_return_is_delivered_and_told() -> None:
 )
 def test_an_answer_that_is_no_confirm_says_what_to_do_next(
     answer: PublishResult,
-    made_by_us: bool,
+    relay_declares: bool,
     kind: type[DeliveryError],
     failure: Failure | None,
     status: int | None,
     word: str,
 ) -> None:
-    """A neighbour of the message that closed the channel (another topic, another size) is only tried again."""
+    """Another message closed the channel, with another topic or size: this one is retried."""
     with pytest.raises(kind) as raised:
-        interpret_publish_result(answer, KEY, 10, made_by_us=made_by_us)
+        interpret_publish_result(answer, KEY, 10, relay_declares=relay_declares)
     assert word in raised.value.reason
     assert raised.value.status == status
     assert getattr(raised.value, "failure", None) == failure
@@ -341,4 +342,4 @@ def test_an_answer_that_is_no_confirm_says_what_to_do_next(
 
 def test_an_error_in_our_own_code_is_not_taken_for_the_brokers() -> None:
     with pytest.raises(TypeError, match="ours"):
-        interpret_publish_result(TypeError("ours"), KEY, 10, made_by_us=True)
+        interpret_publish_result(TypeError("ours"), KEY, 10, relay_declares=True)

@@ -1,4 +1,4 @@
-"""RabbitMQ, when the broker is not there, goes, stands still or blocks: nothing is lost, and it is soon taken up again."""
+"""A RabbitMQ that is down, goes away, hangs or blocks: nothing is lost, and delivery resumes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ QUORUM = {"x-queue-type": "quorum"}
 
 async def consumer(url: str, exchange: str) -> None:
     """A durable queue of the exchange's name that gets everything."""
-    async with channel(url) as there:
-        queue = await bound(there, exchange, name=exchange, arguments=QUORUM)
+    async with channel(url) as broker_channel:
+        queue = await bound(broker_channel, exchange, name=exchange, arguments=QUORUM)
         await queue.purge()
 
 
 async def stored(url: str, exchange: str) -> list[bytes]:
     """What that queue holds."""
-    async with channel(url) as there:
-        return await waiting(await there.get_queue(exchange))
+    async with channel(url) as broker_channel:
+        return await waiting(await broker_channel.get_queue(exchange))
 
 
 # --- gone
@@ -39,7 +39,7 @@ async def stored(url: str, exchange: str) -> list[bytes]:
 async def test_a_broker_that_is_stopped_or_not_yet_started_is_waited_for(
     own_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Opening the sink waits for nothing; a delivery says why not; once the broker is up, the first one goes out soon."""
+    """Opening the sink does not wait. Deliveries fail with a reason until the broker is up."""
     caplog.set_level(logging.INFO, "relay.sinks.rabbitmq")
     async with sink(own_broker.amqp_url(), "late") as early:
         await delivered(early, cloudevent())
@@ -64,7 +64,7 @@ async def test_a_broker_that_is_stopped_or_not_yet_started_is_waited_for(
 
 
 async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: Broker) -> None:
-    """Each event is tried, with the same id, until it is confirmed; then all are in the queue. Repeats are allowed."""
+    """Each event is tried with the same id until it is confirmed. Then all are in the queue."""
     events = [cloudevent(data={"n": n}) for n in range(640)]
     errors: list[Deferred] = []
     halfway = asyncio.Event()
@@ -103,7 +103,7 @@ async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: B
 async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(
     own_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Then aiormq raises CancelledError in whoever waits (docs/protocol.md#a-library-cancels-publishers): a Deferred like any other.
+    """See docs/protocol.md#a-library-cancels-publishers: this is a Deferred.
 
     With a heartbeat of one second the watchdog takes six, with the relay's own of ten it takes 33.
     """
@@ -111,11 +111,11 @@ async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(
     async with sink(own_broker.amqp_url(), "frozen", heartbeat=1, timeout="30s") as bus:
         await delivered(bus, cloudevent())
         own_broker.freeze()
-        began = time.monotonic()
-        # So much that the socket takes no more: some wait for their confirm then, and some to be sent.
+        start = time.monotonic()
+        # So much that the socket is full: some messages wait for a confirm, others to be sent.
         large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
         errors = await asyncio.gather(*(deferred(bus, event) for event in large))
-        assert 4 < time.monotonic() - began < 25  # before the timeout
+        assert 4 < time.monotonic() - start < 25  # before the timeout
         assert {error.failure for error in errors} == {"transient"}
         assert any("heartbeat" in error.reason for error in errors)
         own_broker.thaw()
@@ -138,7 +138,7 @@ async def test_a_cancellation_that_was_asked_for_stays_one(own_broker: Broker) -
 async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twice(
     own_broker: Broker,
 ) -> None:
-    """A timeout says "unknown" (docs/protocol.md#a-timeout-means-unknown); the next try of the same id joins the publish under way."""
+    """The next try waits for the same publish: docs/protocol.md#a-timeout-means-unknown."""
     event = cloudevent()
     async with sink(own_broker.amqp_url(), "slow", timeout="500ms") as bus:
         await delivered(bus, cloudevent("relay.ping"))
@@ -161,9 +161,9 @@ async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
         own_broker.freeze()
         large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
         await asyncio.gather(*(deferred(bus, event) for event in large))
-        began = time.monotonic()
+        start = time.monotonic()
     assert (
-        time.monotonic() - began < connection.CLOSE_TIMEOUT + 10
+        time.monotonic() - start < connection.CLOSE_TIMEOUT + 10
     )  # less than it takes to miss a heartbeat
     own_broker.thaw()
 
@@ -172,7 +172,7 @@ async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
 async def test_leaving_ends_publishes_that_have_not_been_written_yet(
     broker: Reachable, exchange: str, turns: int
 ) -> None:
-    """Nobody empties aiormq's queue any more then, and whoever waits for room in it would wait for ever."""
+    """Nothing empties aiormq's queue then, so a publish that waits for room would wait for ever."""
     async with asyncio.timeout(30):
         async with sink(broker.amqp_url(), exchange) as bus:
             await delivered(bus, cloudevent())
@@ -193,7 +193,7 @@ async def test_leaving_ends_publishes_that_have_not_been_written_yet(
 async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_is_over(
     own_broker: Broker,
 ) -> None:
-    """What was under way stays so, what comes later is not sent, and closing does not wait for the alarm's end."""
+    """Messages in flight stay so, later ones are not sent, and closing does not wait."""
     before, later = cloudevent(), cloudevent("event.updated")
     url = own_broker.amqp_url()
     async with sink(url, "alarmed", timeout="500ms") as bus:
@@ -202,8 +202,8 @@ async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_i
         await asyncio.to_thread(own_broker.alarm, on=True)
         async with sink(url, "alarmed", timeout="500ms") as leaving:
             await deferred(leaving, cloudevent("event.started"), "did not confirm")
-            began = time.monotonic()
-        assert time.monotonic() - began < connection.CLOSE_TIMEOUT + 10
+            start = time.monotonic()
+        assert time.monotonic() - start < connection.CLOSE_TIMEOUT + 10
         for event, reason in (
             (before, "did not confirm"),
             (later, "did not let anybody publish"),
@@ -214,8 +214,8 @@ async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_i
         await asyncio.to_thread(own_broker.alarm, on=False)
         await delivered(bus, before)
         await delivered(bus, later)
-        there = await stored(url, "alarmed")
-    assert {before.body, later.body} <= set(there)
+        broker_channel = await stored(url, "alarmed")
+    assert {before.body, later.body} <= set(broker_channel)
 
 
 # --- where it leads
@@ -224,7 +224,7 @@ async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_i
 async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_password_is_ever_told(
     own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rotated password needs no restart. What is logged, at whatever level, is how the connection fares."""
+    """A rotated password needs no restart. No log of any level contains a password."""
     caplog.set_level(logging.DEBUG)
     await asyncio.to_thread(own_broker.add_user, "rotated", "hunter2")
     file = tmp_path / "url"
