@@ -27,14 +27,14 @@ from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.amqp.approval_consumer import topology as approvals_topology
+from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
+from relay.amqp.event_message import events_topology
 from relay.amqp.topology import establish
 from relay.app import started
 from relay.clock import SystemClock
 from relay.config import Config, load
 from relay.simulator import VM, Plan, Setup, Simulator
-from relay.sinks.rabbitmq import topology as events_topology
 from tests.ports import reserve
 from tests.rabbitmq import Broker
 

@@ -1,5 +1,5 @@
-"""What everything that speaks AMQP shares.
+"""AMQP 0-9-1 with RabbitMQ: connections, topology, and the queue of approvals.
 
-`address` reads where the broker is, `connection` makes a connection and makes it again for ever, `frames` keeps hostile
-messages from ending it, `topology` sees to what must exist on the broker, `trouble` says in a sentence what went wrong.
+The sink that publishes events is `relay.sinks.rabbitmq`. `relay.approvals.amqp_handler` decides
+about the approvals that the consumer receives.
 """

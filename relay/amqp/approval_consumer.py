@@ -1,21 +1,31 @@
-"""Approvals from RabbitMQ: the body of ``POST /v1/approvals`` as a message, by the right of the user whom the broker vouches for.
+"""Receives approvals from the queue of this scope, and acknowledges what has been decided.
 
-A message is acknowledged only after its decision is on disk. What cannot be used is dead-lettered; what is refused to a
-known client is acknowledged, and told as ``approval.refused`` on the main exchange.
+Messages stay in the queue while nothing can be decided. A message is acknowledged only after its
+decision is on disk, and an unusable one is dead-lettered. What a message means is the handler's
+business.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, Protocol
 
+import aiormq
 from aio_pika import exceptions as amqp
+from aio_pika.abc import AbstractChannel
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused
+from yarl import URL
 
-from relay.amqp.approval_message import UnusableMessage, parse_message
+from relay.amqp.approval_message import ApprovalMessage, UnusableMessage, parse_message
+from relay.amqp.approval_topology import (
+    approvals_exchange,
+    approvals_queue,
+    approvals_routing_key,
+    approvals_topology,
+)
 from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import (
@@ -26,191 +36,188 @@ from relay.amqp.connection import (
     keep_connected,
 )
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
-from relay.amqp.topology import Exchange, Queue, establish, not_seen
-from relay.api import Client, Relay
-from relay.api.auth.rejection_log import RejectionLog
-from relay.approvals import AmqpSettings
-from relay.errors import Deferred, StoreUnavailable
+from relay.amqp.topology import Declare, establish, unknown_parts
+from relay.clock import Clock
+from relay.errors import Deferred
+from relay.log_once import LogOnce
+from relay.net.backoff import exponential_backoff
 
 PREFETCH = 16
-"""Messages that the broker hands over before the first is acknowledged."""
-LOOK = 1.0
-"""Seconds between two looks at whether approvals may be taken."""
-LONGEST_REST = 60.0
-"""Seconds: the longest pause after a decision that could not be recorded. Each try counts towards a queue's delivery limit."""
+"""Messages that the broker sends before the first of them is acknowledged."""
+POLL_INTERVAL = 1.0
+"""Seconds between two checks of whether messages can be decided."""
+MAX_PAUSE = 60.0
+"""Seconds: the longest pause after a decision that could not be recorded.
+
+Each delivery counts towards the delivery limit of the queue.
+"""
 
 _log = logging.getLogger(__name__)
 
 
-def queue_of(exchange: str, scope: str) -> str:
-    """The queue in which the approvals of a scope wait."""
-    return f"{exchange}.approvals.{scope}"
+class ApprovalHandler(Protocol):
+    """What the consumer asks about messages. See `relay.approvals.amqp_handler`."""
 
+    async def blocking_reason(self) -> str | None:
+        """Return why no message can be decided now; None if messages can be decided."""
 
-def topology(exchange: str, scope: str) -> tuple[Exchange | Queue, ...]:
-    """What ``declare: true`` makes: the dead letters first, so that none falls between.
+    async def decide(self, message: ApprovalMessage) -> bool:
+        """Decide about a message; return False if the decision cannot be recorded now.
 
-    See docs/rabbitmq.md#what-is-on-the-broker.
-    """
-    approvals, dlx = f"{exchange}.approvals", f"{exchange}.dlx"
-    return (
-        Exchange(dlx, "topic"),
-        Queue(f"{exchange}.dead", source=dlx, key="#", arguments={"x-max-length": 10_000}),
-        Exchange(approvals, "topic"),
-        Queue(
-            queue_of(exchange, scope),
-            source=approvals,
-            key=f"approve.{scope}",
-            arguments={"x-single-active-consumer": True, "x-dead-letter-exchange": dlx},
-        ),
-    )
+        Raises UnusableMessage.
+        """
 
 
 class ApprovalConsumer:
-    """Consumes this scope's queue for as long as approvals may be taken."""
+    """Consumes the queue of one scope while messages can be decided.
+
+    ``on_unusable`` gets the RabbitMQ user, if there is one, and the reason.
+    """
 
     def __init__(
         self,
-        settings: AmqpSettings,
+        *,
+        urls: Callable[[], Sequence[URL]],
+        declare: Declare,
         exchange: str,
-        clients: Sequence[Client],
-        relay: Relay,
-        strangers: RejectionLog,
+        scope: str,
+        relay: str,
+        handler: ApprovalHandler,
+        on_unusable: Callable[[str | None, str], None],
+        clock: Clock,
     ) -> None:
-        scope = relay.origin.scope
-        self._settings = settings
-        self._parts = topology(exchange, scope)
-        self._exchange, self._queue, self._key = (
-            f"{exchange}.approvals",
-            queue_of(exchange, scope),
-            f"approve.{scope}",
-        )
-        self._clients = clients
-        self._relay = relay
-        self._strangers = strangers
-        self._logged = ""
-        self._unseen = ""  # which parts the user may not look at, as the end of a sentence
+        self._urls = urls
+        self._declare = declare
+        self._topology = approvals_topology(exchange, scope)
+        self._exchange = approvals_exchange(exchange)
+        self._queue = approvals_queue(exchange, scope)
+        self._routing_key = approvals_routing_key(scope)
+        self._connection_name = f"imds-relay approvals of {scope} at {relay}"
+        self._consumer_tag = f"imds-relay {relay}"
+        self._handler = handler
+        self._on_unusable = on_unusable
+        self._clock = clock
+        self._state_log = LogOnce(_log)
 
-    async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
-        """Connect for ever, and decide what comes, until cancelled. ``heartbeat`` is in seconds."""
-        name = f"imds-relay approvals of {self._relay.origin.scope} at {self._relay.origin.relay}"
+    async def run(
+        self, *, heartbeat: int = HEARTBEAT, poll_interval: float = POLL_INTERVAL
+    ) -> NoReturn:
+        """Stay connected and consume until cancelled. Both intervals are in seconds."""
+
+        async def serve(connection: Connection) -> NoReturn:
+            await self._serve(connection, poll_interval)
+
         await keep_connected(
-            self._settings.targets,
-            name,
-            self._relay.clock,
-            self._serve,
-            self._tell,
+            self._urls,
+            self._connection_name,
+            self._clock,
+            serve,
+            self._log_failure,
             heartbeat=heartbeat,
         )
 
-    async def _serve(self, connection: Connection) -> NoReturn:
+    async def _serve(self, connection: Connection, poll_interval: float) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
-            self._unseen = not_seen(
-                await establish(connection, self._parts, self._settings.declare)
-            )
-        rest = LOOK
+            unseen = await establish(connection, self._topology, self._declare)
+        broker = host_port(connection.url)
+        hint = unknown_parts(unseen)
+        failures = 0
         while True:
-            while (why := await self._closed()) is not None:
-                self._log_once(
-                    logging.INFO,
-                    f"connected to {host_port(connection.url)}; messages wait: {why}{self._unseen}",
-                )
-                await self._relay.clock.sleep(LOOK)
+            while (reason := await self._handler.blocking_reason()) is not None:
+                self._log_state(f"connected to {broker}; messages wait: {reason}{hint}")
+                await self._clock.sleep(poll_interval)
                 if connection.lost:
-                    raise Deferred(f"the connection to {host_port(connection.url)} was lost")
-            rest = LOOK if await self._consume(connection) else min(rest * 2, LONGEST_REST)
-            await self._relay.clock.sleep(rest)
+                    raise Deferred(f"the connection to {broker} was lost")
+            channel = await connection.channel(publisher_confirms=False)
+            deliveries = await self._start_consuming(channel)
+            self._log_state(f"connected to {broker}; messages are taken from {self._queue}{hint}")
+            recorded = await self._decide_all(deliveries, poll_interval)
+            # What is not acknowledged returns to the queue when the channel closes.
+            with connection.cut_after(CLOSE_TIMEOUT):
+                await channel.close()
+            failures = 0 if recorded else failures + 1
+            pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
+            await self._clock.sleep(pause)
 
-    async def _closed(self) -> str | None:
-        """Why nothing may be taken now: while approvals are off, or nothing can be put on disk, messages wait in the queue."""
-        if self._relay.store.write_error is not None:
-            return "the state file cannot be written"
-        try:
-            return "approvals are off" if await self._relay.gate.mode() == "off" else None
-        except StoreUnavailable:
-            return "the state file cannot be read"
+    async def _start_consuming(
+        self, channel: AbstractChannel
+    ) -> asyncio.Queue[DeliveredMessage | Deferred]:
+        """Return what will arrive: messages, and an error when the channel or the queue is gone.
 
-    async def _consume(self, connection: Connection) -> bool:
-        """Take messages until none may be taken; what was not acknowledged then goes back to the queue.
-
-        Returns False if that was found out by a decision that could not be recorded. Raises Deferred when queue or channel are gone.
+        Raises Deferred.
         """
-        channel = await connection.channel(publisher_confirms=False)
-        came: asyncio.Queue[DeliveredMessage | str] = asyncio.Queue()
-        channel.close_callbacks.add(
-            lambda _, error: came.put_nowait(
-                f"the channel was closed: {describe_failure(error or amqp.ChannelClosed()).reason}"
-            )
-        )
-        line = await channel.get_underlay_channel()
-        line.on_consumer_cancel_callbacks.add(
-            lambda _: came.put_nowait(f"the queue {self._queue} is there no more")
-        )
-        await line.basic_qos(prefetch_count=PREFETCH)
+        deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
+
+        def on_close(_: object, error: BaseException | None) -> None:
+            reason = describe_failure(error or amqp.ChannelClosed()).reason
+            deliveries.put_nowait(Deferred(f"the channel was closed: {reason}"))
+
+        def on_cancel(_: object) -> None:
+            deliveries.put_nowait(Deferred(f"the queue {self._queue} was deleted"))
+
+        channel.close_callbacks.add(on_close)
+        aiormq_channel = await channel.get_underlay_channel()
+        aiormq_channel.on_consumer_cancel_callbacks.add(on_cancel)
+        await aiormq_channel.basic_qos(prefetch_count=PREFETCH)
         try:
-            await line.basic_consume(
-                self._queue, came.put, consumer_tag=f"imds-relay {self._relay.origin.relay}"
+            await aiormq_channel.basic_consume(
+                self._queue, deliveries.put, consumer_tag=self._consumer_tag
             )
         except amqp.ChannelNotFoundEntity as error:
             raise Deferred(
-                f"the broker has no such queue ({broker_message(error)}): make it, or set declare: true"
+                f"the broker has no such queue ({broker_message(error)}): "
+                "make it, or set declare: true"
             ) from None
         except ChannelAccessRefused as error:
             raise Deferred(
                 f"the broker refused the queue ({broker_message(error)}): grant the user read on it"
             ) from None
         raise_if_cancelled()
-        self._log_once(
-            logging.INFO,
-            f"connected to {host_port(connection.url)}; messages are taken from {self._queue}{self._unseen}",
-        )
-        recorded = True
-        while recorded and await self._closed() is None:
+        return deliveries
+
+    async def _decide_all(
+        self, deliveries: asyncio.Queue[DeliveredMessage | Deferred], poll_interval: float
+    ) -> bool:
+        """Decide about messages while that is possible.
+
+        Returns False if a decision could not be recorded. Raises Deferred if the channel or the
+        queue is gone.
+        """
+        while await self._handler.blocking_reason() is None:
             try:
-                async with asyncio.timeout(LOOK):
-                    message = await came.get()
+                async with asyncio.timeout(poll_interval):
+                    delivery = await deliveries.get()
             except TimeoutError:
                 continue
-            if isinstance(message, str):
-                raise Deferred(message)
-            recorded = await self._decide(message)
+            if isinstance(delivery, Deferred):
+                raise delivery
+            recorded = await self._decide(delivery)
             raise_if_cancelled()
-        with connection.cut_after(CLOSE_TIMEOUT):
-            await channel.close()
-        return recorded
-
-    async def _decide(self, message: DeliveredMessage) -> bool:
-        """Decide one message; False where the decision cannot be put on disk now, and the message must wait."""
-        tag = message.delivery_tag or 0
-        try:
-            caller, identity, body = parse_message(
-                message, self._exchange, self._key, self._clients
-            )
-        except UnusableMessage as error:
-            self._strangers.unusable_message(
-                message.header.properties.user_id, str(error), self._relay.clock.monotonic()
-            )
-            await message.channel.basic_reject(tag, requeue=False)
-            return True
-        approval = body.to_request(
-            caller, self._relay.clock.now(), message.body, request_id=identity, message_id=identity
-        )
-        try:
-            answer = await self._relay.gate.submit(approval)
-        except Exception:  # noqa: BLE001  # an error of our own, logged with its traceback
-            # Given back, it would come again at once, and so on: nobody else would be heard.
-            _log.exception("a message for approvals could not be decided, and was dead-lettered")
-            await message.channel.basic_reject(tag, requeue=False)
-            return True
-        if answer.status == 503:
-            return False
-        await message.channel.basic_ack(tag)
+            if not recorded:
+                return False
         return True
 
-    def _tell(self, trouble: ConnectionFailure) -> None:
-        self._log_once(logging.WARNING, trouble.reason)
+    async def _decide(self, delivery: DeliveredMessage) -> bool:
+        """Decide about a message and settle it; return False if the decision is not recorded."""
+        channel: aiormq.abc.AbstractChannel = delivery.channel
+        delivery_tag = delivery.delivery_tag or 0
+        try:
+            message = parse_message(delivery, self._exchange, self._routing_key)
+            recorded = await self._handler.decide(message)
+        except UnusableMessage as error:
+            self._on_unusable(delivery.header.properties.user_id, str(error))
+            await channel.basic_reject(delivery_tag, requeue=False)
+            return True
+        except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
+            _log.exception("internal error: a message with an approval was dead-lettered")
+            await channel.basic_reject(delivery_tag, requeue=False)
+            return True
+        if recorded:
+            await channel.basic_ack(delivery_tag)
+        return recorded
 
-    def _log_once(self, level: int, text: str) -> None:
-        if text != self._logged:
-            self._logged = text
-            _log.log(level, "approvals over AMQP: %s", text)
+    def _log_failure(self, failure: ConnectionFailure) -> None:
+        self._state_log.log(logging.WARNING, "approvals over AMQP: %s", failure.reason)
+
+    def _log_state(self, state: str) -> None:
+        self._state_log.log(logging.INFO, "approvals over AMQP: %s", state)

@@ -1,4 +1,4 @@
-"""Whether somebody wants a task to end: the libraries cancel whom nobody cancelled, and swallow cancellations that somebody meant."""
+"""Tells a real cancellation of a task from one that aiormq raises or swallows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import asyncio
 
 
 def is_cancelled() -> bool:
-    """Whether somebody cancelled this task.
+    """Return whether a caller cancelled the current task.
 
-    When its watchdog fires, aiormq makes everybody who waits on the connection raise CancelledError, cancelled or not.
+    When its heartbeat watchdog fires, aiormq raises CancelledError in every task that waits for
+    the connection, though nobody cancelled them.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def raise_if_cancelled() -> None:
-    """Raise the cancellation again that was lost on the way, before anything is waited for that may never come.
+    """Raise CancelledError if a caller cancelled the current task.
 
-    Up to Python 3.11 `asyncio.wait_for`, which aiormq waits with, drops one that comes in the same turn as its result.
+    Call it before a wait that may never end. aiormq waits with `asyncio.wait_for`, which up to
+    Python 3.11 drops a cancellation that arrives in the same turn of the loop as the result.
     """
     if is_cancelled():
         raise asyncio.CancelledError

@@ -1,4 +1,4 @@
-"""Looks at a broker for `doctor`: connects, sees what exists, and asks for rights without a message getting anywhere."""
+"""Checks a broker for ``imds-relay doctor``, without delivering a message."""
 
 from __future__ import annotations
 
@@ -16,126 +16,113 @@ from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import is_cancelled
 from relay.amqp.connection import SETUP_TIMEOUT, Connection, connected
 from relay.amqp.failures import broker_message, describe_failure
-from relay.amqp.topology import Declare, Exchange, Queue
+from relay.amqp.topology import Declare, Part, Queue
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import Deferred
 
-_NEVER = "never"
-"""An expiration that is none: a broker that lets us write refuses the message for it, and keeps it from every queue."""
+_INVALID_EXPIRATION = "never"
+"""A broker that lets the user publish refuses a message with it, so no queue gets the message."""
 
 
 async def diagnose(
-    about: str,
+    subject: str,
     urls: Sequence[URL],
-    parts: Sequence[Exchange | Queue],
+    parts: Sequence[Part],
     declare: Declare,
     *,
     writes: tuple[str, str] | None = None,
     reads: str | None = None,
 ) -> list[Finding]:
-    """A finding for each host, and what one of them says of the parts.
+    """Return a finding for each host and, from the first that works, one for each part.
 
-    ``writes``: the exchange, and a routing key, with which the user must be allowed to publish. ``reads``: the queue that the
-    user must be allowed to consume from.
+    ``writes`` is an exchange and a routing key with which the user must be allowed to publish.
+    ``reads`` is the queue from which the user must be allowed to consume.
     """
     findings: list[Finding] = []
-    looked = False
+    checked = False
     for url in urls:
         try:
             async with (
                 connected(url, "imds-relay doctor") as connection,
                 asyncio.timeout(SETUP_TIMEOUT),
             ):
-                findings.append(
-                    ok(
-                        about,
-                        f"connected to {host_port(url)}{' with TLS' if url.scheme == 'amqps' else ''}",
-                    )
-                )
-                if not looked:
-                    findings.extend(
-                        [await _exists(about, connection, part, declare, reads) for part in parts]
-                    )
-                    findings.extend(
-                        [await _may_write(about, connection, *writes)] if writes is not None else []
-                    )
-                    looked = True
+                tls = " with TLS" if url.scheme == "amqps" else ""
+                findings.append(ok(subject, f"connected to {host_port(url)}{tls}"))
+                if checked:
+                    continue
+                findings += [
+                    await _check_part(subject, connection, part, declare, reads) for part in parts
+                ]
+                if writes is not None:
+                    findings.append(await _check_write(subject, connection, *writes))
+                checked = True
         except Deferred as error:
-            findings.append(
-                failure(
-                    about,
-                    error.reason,
-                    "correct the url, or see that the broker runs and lets this VM through",
-                )
-            )
-        except (Exception, asyncio.CancelledError) as error:  # aiormq cancels whom nobody cancelled
+            remedy = "correct the url, or check that the broker runs and lets this VM through"
+            findings.append(failure(subject, error.reason, remedy))
+        except (Exception, asyncio.CancelledError) as error:  # see `cancellation`
             if is_cancelled():
                 raise
-            findings.append(
-                failure(
-                    about,
-                    f"{host_port(url)}: {describe_failure(error).reason}",
-                    "see the broker's log",
-                )
-            )
+            problem = f"{host_port(url)}: {describe_failure(error).reason}"
+            findings.append(failure(subject, problem, "see the broker's log"))
     return findings
 
 
-async def _exists(
-    about: str, connection: Connection, part: Exchange | Queue, declare: Declare, reads: str | None
+async def _check_part(
+    subject: str, connection: Connection, part: Part, declare: Declare, reads: str | None
 ) -> Finding:
     async with connection.channel(publisher_confirms=False) as channel:
         try:
             await part.declare(channel, passive=True)
         except amqp.ChannelNotFoundEntity:
-            if declare is True:
-                return ok(
-                    about,
-                    f"{part.title} is not there yet: the relay makes it, for which its user needs configure",
-                )
-            return failure(
-                about, f"the broker has no {part.title}", "make it, or set declare: true"
+            if declare is not True:
+                problem = f"the broker has no {part.title}"
+                return failure(subject, problem, "make it, or set declare: true")
+            return ok(
+                subject,
+                f"{part.title} is not there yet: the relay makes it, "
+                "for which its user needs configure",
             )
         except ChannelAccessRefused as error:
+            refusal = broker_message(error)
             if declare is True:
                 return failure(
-                    about,
-                    f"the user has no right on {part.title} ({broker_message(error)})",
+                    subject,
+                    f"the user has no right on {part.title} ({refusal})",
                     "grant it configure, write and read on it",
                 )
-            unknown = f"whether {part.title} is there is unknown: the user has no right to look ({broker_message(error)})"
-            # Of the parts the relay itself uses the exchange, for which `_may_write` asks, and this queue.
-            is_read = isinstance(part, Queue) and part.name == reads
-            return (
-                warning(about, unknown, "grant the user read on it")
-                if is_read
-                else ok(about, unknown)
+            unknown = (
+                f"whether {part.title} is there is unknown: "
+                f"the user has no right to look ({refusal})"
             )
-    return ok(about, f"{part.title} is there")
+            # The relay uses only this queue, and the exchange that `_check_write` checks.
+            if isinstance(part, Queue) and part.name == reads:
+                return warning(subject, unknown, "grant the user read on it")
+            return ok(subject, unknown)
+    return ok(subject, f"{part.title} is there")
 
 
-async def _may_write(about: str, connection: Connection, exchange: str, key: str) -> Finding:
+async def _check_write(subject: str, connection: Connection, exchange: str, key: str) -> Finding:
     async with connection.channel() as channel:
-        wire = cast("aiormq.Channel", await channel.get_underlay_channel())
+        aiormq_channel = cast("aiormq.Channel", await channel.get_underlay_channel())
         try:
-            await wire.basic_publish(
+            await aiormq_channel.basic_publish(
                 b"",
                 exchange=exchange,
                 routing_key=key,
-                properties=Basic.Properties(expiration=_NEVER),
+                properties=Basic.Properties(expiration=_INVALID_EXPIRATION),
             )
         except ChannelAccessRefused as error:
             return failure(
-                about,
+                subject,
                 f"the user may not publish ({broker_message(error)})",
                 "grant it write on the exchange, and on the topic",
             )
         except amqp.ChannelPreconditionFailed:
-            return ok(about, f"the user may publish to {exchange}")
+            return ok(subject, f"the user may publish to {exchange}")
         except amqp.ChannelNotFoundEntity:
-            return ok(about, f"whether the user may publish shows when {exchange} is there")
+            return ok(subject, f"whether the user may publish shows when {exchange} is there")
     return warning(
-        about,
+        subject,
         "whether the user may publish could not be seen",
-        "see the rights of the user on the broker",
+        "check the rights of the user on the broker",
     )

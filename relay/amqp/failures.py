@@ -1,4 +1,4 @@
-"""Why nothing can be sent or taken now, in a sentence."""
+"""Explains failures of connections and channels to RabbitMQ, without secrets."""
 
 from __future__ import annotations
 
@@ -14,37 +14,45 @@ from aio_pika import exceptions as amqp
 from relay.errors import Deferred, Failure
 from relay.net.tls_context import explain_refusal
 
+CA_OPTION = "cafile in the url, or install it on this machine"
+"""Where an operator names a CA for AMQP."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFailure:
-    """Why there is no connection, as a sentence without secrets, and what kind of failure that is to the retry plan."""
+    """Why there is no connection, and the kind of failure for the retry plan.
+
+    ``status`` is the reply code of AMQP, if there is one.
+    """
 
     reason: str
     failure: Failure = "transient"
     status: int | None = None
 
     def deferred(self) -> Deferred:
-        """The same as an error to raise, new each time: a raised error holds on to its traceback."""
+        """Return a new error to raise. An error keeps its traceback, so it is raised only once."""
         return Deferred(self.reason, failure=self.failure, status=self.status)
 
 
-def combine(troubles: Sequence[ConnectionFailure]) -> ConnectionFailure:
-    """The same troubles as one, whatever their order: those of several hosts."""
-    reasons, failures = (
-        {trouble.reason for trouble in troubles},
-        {trouble.failure for trouble in troubles},
+def combine(failures: Sequence[ConnectionFailure]) -> ConnectionFailure:
+    """Return the failures of several hosts as one, with the reasons in a fixed order."""
+    reasons = {failure.reason for failure in failures}
+    kinds = {failure.failure for failure in failures}
+    last = failures[-1]
+    return ConnectionFailure(
+        reason="; ".join(sorted(reasons)),
+        failure=last.failure if len(kinds) == 1 else "transient",
+        status=last.status,
     )
-    failure = troubles[-1].failure if len(failures) == 1 else "transient"
-    return ConnectionFailure("; ".join(sorted(reasons)), failure, troubles[-1].status)
 
 
 def broker_message(error: BaseException) -> str:
-    """What the broker said, or the library, without the words that the library puts around it."""
+    """Return the broker's own text, without what the library adds to it."""
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
 def describe_failure(error: BaseException) -> ConnectionFailure:
-    """Say why a connection or channel could not be had, or ended."""
+    """Return why a connection or channel could not be opened, or ended."""
     match error:
         case Deferred():
             return ConnectionFailure(error.reason, error.failure, error.status)
@@ -54,40 +62,40 @@ def describe_failure(error: BaseException) -> ConnectionFailure:
             return ConnectionFailure("the broker did not answer in time")
         case amqp.ProbableAuthenticationError():
             return ConnectionFailure(
-                f"the broker refused user, password or certificate ({broker_message(error)}): correct the url",
+                f"the broker refused user, password or certificate ({broker_message(error)}): "
+                "correct the url",
                 status=403,
             )
-        case amqp.AuthenticationError(args=(offered, _)):
-            remedy = (
-                "correct auth in the url, or for auth=external enable rabbitmq_auth_mechanism_ssl"
-            )
-            return ConnectionFailure(f"the broker takes {offered} alone: {remedy}", status=403)
-        case amqp.InvalidFrameError() if "Connection.Close" in broker_message(
-            error
-        ):  # aiormq keeps the broker's own words to itself
-            remedy = "see that it exists, that the user has rights in it, and that no limit of connections is reached"
+        case amqp.AuthenticationError(args=(mechanisms, _)):
             return ConnectionFailure(
-                f"the broker did not open the virtual host: {remedy}", status=530
+                f"the broker accepts only {mechanisms}: correct auth in the url, "
+                "or for auth=external enable rabbitmq_auth_mechanism_ssl",
+                status=403,
+            )
+        case amqp.InvalidFrameError() if "Connection.Close" in broker_message(error):
+            # aiormq does not keep the broker's own text.
+            return ConnectionFailure(
+                "the broker did not open the virtual host: check that it exists, that the user "
+                "has rights in it, and that no limit of connections is reached",
+                status=530,
             )
         case OSError() if not isinstance(error, amqp.AMQPError):
-            return ConnectionFailure(_of_system(error))
+            return ConnectionFailure(_system_reason(error))
         case _:
             return ConnectionFailure(broker_message(error))
 
 
-def _of_system(error: OSError) -> str:
+def _system_reason(error: OSError) -> str:
     match error:
         case socket.gaierror():
-            return f"the host's name was not found ({error.strerror})"
+            return f"the name of the host was not found ({error.strerror})"
         case ssl.SSLCertVerificationError():
-            why, remedy = explain_refusal(error, "cafile in the url, or install it on this machine")
-            return f"the broker's certificate is not one that we trust ({why}): {remedy}"
+            problem, remedy = explain_refusal(error, CA_OPTION)
+            return f"the broker's certificate is not one that we trust ({problem}): {remedy}"
         case ssl.SSLError():
             return f"no TLS with the broker: {error.reason or broker_message(error)}"
-        case OSError(errno=int(number)) if "Connect call failed" in broker_message(
-            error
-        ):  # asyncio's words, which hide the system's
-            return os.strerror(number)
+        case OSError(errno=int(number)) if "Connect call failed" in broker_message(error):
+            return os.strerror(number)  # asyncio's text hides that of the system
         case OSError(filename=str(file)):
             return f"{file}: {error.strerror}"
     return broker_message(error)

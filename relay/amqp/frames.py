@@ -1,8 +1,9 @@
-"""Frames as aiormq reads and writes them: made harmless on the way in, gathered on the way out.
+"""AMQP frames on their way from and to the broker.
 
-Whoever may publish to a queue could stop its consumer for good: aiormq gives up the connection over a property
-that it cannot decode (a timestamp beyond the year 9999, a message_id that is not UTF-8, headers nested a thousand deep),
-the broker then gives the message to the next connection, and so on.
+Reading removes what would end the connection. aiormq closes a connection if it cannot decode a
+property: a timestamp beyond the year 9999, a message_id that is not UTF-8, headers nested a
+thousand deep. The broker would then deliver the message again, and so on: anybody who may publish
+to a queue could stop its consumer for good. Writing combines small writes into one.
 """
 
 from __future__ import annotations
@@ -14,48 +15,48 @@ import pamqp.frame
 from typing_extensions import override  # in typing from Python 3.12
 
 MAX_BODY_BYTES = 64 * 1024
-"""Bytes of a message's body that are read. Of a larger one nothing is: it arrives without a body."""
-_HEAD = struct.Struct(">BHI")  # type, channel, bytes of the payload
-_CONTENT = struct.Struct(">HHQ")  # class, weight, bytes of the body; flags and properties follow
-_HEADER, _BODY = 2, 3
-_END = b"\xce"
+"""Bytes of a message's body. A message with a larger body arrives without any body."""
+_FRAME_HEAD = struct.Struct(">BHI")  # type, channel, size of the payload
+_CONTENT_HEAD = struct.Struct(">HHQ")  # class, weight, size of the body; flags, properties follow
+_HEADER_FRAME = 2
+_BODY_FRAME = 3
+_FRAME_END = b"\xce"
+_NO_PROPERTIES = bytes(2)
 
 
 class SanitizingReader(asyncio.StreamReader):
-    """A stream from the broker, read frame by frame. A header that cannot be decoded arrives without properties."""
+    """Reads frames from the broker, without undecodable properties and without large bodies."""
 
     def __init__(self) -> None:
         super().__init__(loop=asyncio.get_running_loop())
-        self._frame = b""  # what is left of one, which aiormq reads in three pieces
-        self._left_out: dict[
-            int, int
-        ] = {}  # by channel: bytes of a body that are still to come, and are not handed on
+        self._frame = b""  # the rest of a frame: aiormq reads each frame in three parts
+        self._bytes_to_skip: dict[int, int] = {}  # by channel, of a body that is left out
 
     @override
     async def readexactly(self, n: int) -> bytes:
-        """As of any stream."""
+        """Return the next bytes of the current frame."""
         if not self._frame:
-            self._frame = await self._next()
-        taken, self._frame = self._frame[:n], self._frame[n:]
-        return taken
+            self._frame = await self._next_frame()
+        part, self._frame = self._frame[:n], self._frame[n:]
+        return part
 
-    async def _next(self) -> bytes:
+    async def _next_frame(self) -> bytes:
         while True:
-            head = await super().readexactly(_HEAD.size)
-            if head.startswith(b"AMQP"):  # the broker speaks another version: aiormq says so
+            head = await super().readexactly(_FRAME_HEAD.size)
+            if head.startswith(b"AMQP"):  # another protocol version: aiormq reports it
                 return head
-            kind, channel, size = _HEAD.unpack(head)
+            frame_type, channel, size = _FRAME_HEAD.unpack(head)
             payload = (await super().readexactly(size + 1))[:-1]
-            if kind == _BODY and self._left_out.get(channel):
-                self._left_out[channel] -= size
+            if frame_type == _BODY_FRAME and self._bytes_to_skip.get(channel):
+                self._bytes_to_skip[channel] -= size
                 continue
-            if kind == _HEADER:
-                payload, self._left_out[channel] = strip_properties(payload)
-            return _HEAD.pack(kind, channel, len(payload)) + payload + _END
+            if frame_type == _HEADER_FRAME:
+                payload, self._bytes_to_skip[channel] = strip_properties(payload)
+            return _FRAME_HEAD.pack(frame_type, channel, len(payload)) + payload + _FRAME_END
 
 
 class CoalescingWriter(asyncio.StreamWriter):
-    """A stream to the broker. What is written in one turn of the loop goes out in one piece, as aiormq writes each message alone."""
+    """Writes to the broker, once per turn of the event loop: aiormq writes each message alone."""
 
     def __init__(
         self,
@@ -65,46 +66,46 @@ class CoalescingWriter(asyncio.StreamWriter):
     ) -> None:
         self._loop = asyncio.get_running_loop()
         super().__init__(transport, protocol, reader, self._loop)
-        self._written: list[bytes] = []
+        self._pending: list[bytes] = []
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """As of any stream."""
-        if not self._written:
+        """Write the data at the end of this turn of the loop."""
+        if not self._pending:
             self._loop.call_soon(self._flush)
-        self._written.append(bytes(data))
+        self._pending.append(bytes(data))
 
     @override
     async def drain(self) -> None:
-        """As of any stream."""
+        """Write what is pending, and wait for the transport."""
         self._flush()
         await super().drain()
 
     @override
     def write_eof(self) -> None:
-        """As of any stream."""
+        """Write what is pending, then the end."""
         self._flush()
         super().write_eof()
 
     @override
     def close(self) -> None:
-        """As of any stream."""
+        """Write what is pending, then close."""
         self._flush()
         super().close()
 
     def _flush(self) -> None:
-        written, self._written = self._written, []
-        if written:
-            super().write(b"".join(written))
+        pending, self._pending = self._pending, []
+        if pending:
+            super().write(b"".join(pending))
 
 
 def strip_properties(header: bytes) -> tuple[bytes, int]:
-    """The payload of a header frame as it may be handed on, and how many bytes of the body behind it are to be left out."""
-    class_id, weight, size = _CONTENT.unpack_from(header)
-    properties = header[_CONTENT.size :]
+    """Return a decodable payload for a header frame, and how many bytes of its body to skip."""
+    class_id, weight, body_size = _CONTENT_HEAD.unpack_from(header)
+    properties = header[_CONTENT_HEAD.size :]
     try:
-        pamqp.frame.unmarshal(_HEAD.pack(_HEADER, 1, len(header)) + header + _END)
-    except Exception:  # noqa: BLE001  # whatever a crafted property makes the decoder raise
-        properties = bytes(2)
-    left_out = size if size > MAX_BODY_BYTES else 0
-    return _CONTENT.pack(class_id, weight, size - left_out) + properties, left_out
+        pamqp.frame.unmarshal(_FRAME_HEAD.pack(_HEADER_FRAME, 1, len(header)) + header + _FRAME_END)
+    except Exception:  # noqa: BLE001  # a crafted property can raise anything in the decoder
+        properties = _NO_PROPERTIES
+    skipped = body_size if body_size > MAX_BODY_BYTES else 0
+    return _CONTENT_HEAD.pack(class_id, weight, body_size - skipped) + properties, skipped

@@ -1,4 +1,4 @@
-"""The part of a section of the YAML document that says where the broker is."""
+"""The settings of a connection to RabbitMQ."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ class BrokerSection(Section):
     url: SecretStr | None = None
     """amqp or amqps, user, password, host (several: with commas between) and virtual host.
 
-    For amqps, ?cafile= names a private CA; certfile, keyfile and auth=external are for a client certificate.
+    For amqps, ?cafile= names a private CA; certfile, keyfile and auth=external are for a client
+    certificate.
     """
     url_file: Path | None = None
     """A file that holds the whole URL, instead of url. It is read again for every connection."""
 
     @model_validator(mode="after")
-    def _names_a_broker(self) -> Self:
+    def _check_url(self) -> Self:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
         try:
             self.targets()
         except ValueError as error:
-            raise ValueError(f"{'url' if self.url_file is None else 'url_file'}: {error}") from None
+            field = "url" if self.url_file is None else "url_file"
+            raise ValueError(f"{field}: {error}") from None
         return self
 
     def targets(self) -> tuple[URL, ...]:
-        """The URL as it is now, one for each of its hosts. Raises ValueError if it cannot be used."""
+        """Return the current URL, once for each host. Raises ValueError if it is unusable."""
         return parse_urls(self.reveal("url") or "")

@@ -1,13 +1,13 @@
-"""What must exist on the broker: exchanges and queues, made, looked for, or taken as given."""
+"""The exchanges and queues that must exist on the broker: made, checked, or taken as given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import aio_pika
 from aio_pika import exceptions as amqp
+from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelAccessRefused
 
 from relay.amqp.cancellation import raise_if_cancelled
@@ -15,6 +15,7 @@ from relay.amqp.failures import broker_message
 from relay.errors import Deferred
 
 Declare = Literal[True, False, "passive"]
+"""True makes the parts, ``passive`` checks that they exist, False does neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +28,19 @@ class Exchange:
 
     @property
     def title(self) -> str:
-        """What it is called in a sentence."""
+        """The exchange in a sentence."""
         return f"exchange {self.name}"
 
-    async def declare(self, channel: aio_pika.abc.AbstractChannel, *, passive: bool) -> None:
-        """Make it, or only see that it exists. Raises what aio-pika raises."""
+    async def declare(self, channel: AbstractChannel, *, passive: bool) -> None:
+        """Make the exchange; if ``passive``, only check it. Raises what aio-pika raises."""
         await channel.declare_exchange(
             self.name, self.type, durable=True, passive=passive, arguments=dict(self.arguments)
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A durable quorum queue, bound to one exchange."""
+    """A durable quorum queue with one binding: to the exchange ``source`` with ``key``."""
 
     name: str
     source: str
@@ -48,34 +49,39 @@ class Queue:
 
     @property
     def title(self) -> str:
-        """What it is called in a sentence."""
+        """The queue in a sentence."""
         return f"queue {self.name}"
 
-    async def declare(self, channel: aio_pika.abc.AbstractChannel, *, passive: bool) -> None:
-        """Make and bind it, or only see that it exists. Raises what aio-pika raises."""
-        arguments = {"x-queue-type": "quorum", **self.arguments}
+    async def declare(self, channel: AbstractChannel, *, passive: bool) -> None:
+        """Make and bind the queue; if ``passive``, only check it. Raises what aio-pika raises."""
         queue = await channel.declare_queue(
-            self.name, durable=True, passive=passive, arguments=arguments
+            self.name,
+            durable=True,
+            passive=passive,
+            arguments={"x-queue-type": "quorum", **self.arguments},
         )
         if not passive:
             await queue.bind(self.source, self.key)
 
 
-async def establish(
-    connection: aio_pika.abc.AbstractConnection,
-    parts: tuple[Exchange | Queue, ...],
-    declare: Declare,
-) -> tuple[Exchange | Queue, ...]:
-    """See to it that the parts exist, as ``declare`` says: True makes them, ``passive`` looks, False does neither.
+Part = Exchange | Queue
 
-    Returns the parts that ``passive`` may not look at: RabbitMQ from 4.2.6 refuses that to a user without a right on the part.
-    Such a refusal says nothing about the part. Publishing and consuming show whether what the relay uses is there.
-    Raises Deferred with what is missing, refused or different, and what to do about it.
+
+async def establish(
+    connection: AbstractConnection, parts: Sequence[Part], declare: Declare
+) -> tuple[Part, ...]:
+    """Make or check the parts, as ``declare`` says.
+
+    Returns the parts that could not be checked: RabbitMQ from 4.2.6 refuses ``passive`` to a user
+    without a right on the part. Publishing and consuming then show whether it exists. Raises
+    Deferred with what is missing, refused or different, and the remedy.
     """
+    if declare is False:
+        return ()
     missing: list[str] = []
-    unseen: list[Exchange | Queue] = []
-    for part in parts if declare else ():
-        # A channel each: a refusal closes it, and all that is missing is to be named at once.
+    unknown: list[Part] = []
+    for part in parts:
+        # One channel for each part: a refusal closes it, and the error names all that is missing.
         async with connection.channel(publisher_confirms=False) as channel:
             try:
                 await part.declare(channel, passive=declare == "passive")
@@ -83,32 +89,41 @@ async def establish(
                 missing.append(part.title)
             except ChannelAccessRefused as error:
                 if declare is True:
-                    remedy = "grant the user configure, read and write on it, or have it made by somebody else and set declare: passive"
-                    reason = f"the broker refused to make {part.title} ({broker_message(error)}): {remedy}"
-                    raise Deferred(reason, failure="slow", status=403) from None
-                unseen.append(part)
+                    raise _refused(part, error) from None
+                unknown.append(part)
             except amqp.ChannelPreconditionFailed as error:
-                remedy = (
-                    "delete it so that it is made anew, or set declare: passive to use it as it is"
-                )
-                raise Deferred(
-                    f"{part.title} exists and is another than this relay makes ({broker_message(error)}): {remedy}",
-                    status=406,
-                ) from None
+                raise _different(part, error) from None
         raise_if_cancelled()
     if missing:
-        remedy = "make what is missing, or set declare: true, or declare: false to go without"
         raise Deferred(
-            f"the broker has no {', no '.join(missing)}: {remedy}", failure="slow", status=404
+            f"the broker has no {', no '.join(missing)}: make what is missing, "
+            "or set declare: true, or declare: false to go without",
+            failure="slow",
+            status=404,
         )
-    return tuple(unseen)
+    return tuple(unknown)
 
 
-def not_seen(parts: tuple[Exchange | Queue, ...]) -> str:
-    """The end of a sentence that says which parts could not be looked at; empty where there is none."""
-    titles = ", ".join(part.title for part in parts)
-    return (
-        f"; whether these exist is unknown, as the user has no right to look: {titles}"
-        if parts
-        else ""
+def _refused(part: Part, error: ChannelAccessRefused) -> Deferred:
+    return Deferred(
+        f"the broker refused to make {part.title} ({broker_message(error)}): grant the user "
+        "configure, read and write on it, or make it yourself and set declare: passive",
+        failure="slow",
+        status=403,
     )
+
+
+def _different(part: Part, error: amqp.ChannelPreconditionFailed) -> Deferred:
+    return Deferred(
+        f"{part.title} already exists with different arguments ({broker_message(error)}): "
+        "delete it so that the relay makes it again, or set declare: passive to use it as it is",
+        status=406,
+    )
+
+
+def unknown_parts(parts: Sequence[Part]) -> str:
+    """Return the end of a sentence that names the unchecked parts; empty without any."""
+    if not parts:
+        return ""
+    titles = ", ".join(part.title for part in parts)
+    return f"; whether these exist is unknown, because the user may not check them: {titles}"

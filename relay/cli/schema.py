@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from relay.amqp import asyncapi
+from relay.api.schema import asyncapi
 from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._output import print_json, print_table
 from relay.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What a message for approvals says and who says it: every letter is a decision of a known client, or unusable with a reason."""
+"""A message is the decision of a known client, or unusable for a stated reason."""
 
 from __future__ import annotations
 
@@ -17,47 +17,66 @@ from pamqp.header import ContentHeader
 from relay.amqp.approval_message import UnusableMessage, parse_message
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
+from relay.app import amqp_callers
+from relay.approvals.amqp_handler import read_request
+from relay.approvals.request import DecisionRequest
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
-CLIENTS = (
-    Client(name="db-drain", amqp_user="drain", can=("approve",)),
-    Client(name="http-only", can=("approve",)),
+CALLERS = amqp_callers(
+    (
+        Client(name="db-drain", amqp_user="drain", can=("approve",)),
+        Client(name="http-only", can=("approve",)),
+    )
 )
-WISH: dict[str, Any] = {"eventId": "C7061BAC", "decision": "approve", "revision": "9f2c"}
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+DECISION: dict[str, Any] = {"eventId": "C7061BAC", "decision": "approve", "revision": "9f2c"}
 
 
-def letter(
+def delivery(
     body: bytes | None = None, exchange: str = EXCHANGE, key: str = KEY, **properties: Any
 ) -> DeliveredMessage:
-    """A message as it comes from the broker: a good one, but for what is given."""
-    given = Basic.Properties(**{"message_id": "m", "user_id": "drain", **properties})
-    raw = orjson.dumps(WISH) if body is None else body
-    delivery = Basic.Deliver("tag", 1, redelivered=False, exchange=exchange, routing_key=key)
+    """A message as the broker delivers it; a valid one, except for the arguments."""
+    header = Basic.Properties(**{"message_id": "m", "user_id": "drain", **properties})
+    raw = orjson.dumps(DECISION) if body is None else body
+    deliver = Basic.Deliver("tag", 1, redelivered=False, exchange=exchange, routing_key=key)
     return DeliveredMessage(
-        delivery, ContentHeader(0, len(raw), given), raw, cast("AbstractChannel", None)
+        deliver, ContentHeader(0, len(raw), header), raw, cast("AbstractChannel", None)
     )
 
 
-def why(message: DeliveredMessage) -> str:
-    """Why it cannot be used."""
+def request_in(delivered: DeliveredMessage) -> DecisionRequest:
+    """The request in a message, read as the consumer and its handler do."""
+    return read_request(parse_message(delivered, EXCHANGE, KEY), CALLERS, NOW)
+
+
+def reason_against(delivered: DeliveredMessage) -> str:
+    """The reason why a message is unusable."""
     with pytest.raises(UnusableMessage) as refused:
-        parse_message(message, EXCHANGE, KEY, CLIENTS)
+        request_in(delivered)
     return str(refused.value)
 
 
-def test_a_good_letter_is_its_clients_decision() -> None:
-    caller, identity, body = parse_message(letter(), EXCHANGE, KEY, CLIENTS)
-    assert (caller.principal, caller.channel, identity) == ("client:db-drain", "amqp", "m")
-    assert (body.eventId, body.decision, body.revision) == ("C7061BAC", "approve", "9f2c")
+def test_a_valid_message_is_a_decision_of_its_client() -> None:
+    request = request_in(delivery())
+    assert (request.caller.principal, request.caller.channel) == ("client:db-drain", "amqp")
+    assert (request.request_id, request.message_id, request.at) == ("m", "m", NOW)
+    assert (request.event_id, request.decision, request.revision) == (
+        "C7061BAC",
+        "approve",
+        "9f2c",
+    )
 
 
 @pytest.mark.parametrize(
-    ("properties", "because"),
+    ("properties", "reason"),
     [
         ({"user_id": None}, "no user_id"),
         ({"user_id": ""}, "no user_id"),
         ({"user_id": "stranger"}, "no client's amqp_user"),
-        ({"user_id": "DRAIN"}, "no client's amqp_user"),  # RabbitMQ tells users apart by case
+        (
+            {"user_id": "DRAIN"},
+            "no client's amqp_user",
+        ),  # names of RabbitMQ users are case-sensitive
         ({"user_id": "db-drain"}, "no client's amqp_user"),  # a client's name is not its user
         ({"user_id": "None"}, "no client's amqp_user"),
         ({"message_id": None}, "no message_id"),
@@ -75,15 +94,15 @@ def test_a_good_letter_is_its_clients_decision() -> None:
         ({"headers": {"x-death": [{"queue": "trap"}]}}, "dead letter"),
     ],
 )
-def test_what_nobody_vouches_for_or_came_another_way_is_unusable(
-    properties: dict[str, Any], because: str
+def test_a_message_without_a_known_sender_or_from_elsewhere_is_unusable(
+    properties: dict[str, Any], reason: str
 ) -> None:
-    assert because in why(letter(**properties))
+    assert reason in reason_against(delivery(**properties))
 
 
 _NO_TEXT: tuple[Any, ...] = (1, 1.5, True, [], {}, ["x"])
 _WRONG = [
-    *((name, value) for name in WISH for value in (*_NO_TEXT, None, "")),
+    *((name, value) for name in DECISION for value in (*_NO_TEXT, None, "")),
     *((name, value) for name in ("reason", "scope") for value in _NO_TEXT),
     *(("decision", value) for value in ("Approve", "approve ", "deny", "granted")),
     *(("eventId", value) for value in ("a\nb", "x" * 257)),
@@ -98,13 +117,13 @@ _WRONG = [
 @pytest.mark.parametrize(
     "body",
     [
-        *(orjson.dumps({**WISH, name: value}) for name, value in _WRONG),
+        *(orjson.dumps({**DECISION, name: value}) for name, value in _WRONG),
         b"",
         b" ",
         b"\xff\xfe{\x00}\x00",
         b"\xef\xbb\xbf{}",
         b"no json",
-        orjson.dumps(WISH)[:-1] + b',"decision":"approve"}',
+        orjson.dumps(DECISION)[:-1] + b',"decision":"approve"}',
         b"{",
         b"null",
         b"true",
@@ -121,14 +140,17 @@ _WRONG = [
         b'{"specversion": "1.0", "data": []}',
         b'{"specversion": "1.0", "data": "{}"}',
         b'{"specversion": "1.0", "data_base64": "e30="}',
-        orjson.dumps({name: value for name, value in WISH.items() if name != "revision"}),
+        orjson.dumps({name: value for name, value in DECISION.items() if name != "revision"}),
     ],
     ids=lambda body: body[:40].decode(errors="replace"),
 )
-def test_a_body_that_is_no_decision_is_unusable(body: bytes) -> None:
-    """Of wrong types nothing is made right: "1" is no 1, and one more field may be a misspelt one."""
-    assert why(letter(body)).startswith(
-        ("its body is no decision: ", f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
+def test_a_body_that_is_not_a_decision_is_unusable(body: bytes) -> None:
+    """Types are not converted, and an unknown field can be a misspelled one."""
+    assert reason_against(delivery(body)).startswith(
+        (
+            "its body is not a decision: ",
+            f"it has no body, or one of more than {MAX_BODY_BYTES} bytes",
+        )
     )
 
 
@@ -140,7 +162,7 @@ def test_a_body_that_is_no_decision_is_unusable(body: bytes) -> None:
         {
             "content_type": "text/plain",
             "content_encoding": "UTF-8",
-        },  # what some libraries put on any string
+        },  # which some libraries set for any string
         {"content_type": "application/octet-stream"},
         {"content_type": "application/xml"},
         {"content_type": None},
@@ -163,18 +185,20 @@ def test_a_body_that_is_no_decision_is_unusable(body: bytes) -> None:
         },
     ],
 )
-def test_nothing_else_of_a_letter_counts(properties: dict[str, Any]) -> None:
-    """The body says what it is by being one; what anybody can write beside it is not asked for, nor believed."""
-    caller, identity, body = parse_message(letter(**properties), EXCHANGE, KEY, CLIENTS)
-    assert (caller.principal, identity, body.eventId) == ("client:db-drain", "m", "C7061BAC")
+def test_other_properties_and_headers_do_not_matter(properties: dict[str, Any]) -> None:
+    """The sender chooses them freely, so they prove nothing."""
+    request = request_in(delivery(**properties))
+    assert (request.caller.principal, request.message_id) == ("client:db-drain", "m")
+    assert request.event_id == "C7061BAC"
 
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
-    lambda one: st.lists(one, max_size=3),
+    lambda values: st.lists(values, max_size=3),
 )
 _FIELDS = st.dictionaries(
-    st.sampled_from([*WISH, "reason", "scope", "specversion", "data"]), _JSON | st.just(WISH)
+    st.sampled_from([*DECISION, "reason", "scope", "specversion", "data"]),
+    _JSON | st.just(DECISION),
 )
 
 
@@ -183,18 +207,17 @@ _FIELDS = st.dictionaries(
     st.text(max_size=5) | st.none(),
     st.sampled_from(["drain", "x", None]),
 )
-def test_any_letter_is_a_decision_or_unusable(
+def test_any_message_is_a_decision_or_unusable(
     body: bytes, message_id: str | None, user_id: str | None
 ) -> None:
-    """Nothing else is raised: an error of our own would bury it as one of ours."""
-    message = letter(body, message_id=message_id, user_id=user_id)
+    """No other error is raised: it would count as an internal error."""
     with contextlib.suppress(UnusableMessage):
-        caller, identity, decision = parse_message(message, EXCHANGE, KEY, CLIENTS)
-        assert (caller.principal, identity, user_id) == ("client:db-drain", message_id, "drain")
-        assert decision.decision in {"approve", "hold", "release"}
+        request = request_in(delivery(body, message_id=message_id, user_id=user_id))
+        assert (request.caller.principal, user_id) == ("client:db-drain", "drain")
+        assert (request.request_id, request.message_id) == (message_id, message_id)
+        assert request.decision in {"approve", "hold", "release"}
 
 
-def test_a_client_without_a_user_is_nobody_over_amqp() -> None:
-    """Not even for a user whom nobody names."""
-    for user_id in ("http-only", "", None):
-        assert why(letter(user_id=user_id))
+@pytest.mark.parametrize("user_id", ["http-only", "", None])
+def test_a_client_without_a_rabbitmq_user_cannot_send_messages(user_id: str | None) -> None:
+    assert reason_against(delivery(user_id=user_id))

@@ -1,4 +1,4 @@
-"""`imds-relay schema asyncapi`: whole, valid, and of the very messages, names and arguments that are used."""
+"""`imds-relay schema asyncapi` is valid, and describes what the code really sends and declares."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jsonschema import Draft7Validator
 from pydantic import ValidationError
 
 from docs.generate import examples
-from relay.amqp.asyncapi import describe
+from relay.amqp.event_message import message_properties, routing_key
+from relay.api.schema.asyncapi import describe
 from relay.approvals.request import DecisionBody
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
-from relay.sinks.rabbitmq import build, routing_key
 
 # The AsyncAPI Initiative's own schema, version 3.0.0, Apache-2.0: https://github.com/asyncapi/spec-json-schemas.
 # Examples and what is about other protocols are left out.
@@ -38,9 +38,9 @@ def resolved(document: Any, value: Any) -> Any:
         case {"$ref": str(reference)}:
             return resolved(document, at(document, reference))
         case dict():
-            return {name: resolved(document, one) for name, one in value.items()}
+            return {name: resolved(document, item) for name, item in value.items()}
         case list():
-            return [resolved(document, one) for one in value]
+            return [resolved(document, item) for item in value]
     return value
 
 
@@ -74,7 +74,7 @@ def test_what_is_sent_is_what_is_described(event: CloudEvent) -> None:
     """Body, headers, type and routing key of one event of each type."""
     document = describe()
     message = resolved(document, document["channels"]["events"]["messages"][event.name])
-    sent = build(event)
+    sent = message_properties(event)
     Draft7Validator(message["payload"]).validate(orjson.loads(event.body))
     Draft7Validator({**message["headers"], "additionalProperties": False}).validate(sent.headers)
     assert (sent.message_type, sent.content_type) == (
@@ -116,9 +116,9 @@ def test_what_is_taken_is_what_is_described(fields: dict[str, Any]) -> None:
 
 
 def test_names_and_arguments_are_those_of_the_documentation() -> None:
-    found = dict(_made(describe()))
+    declared = dict(_made(describe()))
     quorum = {"x-queue-type": "quorum"}
-    assert found == {
+    assert declared == {
         MAIN: ("topic", {"alternate-exchange": f"{MAIN}.unrouted"}),
         f"{MAIN}.approvals": ("topic", {}),
         f"{MAIN}.unrouted": ("queue", {**quorum, "x-max-length": 10_000}),
@@ -134,5 +134,5 @@ def test_names_and_arguments_are_those_of_the_documentation() -> None:
 def _made(document: dict[str, Any]) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
     for channel in document["channels"].values():
         binding = channel["bindings"]["amqp"]
-        one = binding.get("exchange") or binding["queue"]
-        yield one["name"], (one.get("type", "queue"), binding.get("x-arguments", {}))
+        item = binding.get("exchange") or binding["queue"]
+        yield item["name"], (item.get("type", "queue"), binding.get("x-arguments", {}))

@@ -1,4 +1,4 @@
-"""A connection to the broker: made again for ever, to the next host, with TLS; and what keeps it from being made, in a sentence."""
+"""Connections to the broker: reconnecting, several hosts, TLS, and reasons for failures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 from typing_extensions import override
 from yarl import URL
 
-from relay.amqp import connection
 from relay.amqp.broker_url import host_port, parse_urls
 from relay.amqp.cancellation import raise_if_cancelled
-from relay.amqp.connection import Connection, keep_connected
+from relay.amqp.connection import SETUP_TIMEOUT, Connection, keep_connected
 from relay.amqp.failures import ConnectionFailure, describe_failure
 from relay.amqp.topology import Exchange, establish
 from relay.clock import SystemClock
@@ -31,7 +30,7 @@ class Stop(Exception):
 
 
 class CountingClock(SystemClock):
-    """Waits no time at all, and writes down how long it was to be; ends the test after so many times."""
+    """Notes each pause instead of sleeping, and raises Stop after so many."""
 
     def __init__(self, enough: int) -> None:
         self.pauses: list[float] = []
@@ -48,18 +47,25 @@ async def _unused(_: Connection) -> NoReturn:
     raise AssertionError("there is nothing to connect to")
 
 
-async def _arrived(there: Connection) -> NoReturn:
-    raise Deferred(f"arrived at {host_port(there.url)}")
+async def _arrived(broker_connection: Connection) -> NoReturn:
+    raise Deferred(f"arrived at {host_port(broker_connection.url)}")
 
 
-async def told(urls: Sequence[URL], attempts: int = 1) -> list[str]:
-    """What is told of so many pauses between attempts to connect."""
-    troubles: list[ConnectionFailure] = []
+async def failure_reasons(
+    urls: Sequence[URL], attempts: int = 1, *, setup_timeout: float = SETUP_TIMEOUT
+) -> list[str]:
+    """The reasons of the failures before so many pauses."""
+    failures: list[ConnectionFailure] = []
     with pytest.raises(Stop):
         await keep_connected(
-            lambda: urls, "test", CountingClock(attempts), _arrived, troubles.append
+            lambda: urls,
+            "test",
+            CountingClock(attempts),
+            _arrived,
+            failures.append,
+            setup_timeout=setup_timeout,
         )
-    return [trouble.reason for trouble in troubles]
+    return [failure.reason for failure in failures]
 
 
 @pytest.fixture
@@ -87,14 +93,11 @@ async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance
     ]
 
 
-async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "SETTING_UP", 1.0)
+async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again() -> None:
     greeted: list[bytes] = []
     async with _mute(greeted) as url:
         assert (
-            await told(parse_urls(url), 2)
+            await failure_reasons(parse_urls(url), 2, setup_timeout=1.0)
             == [f"no connection to 127.0.0.1:{URL(url).port}: the broker did not answer in time"]
             * 2
         )
@@ -121,38 +124,38 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(
 
     See docs/protocol.md#a-library-cancels-publishers.
     """
-    troubles: list[ConnectionFailure] = []
+    failures: list[ConnectionFailure] = []
 
     async def struck(_: Connection) -> NoReturn:
         raise asyncio.CancelledError
 
     urls = parse_urls(broker.amqp_url())
     with pytest.raises(Stop):
-        await keep_connected(lambda: urls, "test", CountingClock(2), struck, troubles.append)
-    assert ["heartbeat" in trouble.reason for trouble in troubles] == [True, True]
+        await keep_connected(lambda: urls, "test", CountingClock(2), struck, failures.append)
+    assert ["heartbeat" in failure.reason for failure in failures] == [True, True]
 
 
 async def test_a_url_that_becomes_unusable_is_told_and_read_again(broker: Reachable) -> None:
-    found = iter((ValueError("expected a URL"), broker.amqp_url()))
-    troubles: list[ConnectionFailure] = []
+    answers = iter((ValueError("expected a URL"), broker.amqp_url()))
+    failures: list[ConnectionFailure] = []
 
     def urls() -> Sequence[URL]:
-        one = next(found)
-        if isinstance(one, ValueError):
-            raise one
-        return parse_urls(one)
+        answer = next(answers)
+        if isinstance(answer, ValueError):
+            raise answer
+        return parse_urls(answer)
 
     with pytest.raises(Stop):
-        await keep_connected(urls, "test", CountingClock(2), _arrived, troubles.append)
-    assert [trouble.reason.partition(" ")[0] for trouble in troubles] == ["expected", "arrived"]
+        await keep_connected(urls, "test", CountingClock(2), _arrived, failures.append)
+    assert [failure.reason.partition(" ")[0] for failure in failures] == ["expected", "arrived"]
 
 
 async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
-    """Up to Python 3.11 a cancellation can get lost in the libraries while a connection is being set up."""
+    """Up to Python 3.11 the libraries can lose a cancellation while a connection is set up."""
     urls = parse_urls(broker.amqp_url())
 
-    async def serve(there: Connection) -> NoReturn:
-        await establish(there, (Exchange("amq.topic", "topic"),) * 4, "passive")
+    async def serve(broker_connection: Connection) -> NoReturn:
+        await establish(broker_connection, (Exchange("amq.topic", "topic"),) * 4, "passive")
         raise_if_cancelled()
         await asyncio.Event().wait()
         raise AssertionError
@@ -198,19 +201,19 @@ async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_
 async def test_the_next_host_is_tried_at_once_and_a_pause_made_after_the_last(
     own_broker: Broker, nobody: int
 ) -> None:
-    """The order is that of the URL; what is told of several is one sentence, which changes only when something does."""
+    """The order is that of the URL. The failures of all hosts are one stable sentence."""
     urls = parse_urls(f"amqp://guest:guest@127.0.0.1:{nobody},127.0.0.1:{own_broker.port}/")
     refused, arrived = (
         f"no connection to 127.0.0.1:{nobody}: Connection refused",
         f"arrived at 127.0.0.1:{own_broker.port}",
     )
-    assert await told(urls, 2) == [
+    assert await failure_reasons(urls, 2) == [
         refused,
         f"{arrived}; {refused}",
         f"{arrived}; {refused}",
         f"{arrived}; {refused}",
     ]
-    assert await told(urls[::-1]) == [arrived, f"{arrived}; {refused}"]
+    assert await failure_reasons(urls[::-1]) == [arrived, f"{arrived}; {refused}"]
 
 
 async def test_a_host_that_goes_is_left_for_the_next_within_seconds(
@@ -221,9 +224,9 @@ async def test_a_host_that_goes_is_left_for_the_next_within_seconds(
     urls = parse_urls(f"amqp://guest:guest@127.0.0.1:{own_broker.port},{other.host}:{other.port}/")
     used: asyncio.Queue[str] = asyncio.Queue()
 
-    async def serve(there: Connection) -> NoReturn:
-        used.put_nowait(host_port(there.url))
-        while not there.lost:  # noqa: ASYNC110  # there is no event
+    async def serve(broker_connection: Connection) -> NoReturn:
+        used.put_nowait(host_port(broker_connection.url))
+        while not broker_connection.lost:  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.01)
         raise Deferred("it was lost")
 
@@ -250,59 +253,63 @@ def secure(own_broker: Broker) -> str:
 async def test_a_certificate_is_checked_against_the_file_that_the_url_names(
     own_broker: Broker, secure: str
 ) -> None:
-    assert await told(parse_urls(f"{secure}?cafile={AUTHORITY}")) == [
+    assert await failure_reasons(parse_urls(f"{secure}?cafile={AUTHORITY}")) == [
         f"arrived at localhost:{own_broker.tls_port}"
     ]
-    (reason,) = await told(parse_urls(secure))
+    (reason,) = await failure_reasons(parse_urls(secure))
     assert (
-        "certificate is not one that we trust (self-signed certificate in certificate chain): name the CA that signed it in cafile"
-        in reason
+        "certificate is not one that we trust (self-signed certificate in certificate chain): "
+        "name the CA that signed it in cafile" in reason
     )
 
 
 async def test_a_certificate_of_another_host_is_refused(own_broker: Broker, secure: str) -> None:
     """The same listener by a name that the certificate does not have."""
-    (reason,) = await told(parse_urls(f"{secure.replace('localhost', '127.1')}?cafile={AUTHORITY}"))
+    (reason,) = await failure_reasons(
+        parse_urls(f"{secure.replace('localhost', '127.1')}?cafile={AUTHORITY}")
+    )
     assert (
-        f"no connection to 127.1:{own_broker.tls_port}: the broker's certificate is not one that we trust (it is for another name)"
-        in reason
+        f"no connection to 127.1:{own_broker.tls_port}: "
+        "the broker's certificate is not one that we trust (it is for another name)" in reason
     )
 
 
 async def test_a_client_certificate_stands_for_the_user(
     own_broker: Broker, secure: str, tmp_path: Path
 ) -> None:
-    """EXTERNAL, without a password; the files are read for every connection, so they can be renewed."""
+    """EXTERNAL has no password. The files are read for each connection, so they can be renewed."""
     mine = tmp_path / "client.pem"
     shutil.copy(IMPOSTOR, mine)
     urls = parse_urls(
         f"{secure.replace('guest:guest@', '')}?cafile={AUTHORITY}&certfile={mine}&auth=external"
     )
-    (reason,) = await told(urls)
+    (reason,) = await failure_reasons(urls)
     # TLS 1.3: the broker's alert may come too late, after its reset of the connection.
     assert "UNKNOWN_CA" in reason or "reset" in reason.lower()
     shutil.copy(CLIENT, mine)
-    (reason,) = await told(urls)
+    (reason,) = await failure_reasons(urls)
     users = await asyncio.to_thread(own_broker.ctl, "list_users")
     if "drain" not in {line.split()[0] for line in users.splitlines() if line}:
         assert "refused user, password or certificate" in reason
         await asyncio.to_thread(own_broker.add_user, "drain", "another way in")
-        (reason,) = await told(urls)
+        (reason,) = await failure_reasons(urls)
     assert reason == f"arrived at localhost:{own_broker.tls_port}"
 
 
 async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> None:
     """A broker without the plugin for EXTERNAL, here one whose plain listener is asked for it."""
-    there = Connection(URL(f"{own_broker.amqp_url()}?auth=gssapi"), "test")
+    broker_connection = Connection(URL(f"{own_broker.amqp_url()}?auth=gssapi"), "test")
     with pytest.raises(Exception, match="PLAIN") as refused:
-        await there.connect()
-    await there.leave()
-    assert "the broker takes PLAIN" in describe_failure(refused.value).reason
+        await broker_connection.connect()
+    await broker_connection.leave()
+    assert "the broker accepts only PLAIN" in describe_failure(refused.value).reason
     assert "rabbitmq_auth_mechanism_ssl" in describe_failure(refused.value).reason
 
 
 async def test_tls_with_a_listener_that_has_none_is_told_as_that(own_broker: Broker) -> None:
-    (reason,) = await told(parse_urls(f"amqps://guest:guest@localhost:{own_broker.port}/"))
+    (reason,) = await failure_reasons(
+        parse_urls(f"amqps://guest:guest@localhost:{own_broker.port}/")
+    )
     assert f"no connection to localhost:{own_broker.port}: no TLS with the broker" in reason
 
 
@@ -310,7 +317,7 @@ async def test_a_limit_of_connections_is_among_what_is_to_be_looked_at(own_broke
     """The library keeps it to itself which of the three it is."""
     await asyncio.to_thread(own_broker.add_user, "limited", "hunter2")
     await asyncio.to_thread(own_broker.ctl, "set_user_limits", "limited", '{"max-connections": 0}')
-    (reason,) = await told(parse_urls(own_broker.amqp_url("limited")))
+    (reason,) = await failure_reasons(parse_urls(own_broker.amqp_url("limited")))
     assert "the broker did not open the virtual host" in reason
     assert "no limit of connections is reached" in reason
     assert "hunter2" not in reason
@@ -322,7 +329,7 @@ async def test_a_file_that_is_not_there_is_named(
 ) -> None:
     del own_broker
     files = {"cafile": AUTHORITY, "certfile": CLIENT, "keyfile": CLIENT, option: "/no/such.pem"}
-    (reason,) = await told(
+    (reason,) = await failure_reasons(
         parse_urls(f"{secure}?{'&'.join(f'{name}={file}' for name, file in files.items())}")
     )
     assert reason.endswith(": /no/such.pem: No such file or directory")
@@ -337,5 +344,5 @@ async def test_a_metadata_address_is_never_dialled(host: str) -> None:
 
     See docs/guarantees.md#metadata-addresses-are-never-dialed.
     """
-    (reason,) = await told((URL(f"amqp://guest:guest@{host}/"),))
+    (reason,) = await failure_reasons((URL(f"amqp://guest:guest@{host}/"),))
     assert "metadata or host address" in reason

@@ -68,12 +68,12 @@ async def frames(*sent: bytes) -> list[pamqp.frame.FrameTypes]:
     reader = SanitizingReader()
     reader.feed_data(b"".join(sent))
     reader.feed_eof()
-    found = []
+    frames_read = []
     while not reader.at_eof():
-        one = await reader.readexactly(1) + await reader.readexactly(6)
-        one += await reader.readexactly(struct.unpack(">BHI", one)[2] + 1)
-        found.append(pamqp.frame.unmarshal(one)[2])
-    return found
+        raw = await reader.readexactly(1) + await reader.readexactly(6)
+        raw += await reader.readexactly(struct.unpack(">BHI", raw)[2] + 1)
+        frames_read.append(pamqp.frame.unmarshal(raw)[2])
+    return frames_read
 
 
 def message(channel: int, size: int, message_id: str) -> list[bytes]:
@@ -115,8 +115,11 @@ async def test_a_body_that_is_too_large_is_not_read(size: int, read: int) -> Non
 async def test_each_channel_has_its_own_bodies() -> None:
     """Frames of two channels come in any order."""
     large, small = message(1, 150_000, "large"), message(2, 3, "small")
-    found = await frames(*large[:3], *small, *large[3:], *message(1, 4, "next"))
-    assert [frame.value for frame in found if isinstance(frame, ContentBody)] == [b"xxx", b"xxxx"]
+    frames_read = await frames(*large[:3], *small, *large[3:], *message(1, 4, "next"))
+    assert [frame.value for frame in frames_read if isinstance(frame, ContentBody)] == [
+        b"xxx",
+        b"xxxx",
+    ]
 
 
 async def test_a_broker_that_speaks_another_version_is_understood_as_such() -> None:

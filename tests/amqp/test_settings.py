@@ -1,4 +1,4 @@
-"""Approvals over RabbitMQ in the configuration: the answers need a way out, and the queues are named after it."""
+"""Approvals over RabbitMQ in the configuration: a sink must publish the answers."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_queues_are_named_after_the_exchange_that_the_answers_go_to(events: list
 
 
 def test_declare_is_true_unless_it_is_said() -> None:
-    for given, declare in (
+    for fields, declare in (
         ({}, True),
         ({"declare": "passive"}, "passive"),
         ({"declare": False}, False),
     ):
         config = Config.model_validate(
-            {"sinks": [sink()], "approvals": {"amqp": {**AMQP, **given}}}
+            {"sinks": [sink()], "approvals": {"amqp": {**AMQP, **fields}}}
         )
         assert config.approvals.amqp is not None
         assert config.approvals.amqp.declare == declare

@@ -1,4 +1,4 @@
-"""What must exist on the broker, part by part: made as docs/rabbitmq.md says, looked for, told apart by its arguments, or not touched."""
+"""Exchanges and queues: made as docs/rabbitmq.md says, checked, compared, or left alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
-from relay.amqp.approval_consumer import topology as approvals_topology
+from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
-from relay.amqp.topology import Declare, Exchange, Queue, establish, not_seen
+from relay.amqp.event_message import events_topology
+from relay.amqp.topology import Declare, Exchange, Queue, establish, unknown_parts
 from relay.errors import Deferred
-from relay.sinks.rabbitmq import topology as events_topology
 from tests.rabbitmq import Broker, Reachable
 
 SCOPE = "prod-vmss-a-1f0c33ab"
@@ -54,7 +54,7 @@ async def connected(broker: Reachable) -> AsyncIterator[Connection]:
 
 
 @pytest.fixture
-async def there(broker: Reachable, exchange: str) -> AsyncIterator[Connection]:
+async def broker_connection(broker: Reachable, exchange: str) -> AsyncIterator[Connection]:
     """A connection to the broker, on which nothing of the exchange's name is left behind."""
     async with connected(broker) as connection:
         yield connection
@@ -73,11 +73,11 @@ async def exists(connection: Connection, part: Exchange | Queue) -> bool:
 
 
 def test_the_parts_are_those_of_the_documentation_with_these_arguments_and_no_others() -> None:
-    found = {
+    parts = {
         part.title: (part.type if isinstance(part, Exchange) else "quorum", part.arguments)
         for part in parts_of("x")
     }
-    assert found == {
+    assert parts == {
         title.format("x"): (
             kind,
             {
@@ -98,11 +98,11 @@ def test_the_parts_are_those_of_the_documentation_with_these_arguments_and_no_ot
 
 
 async def test_true_makes_all_of_them_and_finds_nothing_to_differ_the_next_time(
-    there: Connection, exchange: str
+    broker_connection: Connection, exchange: str
 ) -> None:
     for _ in range(2):
-        await establish(there, parts_of(exchange), True)
-    assert all([await exists(there, part) for part in parts_of(exchange)])
+        await establish(broker_connection, parts_of(exchange), True)
+    assert all([await exists(broker_connection, part) for part in parts_of(exchange)])
 
 
 async def _other(channel: AbstractChannel, part: Exchange | Queue, argument: str) -> None:
@@ -133,60 +133,60 @@ _DIFFERENCES = [
     ids=[f"{title} {argument}" for title, argument in _DIFFERENCES],
 )
 async def test_a_part_that_differs_in_one_argument_is_named_with_it(
-    there: Connection, exchange: str, title: str, argument: str
+    broker_connection: Connection, exchange: str, title: str, argument: str
 ) -> None:
-    """The operator reads which part, which argument, and what to do; whoever made it decides, so nothing is deleted."""
+    """The error names the part, the argument and the remedy. The relay deletes nothing."""
     (part,) = (part for part in parts_of(exchange) if part.title == title.format(exchange))
-    async with there.channel() as channel:
+    async with broker_connection.channel() as channel:
         await _other(channel, part, argument)
     with pytest.raises(
-        Deferred, match=f"^{re.escape(part.title)} exists and is another than this relay makes "
+        Deferred, match=f"^{re.escape(part.title)} already exists with different arguments "
     ) as refused:
-        await establish(there, (part,), True)
+        await establish(broker_connection, (part,), True)
     assert f"inequivalent arg '{argument}'" in refused.value.reason
     assert refused.value.reason.endswith(
-        "delete it so that it is made anew, or set declare: passive to use it as it is"
+        "delete it so that the relay makes it again, or set declare: passive to use it as it is"
     )
     assert refused.value.status == 406
     for declare in ("passive", False):
-        await establish(there, (part,), declare)
+        await establish(broker_connection, (part,), declare)
 
 
 async def test_passive_names_each_that_is_missing_and_makes_it_not(
-    there: Connection, exchange: str
+    broker_connection: Connection, exchange: str
 ) -> None:
-    await establish(there, parts_of(exchange), True)
+    await establish(broker_connection, parts_of(exchange), True)
     for part in parts_of(exchange):
-        async with there.channel() as channel:
+        async with broker_connection.channel() as channel:
             if isinstance(part, Exchange):
                 await channel.exchange_delete(part.name)
             else:
                 await channel.queue_delete(part.name)
         with pytest.raises(
             Deferred, match=f"^the broker has no {re.escape(part.title)}: make what is missing"
-        ) as told:
-            await establish(there, parts_of(exchange), "passive")
-        assert (told.value.failure, told.value.status) == ("slow", 404)
-        assert not await exists(there, part)
-        await establish(there, parts_of(exchange), True)
+        ) as caught:
+            await establish(broker_connection, parts_of(exchange), "passive")
+        assert (caught.value.failure, caught.value.status) == ("slow", 404)
+        assert not await exists(broker_connection, part)
+        await establish(broker_connection, parts_of(exchange), True)
 
 
 @pytest.mark.parametrize("declare", ["passive", False])
 async def test_what_is_not_to_be_made_is_not_made(
-    there: Connection, exchange: str, declare: Declare
+    broker_connection: Connection, exchange: str, declare: Declare
 ) -> None:
     """With nothing there, passive names all seven at once, and false asks nothing."""
     if declare == "passive":
         all_of_them = ", no ".join(part.title for part in parts_of(exchange))
         with pytest.raises(Deferred, match=f"^the broker has no {re.escape(all_of_them)}: "):
-            await establish(there, parts_of(exchange), declare)
+            await establish(broker_connection, parts_of(exchange), declare)
     else:
-        await establish(there, parts_of(exchange), declare)
-    assert not any([await exists(there, part) for part in parts_of(exchange)])
+        await establish(broker_connection, parts_of(exchange), declare)
+    assert not any([await exists(broker_connection, part) for part in parts_of(exchange)])
 
 
 async def _refused(connection: Connection, part: Exchange | Queue) -> bool:
-    """Whether the broker refuses a look at the part, as RabbitMQ does from 4.2.6 on where the user has no right on it."""
+    """Whether the broker refuses a passive check, as RabbitMQ does from 4.2.6 on."""
     async with connection.channel() as channel:
         try:
             await part.declare(channel, passive=True)
@@ -198,7 +198,7 @@ async def _refused(connection: Connection, part: Exchange | Queue) -> bool:
 
 
 async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_broker: Broker) -> None:
-    """A refusal to look says nothing about the part. What is there or missing is told of the others, as ever."""
+    """A refused check says nothing about its part. The other parts are checked as always."""
     await asyncio.to_thread(
         own_broker.add_user, "looker", "looker", configure="^$", write="^looked$", read="^$"
     )
@@ -210,7 +210,7 @@ async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_brok
         refused = tuple([part for part in parts if await _refused(connection, part)])
         assert seen not in refused
         assert await establish(connection, parts, "passive") == refused
-        assert all(part.title in not_seen(refused) for part in refused)
+        assert all(part.title in unknown_parts(refused) for part in refused)
         async with maker.channel() as channel:
             await channel.exchange_delete(seen.name)
         with pytest.raises(
@@ -224,4 +224,4 @@ async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_brok
 
 
 def test_where_all_was_looked_at_nothing_is_said_of_it() -> None:
-    assert not_seen(()) == ""
+    assert unknown_parts(()) == ""

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.amqp import asyncapi
+from relay.api.schema import asyncapi
 from relay.cli.check import decisions
 from relay.config import NO_RULE_FOR_USER_EVENTS, load
 from relay.events.catalog import CATALOG

@@ -18,14 +18,14 @@ import pytest
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
-from relay.amqp.approval_consumer import topology as approvals_topology
+from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
+from relay.amqp.event_message import events_topology
 from relay.amqp.topology import establish
 from relay.config import NO_RULE_FOR_USER_EVENTS
 from relay.imds.diagnostics import NOT_POLLED
 from relay.outbox.file import SCHEMA_VERSION
 from relay.simulator import VM, Setup, Simulator
-from relay.sinks.rabbitmq import topology as events_topology
 from tests.certificates import LOOPBACK
 from tests.cli.command import file_names, run_async
 from tests.cli.running_relay import running_relay

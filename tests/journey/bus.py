@@ -1,4 +1,4 @@
-"""A relay that takes approvals from RabbitMQ, and what a service on the queue sees of it."""
+"""A relay that takes approvals from RabbitMQ, and the view of a service on the broker."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.raw_amqp import RawChannel
 
 SCOPE = "journey"
 USERS = ("drain", "stranger", "watcher", "pretender")
-"""RabbitMQ users of these tests: a client that may approve, one whom the relay does not know, one that may only read, and one
-who may vouch for anybody."""
+"""RabbitMQ users: a client that may approve, one that the relay does not know, one that may only
+read, and one that may set any user_id."""
 RULE = {
     "name": "reboots",
     "match": {"event_type": ["Reboot"]},
@@ -54,13 +54,16 @@ def define_users(broker: Broker) -> None:
     )
 
 
-def unused(name: str = "journey") -> str:
-    """The name of an exchange that no other test has."""
-    return f"{name}.{next(_numbers)}"
+def unused_exchange(prefix: str = "journey") -> str:
+    """The name of an exchange that no other test uses."""
+    return f"{prefix}.{next(_numbers)}"
 
 
-def section(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]:
-    """The document of a relay that tells and takes approvals over RabbitMQ; ``amqp``: more of ``approvals.amqp``."""
+def relay_document(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]:
+    """The YAML document of a relay with RabbitMQ in both directions.
+
+    ``amqp`` are more settings of ``approvals.amqp``.
+    """
     return {
         "scope": SCOPE,
         "relay": "vm-0",
@@ -75,7 +78,7 @@ def section(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]:
         "api": {
             "listen": "127.0.0.1:0",
             "clients": [
-                client("operator", key="a-third-key-for-tests-only"),  # whom RabbitMQ does not know
+                client("operator", key="a-third-key-for-tests-only"),  # has no RabbitMQ user
                 client("drain", amqp_user="drain", resources=["vm-*"]),
                 client(
                     "watcher", key="another-key-for-tests-only", amqp_user="watcher", can=["read"]
@@ -87,34 +90,34 @@ def section(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Bus:
-    """What a service on the queue has: everything that the relay says, the dead letters, and a way to send."""
+    """The view of a service on RabbitMQ: all events, all dead letters, and a way to send."""
 
     broker: Broker
     exchange: str
-    said: list[dict[str, Any]] = field(default_factory=list)
-    dead: list[AbstractIncomingMessage] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    dead_letters: list[AbstractIncomingMessage] = field(default_factory=list)
 
     @property
     def queue(self) -> str:
-        """Where approvals wait."""
+        """The queue of approvals."""
         return f"{self.exchange}.approvals.{SCOPE}"
 
     async def send(
         self,
-        wish: Mapping[str, Any] | bytes,
+        decision: Mapping[str, Any] | bytes,
         message_id: str | None = "m",
         *,
         user: str = "drain",
         key: str = f"approve.{SCOPE}",
-        **more: Any,
+        **properties: Any,
     ) -> None:
-        """Publish to the approvals exchange; ``user_id`` is the user's own unless another is given."""
-        body = wish if isinstance(wish, bytes) else orjson.dumps(wish)
-        properties = Basic.Properties(
-            **{"message_id": message_id, "user_id": user, "delivery_mode": 2, **more}
+        """Publish to the approvals exchange as a user, with the user's own ``user_id``."""
+        body = decision if isinstance(decision, bytes) else orjson.dumps(decision)
+        header = Basic.Properties(
+            **{"message_id": message_id, "user_id": user, "delivery_mode": 2, **properties}
         )
         async with RawChannel(self.broker.amqp_url(user)) as channel:
-            await channel.publish(f"{self.exchange}.approvals", key, body, properties)
+            await channel.publish(f"{self.exchange}.approvals", key, body, header)
 
     async def waiting(self) -> tuple[int, int]:
         """How many approvals wait in the queue, and how many consumers it has."""
@@ -123,91 +126,88 @@ class Bus:
             return declared.message_count or 0, declared.consumer_count or 0
 
     async def holds_one(self) -> bool:
-        """Whether one approval waits in the queue, given to nobody."""
+        """Whether exactly one approval waits in the queue, delivered to nobody."""
         return (await self.waiting())[0] == 1
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[AbstractChannel]:
-        """A channel of somebody who may do everything."""
-        connection = Connection(
-            URL(self.broker.amqp_url()), "journey"
-        )  # the relay's own: dead letters end any other
+        """A channel of a user with all rights."""
+        # The relay's own connection: some dead letters would end any other.
+        connection = Connection(URL(self.broker.amqp_url()), "journey")
         await connection.connect()
         async with connection, connection.channel() as channel:
             yield channel
 
     async def listen(self, stack: AsyncExitStack) -> None:
-        """From now on note what is said and what dies."""
+        """Collect events and dead letters from now on."""
         channel = await stack.enter_async_context(self.channel())
-        said = await channel.declare_queue(exclusive=True)
-        await said.bind(self.exchange, "#")
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind(self.exchange, "#")
 
-        async def hear(message: AbstractIncomingMessage) -> None:
-            self.said.append(orjson.loads(message.body))
+        async def keep_event(message: AbstractIncomingMessage) -> None:
+            self.events.append(orjson.loads(message.body))
 
-        async def bury(message: AbstractIncomingMessage) -> None:
-            self.dead.append(message)
+        async def keep_dead_letter(message: AbstractIncomingMessage) -> None:
+            self.dead_letters.append(message)
 
-        await said.consume(hear, no_ack=True)
-        await (await channel.get_queue(f"{self.exchange}.dead")).consume(bury, no_ack=True)
+        await queue.consume(keep_event, no_ack=True)
+        dead_letter_queue = await channel.get_queue(f"{self.exchange}.dead")
+        await dead_letter_queue.consume(keep_dead_letter, no_ack=True)
 
-    def told(
+    def events_of_type(
         self, name: str, event: Event | None = None, cause: str | None = None
     ) -> list[dict[str, Any]]:
-        """The events of one type that the relay said, about one event, caused by one message."""
+        """The collected events of one type, about this event, caused by this message."""
         return [
-            one
-            for one in self.said
-            if name_of(one) == name
-            and (event is None or one["subject"] == event.event_id)
-            and (cause is None or one.get("causationid") == cause)
+            collected
+            for collected in self.events
+            if name_of(collected) == name
+            and (event is None or collected["subject"] == event.event_id)
+            and (cause is None or collected.get("causationid") == cause)
         ]
 
-    async def hears(
+    async def wait_for_event(
         self, name: str, event: Event | None = None, cause: str | None = None, *, within: float = 60
     ) -> dict[str, Any]:
-        """The first such event, waited for."""
-        await eventually(lambda: bool(self.told(name, event, cause)), within=within)
-        return self.told(name, event, cause)[0]
+        """The first such event."""
+        await eventually(lambda: bool(self.events_of_type(name, event, cause)), within=within)
+        return self.events_of_type(name, event, cause)[0]
 
 
 @dataclass(slots=True)
-class Stage:
-    """Azure, the relay and the queue."""
+class System:
+    """A simulated Azure, a relay, and RabbitMQ."""
 
     sim: Simulator
     bus: Bus
     _running: Running | None = None
     config: Config = field(default_factory=Config)
-    prepared: list[tuple[Event, dict[str, Any]]] = field(default_factory=list)
+    scheduled: list[tuple[Event, dict[str, Any]]] = field(default_factory=list)
 
     @property
     def running(self) -> Running:
-        """The relay, where it runs in this process."""
+        """The relay, if it runs in this process."""
         assert self._running is not None
         return self._running
 
-    async def wish(self, **plan: Any) -> tuple[Event, dict[str, Any]]:
-        """A reboot that is coming, and the wish to approve it as the relay told of it."""
-        return (
-            self.prepared.pop()
-            if self.prepared and not plan
-            else await self._wish(self._schedule(**plan))
-        )
+    async def schedule_reboot(self, **plan: Any) -> tuple[Event, dict[str, Any]]:
+        """A scheduled reboot, and the decision that approves it."""
+        if self.scheduled and not plan:
+            return self.scheduled.pop()
+        return await self._approval_of(self._schedule(**plan))
 
-    async def prepare(self, number: int) -> None:
-        """Have so many reboots come at once, for whoever asks next: with one poll instead of one for each."""
-        self.prepared += [
-            await self._wish(event) for event in [self._schedule() for _ in range(number)]
-        ]
+    async def schedule_reboots(self, number: int) -> None:
+        """Schedule reboots for later calls of `schedule_reboot`, with one poll for all."""
+        events = [self._schedule() for _ in range(number)]
+        self.scheduled += [await self._approval_of(event) for event in events]
 
     def _schedule(self, **plan: Any) -> Event:
         return self.sim.schedule(
             Plan(**{"type": "Reboot", "resources": ("vm-0",), "lasts": None, **plan})
         )
 
-    async def _wish(self, event: Event) -> tuple[Event, dict[str, Any]]:
-        data = (await self.bus.hears("event.scheduled", event))["data"]
+    async def _approval_of(self, event: Event) -> tuple[Event, dict[str, Any]]:
+        data = (await self.bus.wait_for_event("event.scheduled", event))["data"]
         return event, {
             "eventId": data["eventId"],
             "decision": "approve",
@@ -219,38 +219,49 @@ class Stage:
         return sum(event.event_id in call.event_ids for call in self.sim.start_requests)
 
     async def is_consuming(self) -> bool:
-        """Whether the relay takes approvals."""
+        """Whether the relay consumes approvals."""
         try:
             return (await self.bus.waiting())[1] == 1
-        except ChannelNotFoundEntity:  # it has not made the queue yet
+        except ChannelNotFoundEntity:  # the relay has not made the queue yet
             return False
 
     async def is_idle(self) -> bool:
-        """Whether it takes approvals, and none waits."""
+        """Whether the relay consumes approvals, and none waits."""
         return await self.bus.waiting() == (0, 1)
 
     async def is_not_consuming(self) -> bool:
-        """Whether nobody takes approvals."""
+        """Whether nobody consumes approvals."""
         return (await self.bus.waiting())[1] == 0
 
 
 @asynccontextmanager
-async def stage(
-    broker: Broker, directory: Path, exchange: str | None = None, *, wait: bool = True, **amqp: Any
-) -> AsyncIterator[Stage]:
-    """A relay in this process, which tells and takes approvals, and a listener to all that comes of it.
+async def running_system(
+    broker: Broker,
+    directory: Path,
+    exchange: str | None = None,
+    *,
+    wait: bool = True,
+    consumes: bool = True,
+    **amqp: Any,
+) -> AsyncIterator[System]:
+    """A relay in this process, and a bus that collects its events.
 
-    ``wait``: until it consumes; ``amqp``: more of ``approvals.amqp``.
+    ``wait``: until the relay consumes. ``consumes``: whether it takes approvals over AMQP. ``amqp``
+    are more settings of ``approvals.amqp``.
     """
-    bus = Bus(broker, exchange or unused())
+    bus = Bus(broker, exchange or unused_exchange())
     async with AsyncExitStack() as stack:
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        document = section(broker, bus.exchange, **amqp)
+        document = relay_document(broker, bus.exchange, **amqp)
         document |= {"source": {"url": sim.url}, "store": {"path": str(directory / "relay.db")}}
         config = Config.model_validate(document)
-        running = await stack.enter_async_context(started(config, SystemClock()))
-        here = Stage(sim, bus, running, config)
-        if wait:
-            await eventually(here.is_consuming, every=0.05)
+        started_config = config
+        if not consumes:
+            approvals = config.approvals.model_copy(update={"amqp": None})
+            started_config = config.model_copy(update={"approvals": approvals})
+        running = await stack.enter_async_context(started(started_config, SystemClock()))
+        system = System(sim, bus, running, config)
+        if wait and consumes:
+            await eventually(system.is_consuming, every=0.05)
             await bus.listen(stack)
-        yield here
+        yield system

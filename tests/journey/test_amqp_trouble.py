@@ -1,4 +1,4 @@
-"""Approvals over RabbitMQ while something is wrong: kills, locks, a broker that goes, hangs, lacks a queue or gives no rights."""
+"""Approvals over RabbitMQ under failures: kills, full disks, broker outages, missing rights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity
 
-from relay.amqp import approval_consumer as amqp
-from relay.amqp.approval_consumer import ApprovalConsumer
+from relay.amqp.approval_consumer import POLL_INTERVAL
+from relay.amqp.connection import HEARTBEAT
 from relay.api.auth.rejection_log import RejectionLog
-from relay.app import started
+from relay.app import approval_consumer, started
 from relay.approvals.service import ApprovalService
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
 from relay.simulator import VM, Setup, Simulator
-from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, stage, unused
+from tests.journey.bus import (
+    SCOPE,
+    Bus,
+    System,
+    define_users,
+    relay_document,
+    running_system,
+    unused_exchange,
+)
 from tests.journey.held_connection import way_to
 from tests.journey.relay_process import eventually, relay
 from tests.outbox.conftest import LimitedDisk
@@ -42,11 +50,11 @@ def node(_with_users: None, own_broker: Broker) -> Broker:
     return own_broker
 
 
-async def approve(there: Stage, message_id: str) -> None:
+async def approve(system: System, message_id: str) -> None:
     """A reboot comes, a message approves it: all is well."""
-    event, wish = await there.wish()
-    await there.bus.send(wish, message_id)
-    await there.bus.hears("approval.granted", event, message_id)
+    event, decision = await system.schedule_reboot()
+    await system.bus.send(decision, message_id)
+    await system.bus.wait_for_event("approval.granted", event, message_id)
 
 
 def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -64,36 +72,38 @@ def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_killed_between_decision_and_acknowledgement_it_decides_once(
     node: Broker, tmp_path: Path
 ) -> None:
-    """The broker gives the message to the next life, which knows that it has been decided: no second event, and it is gone."""
-    bus = Bus(node, unused())
+    """The restarted relay gets the message again, knows the decision, and acknowledges it."""
+    bus = Bus(node, unused_exchange())
     async with AsyncExitStack() as stack:
-        way = await stack.enter_async_context(way_to(node))
+        held_way = await stack.enter_async_context(way_to(node))
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        document = section(node, bus.exchange, url=way.url) | {"source": {"url": sim.url}}
+        document = relay_document(node, bus.exchange, url=held_way.url) | {
+            "source": {"url": sim.url}
+        }
         document["api"] = {"clients": document["api"]["clients"]}
         process = await stack.enter_async_context(relay(tmp_path / "relay", document))
         await process.start()
         await eventually(lambda: "messages are taken" in process.log)
         await bus.listen(stack)
-        there = Stage(sim, bus)
-        event, wish = await there.wish()
-        way.there.clear()
-        await bus.send(wish, "once")
-        await bus.hears("approval.recorded", event, "once")
+        system = System(sim, bus)
+        event, decision = await system.schedule_reboot()
+        held_way.there.clear()
+        await bus.send(decision, "once")
+        await bus.wait_for_event("approval.recorded", event, "once")
         await process.kill()
-        await way.cut()
+        await held_way.cut()
         await eventually(bus.holds_one, every=0.1)
-        way.there.set()
+        held_way.there.set()
         await process.start()
-        await eventually(there.is_idle, every=0.1)
-        foreign, other = await there.wish(resources=("db-7",))
+        await eventually(system.is_idle, every=0.1)
+        foreign, other = await system.schedule_reboot(resources=("db-7",))
         await bus.send(other, "next")
-        await bus.hears("approval.refused", foreign, "next")
+        await bus.wait_for_event("approval.refused", foreign, "next")
         for name in ("approval.recorded", "approval.granted"):
-            assert len({one["id"] for one in bus.told(name, event)}) == 1, (
+            assert len({item["id"] for item in bus.events_of_type(name, event)}) == 1, (
                 "what was told and not marked so is told again"
             )
-        assert not bus.dead
+        assert not bus.dead_letters
 
 
 async def test_of_two_relays_one_decides_and_the_other_takes_over_when_it_dies(
@@ -102,42 +112,42 @@ async def test_of_two_relays_one_decides_and_the_other_takes_over_when_it_dies(
     """Both are connected and subscribed; the broker gives messages to one alone."""
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     async with Simulator(Setup(vms=(VM("vm-1"),))) as sim, AsyncExitStack() as stack:
-        exchange = unused()
-        document = section(node, exchange) | {"relay": "first", "source": {"url": sim.url}}
+        exchange = unused_exchange()
+        document = relay_document(node, exchange) | {"relay": "first", "source": {"url": sim.url}}
         document["api"] = {"clients": document["api"]["clients"]}
         first = await stack.enter_async_context(relay(tmp_path / "first", document))
         await first.start()
         await eventually(lambda: "messages are taken" in first.log)
-        there = await stack.enter_async_context(stage(node, tmp_path, exchange))
+        system = await stack.enter_async_context(running_system(node, tmp_path, exchange))
         await eventually(lambda: "messages are taken" in caplog.text)
         for number in range(4):
-            await there.bus.send(
+            await system.bus.send(
                 {"eventId": f"{number}", "decision": "approve", "revision": "none"}, f"m{number}"
             )
         for number in range(4):
-            assert (await there.bus.hears("approval.refused", cause=f"m{number}"))[
+            assert (await system.bus.wait_for_event("approval.refused", cause=f"m{number}"))[
                 "relay"
             ] == "first"
         await first.kill()
-        await there.bus.send({"eventId": "4", "decision": "approve", "revision": "none"}, "m4")
-        assert (await there.bus.hears("approval.refused", cause="m4"))["relay"] == "vm-0"
-        assert len(there.bus.told("approval.refused")) == 5
+        await system.bus.send({"eventId": "4", "decision": "approve", "revision": "none"}, "m4")
+        assert (await system.bus.wait_for_event("approval.refused", cause="m4"))["relay"] == "vm-0"
+        assert len(system.bus.events_of_type("approval.refused")) == 5
 
 
 # --- it cannot decide
 
 
-async def test_while_the_state_file_cannot_be_written_messages_wait_and_are_not_taken_again_and_again(
+async def test_while_the_state_file_cannot_be_written_messages_wait_in_the_queue(
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A queue with a delivery limit would bury them (docs/protocol.md#requeuing-in-a-loop)."""
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    async with stage(node, tmp_path) as there:
-        event, wish = await there.wish()
+    async with running_system(node, tmp_path) as system:
+        event, decision = await system.schedule_reboot()
         disk = LimitedDisk(tmp_path)
         disk.fill()
         try:
-            await there.bus.send(wish, "waited")
+            await system.bus.send(decision, "waited")
             await eventually(
                 lambda: log_of(caplog)[-1].endswith(
                     "messages wait: the state file cannot be written"
@@ -145,24 +155,24 @@ async def test_while_the_state_file_cannot_be_written_messages_wait_and_are_not_
             )
             for _ in range(3):
                 await asyncio.sleep(0.5)  # nothing happens: there is no sign to wait for
-                assert await there.is_not_consuming()
-            assert await _deliveries(there.bus) <= 1
-            assert not there.bus.told("approval.recorded")
+                assert await system.is_not_consuming()
+            assert await _deliveries(system.bus) <= 1
+            assert not system.bus.events_of_type("approval.recorded")
         finally:
             disk.free()
-        await there.bus.hears("approval.granted", event, "waited")
-        assert len(there.bus.told("approval.recorded")) == 1
-        assert not there.bus.dead
+        await system.bus.wait_for_event("approval.granted", event, "waited")
+        assert len(system.bus.events_of_type("approval.recorded")) == 1
+        assert not system.bus.dead_letters
 
 
 async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_in(
     node: Broker, tmp_path: Path
 ) -> None:
-    """It is made as soon as the relay has connected: else what is sent before the switch is turned would be lost."""
-    exchange = unused()
+    """The relay makes the queue when it connects, so no message is lost while approvals are off."""
+    exchange = unused_exchange()
     bus = Bus(node, exchange)
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = section(node, exchange) | {
+        document = relay_document(node, exchange) | {
             "source": {"url": sim.url},
             "store": {"path": str(tmp_path / "relay.db")},
         }
@@ -172,9 +182,12 @@ async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_i
             await bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "early")
             await eventually(bus.holds_one, every=0.1)
             assert await bus.waiting() == (1, 0)
-    async with stage(node, tmp_path, exchange, wait=False) as there, AsyncExitStack() as stack:
-        await there.bus.listen(stack)
-        await eventually(there.is_idle, every=0.1)
+    async with (
+        running_system(node, tmp_path, exchange, wait=False) as system,
+        AsyncExitStack() as stack,
+    ):
+        await system.bus.listen(stack)
+        await eventually(system.is_idle, every=0.1)
 
 
 async def _is_there(bus: Bus) -> bool:
@@ -188,14 +201,14 @@ async def _deliveries(bus: Bus) -> int:
     """How often the message that waits has been delivered in vain."""
     async with bus.channel() as channel:
         queue = await channel.get_queue(bus.queue)
-        found: list[AbstractIncomingMessage] = []
+        messages: list[AbstractIncomingMessage] = []
 
         async def note(message: AbstractIncomingMessage) -> None:
-            found.append(message)
+            messages.append(message)
 
         await queue.consume(note)
-        await eventually(lambda: bool(found))
-        count = found[0].headers.get("x-delivery-count", 0)
+        await eventually(lambda: bool(messages))
+        count = messages[0].headers.get("x-delivery-count", 0)
         assert isinstance(count, int)
         return count
 
@@ -203,7 +216,7 @@ async def _deliveries(bus: Bus) -> int:
 async def test_where_nothing_can_be_recorded_though_all_seems_well_it_asks_ever_more_seldom(
     node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a disk with room for next to nothing. Each time counts towards the queue's delivery limit."""
+    """As on a nearly full disk. Each delivery counts towards the delivery limit of the queue."""
     asked = 0
 
     def refuse(*_: object) -> None:
@@ -211,30 +224,34 @@ async def test_where_nothing_can_be_recorded_though_all_seems_well_it_asks_ever_
         asked += 1
         raise StoreUnavailable("no room")
 
-    async with stage(node, tmp_path) as there:
-        with monkeypatch.context() as broken:
-            broken.setattr(amqp, "LOOK", 0.05)
-            broken.setattr(ApprovalService, "submit", refuse)
-            await there.bus.send(
-                {"eventId": "x", "decision": "approve", "revision": "r"}, "asked for"
-            )
-            await eventually(lambda: asked >= 2)
-            await asyncio.sleep(2)  # nothing happens: there is no sign to wait for
+    monkeypatch.setattr(ApprovalService, "submit", refuse)
+    async with running_system(node, tmp_path, consumes=False) as system, AsyncExitStack() as stack:
+        await stack.enter_async_context(_second_consumer(system, poll_interval=0.2))
+        await eventually(system.is_consuming, every=0.05)
+        await system.bus.listen(stack)
+        await system.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "asked for")
+        await eventually(lambda: asked >= 2)
+        await asyncio.sleep(2)  # nothing happens: there is no sign to wait for
         assert asked <= 8
-        await there.bus.hears("approval.refused", cause="asked for")
-        assert not there.bus.dead
+        monkeypatch.undo()
+        await system.bus.wait_for_event("approval.refused", cause="asked for")
+        assert not system.bus.dead_letters
 
 
 async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_other(
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would come again at once, and nobody else would be heard; nothing was decided, and the log has the traceback."""
-    async with stage(node, tmp_path) as there:
+    """Back in the queue it would block the others. The log has the traceback."""
+    async with running_system(node, tmp_path) as system:
         with monkeypatch.context() as broken:
             broken.setattr(ApprovalService, "submit", lambda *_: 1 / 0)
-            await there.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "cursed")
-            await eventually(lambda: [one.message_id for one in there.bus.dead] == ["cursed"])
-        await approve(there, "blessed")
+            await system.bus.send(
+                {"eventId": "x", "decision": "approve", "revision": "r"}, "cursed"
+            )
+            await eventually(
+                lambda: [item.message_id for item in system.bus.dead_letters] == ["cursed"]
+            )
+        await approve(system, "blessed")
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -244,19 +261,19 @@ async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_ot
 async def test_a_broker_that_is_killed_costs_no_approval(
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The relay comes back to its queue by itself, though it takes nothing just now, and what had been confirmed is in it."""
+    """The relay reconnects to its queue, which still has all confirmed messages."""
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    async with stage(node, tmp_path) as there:
-        event, wish = await there.wish()
-        await there.running.relay.gate.set_mode("off", "local:tester")
-        await eventually(there.is_not_consuming, every=0.1)
-        await there.bus.send(wish, "survived")
+    async with running_system(node, tmp_path) as system:
+        event, decision = await system.schedule_reboot()
+        await system.running.relay.gate.set_mode("off", "local:tester")
+        await eventually(system.is_not_consuming, every=0.1)
+        await system.bus.send(decision, "survived")
         await asyncio.to_thread(node.kill)
         await eventually(lambda: "no connection to" in log_of(caplog)[-1])
         await asyncio.to_thread(node.start)
         await eventually(lambda: log_of(caplog)[-1].endswith("messages wait: approvals are off"))
-        await there.running.relay.gate.set_mode("on", "local:tester")
-        await there.sim.approved(event, within=60)
+        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.sim.approved(event, within=60)
 
 
 async def test_a_broker_that_hangs_is_noticed_and_come_back_to(
@@ -264,31 +281,33 @@ async def test_a_broker_that_hangs_is_noticed_and_come_back_to(
 ) -> None:
     """With a heartbeat of one second it takes six, with the relay's own of ten 33."""
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    async with stage(node, tmp_path) as there:
+    async with running_system(node, tmp_path) as system:
         caplog.clear()
-        async with _second_door(there, heartbeat=1):
-            taken = f"connected to 127.0.0.1:{node.port}; messages are taken from {there.bus.queue}"
+        async with _second_consumer(system, heartbeat=1):
+            taken = (
+                f"connected to 127.0.0.1:{node.port}; messages are taken from {system.bus.queue}"
+            )
             await eventually(lambda: log_of(caplog)[-1:] == [taken])
             node.freeze()
             began = time.monotonic()
             await eventually(
                 lambda: (
-                    log_of(caplog)[-1]
-                    == "the channel was closed: nothing was heard from the broker for three heartbeats"
+                    log_of(caplog)[-1] == "the channel was closed: "
+                    "nothing was heard from the broker for three heartbeats"
                 )
             )
             assert 3 < time.monotonic() - began < 25
             node.thaw()
             await eventually(lambda: log_of(caplog)[-1] == taken)
-        await approve(there, "after")
+        await approve(system, "after")
 
 
 async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(
     node: Broker, tmp_path: Path
 ) -> None:
     """Neither the sink nor the consumer waits for a farewell."""
-    async with stage(node, tmp_path, wait=False) as there:
-        await eventually(there.is_consuming, every=0.1)
+    async with running_system(node, tmp_path, wait=False) as system:
+        await eventually(system.is_consuming, every=0.1)
         node.freeze()
         began = time.monotonic()
     assert time.monotonic() - began < 25  # not until heartbeats are missed
@@ -296,18 +315,15 @@ async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(
 
 
 @asynccontextmanager
-async def _second_door(there: Stage, *, heartbeat: int) -> AsyncIterator[None]:
-    """The same relay's consumer once more, with another heartbeat."""
-    assert there.config.approvals.amqp is not None
-    door = ApprovalConsumer(
-        there.config.approvals.amqp,
-        there.bus.exchange,
-        there.config.api.clients,
-        there.running.relay,
-        RejectionLog(),
-    )
+async def _second_consumer(
+    system: System, *, heartbeat: int = HEARTBEAT, poll_interval: float = POLL_INTERVAL
+) -> AsyncIterator[None]:
+    """Another consumer of the same relay, with other intervals."""
+    consumer = approval_consumer(system.config, system.running.relay, RejectionLog())
+    assert consumer is not None
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(door.run(heartbeat=heartbeat))
+        running = consumer.run(heartbeat=heartbeat, poll_interval=poll_interval)
+        task = group.create_task(running)
         yield
         task.cancel()
 
@@ -319,25 +335,25 @@ async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_after
 
     See docs/protocol.md#an-alarm-blocks-publishers.
     """
-    async with stage(node, tmp_path) as there:
-        event, wish = await there.wish()
-        await there.running.relay.gate.set_mode("off", "local:tester")
-        await eventually(there.is_not_consuming, every=0.1)
-        await there.bus.send(wish, "alarmed")
+    async with running_system(node, tmp_path) as system:
+        event, decision = await system.schedule_reboot()
+        await system.running.relay.gate.set_mode("off", "local:tester")
+        await eventually(system.is_not_consuming, every=0.1)
+        await system.bus.send(decision, "alarmed")
         await asyncio.to_thread(node.alarm, on=True)
-        await there.running.relay.gate.set_mode("on", "local:tester")
-        await there.sim.approved(event, within=60)
-        assert not there.bus.told("approval.recorded")
+        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.sim.approved(event, within=60)
+        assert not system.bus.events_of_type("approval.recorded")
         await asyncio.to_thread(node.alarm, on=False)
-        await there.bus.hears("approval.granted", event, "alarmed")
+        await system.bus.wait_for_event("approval.granted", event, "alarmed")
 
 
 async def test_a_queue_that_is_deleted_is_made_again(node: Broker, tmp_path: Path) -> None:
-    async with stage(node, tmp_path) as there:
-        async with there.bus.channel() as channel:
-            await channel.queue_delete(there.bus.queue)
-        await eventually(there.is_consuming, every=0.1)
-        await approve(there, "again")
+    async with running_system(node, tmp_path) as system:
+        async with system.bus.channel() as channel:
+            await channel.queue_delete(system.bus.queue)
+        await eventually(system.is_consuming, every=0.1)
+        await approve(system, "again")
 
 
 # --- rights, and what must exist
@@ -346,12 +362,12 @@ async def test_a_queue_that_is_deleted_is_made_again(node: Broker, tmp_path: Pat
 async def test_passive_names_what_it_sees_is_missing_and_needs_no_right_but_to_read_the_queue(
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`configure: ^$`, `write: ^$`: the consumer writes nothing, not even its dead letters, which the broker moves by itself.
+    """`configure: ^$`, `write: ^$`: the consumer writes nothing, and the broker moves dead letters.
 
     RabbitMQ from 4.2.6 lets it look at the queue alone.
     """
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    exchange = unused("least")
+    exchange = unused_exchange("least")
     rights = {
         "configure": "^$",
         "write": "^$",
@@ -361,33 +377,42 @@ async def test_passive_names_what_it_sees_is_missing_and_needs_no_right_but_to_r
     others = (
         f"exchange {exchange}.dlx, no queue {exchange}.dead, no exchange {exchange}.approvals, no "
     )
-    missing = rf"the broker has no ({re.escape(others)})?queue {re.escape(exchange)}\.approvals\.{SCOPE}: make what is missing"
-    async with stage(
+    queue = re.escape(f"{exchange}.approvals.{SCOPE}")
+    missing = rf"the broker has no ({re.escape(others)})?queue {queue}: make what is missing"
+    async with running_system(
         node, tmp_path, exchange, wait=False, url=node.amqp_url("least"), declare="passive"
-    ) as there:
+    ) as system:
         await eventually(lambda: bool(log_of(caplog)))
         assert re.match(missing, log_of(caplog)[0])
         (tmp_path / "maker").mkdir()
-        async with stage(node, tmp_path / "maker", exchange):
+        async with running_system(node, tmp_path / "maker", exchange):
             pass
-        await eventually(there.is_consuming, every=0.1)
+        await eventually(system.is_consuming, every=0.1)
         async with AsyncExitStack() as stack:
-            await there.bus.listen(stack)
-            await approve(there, "least")
-            await there.bus.send(b"no json", "buried")
-            await eventually(lambda: [one.message_id for one in there.bus.dead] == ["buried"])
+            await system.bus.listen(stack)
+            await approve(system, "least")
+            await system.bus.send(b"no json", "buried")
+            await eventually(
+                lambda: [item.message_id for item in system.bus.dead_letters] == ["buried"]
+            )
 
 
 @pytest.mark.parametrize(
-    ("rights", "said"),
+    ("rights", "expected"),
     [
         (
             {},
-            "the broker has no such queue (NOT_FOUND - no queue '{queue}' in vhost '/'): make it, or set declare: true",
+            (
+                "the broker has no such queue (NOT_FOUND - no queue '{queue}' in vhost '/'): "
+                "make it, or set declare: true"
+            ),
         ),
         (
             {"read": "^$"},
-            "the broker refused the queue (ACCESS_REFUSED - access to queue '{queue}' in vhost '/' refused for user 'least'): grant",
+            (
+                "the broker refused the queue (ACCESS_REFUSED - access to queue '{queue}' "
+                "in vhost '/' refused for user 'least'): grant"
+            ),
         ),
     ],
     ids=["no queue", "no right"],
@@ -397,32 +422,35 @@ async def test_what_declare_false_takes_as_given_and_does_not_find_is_told_with_
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     rights: dict[str, str],
-    said: str,
+    expected: str,
 ) -> None:
     """And is come back to: nothing else of the relay minds."""
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     await asyncio.to_thread(
         node.add_user, "least", "least", **{"configure": "^$", "write": "^$", **rights}
     )
-    async with stage(
+    async with running_system(
         node, tmp_path, wait=False, url=node.amqp_url("least"), declare=False
-    ) as there:
+    ) as system:
         await eventually(lambda: bool(log_of(caplog)))
-        told = log_of(caplog)[0].replace(
+        logged = log_of(caplog)[0].replace(
             "REFUSED - read access", "REFUSED - access"
         )  # the words of RabbitMQ from 4.3 on
-        assert told.startswith(said.format(queue=there.bus.queue))
+        assert logged.startswith(expected.format(queue=system.bus.queue))
 
 
 async def test_a_queue_with_other_arguments_is_named_with_the_argument(
     node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bus = Bus(node, unused())
+    bus = Bus(node, unused_exchange())
     async with bus.channel() as channel:
         await channel.declare_queue(bus.queue, durable=True, arguments={"x-queue-type": "quorum"})
-    async with stage(node, tmp_path, bus.exchange, wait=False):
+    async with running_system(node, tmp_path, bus.exchange, wait=False):
         await eventually(lambda: bool(log_of(caplog)))
     assert log_of(caplog)[0].startswith(
-        f"queue {bus.queue} exists and is another than this relay makes (PRECONDITION_FAILED - inequivalent arg"
+        f"queue {bus.queue} already exists with different arguments "
+        "(PRECONDITION_FAILED - inequivalent arg"
     )
-    assert "delete it so that it is made anew, or set declare: passive" in log_of(caplog)[0]
+    assert (
+        "delete it so that the relay makes it again, or set declare: passive" in log_of(caplog)[0]
+    )
