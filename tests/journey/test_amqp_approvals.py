@@ -1,4 +1,4 @@
-"""Approvals that come over RabbitMQ, from publish to StartRequest, and those that must not; the broker is well."""
+"""Approvals over a healthy RabbitMQ, from publish to StartRequest, and refused ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pamqp.common import Arguments
 from relay.amqp.approval_consumer import PREFETCH
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.simulator import Event
-from tests.journey.bus import SCOPE, Stage, define_users, stage
+from tests.journey.bus import SCOPE, System, define_users, running_system
 from tests.journey.relay_process import eventually, name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel, RefusedError, property_bytes, table
@@ -25,64 +25,66 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def there(
+async def system(
     _private_node: Broker, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stage]:
-    """One relay and one broker for all tests of this module: each has events and message ids of its own."""
+) -> AsyncIterator[System]:
+    """One relay and broker for all tests of this module, which use different events and ids."""
     _private_node.heal()
     define_users(_private_node)
-    async with stage(_private_node, tmp_path_factory.mktemp("relay")) as here:
-        await here.prepare(12)
-        yield here
+    async with running_system(_private_node, tmp_path_factory.mktemp("relay")) as system:
+        await system.schedule_reboots(12)
+        yield system
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def coming(there: Stage) -> tuple[Event, dict[str, Any]]:
-    """A reboot that no test of this module starts, and the wish to approve it."""
-    return await there.wish()
+async def coming(system: System) -> tuple[Event, dict[str, Any]]:
+    """A reboot that no test of this module starts, and the decision that approves it."""
+    return await system.schedule_reboot()
 
 
-async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(there: Stage) -> None:
+async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(system: System) -> None:
     """Its answers name it as their cause, down to what Azure said; nothing is left in the queue."""
-    event, wish = await there.wish()
-    await there.bus.send({**wish, "reason": "drained"}, "right")
-    await there.sim.approved(event, within=60)
-    await there.bus.hears("startrequest.accepted", event)
+    event, decision = await system.schedule_reboot()
+    await system.bus.send({**decision, "reason": "drained"}, "right")
+    await system.sim.approved(event, within=60)
+    await system.bus.wait_for_event("startrequest.accepted", event)
     for name in ("approval.recorded", "approval.granted", "startrequest.accepted"):
-        assert [one["causationid"] for one in there.bus.told(name, event)] == ["right"]
-    data = there.bus.told("approval.recorded", event)[0]["data"]
+        assert [event["causationid"] for event in system.bus.events_of_type(name, event)] == [
+            "right"
+        ]
+    data = system.bus.events_of_type("approval.recorded", event)[0]["data"]
     assert (data["principal"], data["channel"], data["reason"]) == (
         "client:drain",
         "amqp",
         "drained",
     )
-    assert (await there.bus.waiting())[0] == 0
+    assert (await system.bus.waiting())[0] == 0
 
 
-async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(there: Stage) -> None:
+async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(system: System) -> None:
     """Bare or as the data of a CloudEvent; of what was accepted and of what was refused."""
-    event, wish = await there.wish()
-    cloud = {"specversion": "1.0", "id": "1", "type": "drained", "source": "/db", "data": wish}
-    foreign, other = await there.wish(resources=("db-7",))
+    event, decision = await system.schedule_reboot()
+    cloud = {"specversion": "1.0", "id": "1", "type": "drained", "source": "/db", "data": decision}
+    foreign, other = await system.schedule_reboot(resources=("db-7",))
     for _ in range(3):
-        await there.bus.send(cloud, "again")
-        await there.bus.send(other, "again, refused")
-    await there.sim.approved(event, within=60)
-    await _all_before_is_decided(there)
+        await system.bus.send(cloud, "again")
+        await system.bus.send(other, "again, refused")
+    await system.sim.approved(event, within=60)
+    await _all_before_is_decided(system)
     assert (
-        len(there.bus.told("approval.recorded", event))
-        == len(there.bus.told("approval.granted", event))
+        len(system.bus.events_of_type("approval.recorded", event))
+        == len(system.bus.events_of_type("approval.granted", event))
         == 1
     )
-    assert len(there.bus.told("approval.refused", foreign)) == 1
-    assert (there.starts(event), there.starts(foreign)) == (1, 0)
+    assert len(system.bus.events_of_type("approval.refused", foreign)) == 1
+    assert (system.starts(event), system.starts(foreign)) == (1, 0)
 
 
-async def _all_before_is_decided(there: Stage) -> None:
-    """The queue is first in, first out: once this one is answered, all that came before it has been decided."""
-    mark = f"mark {len(there.bus.said)}"
-    await there.bus.send({"eventId": "none", "decision": "approve", "revision": "none"}, mark)
-    await there.bus.hears("approval.refused", cause=mark)
+async def _all_before_is_decided(system: System) -> None:
+    """The queue is first in, first out: after this answer all earlier messages are decided."""
+    mark = f"mark {len(system.bus.events)}"
+    await system.bus.send({"eventId": "none", "decision": "approve", "revision": "none"}, mark)
+    await system.bus.wait_for_event("approval.refused", cause=mark)
 
 
 _TIMESTAMP, _MESSAGE_ID, _HEADERS = 6, 7, 13  # bits of the flags (AMQP 0-9-1, class basic)
@@ -125,23 +127,27 @@ _NESTED: bytes = functools.reduce(lambda inner, _: b"\x01nF" + table(inner), ran
     ],
 )
 async def test_what_cannot_be_used_is_dead_lettered_and_is_no_event(
-    there: Stage,
+    system: System,
     coming: tuple[Event, dict[str, Any]],
     body: bytes | None,
     properties: dict[str, Any],
 ) -> None:
     """It starts nothing, is told to nobody, and stops nobody behind it."""
-    event, wish = coming
-    dead, said = len(there.bus.dead), len(there.bus.said)
-    await there.bus.send(
-        orjson.dumps(wish) if body is None else body, **{"message_id": "unusable", **properties}
+    event, decision = coming
+    dead_letter_count, event_count = len(system.bus.dead_letters), len(system.bus.events)
+    await system.bus.send(
+        orjson.dumps(decision) if body is None else body, **{"message_id": "unusable", **properties}
     )
-    await eventually(lambda: len(there.bus.dead) == dead + 1)
-    await _all_before_is_decided(there)
-    told = [name_of(one) for one in there.bus.said[said:] if name_of(one).startswith("approval.")]
-    assert told == ["approval.refused"]  # of the mark
-    assert not there.starts(event)
-    assert len(there.bus.dead) == dead + 1
+    await eventually(lambda: len(system.bus.dead_letters) == dead_letter_count + 1)
+    await _all_before_is_decided(system)
+    refused_event = [
+        name_of(event)
+        for event in system.bus.events[event_count:]
+        if name_of(event).startswith("approval.")
+    ]
+    assert refused_event == ["approval.refused"]  # of the mark
+    assert not system.starts(event)
+    assert len(system.bus.dead_letters) == dead_letter_count + 1
 
 
 @pytest.mark.parametrize(
@@ -162,165 +168,178 @@ async def test_what_cannot_be_used_is_dead_lettered_and_is_no_event(
     ],
 )
 async def test_properties_that_no_decoder_likes_do_not_end_the_connection(
-    there: Stage, properties: bytes
+    system: System, properties: bytes
 ) -> None:
-    """Given back with the connection, such a message would end the next one too, and so on: nobody could approve any more."""
-    dead = len(there.bus.dead)
-    async with RawChannel(there.bus.broker.amqp_url("drain")) as channel:
+    """Back in the queue, the message would end each next connection: nobody could approve."""
+    dead_letter_count = len(system.bus.dead_letters)
+    async with RawChannel(system.bus.broker.amqp_url("drain")) as channel:
         await channel.publish(
-            f"{there.bus.exchange}.approvals", f"approve.{SCOPE}", b"{}", properties
+            f"{system.bus.exchange}.approvals", f"approve.{SCOPE}", b"{}", properties
         )
-    await eventually(lambda: len(there.bus.dead) == dead + 1)
-    await _all_before_is_decided(there)
+    await eventually(lambda: len(system.bus.dead_letters) == dead_letter_count + 1)
+    await _all_before_is_decided(system)
 
 
 async def test_a_name_that_is_not_ones_own_is_refused_by_the_broker(
-    there: Stage, coming: tuple[Event, dict[str, Any]]
+    system: System, coming: tuple[Event, dict[str, Any]]
 ) -> None:
     """What makes the user_id worth something."""
-    _, wish = coming
+    _, decision = coming
     with pytest.raises(
         RefusedError,
-        match="406 PRECONDITION_FAILED - user_id property set to 'drain' but authenticated user was 'stranger'",
+        match="406 PRECONDITION_FAILED - user_id property set to 'drain' "
+        "but authenticated user was 'stranger'",
     ):
-        await there.bus.send(wish, user="stranger", user_id="drain")
+        await system.bus.send(decision, user="stranger", user_id="drain")
 
 
-async def test_whoever_may_pretend_to_be_anybody_speaks_for_anybody(there: Stage) -> None:
-    """The tag `impersonator` takes the user_id's worth away: the broker vouches, and nobody can know. Give it to no one."""
-    event, wish = await there.wish()
-    await there.bus.send(wish, "pretended", user="pretender", user_id="drain")
-    recorded = await there.bus.hears("approval.recorded", event)
+async def test_whoever_may_pretend_to_be_anybody_speaks_for_anybody(system: System) -> None:
+    """The tag `impersonator` lets a user set any user_id, so no user may have it."""
+    event, decision = await system.schedule_reboot()
+    await system.bus.send(decision, "pretended", user="pretender", user_id="drain")
+    recorded = await system.bus.wait_for_event("approval.recorded", event)
     assert recorded["data"]["principal"] == "client:drain"
 
 
 # --- refused to a known client: acknowledged, told, and nothing else
 
 
-async def refusal(there: Stage, wish: dict[str, Any], message_id: str, **properties: Any) -> str:
+async def refusal(
+    system: System, decision: dict[str, Any], message_id: str, **properties: Any
+) -> str:
     """Send, and return why it was refused; the message is gone then, and not buried."""
-    dead = len(there.bus.dead)
-    await there.bus.send(wish, message_id, **properties)
-    told = await there.bus.hears("approval.refused", cause=message_id)
-    await _all_before_is_decided(there)
-    assert (await there.bus.waiting())[0] == 0
-    assert len(there.bus.dead) == dead
-    assert told["subject"] == wish["eventId"]
-    return str(told["data"]["refusal"])
+    dead_letter_count = len(system.bus.dead_letters)
+    await system.bus.send(decision, message_id, **properties)
+    refused_event = await system.bus.wait_for_event("approval.refused", cause=message_id)
+    await _all_before_is_decided(system)
+    assert (await system.bus.waiting())[0] == 0
+    assert len(system.bus.dead_letters) == dead_letter_count
+    assert refused_event["subject"] == decision["eventId"]
+    return str(refused_event["data"]["refusal"])
 
 
-async def test_for_a_machine_that_is_not_its_own(there: Stage) -> None:
+async def test_for_a_machine_that_is_not_its_own(system: System) -> None:
     """Every resource must be the client's: approving frees all of them."""
-    event, wish = await there.wish(resources=("vm-0", "db-7"))
-    assert "you may not decide for" in await refusal(there, wish, "foreign")
-    assert not there.starts(event)
+    event, decision = await system.schedule_reboot(resources=("vm-0", "db-7"))
+    assert "resources that you may not speak for" in await refusal(system, decision, "foreign")
+    assert not system.starts(event)
 
 
-async def test_without_the_right(there: Stage, coming: tuple[Event, dict[str, Any]]) -> None:
-    event, wish = coming
-    assert "it is not in your rights" in await refusal(there, wish, "may only read", user="watcher")
-    assert not there.starts(event)
+async def test_without_the_right(system: System, coming: tuple[Event, dict[str, Any]]) -> None:
+    event, decision = coming
+    assert "it is not in your rights" in await refusal(
+        system, decision, "may only read", user="watcher"
+    )
+    assert not system.starts(event)
 
 
-async def test_too_late(there: Stage) -> None:
+async def test_too_late(system: System) -> None:
     """NotBefore has passed while the message was on its way."""
-    event, wish = await there.wish(notice=1.2, starts_after=600.0)
-    await eventually(lambda: datetime.now(UTC) > there.sim.event(event).not_before)
-    assert "too late: it closed at" in await refusal(there, wish, "late")
-    assert not there.starts(event)
+    event, decision = await system.schedule_reboot(notice=1.2, starts_after=600.0)
+    await eventually(lambda: datetime.now(UTC) > system.sim.event(event).not_before)
+    assert "too late: it closed at" in await refusal(system, decision, "late")
+    assert not system.starts(event)
 
 
-async def test_of_a_state_that_has_changed(there: Stage) -> None:
-    event, wish = await there.wish()
-    there.sim.update(event, resources=("vm-0", "vm-1"))
-    updated = await there.bus.hears("event.updated", event)
-    assert updated["data"]["revision"] in await refusal(there, wish, "outdated")
-    assert not there.starts(event)
+async def test_of_a_state_that_has_changed(system: System) -> None:
+    event, decision = await system.schedule_reboot()
+    system.sim.update(event, resources=("vm-0", "vm-1"))
+    updated = await system.bus.wait_for_event("event.updated", event)
+    assert updated["data"]["revision"] in await refusal(system, decision, "outdated")
+    assert not system.starts(event)
 
 
 async def test_of_an_event_that_nobody_knows_or_of_another_scope(
-    there: Stage, coming: tuple[Event, dict[str, Any]]
+    system: System, coming: tuple[Event, dict[str, Any]]
 ) -> None:
-    _, wish = coming
-    assert "no such event" in await refusal(there, {**wish, "eventId": "never heard of"}, "unknown")
-    assert "no such event" in await refusal(there, {**wish, "scope": "elsewhere"}, "another scope")
+    _, decision = coming
+    assert "no such event" in await refusal(
+        system, {**decision, "eventId": "never heard of"}, "unknown"
+    )
+    assert "no such event" in await refusal(
+        system, {**decision, "scope": "elsewhere"}, "another scope"
+    )
 
 
-async def test_under_an_id_that_came_with_another_body(there: Stage) -> None:
-    event, wish = await there.wish()
-    other, another = await there.wish()
-    await there.bus.send(wish, "twice")
-    await there.bus.hears("approval.recorded", event, "twice")
-    assert "this id came before with another body" in await refusal(there, another, "twice")
-    assert not there.starts(other)
-    assert not there.bus.told("approval.recorded", other)
+async def test_under_an_id_that_came_with_another_body(system: System) -> None:
+    event, decision = await system.schedule_reboot()
+    other, another = await system.schedule_reboot()
+    await system.bus.send(decision, "twice")
+    await system.bus.wait_for_event("approval.recorded", event, "twice")
+    assert "this id came before with another body" in await refusal(system, another, "twice")
+    assert not system.starts(other)
+    assert not system.bus.events_of_type("approval.recorded", other)
 
 
 # --- hold and release
 
 
 async def test_a_hold_keeps_a_vote_back_until_its_release_which_is_then_the_cause(
-    there: Stage,
+    system: System,
 ) -> None:
-    event, wish = await there.wish()
-    for message_id, decision in (("held", "hold"), ("voted", "approve")):
-        await there.bus.send({**wish, "decision": decision}, message_id)
-        await there.bus.hears("approval.recorded", event, message_id)
-    assert not there.bus.told("approval.granted", event)
-    await there.bus.send({**wish, "decision": "release"}, "released")
+    event, decision = await system.schedule_reboot()
+    for message_id, kind in (("held", "hold"), ("voted", "approve")):
+        await system.bus.send({**decision, "decision": kind}, message_id)
+        await system.bus.wait_for_event("approval.recorded", event, message_id)
+    assert not system.bus.events_of_type("approval.granted", event)
+    await system.bus.send({**decision, "decision": "release"}, "released")
     for name in ("approval.recorded", "approval.granted"):
-        await there.bus.hears(name, event, "released")
+        await system.bus.wait_for_event(name, event, "released")
 
 
 # --- how it consumes
 
 
-async def test_it_comes_on_a_connection_of_its_own_with_a_limit_and_alone(there: Stage) -> None:
-    """A memory alarm blocks connections that publish; a consumer that publishes would be blocked with them."""
+async def test_it_comes_on_a_connection_of_its_own_with_a_limit_and_alone(system: System) -> None:
+    """A memory alarm blocks connections that publish. It would block a consumer that publishes."""
     columns = ("queue_name", "consumer_tag", "ack_required", "prefetch_count", "active")
-    said = await asyncio.to_thread(there.bus.broker.ctl, "list_consumers", *columns)
+    event_count = await asyncio.to_thread(system.bus.broker.ctl, "list_consumers", *columns)
     (consumer,) = [
-        line.split("\t") for line in said.splitlines() if line.startswith(there.bus.queue + "\t")
+        line.split("\t")
+        for line in event_count.splitlines()
+        if line.startswith(system.bus.queue + "\t")
     ]
-    assert consumer == [there.bus.queue, "imds-relay vm-0", "true", str(PREFETCH), "true"]
-    names = await asyncio.to_thread(there.bus.broker.ctl, "list_connections", "client_properties")
+    assert consumer == [system.bus.queue, "imds-relay vm-0", "true", str(PREFETCH), "true"]
+    names = await asyncio.to_thread(system.bus.broker.ctl, "list_connections", "client_properties")
     assert names.count('"imds-relay approvals of journey at vm-0"') == 1
     assert names.count('"imds-relay bus"') == 1
     waiting: Arguments = {
         "x-queue-type": "quorum",
         "x-single-active-consumer": True,
-        "x-dead-letter-exchange": f"{there.bus.exchange}.dlx",
+        "x-dead-letter-exchange": f"{system.bus.exchange}.dlx",
     }
     async with (
-        there.bus.channel() as channel
+        system.bus.channel() as channel
     ):  # declaring the same once more is allowed with equal arguments alone
-        await channel.declare_queue(there.bus.queue, durable=True, arguments=waiting)
-        await channel.declare_exchange(f"{there.bus.exchange}.approvals", "topic", durable=True)
-        await channel.declare_exchange(f"{there.bus.exchange}.dlx", "topic", durable=True)
-        dead: Arguments = {"x-queue-type": "quorum", "x-max-length": 10_000}
-        await channel.declare_queue(f"{there.bus.exchange}.dead", durable=True, arguments=dead)
+        await channel.declare_queue(system.bus.queue, durable=True, arguments=waiting)
+        await channel.declare_exchange(f"{system.bus.exchange}.approvals", "topic", durable=True)
+        await channel.declare_exchange(f"{system.bus.exchange}.dlx", "topic", durable=True)
+        dead_letter_count: Arguments = {"x-queue-type": "quorum", "x-max-length": 10_000}
+        await channel.declare_queue(
+            f"{system.bus.exchange}.dead", durable=True, arguments=dead_letter_count
+        )
 
 
-async def test_while_approvals_are_off_messages_wait_in_the_queue(there: Stage) -> None:
-    """Another relay, which is on, may have them meanwhile: this one does not consume. Then the waiting one counts, once."""
-    event, wish = await there.wish()
-    await there.running.relay.gate.set_mode("off", "local:tester")
-    await eventually(there.is_not_consuming, every=0.1)
-    await there.bus.send(wish, "early")
-    await there.running.relay.gate.set_mode("on", "local:tester")
-    await there.bus.hears("approval.granted", event, "early")
-    assert len(there.bus.told("approval.recorded", event)) == 1
-    assert (await there.bus.waiting())[0] == 0
+async def test_while_approvals_are_off_messages_wait_in_the_queue(system: System) -> None:
+    """Another relay may get them meanwhile, as this one does not consume. Later they count once."""
+    event, decision = await system.schedule_reboot()
+    await system.running.relay.gate.set_mode("off", "local:tester")
+    await eventually(system.is_not_consuming, every=0.1)
+    await system.bus.send(decision, "early")
+    await system.running.relay.gate.set_mode("on", "local:tester")
+    await system.bus.wait_for_event("approval.granted", event, "early")
+    assert len(system.bus.events_of_type("approval.recorded", event)) == 1
+    assert (await system.bus.waiting())[0] == 0
 
 
-async def test_in_a_dry_run_everything_happens_but_the_start(there: Stage) -> None:
-    event, wish = await there.wish()
-    await there.running.relay.gate.set_mode("dry-run", "local:tester")
+async def test_in_a_dry_run_everything_happens_but_the_start(system: System) -> None:
+    event, decision = await system.schedule_reboot()
+    await system.running.relay.gate.set_mode("dry-run", "local:tester")
     try:
-        await there.bus.send(wish, "dry")
-        granted = await there.bus.hears("approval.granted", event, "dry")
+        await system.bus.send(decision, "dry")
+        granted = await system.bus.wait_for_event("approval.granted", event, "dry")
         assert granted["data"]["dryRun"] is True
     finally:
-        await there.running.relay.gate.set_mode("on", "local:tester")
-    await _all_before_is_decided(there)
-    assert not there.starts(event)
+        await system.running.relay.gate.set_mode("on", "local:tester")
+    await _all_before_is_decided(system)
+    assert not system.starts(event)

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from relay.amqp.approval_consumer import topology as approvals_topology
+from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
+from relay.amqp.event_message import events_topology
 from relay.amqp.topology import establish
 from relay.simulator import VM, Setup, Simulator
-from relay.sinks.rabbitmq import topology as events_topology
-from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, unused
+from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import RelayProcess, eventually, relay
 from tests.rabbitmq import Broker
 
@@ -32,31 +32,37 @@ needs_strace = pytest.mark.skipif(
 
 
 async def story(broker: Broker, folder: Path, sync: int) -> bool:
-    """A relay that dies at that sync, its next life, and one message that is sent once; whether it died on the way."""
-    bus = Bus(broker, unused("synced"))
+    """Send one message to a relay that dies at that sync, and return whether it died."""
+    bus = Bus(broker, unused_exchange("synced"))
     async with AsyncExitStack() as stack:
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        document = section(broker, bus.exchange) | {"source": {"url": sim.url, "interval": "500ms"}}
+        document = relay_document(broker, bus.exchange) | {
+            "source": {"url": sim.url, "interval": "500ms"}
+        }
         document["api"] = {"clients": document["api"]["clients"]}
         await _make(bus)
         await bus.listen(stack)
-        there = Stage(sim, bus)
+        system = System(sim, bus)
         process = await stack.enter_async_context(relay(folder, document))
         await process.start()
-        await process.kill()  # strace counts for each thread: what makes the file would use up the numbers of what writes it
+        # strace counts system calls per thread, so the file must exist before.
+        await process.kill()
         process.prefix = _killed_at(sync)
         await process.start(ready=False)
         next_life = asyncio.create_task(_next_life(process))
-        event, wish = await there.wish()
-        await bus.send(wish, "once")
-        await bus.hears("startrequest.accepted", event)
+        event, decision = await system.schedule_reboot()
+        await bus.send(decision, "once")
+        await bus.wait_for_event("startrequest.accepted", event)
         died = next_life.done()
         next_life.cancel()
-        await eventually(there.is_idle, every=0.1)
+        await eventually(system.is_idle, every=0.1)
         for name in ("approval.recorded", "approval.granted"):
-            assert len({one["id"] for one in bus.told(name, event, "once")}) == 1
-        assert not bus.dead
-        assert 1 <= there.starts(event) <= 1 + died
+            assert (
+                len({event_json["id"] for event_json in bus.events_of_type(name, event, "once")})
+                == 1
+            )
+        assert not bus.dead_letters
+        assert 1 <= system.starts(event) <= 1 + died
     return died
 
 
@@ -115,6 +121,6 @@ async def test_killed_at_every_single_sync_of_the_path_a_message_counts_once(
     define_users(own_broker)
     for sync in count(1):
         if not await story(own_broker, tmp_path / f"{sync}", sync):
-            print(f"syncs of the path: {sync - 1}")  # noqa: T201  # a number for whoever reads with -s
+            print(f"syncs of the path: {sync - 1}")  # noqa: T201  # a number for pytest -s
             assert sync > 4
             return

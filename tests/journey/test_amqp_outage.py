@@ -1,6 +1,6 @@
-"""What reaches the queue when the relay is killed in the middle of confirms, and when the broker is gone for an hour.
+"""What reaches the queue if the relay is killed during confirms, or the broker is down for long.
 
-`make chaos` kills twenty times and lets 10,000 changes wait; `make test` kills twice and lets 400 wait.
+`make chaos` kills 20 times and lets 10,000 changes wait. `make test` kills twice and lets 400 wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from relay.outbox.file import open_for_reading
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from relay.sinks.rabbitmq import RabbitMQ
-from tests.journey.bus import unused
+from tests.journey.bus import unused_exchange
 from tests.journey.held_connection import way_to
 from tests.journey.relay_process import RelayProcess, eventually, relay
 from tests.rabbitmq import Broker
@@ -36,7 +36,7 @@ CHANGES = 10_000 if CHAOS else 400
 EVENTS = 200
 """Events that change together: more than are ever in flight."""
 GROWTH = 8_000
-"""Kilobytes by which memory may grow while changes wait: less than a tenth of what those of `make chaos` would take."""
+"""Kilobytes by which memory may grow. The changes of `make chaos` have more than ten times that."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,12 +54,12 @@ class Ledger:
     def versions(self) -> dict[str, list[int]]:
         """The states of each event in the order in which they came, repeats left out."""
         seen: set[str] = set()
-        found: dict[str, list[int]] = {}
+        revisions: dict[str, list[int]] = {}
         for event in self.got:
             if event["id"] not in seen and event["data"].get("description") is not None:
                 seen.add(event["id"])
-                found.setdefault(event["subject"], []).append(int(event["data"]["description"]))
-        return found
+                revisions.setdefault(event["subject"], []).append(int(event["data"]["description"]))
+        return revisions
 
     def repeats(self) -> int:
         """How many came once more than needed."""
@@ -68,7 +68,7 @@ class Ledger:
 
 @asynccontextmanager
 async def consumer(broker: Broker, exchange: str) -> AsyncIterator[Ledger]:
-    """A consumer of a quorum queue, from before the relay's first word; a lost connection is made again."""
+    """A consumer of a quorum queue that starts before the relay, and reconnects."""
     ledger = Ledger()
     async with (
         await aio_pika.connect_robust(broker.amqp_url(), reconnect_interval=0.1) as connection,
@@ -110,27 +110,27 @@ async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing
     own_broker: Broker, tmp_path: Path
 ) -> None:
     """Order per event is kept, and what comes twice is at most what was in flight."""
-    exchange = unused("killed")
+    exchange = unused_exchange("killed")
     async with (
-        way_to(own_broker) as way,
+        way_to(own_broker) as held_way,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         consumer(own_broker, exchange) as ledger,
-        relay(tmp_path / "relay", document(sim, way.url, exchange)) as process,
+        relay(tmp_path / "relay", document(sim, held_way.url, exchange)) as process,
     ):
         events = appear(sim)
         await process.start()
         await eventually(lambda: len(ledger.versions()) == EVENTS)
         for kill in range(1, KILLS + 1):
             repeats = ledger.repeats()
-            way.back.clear()
+            held_way.back.clear()
             change(sim, events, kill)
             await _in_flight(ledger)
             for _ in range(kill % 4):
-                way.let_one_back()
+                held_way.let_one_back()
                 await _in_flight(ledger)
             await process.kill()
-            await way.cut()
-            way.back.set()
+            await held_way.cut()
+            held_way.back.set()
             await process.start()
             await eventually(
                 lambda now=kill: all(states[-1] == now for states in ledger.versions().values())
@@ -153,8 +153,8 @@ async def _in_flight(ledger: Ledger) -> None:
 async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(
     own_broker: Broker, tmp_path: Path
 ) -> None:
-    """Memory stays flat meanwhile, the first message comes within five seconds, and then all, in order."""
-    exchange = unused("gone")
+    """Memory stays flat. Then the first message comes within five seconds, and all in order."""
+    exchange = unused_exchange("gone")
     async with (
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         consumer(own_broker, exchange) as ledger,

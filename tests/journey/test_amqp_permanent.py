@@ -1,4 +1,4 @@
-"""What the broker will not have, through the whole relay: a dead letter that says what to mend, and neighbours that never notice."""
+"""Permanent refusals of the broker: a dead letter with a remedy, and no effect on others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relay.app import started
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.journey.bus import unused
+from tests.journey.bus import unused_exchange
 from tests.journey.relay_process import KEY, client, eventually
 from tests.rabbitmq import Broker
 
@@ -36,7 +36,7 @@ class Told:
     exchange: str
 
     async def happens(self, **plan: Any) -> str:
-        """An event is there, started: nothing is left of its notice, so what somebody must mend is given up at once."""
+        """A started event has no notice left, so a slow failure becomes a dead letter at once."""
         return self.sim.schedule(
             Plan(resources=("vm-0",), started=True, lasts=None, **plan)
         ).event_id
@@ -45,37 +45,37 @@ class Told:
         """The deliveries, or dead letters, of the sink `bus` about an event."""
         async with self.session.get(f"/v1/{what}") as response:
             items = (await response.json())["items"]
-        return [one for one in items if (one["sink"], one["eventId"]) == ("bus", event_id)]
+        return [item for item in items if (item["sink"], item["eventId"]) == ("bus", event_id)]
 
     async def parked(self, event_id: str) -> dict[str, Any]:
         """Its dead letter, waited for."""
-        found: list[dict[str, Any]] = []
+        items_found: list[dict[str, Any]] = []
 
-        async def there() -> bool:
-            found[:] = await self.listed("dead-letters", event_id)
-            return bool(found)
+        async def session() -> bool:
+            items_found[:] = await self.listed("dead-letters", event_id)
+            return bool(items_found)
 
-        await eventually(there, every=0.05)
-        return found[0]
+        await eventually(session, every=0.05)
+        return items_found[0]
 
     async def delivered(self, event_id: str) -> dict[str, Any]:
         """Its delivery, waited for."""
-        found: list[dict[str, Any]] = []
+        items_found: list[dict[str, Any]] = []
 
-        async def there() -> bool:
-            found[:] = [
-                one
-                for one in await self.listed("deliveries", event_id)
-                if one["state"] == "delivered"
+        async def session() -> bool:
+            items_found[:] = [
+                item
+                for item in await self.listed("deliveries", event_id)
+                if item["state"] == "delivered"
             ]
-            return bool(found)
+            return bool(items_found)
 
-        await eventually(there, every=0.05)
-        return found[0]
+        await eventually(session, every=0.05)
+        return items_found[0]
 
-    async def again(self, letter: dict[str, Any]) -> None:
+    async def again(self, dead_letter: dict[str, Any]) -> None:
         """Send a dead letter once more."""
-        async with self.session.post(f"/v1/dead-letters/{letter['id']}/redeliver") as response:
+        async with self.session.post(f"/v1/dead-letters/{dead_letter['id']}/redeliver") as response:
             assert response.status == 202
 
 
@@ -84,7 +84,7 @@ async def telling(
     broker: Broker, directory: Path, user: str = "guest", **bus: Any
 ) -> AsyncIterator[Told]:
     """A relay, in this process; ``bus``: more of the section of that sink."""
-    exchange = unused("permanent")
+    exchange = unused_exchange("permanent")
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         shared = {"kind": "rabbitmq", "timeout": "5s"}
         document = {
@@ -143,21 +143,21 @@ async def test_what_somebody_must_mend_is_a_dead_letter_that_says_so_and_goes_ou
     await asyncio.to_thread(
         own_broker.add_user, WRITER, "hunter2", **{"configure": "^$", "read": "^$", **rights}
     )
-    async with telling(own_broker, tmp_path, WRITER, declare=False) as told:
-        first, second = [await told.happens() for _ in range(2)]
-        letters = [await told.parked(event_id) for event_id in (first, second)]
-        for letter in letters:
-            assert letter["lastStatus"] == status
-            assert all(word.format(told.exchange) in letter["reason"] for word in words)
-            assert "hunter2" not in letter["reason"]
+    async with telling(own_broker, tmp_path, WRITER, declare=False) as relay:
+        first, second = [await relay.happens() for _ in range(2)]
+        dead_letters = [await relay.parked(event_id) for event_id in (first, second)]
+        for dead_letter in dead_letters:
+            assert dead_letter["lastStatus"] == status
+            assert all(word.format(relay.exchange) in dead_letter["reason"] for word in words)
+            assert "hunter2" not in dead_letter["reason"]
         await asyncio.to_thread(
             own_broker.set_permissions, WRITER, configure="^$", read="^$", write=".*"
         )
-        async with queue_of(own_broker, told.exchange) as queue:
-            for letter in letters:
-                await told.again(letter)
-                await told.delivered(letter["eventId"])
-            messages = [await queue.get(timeout=60, no_ack=True) for _ in letters]
+        async with queue_of(own_broker, relay.exchange) as queue:
+            for dead_letter in dead_letters:
+                await relay.again(dead_letter)
+                await relay.delivered(dead_letter["eventId"])
+            messages = [await queue.get(timeout=60, no_ack=True) for _ in dead_letters]
             assert [message.correlation_id for message in messages] == [first, second]
 
 
@@ -165,23 +165,26 @@ async def test_a_message_that_is_too_large_is_a_dead_letter_and_its_neighbours_a
     own_broker: Broker, tmp_path: Path
 ) -> None:
     """The broker closes the channel for it, and whatever else is under way on it is sent again."""
-    limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."  # as versions differ
+    limit = (  # the first is for older versions of RabbitMQ, the second for newer ones
+        "application:set_env(rabbit, max_message_size, {0}), "
+        "persistent_term:put(max_message_size, {0})."
+    )
     await asyncio.to_thread(own_broker.evaluate, limit.format(10_000))
     try:
-        async with telling(own_broker, tmp_path) as told:
+        async with telling(own_broker, tmp_path) as relay:
             large, small = (
-                await told.happens(description="x" * 20_000),
-                [await told.happens() for _ in range(20)],
+                await relay.happens(description="x" * 20_000),
+                [await relay.happens() for _ in range(20)],
             )
-            letter = await told.parked(large)
-            assert letter["lastStatus"] == 406
+            dead_letter = await relay.parked(large)
+            assert dead_letter["lastStatus"] == 406
             assert (
-                letter["attempts"] <= 3
+                dead_letter["attempts"] <= 3
             )  # it may be sent again first, with the neighbours of another
-            assert "the broker takes no message of this size" in letter["reason"]
+            assert "the broker takes no message of this size" in dead_letter["reason"]
             for event_id in small:
-                assert (await told.delivered(event_id))["state"] == "delivered"
-                assert not await told.listed("dead-letters", event_id)
+                assert (await relay.delivered(event_id))["state"] == "delivered"
+                assert not await relay.listed("dead-letters", event_id)
     finally:
         await asyncio.to_thread(own_broker.evaluate, limit.format(134_217_728))
 
@@ -194,16 +197,16 @@ async def test_what_no_queue_wants_is_delivered_with_the_brokers_number(
     See docs/protocol.md#the-alternate-exchange.
     """
     async with (
-        telling(own_broker, tmp_path, declare=False) as told,
-        queue_of(own_broker, told.exchange) as queue,
+        telling(own_broker, tmp_path, declare=False) as relay,
+        queue_of(own_broker, relay.exchange) as queue,
     ):
-        await queue.unbind(told.exchange, "#")
-        delivery = await told.delivered(await told.happens())
+        await queue.unbind(relay.exchange, "#")
+        delivery = await relay.delivered(await relay.happens())
         assert (delivery["lastStatus"], delivery["attempts"]) == (312, 1)
-        async with told.session.get("/metrics") as response:
+        async with relay.session.get("/metrics") as response:
             assert (
-                'imds_relay_sink_tries_total{kind="rabbitmq",outcome="delivered",sink="bus",status="312"} 1.0'
-                in await response.text()
-            )
-        await queue.bind(told.exchange, "#")
-        assert (await told.delivered(await told.happens()))["lastStatus"] is None
+                'imds_relay_sink_tries_total{kind="rabbitmq",outcome="delivered",'
+                'sink="bus",status="312"} 1.0'
+            ) in await response.text()
+        await queue.bind(relay.exchange, "#")
+        assert (await relay.delivered(await relay.happens()))["lastStatus"] is None

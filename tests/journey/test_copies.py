@@ -19,7 +19,7 @@ from relay.config import Config
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_rows, verify_journal
 from relay.simulator import VM, Setup, Simulator
-from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, unused
+from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import KEY, SECRET, client, eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
@@ -32,10 +32,10 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
 ) -> None:
     """A third through each door; each copy over HTTP and AMQP has an id of its own, so that none is only a repeat."""
     define_users(own_broker)
-    bus = Bus(own_broker, unused("copies"))
+    bus = Bus(own_broker, unused_exchange("copies"))
     async with AsyncExitStack() as stack:
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        document = section(own_broker, bus.exchange) | {
+        document = relay_document(own_broker, bus.exchange) | {
             "source": {"url": sim.url, "interval": "500ms"},
             "store": {"path": str(tmp_path / "relay.db")},
             "api": {
@@ -48,13 +48,13 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         }
         config = Config.model_validate(document)
         running = await stack.enter_async_context(started(config, SystemClock()))
-        here = Stage(sim, bus, running, config)
-        await eventually(here.is_consuming, every=0.05)
+        system = System(sim, bus, running, config)
+        await eventually(system.is_consuming, every=0.05)
         await bus.listen(stack)
-        event, wish = await here.wish(starts_after=30.0)
+        event, decision = await system.schedule_reboot(starts_after=30.0)
         url, body, now = (
             f"http://127.0.0.1:{running.api_port}/v1",
-            orjson.dumps(wish),
+            orjson.dumps(decision),
             datetime.now(UTC),
         )
         session = await stack.enter_async_context(
@@ -97,14 +97,14 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
                 )
                 group.create_task(post("callbacks/drain", signed))
         await sim.approved(event, within=60)
-        await eventually(here.is_idle, every=0.1)
+        await eventually(system.is_idle, every=0.1)
         assert sum(statuses.values()) + COPIES // 3 == COPIES
         assert statuses.keys() <= {
             202,
             409,
             429,
         }  # 429: that many at once are too many of one client
-        assert here.starts(event) == 1
+        assert system.starts(event) == 1
     connection = open_for_reading(tmp_path / "relay.db")
     verify_journal(connection)
     kinds = Counter(row.kind for row in read_rows(connection))
