@@ -9,7 +9,7 @@ from datetime import datetime
 
 import aio_pika
 
-from bench.far import EXCHANGE
+from bench.receivers import EXCHANGE
 from relay.amqp.event_message import routing_key
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.http import open_session

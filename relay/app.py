@@ -154,7 +154,7 @@ async def started(
             clock=clock,
             chats=_chat_sinks(sinks),
         )
-        consumers = _approval_consumers(config, relay, server)
+        consumer = approval_consumer(config, relay, server.rejections)
 
         _log.info(
             "relay %s of scope %s runs; the API listens on %s",
@@ -162,125 +162,10 @@ async def started(
             origin.scope,
             server.address,
         )
-        consumer = approval_consumer(config, relay, server.rejections)
-        async with _tasks(poller, gate, dispatcher, store, clock, consumer):
+        async with _run_tasks(poller, gate, dispatcher, store, clock, consumer):
             server.attach(relay)
             yield Running(relay=relay, poller=poller, api_port=server.port)
             server.detach()
-
-
-def approval_consumer(
-    config: Config, relay: Relay, rejections: RejectionLog
-) -> ApprovalConsumer | None:
-    """Return the consumer of approvals over AMQP; None if the configuration has no such section."""
-    settings = config.approvals.amqp
-    if settings is None:
-        return None
-
-    def on_unusable(user: str | None, reason: str) -> None:
-        rejections.unusable_message(user, reason, relay.clock.monotonic())
-
-    return ApprovalConsumer(
-        urls=settings.targets,
-        declare=settings.declare,
-        exchange=config.answers_on,
-        scope=relay.origin.scope,
-        relay=relay.origin.relay,
-        handler=AmqpApprovalHandler(
-            callers=amqp_callers(config.api.clients),
-            gate=relay.gate,
-            store=relay.store,
-            clock=relay.clock,
-        ),
-        on_unusable=on_unusable,
-        clock=relay.clock,
-    )
-
-
-def amqp_callers(clients: Sequence[Client]) -> dict[str, Caller]:
-    """Return the clients that have a RabbitMQ user, by that user."""
-    return {
-        client.amqp_user: client_caller(client, "amqp")
-        for client in clients
-        if client.amqp_user is not None
-    }
-
-
-@asynccontextmanager
-async def _tasks(
-    poller: Poller,
-    gate: Gate,
-    dispatcher: Dispatcher,
-    store: Store,
-    clock: Clock,
-    consumer: ApprovalConsumer | None,
-) -> AsyncIterator[None]:
-    """Everything that runs at the side. None of it lives without the others; at the end sinks have a moment to send."""
-    async with asyncio.TaskGroup() as group:
-        source = [
-            group.create_task(poller.run(), name="source"),
-            group.create_task(prune_forever(store, clock), name="retention"),
-        ]
-        if consumer is not None:
-            source.append(group.create_task(consumer.run(), name="approvals over AMQP"))
-        approvals = group.create_task(gate.run(), name="approvals")
-        delivery = group.create_task(dispatcher.run(), name="delivery")
-        try:
-            yield
-        finally:
-            for task in source:
-                task.cancel()
-            await gate.wait_until_idle(DRAIN / 2)
-            approvals.cancel()
-            if poller.last_read is not None:
-                moment = poller.last_read
-                store.submit(lambda tx: tx.set_last_read(moment), fail_open=True)
-            try:
-                async with asyncio.timeout(DRAIN):
-                    await dispatcher.drain()
-            except TimeoutError:
-                _log.warning("not everything could be sent; the rest waits in the store")
-            delivery.cancel()
-
-
-async def _source_and_gate(
-    config: Config,
-    client: ImdsClient,
-    store: Store,
-    ledger: ApprovalService,
-    clock: Clock,
-    *,
-    names: frozenset[str] | None,
-    boot: str | None,
-    say: Callable[[str, str | None, str, int], None],
-) -> tuple[Poller, Gate]:
-    def names_us(resources: Sequence[str]) -> bool:
-        return names is None or names_this_vm(resources, names)
-
-    last_read = await store.transact(lambda tx: tx.take_last_read(), fail_open=True)
-    poller = Poller(
-        config.source,
-        client,
-        Recorder(ledger.origin, boot, names),
-        store,
-        clock,
-        say=say,
-        last_read=last_read,
-    )
-    gate = Gate(ledger, store, poller, clock, names_us)
-    return poller, gate
-
-
-def _connect(
-    settings: SinkSettings, clock: Clock, board: ChatBoard
-) -> AbstractAsyncContextManager[Any]:
-    member = sink_members()[settings.kind]
-    found: AbstractAsyncContextManager[Any] = (
-        member.connect(settings, clock, board)
-        if isinstance(settings, ChatSettings)
-        else member.connect(settings, clock)
-    )
-    return found
 
 
 def _origin(config: Config, instance: Instance | None) -> Origin:
@@ -372,19 +257,41 @@ def _vm_matcher(names: frozenset[str] | None) -> Callable[[Sequence[str]], bool]
     return is_named
 
 
-def _approval_consumers(config: Config, relay: Relay, server: Server) -> list[ApprovalConsumer]:
-    """Return the consumer of approvals over AMQP, if there is one."""
-    if config.approvals.amqp is None:
-        return []
-    return [
-        ApprovalConsumer(
-            config.approvals.amqp,
-            config.approvals_exchange,
-            config.api.clients,
-            relay,
-            server.rejections,
-        )
-    ]
+def approval_consumer(
+    config: Config, relay: Relay, rejections: RejectionLog
+) -> ApprovalConsumer | None:
+    """Return the consumer of approvals over AMQP; None if the configuration has no such section."""
+    settings = config.approvals.amqp
+    if settings is None:
+        return None
+
+    def on_unusable(user: str | None, reason: str) -> None:
+        rejections.unusable_message(user, reason, relay.clock.monotonic())
+
+    return ApprovalConsumer(
+        urls=settings.targets,
+        declare=settings.declare,
+        exchange=config.approvals_exchange,
+        scope=relay.origin.scope,
+        relay=relay.origin.relay,
+        handler=AmqpApprovalHandler(
+            callers=amqp_callers(config.api.clients),
+            gate=relay.gate,
+            store=relay.store,
+            clock=relay.clock,
+        ),
+        on_unusable=on_unusable,
+        clock=relay.clock,
+    )
+
+
+def amqp_callers(clients: Sequence[Client]) -> dict[str, Caller]:
+    """Return the clients that have a RabbitMQ user, by that user."""
+    return {
+        client.amqp_user: client_caller(client, "amqp")
+        for client in clients
+        if client.amqp_user is not None
+    }
 
 
 @asynccontextmanager
@@ -394,18 +301,16 @@ async def _run_tasks(
     dispatcher: Dispatcher,
     store: Store,
     clock: Clock,
-    consumers: Sequence[ApprovalConsumer],
+    consumer: ApprovalConsumer | None,
 ) -> AsyncIterator[None]:
     """Run the tasks of all parts. If one fails, all end. In the end, give sinks time to send."""
     async with asyncio.TaskGroup() as group:
         inputs = [
             group.create_task(poller.run(), name="source"),
             group.create_task(prune_forever(store, clock), name="retention"),
-            *(
-                group.create_task(consumer.run(), name="approvals over AMQP")
-                for consumer in consumers
-            ),
         ]
+        if consumer is not None:
+            inputs.append(group.create_task(consumer.run(), name="approvals over AMQP"))
         approvals = group.create_task(gate.run(), name="approvals")
         delivery = group.create_task(dispatcher.run(), name="delivery")
         try:

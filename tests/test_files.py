@@ -41,7 +41,7 @@ def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
     file.touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     results = {
-        path: [asked(path) for asked in ASKED]
+        path: [check(path) for check in CHECKS]
         for path in (file, tmp_path, tmp_path / "no", file / "within", tmp_path / "loop")
     }
     assert list(results.values()) == [

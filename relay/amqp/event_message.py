@@ -24,7 +24,7 @@ A scope has at most 80, the name of a sink at most 64.
 def routing_key(event: CloudEvent) -> str:
     """Return ``<family>.<change>.<detail>.<scope>``: four lower-case words of ``[a-z0-9_-]``."""
     family, _, change = event.name.partition(".")
-    words = (family, change, event.detail, event.scope)
+    words = (family, change, event.routing_detail, event.scope)
     return ".".join(
         re.sub(r"[^a-z0-9_-]", "_", word.lower())[:max_bytes] or "none"
         for word, max_bytes in zip(words, _MAX_WORD_BYTES, strict=True)

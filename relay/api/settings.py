@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from relay.api.auth.entra_settings import OidcSettings
 from relay.settings import Section
-from relay.signature import key_of
+from relay.signature import decode_secret
 
 CLIENT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _MAX_SOCKET_PATH_BYTES = 107  # unix(7): the size of sun_path without the final null byte
@@ -82,7 +82,7 @@ class Client(Section):
     @classmethod
     def _check_secrets(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for value in values:
-            key_of(value.get_secret_value())
+            decode_secret(value.get_secret_value())
         return values
 
     @property
@@ -111,7 +111,7 @@ class Client(Section):
     def signing_keys(self) -> tuple[bytes, ...]:
         """Return the keys in the client's secrets. Raises ValueError for an invalid secret."""
         try:
-            return tuple(key_of(secret) for secret in self.reveal_all("secrets"))
+            return tuple(decode_secret(secret) for secret in self.reveal_all("secrets"))
         except ValueError as error:
             field = "secrets" if self.secrets_file is None else "secrets_file"
             raise ValueError(f"clients: {self.name}: {field}: {error}") from None

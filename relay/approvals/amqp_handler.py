@@ -41,7 +41,7 @@ class AmqpApprovalHandler:
 
     async def blocking_reason(self) -> str | None:
         """Return why no message can be decided now; None if messages can be decided."""
-        if self._store.failing is not None:
+        if self._store.write_error is not None:
             return "the state file cannot be written"
         try:
             mode = await self._gate.mode()
@@ -69,7 +69,7 @@ def read_request(
     caller = callers.get(message.user)
     if caller is None:
         raise UnusableMessage("its user_id is no client's amqp_user")
-    return _parse_body(message.body).approval(
+    return _parse_body(message.body).to_request(
         caller, now, message.body, request_id=message.message_id, message_id=message.message_id
     )
 

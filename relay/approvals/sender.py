@@ -18,8 +18,7 @@ from datetime import datetime
 
 from relay.approvals import StartRequestPort
 from relay.approvals.service import ApprovalService, Claim
-from relay.approvals.waiting import wait_for_event
-from relay.clock import Clock
+from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.outbox import Grant, Occurrence
 from relay.outbox.sqlite import Store

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from relay.amqp.approval_topology import approvals_queue, approvals_topology
-from relay.amqp.diagnostics import diagnose as examine_broker
-from relay.api.diagnostics import diagnose as examine_api
+from relay.amqp.diagnostics import diagnose as diagnose_broker
+from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import pluralize, print_json, print_output, print_status, print_table
@@ -72,24 +72,14 @@ def _print_table(findings: list[Finding]) -> None:
 
 async def _diagnose(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding]:
     config = loaded.config
-    findings = [
-        ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
-        *exposed_secret_files(loaded),
-    ]
-    findings += [
-        Finding(subject="rules", state="warning", message=one) for one in warnings_of(config)
-    ]
-    at_api, runs = await examine_api(config.api)
-    needed = "auto" in (config.scope, config.relay)
-    at_source, instance = await examine_source(
-        config.source, clock, needed=needed, poll=poll, running=runs, progress=print_status
-    )
-    scope = (
-        config.scope
-        if config.scope != "auto"
-        else derive_scope(instance)
-        if instance is not None
-        else None
+    api_findings, is_running = await diagnose_api(config.api)
+    source_findings, instance = await diagnose_source(
+        config.source,
+        clock,
+        required="auto" in (config.scope, config.relay),
+        poll=poll,
+        running=is_running,
+        progress=print_status,
     )
     scope = _scope(config, instance)
     vm_id = instance.vm_id if instance is not None else None
@@ -100,7 +90,10 @@ async def _diagnose(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding
     return [
         ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
         *diagnose_secret_files(loaded),
-        *(Finding("rules", "warning", warning) for warning in config_warnings(config)),
+        *(
+            Finding(subject="rules", state="warning", message=warning)
+            for warning in config_warnings(config)
+        ),
         *api_findings,
         *source_findings,
         *_diagnose_names(config, instance),
@@ -108,13 +101,20 @@ async def _diagnose(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_approvals_over_amqp(config, scope or "unknown"),
     ]
-    if config.approvals.amqp is not None:
-        amqp = config.approvals.amqp
-        parts = approvals_topology(config.answers_on, scope or "unknown")
-        queue = approvals_queue(config.answers_on, scope or "unknown")
-        findings += await examine_broker(
-            "approvals.amqp", amqp.targets(), parts, amqp.declare, reads=queue
-        )
+
+
+def _scope(config: Config, instance: Instance | None) -> str | None:
+    if config.scope != "auto":
+        return config.scope
+    return derive_scope(instance) if instance is not None else None
+
+
+async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
+    diagnose: Any = getattr(sink_modules()[settings.kind], "diagnose", None)
+    if diagnose is None:
+        message = "this kind of sink can only be tested by sending: imds-relay ping"
+        return [ok(f"sink {settings.name}", message)]
+    findings: list[Finding] = await diagnose(settings, clock, scope)
     return findings
 
 
@@ -135,7 +135,7 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
     return await diagnose_broker(
         "approvals.amqp",
         amqp.targets(),
-        approval_consumer.topology(config.approvals_exchange, scope),
+        approvals_topology(config.approvals_exchange, scope),
         amqp.declare,
-        reads=approval_consumer.queue_of(config.approvals_exchange, scope),
+        reads=approvals_queue(config.approvals_exchange, scope),
     )

@@ -33,7 +33,9 @@ def read_document(file: Traversable) -> Any:
         # YAML 1.2: "off" is text, and a repeated key is an error.
         document = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{file}: expected a file that can be read: {describe_os_error(error)}") from error
+        raise ConfigError(
+            f"{file}: expected a file that can be read: {describe_os_error(error)}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{file}: expected UTF-8 text: {error.reason} at byte {error.start}"

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from relay.errors import Failure
-from relay.net.backoff import exponential_backoff
+from relay.errors import Deferred, Failure
+from relay.outbox import Entry
+from relay.sinks import Sink
 
 URGENT_WINDOW = 15 * 60.0
 """Seconds before NotBefore in which a try comes at least every `MAX_URGENT_PAUSE`."""
@@ -141,14 +142,8 @@ def plan_retry(
     return RetryAfter(max(delay, sink_pause), sink_pause)
 
 
-def backoff(tries: int, left: float) -> float:
-    """Seconds until the next try after so many failures in a row, with ``left`` seconds to NotBefore (none ahead: <= 0)."""
-    grown = exponential_backoff(tries, first=FIRST, maximum=LATEST)
-    if left <= 0:
-        return grown
-    if left > WINDOW:
-        return min(grown, EARLY, max(left - WINDOW, URGENT))
-    return min(grown, URGENT)
+def backoff(tries: int, seconds_left: float) -> float:
+    """Return the seconds to wait after this many failures in a row.
 
     ``seconds_left`` is the time to NotBefore; zero or less if none is ahead.
     """

@@ -7,6 +7,7 @@ not repeat a call: the poller decides when to call again.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +23,6 @@ from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavai
 from relay.events.timestamps import parse_timestamp
 from relay.imds import SourceSettings
 from relay.imds.rate_limit import MAX_RETRY_AFTER, CallBudget
-from relay.net.retry_after import parse_retry_after
 
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 """A larger response is refused."""
@@ -203,10 +203,8 @@ class ImdsClient:
                 f"expected 200, got {status}: a redirect to {target}, which is never followed",
                 status=status,
             )
-        asked = parse_retry_after(
-            answer.headers.get("Retry-After"), self._clock.now(), maximum=MAX_RETRY_AFTER
-        )
-        got = f"{answer.status} {answer.reason or ''}".rstrip()
+        retry_after = parse_retry_after(response.headers.get("Retry-After"), self._clock.now())
+        status_line = f"{status} {response.reason or ''}".rstrip()
         return SourceUnavailable(
             f"expected 200, got {status_line}", status=status, retry_after=retry_after
         )
@@ -226,7 +224,23 @@ def measure_clock_offset(date: str | None, began: datetime, ended: datetime) -> 
     return least if least > 0 else min(most, 0.0)
 
 
-async def _once(
+def parse_retry_after(text: str | None, now: datetime) -> float | None:
+    """Return the seconds of a Retry-After header, between 0 and `MAX_RETRY_AFTER`.
+
+    The header holds a number or a date. Returns None if it cannot be read.
+    """
+    if text is None:
+        return None
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip(), re.ASCII):
+        seconds = float(text)
+    elif moment := parse_timestamp(text):
+        seconds = (moment - now).total_seconds()
+    else:
+        return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+
+
+async def _send_once(
     request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     # aiohttp sends a GET again when a kept-alive connection breaks. The budget would not know of

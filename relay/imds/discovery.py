@@ -21,8 +21,6 @@ from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
 from relay.imds.client import ImdsClient
 from relay.imds.rate_limit import retry_delay
-from relay.log_once import LogOnce
-from relay.validation import first_error
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 RETRY_INTERVAL = 1.0
@@ -91,9 +89,10 @@ def parse_instance(body: bytes) -> Instance:
     try:
         compute = _WireInstance.model_validate_json(body).compute
     except ValidationError as error:
-        path, message = first_error(error)
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "document"
         raise DocumentError(
-            f"expected instance metadata, {path or 'document'}: {message}", status=200
+            f"expected instance metadata, {place}: {first['msg']}", status=200
         ) from error
     computer_name = compute.os_profile.computer_name if compute.os_profile else ""
     return Instance(
@@ -187,15 +186,15 @@ async def discover(
     after `NOT_FOUND_TIMEOUT` seconds of nothing but 404. ``jitter`` returns a number from 0 to 1.
     """
     failures = 0
-    log = LogOnce(_log)
-    absent_since: float | None = None
+    logged_reason: str | None = None
+    not_found_since: float | None = None
     while True:
         try:
             instance = parse_instance(await client.read_instance())
         except SourceError as error:
             failure = error
         else:
-            if failures:
+            if logged_reason is not None:
                 _log.info(
                     "instance metadata answers: this is VM %s, vmId %s",
                     instance.name,
@@ -204,19 +203,21 @@ async def discover(
             return instance
         failures += 1
         now = clock.monotonic()
-        absent_since = (
-            (now if absent_since is None else absent_since) if failure.status == 404 else None
-        )
-        if not needed and absent_since is not None and now - absent_since >= _NO_METADATA:
-            _log.warning(
-                "no instance metadata (404 for %.0fs): there is no vmId to compare the state file with",
-                now - absent_since,
-            )
-            return None
-        log.log(
-            logging.WARNING,
-            "waiting for instance metadata, which names this VM: %s",
-            failure.reason,
-        )
-        asked = failure.retry_after if isinstance(failure, SourceUnavailable) else None
-        await clock.sleep(retry_delay(failures, asked, _INTERVAL, chance()))
+        if failure.status != 404:
+            not_found_since = None
+        elif not_found_since is None:
+            not_found_since = now
+        if not required and not_found_since is not None:
+            seconds = now - not_found_since
+            if seconds >= NOT_FOUND_TIMEOUT:
+                _log.warning(
+                    "no instance metadata (404 for %.0fs): "
+                    "there is no vmId to compare with the state file",
+                    seconds,
+                )
+                return None
+        if failure.reason != logged_reason:
+            logged_reason = failure.reason
+            _log.warning("waiting for instance metadata, which names this VM: %s", logged_reason)
+        retry_after = failure.retry_after if isinstance(failure, SourceUnavailable) else None
+        await clock.sleep(retry_delay(failures, retry_after, RETRY_INTERVAL, jitter()))

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.build import ReportRelayEvent
 from relay.imds import SourceSettings
@@ -117,17 +117,7 @@ class Poller:
                 for future in fresh_reads:
                     if not future.done():
                         future.set_result(None)
-            if self.failures:
-                # Whoever asks for a fresh read waits too: the service asked for this rest, or needs it.
-                await self._clock.sleep(
-                    retry_delay(self.failures, self._rest, self._settings.interval, self._chance())
-                )
-            else:
-                await wait_for_event(
-                    self._ask,
-                    self._clock,
-                    began + self._settings.interval - self._clock.monotonic(),
-                )
+            await self._wait_for_next_poll(began)
 
     async def _poll(self) -> None:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
@@ -158,7 +148,25 @@ class Poller:
             return True  # the clock was set back while the relay was down
         return seconds > max(3 * self._settings.interval, MIN_GAP)
 
-    def _failed(self, error: SourceError) -> None:
+    async def _wait_for_next_poll(self, began: float) -> None:
+        if self.failures:
+            # Fresh reads wait too: the service asked for this pause, or needs it.
+            delay = retry_delay(
+                self.failures, self._retry_after, self._settings.interval, self._jitter()
+            )
+            await self._clock.sleep(delay)
+            return
+        seconds = max(0.0, began + self._settings.interval - self._clock.monotonic())
+        async with asyncio.TaskGroup() as group:
+            waits: list[asyncio.Task[object]] = [
+                group.create_task(self._clock.sleep(seconds)),
+                group.create_task(self._fresh_read_requested.wait()),
+            ]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
+    def _on_failure(self, error: SourceError) -> None:
         self.failures += 1
         self._retry_after = error.retry_after if isinstance(error, SourceUnavailable) else None
         if error.reason != self._logged_reason:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import StoreError
-from relay.files import may_be_folder, may_exist, describe_os_error, current_user
+from relay.files import current_user, describe_os_error, may_be_folder, may_exist
 from relay.outbox import StoreSettings
 from relay.outbox.file import SCHEMA_VERSION, open_for_reading
 
@@ -46,29 +46,15 @@ def _check_folder(path: Path) -> Iterator[Finding]:
     read_only = [
         place for place in (folder, path) if may_exist(place) and not os.access(place, os.W_OK)
     ]
-
-
-def _folder(path: Path) -> Iterator[Finding]:
-    there = next(folder for folder in path.parents if may_exist(folder))
-    wrong = [one for one in (there, path) if may_exist(one) and not os.access(one, os.W_OK)]
-    if wrong or not may_be_folder(there):
-        remedy = "run doctor as the user that the service has, or give that user the right to write"
+    if read_only or not may_be_folder(folder):
+        place = (read_only or [folder])[0]
         yield failure(
-            "state folder", f"{(wrong or [there])[0]} cannot be written by {current_user()}", remedy
+            "state folder", f"{place} cannot be written by {current_user()}", _USER_REMEDY
         )
     else:
-        yield ok("state folder", f"{there} can be written by {current_user}")
-    try:
-        free = shutil.disk_usage(there).free
-    except PermissionError:  # of a folder around it
-        return
-    said = f"{free / 2**20:,.0f} MiB free in {there}"
-    if free < _LITTLE:
-        make = failure if free < _TOO_LITTLE else warning
-        yield make("disk space", said, "make room: on a full disk approvals are refused")
-    else:
-        yield ok("disk space", said)
-    if (why := _passing(there)) is not None:
+        yield ok("state folder", f"{folder} can be written by {current_user()}")
+    yield from _check_free_space(folder)
+    if (problem := _volatile_disk(folder)) is not None:
         yield warning(
             "disk",
             f"{folder} is {problem}",
@@ -112,8 +98,9 @@ def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Fi
     try:
         path.open("rb").close()  # SQLite does not say why it cannot
     except OSError as error:
-        remedy = "run doctor as the user that the service has, or give that user the right to read and write it"
-        yield failure("state file", f"{path} cannot be read: {describe_os_error(error)}", remedy)
+        yield failure(
+            "state file", f"{path} cannot be read: {describe_os_error(error)}", _USER_REMEDY
+        )
         return
     try:
         with closing(open_for_reading(path)) as connection:

@@ -21,11 +21,14 @@ a sink never retries and never remembers events: outbox and dispatcher do both f
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
+from relay.clock import Clock
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match, matches_any

@@ -48,45 +48,7 @@ from tests.journey.relay_process import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = signature.decode_secret(SECRET)
-IN_CHAT = {"approve_in_chat": True, "secret": SECRET}
-
-
-@dataclass(frozen=True, slots=True)
-class Ops:
-    """A relay whose reboots ask for two votes, and a channel with two people who have one: ann and ben."""
-
-    here: Stage
-    server: Mattermost
-    ann: str
-    ben: str
-
-    async def announced(self, **plan: Any) -> tuple[Event, dict[str, Any]]:
-        """Azure announces a reboot; the event, and its post with buttons."""
-        event = self.here.reboot(**plan)
-        await eventually(lambda: bool(self.server.roots))
-        post = self.server.roots[-1]
-        await eventually(self.quiet)
-        return event, post
-
-    def quiet(self) -> bool:
-        """Whether everything is delivered."""
-        return self.here.running.relay.dispatcher.status()[0].waiting == 0
-
-    async def votes(self, event: Event) -> list[tuple[str, str]]:
-        """What was recorded about an event: decision and principal."""
-        return [
-            (one["decision"], one["principal"]) for one in (await self.here.event(event))["votes"]
-        ]
-
-    async def said(self, event: Event, name: str) -> int:
-        """How often something was told of an event."""
-        return sum(
-            one["type"] == f"io.imdsrelay.{name}.v1"
-            for one in (await self.here.event(event))["history"]
-        )
-
-    def principal(self, user: str) -> str:
-        return f"mattermost:{self.server.team}/{user}"
+ANOTHER_SECRET = "whsec_" + base64.b64encode(b"another secret of thirty-two byt").decode()
 
 
 @pytest.fixture

@@ -82,8 +82,8 @@ Case = Callable[[FarSide, Path, pytest.LogCaptureFixture], Awaitable[None]]
 
 async def delivers_once(far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
     """What was taken is not sent again, and it is the event, byte for byte."""
-    async with far_side.sink() as sink, going(folder, {"sink": sink}) as relay:
-        expected = [await relay.tell(f"E-{number}") for number in range(5)]
+    async with far_side.sink() as sink, running_dispatcher(folder, {"sink": sink}) as relay:
+        expected = [await relay.record_event(f"E-{number}") for number in range(5)]
         await _until(lambda: _settled(relay, 5, "delivered"))
         assert sorted(event.id for event in await far_side.got()) == expected
         event = cloudevent(subject="by hand")
@@ -101,9 +101,9 @@ async def defers_while_the_far_side_refuses_connections(
             await asyncio.wait_for(sink.deliver(cloudevent(subject="by hand")), PATIENCE)
         assert caught.value.failure == "transient"
         watched = _Watched(sink)
-        async with going(folder, {"sink": watched}) as relay:
+        async with running_dispatcher(folder, {"sink": watched}) as relay:
             expected = [
-                await relay.tell("E-1", name)
+                await relay.record_event("E-1", name)
                 for name in ("event.scheduled", "event.updated", "event.started")
             ]
             await _until(lambda: _holds(bool(watched.errors)))
@@ -121,10 +121,10 @@ async def parks_on_a_permanent_no(
     """With no NotBefore ahead it becomes a dead letter with a useful reason, and blocks nothing."""
     async with (
         far_side.sink(unwanted=True) as sink,
-        going(folder, {"sink": _Watched(sink)}) as relay,
+        running_dispatcher(folder, {"sink": _Watched(sink)}) as relay,
     ):
-        await relay.tell("E-1", "event.started")
-        await relay.tell("E-1", "event.ended")
+        await relay.record_event("E-1", "event.started")
+        await relay.record_event("E-1", "event.ended")
         await _until(lambda: _settled(relay, 2, "parked"))
         for parked in await relay.deliveries("sink"):
             assert len(parked.reason or "") > 20
@@ -138,11 +138,11 @@ async def is_concurrent_and_keeps_the_order(
     async with far_side.sink() as sink:
         watched = _Watched(sink)
         expected: dict[str, list[str]] = defaultdict(list)
-        async with going(folder, {"sink": watched}) as relay:
+        async with running_dispatcher(folder, {"sink": watched}) as relay:
             for turn in range(5):
                 for number in range(20):
                     expected[f"E-{number}"].append(
-                        await relay.tell(
+                        await relay.record_event(
                             f"E-{number}", "event.updated" if turn else "event.scheduled"
                         )
                     )
@@ -172,7 +172,10 @@ async def closes_during_delivery(
     assert asyncio.get_running_loop().time() - start < PATIENCE
     await far_side.come()
     await _until(lambda: _holds(asyncio.all_tasks() <= before | _far_tasks()))
-    async with far_side.sink() as sink, going(folder, {"sink": _Watched(sink)}) as relay:
+    async with (
+        far_side.sink() as sink,
+        running_dispatcher(folder, {"sink": _Watched(sink)}) as relay,
+    ):
         await _until(lambda: _settled(relay, 1, "delivered"))
     assert "E-1" in {event.subject for event in await far_side.got()}
 
@@ -185,9 +188,9 @@ async def shows_no_secret_in_any_error(
     async with far_side.sink() as sink:
         await _until(lambda: _delivers(sink))
         watched = _Watched(sink)
-        async with going(folder, {"sink": watched}) as relay:
+        async with running_dispatcher(folder, {"sink": watched}) as relay:
             await far_side.leave()
-            await relay.tell("E-1")
+            await relay.record_event("E-1")
             await _until(lambda: _holds(len(watched.errors) >= 2))
             await far_side.come()
             await _until(lambda: _settled(relay, 1, "delivered"))

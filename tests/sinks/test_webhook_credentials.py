@@ -219,7 +219,7 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
                 ("check",),
             ):
                 for options in ((), ("--json",)) if words[0] not in ("pause", "check") else ((),):
-                    ended = await called(*words, *options, "-c", str(file))
+                    ended = await run_async(*words, *options, "-c", str(file))
                     texts += [ended.out, ended.err]
             async with aiohttp.ClientSession() as anyone:
                 for path in ("metrics", "readyz", "healthz"):

@@ -96,7 +96,7 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
         sink(url=well.url) as first,
         sink(url=dripping.url, timeout=TIMEOUT) as second,
         sink(url=hanging.url, timeout=TIMEOUT) as third,
-        going(
+        running_dispatcher(
             tmp_path, {"well": first, "drips": second, "hangs": third}, well={"events": ["event.*"]}
         ) as relay,
         within(SOON),

@@ -14,7 +14,6 @@ from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.outbox import Mode
-from relay.validation import first_error
 
 _IDEMPOTENCY_KEY = Parameter(
     name="Idempotency-Key",
@@ -81,19 +80,10 @@ def _parse_request_id(request: web.Request) -> str | None:
     return next(iter(request_ids), None)
 
 
-def _read_switch(_request: web.Request, body: bytes) -> Switch:
-    try:
-        return Switch.model_validate(read_json(body))
-    except ValidationError as error:
-        path, message = first_error(error)
-        if not path:
-            raise MalformedBody("expected a JSON object") from error
-        raise InvalidField(path, message) from error
-
-
-async def _switch(call: Call) -> web.StreamResponse:
-    mode = await call.relay.gate.set_mode(call.content.mode, call.caller.principal)
-    return json_response(200, {"mode": mode})
+async def _set_mode(call: Call) -> ApprovalMode:
+    body: ApprovalModeRequest = call.body
+    mode = await call.relay.gate.set_mode(body.mode, call.caller.principal)
+    return ApprovalMode(mode=mode)
 
 
 ROUTES = (

@@ -26,7 +26,6 @@ from relay.chat.cards.rendering import event_card
 from relay.events.timestamps import format_rfc3339
 from relay.outbox.chat_messages import ConfirmationLink, token_digest
 from relay.outbox.transaction import Transaction
-from relay.validation import first_error
 
 _INVALID_LINK = (
     "invalid link: it is unknown, its event has ended, or it got too many wrong codes; "
@@ -199,11 +198,33 @@ def _rich_texts(texts: Iterable[Text]) -> list[RichText]:
     return [_rich_text(text) for text in texts]
 
 
-def _read(model: type[BaseModel], body: bytes) -> BaseModel:
-    try:
-        return model.model_validate(read_json(body))
-    except ValidationError as error:
-        path, message = first_error(error)
-        if not path:
-            raise MalformedBody("expected a JSON object") from error
-        raise InvalidField(path, message) from error
+def _text_part(part: str | datetime | PrincipalRef) -> str | TimestampText | PrincipalText:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, datetime):
+        return TimestampText(moment=format_rfc3339(part))
+    return PrincipalText(who=part.principal)
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/confirmations/look",
+        summary="the decision of a link, and the state of its event; decides nothing",
+        handler=_preview,
+        access="handler",
+        body=ConfirmationLinkRequest,
+        problem_statuses=(404,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/confirmations",
+        summary="take the decision of a link; approving needs the message's code, "
+        f"and {MAX_WRONG_CODES} wrong codes make the link invalid",
+        handler=_confirm,
+        status=202,
+        body=ConfirmationRequest,
+        find_resource=_find_link,
+        problem_statuses=(403, 404, 409),
+    ),
+)

@@ -12,8 +12,7 @@ from relay.api.schema.problems import Problem
 from relay.api.schema.route import Call, Route
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.outbox import EntryState
-from relay.outbox.deliveries import DeadLetterFilter, Delivery
-from relay.validation import first_error
+from relay.outbox.deliveries import Delivery, LoggedAttempt
 
 _DELIVERY_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 _Outcome = Literal["delivered", "deferred", "parked", "error"]
@@ -89,66 +88,10 @@ async def read_page(call: Call, states: tuple[EntryState, ...] = ()) -> Delivery
     return DeliveryPage(items=[delivery_summary(row) for row in page], next=next_cursor)
 
 
-async def _find(call: Call) -> Delivery:
-    found = await _look(call)
-    if found is None:
-        raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
-    return found
-
-
-async def _find_dead(call: Call) -> Delivery:
-    found = await _look(call)
-    if found is None or found.state != "parked":
-        raise _no_such()
-    return found
-
-
-async def _one(call: Call) -> web.StreamResponse:
-    log = await call.relay.store.read(lambda tx: tx.deliveries.attempts(call.found.id))
-    tries = [
-        {
-            "number": one.number,
-            "at": one.at,
-            "tookSeconds": round(one.elapsed, 6),
-            "outcome": one.outcome,
-            "status": one.status,
-            "reason": one.reason,
-            "answer": one.response,
-        }
-        for one in log
-    ]
-    return json_response(200, {**shown_delivery(call.found), "log": tries})
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    which: DeadLetterFilter
-    until: datetime | None
-    after: int
-
-
-def _which(_request: web.Request, raw: bytes) -> _Wanted:
-    """Read the body. Raises MalformedError, WrongFieldError."""
-    try:
-        fields = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise MalformedBody(f"expected a JSON object: {error}") from error
-    if not isinstance(fields, dict):
-        raise MalformedBody("expected a JSON object")
-    try:
-        body = WhichBody.model_validate(fields)
-    except ValidationError as error:
-        path, message = first_error(error)
-        raise InvalidField(path or "body", message) from error
-    event_key = body.eventId.lower() if body.eventId is not None else None
-    which = DeadLetterFilter(
-        body.sink, body.type and event_name(body.type), event_key, _moment("since", body.since)
-    )
-    return _Wanted(which, _moment("until", body.until), body.after)
-
-
-def _moment(name: str, text: str | None) -> datetime | None:
-    if text is None:
+async def read_delivery(call: Call) -> Delivery | None:
+    """Return the delivery that the path names; None if there is none."""
+    text = call.request.match_info["id"]
+    if _DELIVERY_ID.fullmatch(text) is None:
         return None
     return await call.relay.store.read(lambda tx: tx.deliveries.find_delivery(int(text)))
 

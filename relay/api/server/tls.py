@@ -8,25 +8,34 @@ from pathlib import Path
 
 from relay.api.settings import ServerTlsSettings
 from relay.errors import ConfigError
-from relay.file_reload import FileBackedValue
 
 _log = logging.getLogger(__name__)
+_FileVersion = tuple[int, int, int]
 
 
 class ServerTlsContext:
-    """The context for the next connection. Raises ConfigError if the files cannot be used.
-
-    If they cannot be used after a change, the last certificate stays in use.
-    """
+    """The TLS context for new connections. Raises ConfigError if the files cannot be used."""
 
     def __init__(self, settings: ServerTlsSettings) -> None:
         self._settings = settings
-        files = (settings.cert_file, settings.key_file, settings.client_ca_file)
-        self._context = FileBackedValue(files, self._load, on_failure=_log_failure)
+        self._versions = self._file_versions()
+        self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context, made of the current files."""
-        return self._context.get()
+        """Return the context for the current files; the last usable one if these are invalid."""
+        versions = self._file_versions()
+        if versions != self._versions:
+            self._versions = versions
+            try:
+                self._context = self._load()
+            except ConfigError as error:
+                _log.warning("%s. The previous certificate stays in use", error)
+        return self._context
+
+    def _file_versions(self) -> tuple[_FileVersion | None, ...]:
+        settings = self._settings
+        files = (settings.cert_file, settings.key_file, settings.client_ca_file)
+        return tuple(_file_version(path) for path in files if path is not None)
 
     def _load(self) -> ssl.SSLContext:
         settings = self._settings
@@ -53,9 +62,13 @@ class ServerTlsContext:
         return context
 
 
-def _log_failure(error: Exception) -> None:
-    _log.warning("%s. The certificate before it stays in use", error)
+def _file_version(path: Path) -> _FileVersion | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return getattr(error, "reason", None) or error.strerror or type(error).__name__

@@ -146,12 +146,12 @@ class MattermostApi:
         body = b""
         if payload is not None:
             headers["Content-Type"] = "application/json"
-        url = self._base / "api" / "v4" / path
-        body = orjson.dumps(payload) if payload is not None else b""
-        secrets = (token, *embedded_secrets(body))
-        request = Request(url=url, headers=headers, body=body, secrets=secrets)
-        answer = await send(
-            self._session, method, request, seconds=min(seconds or self._timeout, self._timeout)
+            body = orjson.dumps(payload)
+        return Request(
+            url=self._base_url / path,
+            headers=headers,
+            body=body,
+            secrets=(token, *embedded_secrets(body)),
         )
 
 

@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from relay.approvals.request import DecisionKind
 from relay.chat import CallbackRefused
 from relay.chat.cards.card import Button
-from relay.chat.platforms.slack.blocks import LINK
-from relay.validation import first_error
 
 LINK_ACTION_PREFIX = "link-"
 """Starts the action_id of a button that opens a page. Slack reports its clicks, too."""
@@ -195,5 +193,72 @@ def _validate(model: type[_ModelType], document: Any) -> _ModelType:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        path, message = first_error(error)
-        raise CallbackRefused(f"{path or 'the call'}: {message}", status=400) from None
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CallbackRefused(f"{place or 'the request'}: {first['msg']}", status=400) from None
+
+
+_Id = Annotated[str, Field(pattern=r"^[A-Z0-9]{2,32}$")]
+_TriggerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
+_ResponseUrl = Annotated[str, Field(max_length=2000)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class _UserModel(_Model):
+    id: _Id
+    team_id: _Id | None = None
+
+
+class _ReferenceModel(_Model):
+    id: _Id
+
+
+class _ContainerModel(_Model):
+    type: Literal["message"]
+    message_ts: str = Field(pattern=r"^[0-9]{1,12}\.[0-9]{1,9}$")
+    channel_id: _Id
+    is_ephemeral: bool = False
+
+
+class _ActionModel(_Model):
+    type: Literal["button"]
+    action_id: str = Field(max_length=255)
+    value: str = Field(default="", max_length=2000)
+
+
+class _BlockActionsModel(_Model):
+    type: Literal["block_actions"]
+    user: _UserModel
+    team: _ReferenceModel
+    channel: _ReferenceModel
+    api_app_id: _Id
+    container: _ContainerModel
+    trigger_id: _TriggerId
+    response_url: _ResponseUrl = ""
+    actions: list[_ActionModel] = Field(min_length=1, max_length=1)
+
+
+class _SlashCommandModel(_Model):
+    command: str = Field(pattern=r"^/\S{1,64}$")
+    text: str = Field(default="", max_length=4000)
+    team_id: _Id
+    user_id: _Id
+    channel_id: _Id
+    api_app_id: _Id
+    trigger_id: _TriggerId
+    response_url: _ResponseUrl = ""
+
+
+class _UrlVerificationModel(_Model):
+    type: Literal["url_verification"]
+    challenge: str = Field(max_length=1000)
+
+
+class _ButtonValueModel(_Model):
+    decision: DecisionKind
+    revision: str = Field(min_length=1, max_length=128)
+    action_token: str = Field(max_length=200)
+    event_id: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")

@@ -71,7 +71,11 @@ class ResponseUrlSender:
             return
         if len(self._tasks) >= MAX_OPEN_REPLIES:
             return
-        request = Request(url, {"Content-Type": "application/json"}, orjson.dumps(body))
+        request = Request(
+            url=url,
+            headers={"Content-Type": "application/json"},
+            body=orjson.dumps(body),
+        )
         task = asyncio.create_task(self._send(request), name="slack: private reply")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

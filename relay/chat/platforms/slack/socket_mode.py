@@ -24,10 +24,7 @@ from relay.chat.platforms.slack.socket_connection import (
     parse_envelope,
 )
 from relay.clock import Clock
-from relay.errors import Deferred, DeliveryError
-from relay.log_once import LogOnce
-from relay.net.backoff import exponential_backoff, with_jitter
-from relay.net.egress import parse_receiver_url
+from relay.errors import Deferred
 
 INITIAL_RECONNECT_DELAY = 0.5
 MAX_RECONNECT_DELAY = 60.0
@@ -66,17 +63,17 @@ class SocketMode:
     ) -> None:
         self._connector = connector
         self._clock = clock
-        self._take = take
-        self._name = name
-        self._allow_http = allow_http
-        self._chance = chance
-        self._busy = asyncio.Semaphore(_AT_ONCE)
-        self._state_log = LogOnce(_log)
+        self._handle = handle
+        self._sink_name = sink_name
+        self._drain_timeout = drain_timeout
+        self._random_fraction = random_fraction
+        self._open_envelopes = asyncio.Semaphore(MAX_OPEN_ENVELOPES)
+        self._logged_state: tuple[str | None] | None = None
 
     async def run(self) -> NoReturn:
-        """Listen until cancelled; then it is over within a second."""
-        failures = 0
-        async with self._session, asyncio.TaskGroup() as group:
+        """Receive envelopes until cancelled, and then end within a second."""
+        backoff = INITIAL_RECONNECT_DELAY
+        async with self._connector.session, asyncio.TaskGroup() as tasks:
             while True:
                 started_at = self._clock.monotonic()
                 minimum_delay = 0.0
@@ -92,11 +89,11 @@ class SocketMode:
                         "the relay connects again",
                         self._sink_name,
                     )
-                if self._clock.monotonic() - began > _WELL:
-                    failures = 0
-                failures += 1
-                pause = exponential_backoff(failures, first=FIRST_PAUSE, maximum=LONGEST_PAUSE)
-                await self._clock.sleep(with_jitter(max(pause, rest), self._chance()))
+                if self._clock.monotonic() - started_at > STABLE_CONNECTION_TIME:
+                    backoff = INITIAL_RECONNECT_DELAY
+                delay = max(backoff, minimum_delay) * (1 + self._random_fraction() / 4)
+                await self._clock.sleep(delay)
+                backoff = min(backoff * 2, MAX_RECONNECT_DELAY)
 
     async def _run_connection(self, tasks: asyncio.TaskGroup) -> None:
         """Connect, and return when a new connection is needed. Raises Deferred.
@@ -181,16 +178,15 @@ class SocketMode:
             _log.warning("sink %s: ignored an unreadable envelope: %s", self._sink_name, error)
         return CallbackReply()
 
-    def _tell(self, trouble: str | None) -> None:
-        if trouble is None:
-            self._state_log.log(logging.INFO, "sink %s: Socket Mode is connected", self._name)
+    def _log_state(self, problem: str | None) -> None:
+        """Log that the connection works, or its problem, if this has changed."""
+        if self._logged_state == (problem,):
+            return
+        self._logged_state = (problem,)
+        if problem is None:
+            _log.info("sink %s: Socket Mode is connected", self._sink_name)
         else:
-            self._state_log.log(
-                logging.WARNING,
-                "sink %s: clicks and commands do not arrive: %s",
-                self._name,
-                trouble,
-            )
+            _log.warning("sink %s: clicks and commands do not arrive: %s", self._sink_name, problem)
 
 
 def _set_once(future: asyncio.Future[str | None], result: str | None) -> None:

@@ -169,7 +169,12 @@ class _SdkClient(AsyncWebClient):
         url = URL(api_url).with_query(req_args.get("params") or None)
         body = orjson.dumps(req_args["json"]) if req_args.get("json") is not None else b""
         request = Request(url=url, headers=req_args["headers"], body=body)
-        answer = await send(self._guarded, cast("Method", http_verb), request, seconds=self.seconds)
+        response = await send(
+            self._guarded_session,
+            cast("Method", http_verb),
+            request,
+            seconds=self.request_timeout,
+        )
         try:
             document = orjson.loads(response.body)
         except orjson.JSONDecodeError:

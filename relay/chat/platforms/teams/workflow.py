@@ -77,14 +77,19 @@ class WorkflowWebhook:
             raise _with_remedy(outcome, response)
 
 
-def build(url: URL, message: Json) -> Request:
-    """The request of one attempt. Pure."""
-    signature, body = url.query.get("sig", ""), orjson.dumps(message)
-    return Request(
-        url=url,
-        headers={"Content-Type": "application/json"},
-        body=body,
-        secrets=(*((signature,) if signature else ()), *embedded_secrets(body)),
+def build_request(url: URL, message: Json) -> Request:
+    """Return the request that posts a message. Pure."""
+    body = orjson.dumps(message)
+    signature = url.query.get("sig", "")
+    secrets = (signature,) if signature else ()
+    headers = {"Content-Type": "application/json"}
+    return Request(url=url, headers=headers, body=body, secrets=(*secrets, *embedded_secrets(body)))
+
+
+def _with_remedy(error: Deferred, response: Response) -> Deferred:
+    """Return the error with a remedy in its text, if there is one."""
+    remedy = _REMEDIES_BY_CODE.get(_error_code(response)) or _REMEDIES_BY_STATUS.get(
+        response.status
     )
     if remedy is None:
         return error
