@@ -1,25 +1,43 @@
 # What both scripts beside this file use. Each step prints a line. A failed step shows its output and
 # ends the script.
 
+# Never call these functions as a condition (`if`, `until`, `!`, before `||` or `&&`): bash ignores
+# `set -e` there, and only the last command of a function decides.
+
+attempt() { # <command> …: sets $said and $status; each command of a function counts
+  set +e
+  said=$(set -e; "$@" </dev/null 2>&1)
+  status=$?
+  set -e
+}
+
 step() { # <what is done> <command> …
-  local said
+  local said status
   printf '%s … ' "$1"
   shift
-  if said=$("$@" </dev/null 2>&1); then echo ok; else echo failed; printf '%s\n' "$said"; exit 1; fi
+  attempt "$@"
+  if ((status == 0)); then echo ok; else echo failed; printf '%s\n' "$said"; exit 1; fi
 }
 
 wait_for() { # <seconds> <command> …: until the command succeeds; its last output is shown
-  local deadline=$((SECONDS + $1)) said
+  local deadline=$((SECONDS + $1)) said status
   shift
-  until said=$("$@" 2>&1); do
-    if ((SECONDS >= deadline)); then printf 'not so in time: %s\n%s\n' "$*" "$said"; return 1; fi
+  while true; do
+    attempt "$@"
+    if ((status == 0)); then break; fi
+    if ((SECONDS >= deadline)); then
+      printf 'not so in time: %s\n%s\n' "$*" "$said" >&2
+      return 1
+    fi
     sleep 0.5
   done
   printf '%s\n' "$said"
 }
 
 fails() { # <command> …: succeeds if the command does not
-  if "$@"; then echo "succeeded, and must not: $*"; return 1; fi
+  local said status
+  attempt "$@"
+  if ((status == 0)); then echo "succeeded, and must not: $*"; return 1; fi
 }
 
 environment() { # <option>: it, with each variable that says how the package index is reached
