@@ -35,7 +35,7 @@ demo: $(VENV)/.run
 	@$(BIN)/imds-relay demo $(ARGS)
 
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
-WORKERS := -n 4 --dist loadgroup --no-loadscope-reorder
+WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
@@ -74,8 +74,9 @@ chaos: $(VENV)/.dev
 
 # Needs nothing but Python: the machines that it makes install the rest.
 PLATFORMS ?=
+platforms: export ARGS := $(ARGS)
 platforms:
-	@ARGS='$(ARGS)' python3 -m tests.platforms $(PLATFORMS)
+	@python3 -m tests.platforms $(PLATFORMS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate

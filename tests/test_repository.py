@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -108,6 +109,48 @@ def test_every_rule_that_is_switched_off_has_its_reason() -> None:
     ]
     assert len(rules) > 20
     assert [rule for rule in rules if not re.search(r"# \S", rule)] == []
+
+
+def test_make_test_distributes_the_tests_as_conftest_says() -> None:
+    """The scheduler of conftest.py keeps files that share a costly fixture on the same worker."""
+    workers = re.search(r"^WORKERS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert workers is not None
+    options = [*workers[1].split(), "-n", "1", "--verbose", "-p", "no:cacheprovider"]
+    test = "tests/test_repository.py::test_warnings_are_errors"
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PYTEST_") and name != "COLUMNS"
+    }
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, test],
+        cwd=ROOT,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert "scheduling tests via Grouped\n" in ran.stdout
+
+
+@pytest.mark.parametrize("arguments", ["-k 'a or b'", '-k "it\'s"'])
+def test_make_platforms_gets_arguments_with_quotes(arguments: str, tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\nprintf %s "$ARGS"\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["make", "--no-print-directory", "platforms", f"ARGS={arguments}"],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.stdout == arguments
 
 
 async def test_asyncio_runs_in_debug_mode() -> None:
