@@ -36,11 +36,11 @@ def executable() -> Path | None:
 def driver() -> Path | None:
     """Return the driver of the browser, or None if it does not start (it is dynamically linked)."""
     node = Path(playwright.__file__).parent / "driver" / "node"
-    return (
-        node
-        if subprocess.run([node, "--version"], check=False, capture_output=True).returncode == 0
-        else None
-    )
+    try:
+        ran = subprocess.run([node, "--version"], check=False, capture_output=True)
+    except OSError:  # its loader is missing, or it is for another processor
+        return None
+    return node if ran.returncode == 0 else None
 
 
 GUARD = 'read _; kill -s TERM -- -"$0"'

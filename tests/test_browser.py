@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import playwright
 import pytest
 from aiohttp import web
 from playwright.async_api import Browser, Page
 from pytest_aiohttp import AiohttpServer
+
+from tests.chromium import driver
 
 DARK = "() => matchMedia('(prefers-color-scheme: dark)').matches"
 
@@ -50,3 +55,14 @@ async def test_contexts_share_no_cookies(browser: Browser) -> None:
     await first.add_cookies([{"name": "seen", "value": "1", "url": "http://127.0.0.1"}])
     assert await first.cookies()
     assert not await second.cookies()
+
+
+def test_a_driver_whose_loader_is_missing_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tmp_path / "driver" / "node"
+    node.parent.mkdir()
+    node.write_text(f"#!{tmp_path}/loader\n")
+    node.chmod(0o755)
+    monkeypatch.setattr(playwright, "__file__", str(tmp_path / "__init__.py"))
+    assert driver() is None
