@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -120,12 +122,15 @@ def main() -> NoReturn:
             ),
             flush=True,
         )
-        install_on_debian([need.package for need in to_install])
+        install_on_debian(
+            [need.package for need in to_install if need.required],
+            [need.package for need in to_install if not need.required],
+        )
         missing = missing_of(NEEDS[target])
-        if unmet := [need for need in missing if need.installed]:
+        if unmet := [need for need in missing if need.required]:
             sys.exit(
-                f"Packages were installed, but these are still not found or do not start: "
-                f"{listed(unmet)}."
+                f"These are still not found or do not start: {listed(unmet)}. "
+                "Install them by hand, then try again."
             )
     elif required := [need for need in missing if need.required]:
         if engine := container_engine():
@@ -158,14 +163,19 @@ def listed(needs: Iterable[Need]) -> str:
     return ", ".join(need.described() for need in needs)
 
 
-def install_on_debian(packages: list[str]) -> None:
-    """Install packages of Debian without starting services. An existing policy file stays."""
-    ours = not POLICY.exists()
-    if ours:
-        POLICY.write_text("#!/bin/sh\nexit 101\n")
-        POLICY.chmod(0o755)
-    try:
-        for arguments in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+def install_on_debian(required: list[str], optional: list[str]) -> None:
+    """Install Debian's packages as far as possible, and leave their services stopped.
+
+    A policy file that was there before stays. An optional package that cannot be installed does
+    not keep back a required one.
+    """
+    installs = [
+        ["install", "-y", "--no-install-recommends", *packages]
+        for packages in (required, optional)
+        if packages
+    ]
+    with services_stopped():
+        for arguments in (["update"], *installs):
             done = subprocess.run(
                 ["apt-get", "-qq", *arguments],
                 check=False,
@@ -176,13 +186,29 @@ def install_on_debian(packages: list[str]) -> None:
                 env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
             )
             if done.returncode:
-                sys.exit(
-                    f"{done.stdout}\napt-get {arguments[0]} failed, see above. Install "
-                    f"{' and '.join(packages)} by hand, then try again."
+                print(
+                    f"{done.stdout}\napt-get {' '.join(arguments)} failed, see above.", flush=True
                 )
+
+
+@contextmanager
+def services_stopped() -> Iterator[None]:
+    """Let no package start its service; remove the policy file also after SIGTERM."""
+
+    def end(*_: object) -> NoReturn:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    ours = not POLICY.exists()
+    try:
+        if ours:
+            POLICY.write_text("#!/bin/sh\nexit 101\n")
+            POLICY.chmod(0o755)
+        yield
     finally:
         if ours:
-            POLICY.unlink()
+            POLICY.unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 def container_engine() -> str | None:
