@@ -109,7 +109,7 @@ def what_is_missing() -> list[str]:
 @contextmanager
 def alone(cache: Path) -> Iterator[None]:
     """Hold the cache for this run, and remove what a killed run left in it."""
-    cache.mkdir(parents=True, exist_ok=True)
+    roots.claim(cache)
     with (cache / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ ISOLATED = (
     "--kill-child=KILL",
 )
 """When this program ends, `unshare` ends; then every process and mount of the namespaces does."""
+MARKER = ".made-by-make-platforms"
+"""A cache has this file: nothing is removed in any other folder."""
 DAYS_KEPT = 30
 """An older root file system is made again: packages of testing change every day."""
 
@@ -70,6 +73,20 @@ def default_cache() -> Path:
     if user := os.environ.get("XDG_CACHE_HOME"):
         return Path(user).absolute() / "imds-relay-platforms"
     return Path("/var/cache/imds-relay-platforms")
+
+
+def claim(cache: Path) -> None:
+    """Make the cache, or end with a sentence where the folder holds files of somebody else."""
+    cache.mkdir(parents=True, exist_ok=True)
+    marker = cache / MARKER
+    if marker.exists():
+        return
+    if any(cache.iterdir()):
+        sys.exit(
+            f"make platforms: {cache} holds files but not {MARKER}, so it is not a cache of this "
+            "program; name an empty or a new folder in PLATFORMS_CACHE"
+        )
+    marker.touch()
 
 
 def is_ready(cache: Path, release: Release) -> bool:
