@@ -28,6 +28,8 @@ ISOLATED = (
 """When this program ends, `unshare` ends; then every process and mount of the namespaces does."""
 MARKER = ".made-by-make-platforms"
 """A cache has this file: nothing is removed in any other folder."""
+SECONDS_TO_END = 30.0
+"""The processes of a namespace that was killed have ended within this time."""
 DAYS_KEPT = 30
 """An older root file system is made again: packages of testing change every day."""
 
@@ -160,6 +162,15 @@ def overlay_options(base: Path, folder: Path) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder if it exists. Its mounts have ended with their namespaces."""
-    if folder.exists():
-        shutil.rmtree(folder)
+    """Remove a folder if it is there. Nothing is mounted in it: mounts live in other namespaces.
+
+    Processes of a namespace that was just killed may still write to it: it is tried again then.
+    """
+    deadline = time.monotonic() + SECONDS_TO_END
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
