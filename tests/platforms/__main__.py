@@ -40,6 +40,8 @@ STOPPED = "stopped"
 BESIDE = ("containers", "unit")
 """Programs beside this file that run on this machine with the path of a fresh copy."""
 EVERY_SECONDS = 60
+SECONDS = {"demo": 3600.0, "test": 4 * 3600.0, "containers": 3600.0, "unit": 3600.0}
+"""How long a step may take."""
 VERSIONS = """
 import json, platform, re, shutil, sqlite3, ssl, subprocess
 def package(name):
@@ -134,7 +136,7 @@ def run(cache: Path, release: Release) -> Row:
         print(f"  debootstrap {release.suite} … ", end="", flush=True)
         try:
             roots.make(cache, release, log)
-        except subprocess.CalledProcessError:
+        except subprocess.SubprocessError:
             sys.exit(f"failed, see {log}\n{tail(log)}")
         print("done", flush=True)
     (cache / "archives" / release.suite / "partial").mkdir(parents=True, exist_ok=True)
@@ -182,21 +184,24 @@ def step(copy: Copy, log: Path, *command: str) -> Step:
     )
     line = f"  {said} … "
     began = time.monotonic()
+    deadline = began + SECONDS[log.stem]
     with log.open("wb") as output:
         process = subprocess.Popen(
             inside(copy, *command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
         try:
-            while process.poll() is None:
+            while process.poll() is None and (left := deadline - time.monotonic()) > 0:
                 show(f"{line}{duration(time.monotonic() - began)}")
                 try:
-                    process.wait(1 if sys.stdout.isatty() else EVERY_SECONDS)
+                    process.wait(min(left, 1 if sys.stdout.isatty() else EVERY_SECONDS))
                 except subprocess.TimeoutExpired:
                     continue
+            late = process.poll() is None
         finally:
             process.kill()
             process.wait()
-    done = Step(process.returncode == 0, outcome(process.returncode, log), time.monotonic() - began)
+    result = "failed (not done in time)" if late else outcome(process.returncode, log)
+    done = Step(process.returncode == 0, result, time.monotonic() - began)
     show(f"{line}{done.cell()}\n")
     if not done.ok:
         print(f"  failed: {said}, see {log}\n{tail(log)}", flush=True)
@@ -227,7 +232,7 @@ def tail(log: Path) -> str:
 def versions(copy: Copy) -> dict[str, str]:
     """Return the versions of what the tests ran with."""
     asked = subprocess.run(
-        inside(copy, ".venv/bin/python", "-c", VERSIONS),
+        ["timeout", "--signal=KILL", "60", *inside(copy, ".venv/bin/python", "-c", VERSIONS)],
         cwd=ROOT,
         check=False,
         capture_output=True,

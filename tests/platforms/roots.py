@@ -30,6 +30,7 @@ MARKER = ".made-by-make-platforms"
 """A cache has this file: nothing is removed in any other folder."""
 SECONDS_TO_END = 30.0
 """The processes of a namespace that was killed have ended within this time."""
+SECONDS_TO_MAKE = 3600.0
 DAYS_KEPT = 30
 """An older root file system is made again: packages of testing change every day."""
 
@@ -115,7 +116,14 @@ def make(cache: Path, release: Release, log: Path) -> None:
     if mirror := os.environ.get("DEBIAN_MIRROR"):
         command.append(mirror)
     with log.open("wb") as output:
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        subprocess.run(
+            command,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            timeout=SECONDS_TO_MAKE,
+        )
     remove(base)
     unfinished.rename(base)
     os.utime(base)

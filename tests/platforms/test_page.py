@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.platforms import __main__ as program
 from tests.platforms import page
 from tests.platforms.__main__ import chosen, outcome
 from tests.platforms.page import Row, Step
+from tests.platforms.roots import Copy
 
 VERSIONS = {
     "Python": "3.11.2",
@@ -84,3 +86,15 @@ def test_a_release_that_is_not_known_is_named() -> None:
         SystemExit, match="unknown release sarge; known are bookworm, trixie, testing"
     ):
         chosen(["sarge"])
+
+
+def test_a_step_that_does_not_end_in_time_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(program.SECONDS, "unit", 0.5)
+    monkeypatch.setattr(program, "inside", lambda _copy, *command: [*command])
+    copy = Copy(tmp_path, tmp_path, overlay=False)
+    done = program.step(copy, tmp_path / "unit.log", "sleep", "600")
+    assert not done.ok
+    assert done.result == "failed (not done in time)"
+    assert done.seconds < 300

@@ -33,7 +33,9 @@ def test_a_step_fails_when_a_command_before_the_last_fails(call: str) -> None:
 
 
 def test_a_step_in_which_all_succeeds_is_ok() -> None:
-    ran = run("work() { true; true; }\nstep it work\nstep wait wait_for 0 work\necho after the steps")
+    ran = run(
+        "work() { true; true; }\nstep it work\nstep wait wait_for 0 work\necho after the steps"
+    )
     assert ran.stdout == "it … ok\nwait … ok\nafter the steps\n"
     assert ran.returncode == 0
 
