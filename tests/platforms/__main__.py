@@ -37,8 +37,17 @@ NEEDED = {
 """Programs, and the packages of Debian that have them."""
 STOPPED = "stopped"
 """The result of tests that somebody ended before they were through."""
-BESIDE = ("containers", "unit")
-"""Programs beside this file that run on this machine with the path of a fresh copy."""
+TOOLS = {
+    "containers": ("podman", "buildah", "iptables", "ip", "nsenter"),
+    "unit": ("systemd-nspawn", "nsenter", "pgrep"),
+}
+"""Programs beside this file that run on this machine, and the tools that each needs.
+
+Each takes the paths of fresh copies, and prints its steps: `unit` takes a copy of each release,
+`containers` takes those of PYTHON and BROKER.
+"""
+PYTHON, BROKER = RELEASES[1:]
+"""The releases that stand in for the images of Python 3.13 and RabbitMQ 4.3."""
 EVERY_SECONDS = 60
 SECONDS = {"demo": 3600.0, "test": 4 * 3600.0, "containers": 3600.0, "unit": 3600.0}
 """How long a step may take."""
@@ -68,19 +77,22 @@ def main() -> None:
     try:
         with alone(cache):
             rows = [run(cache, release) for release in releases]
+            beside = containers(cache)
     except KeyboardInterrupt:
         sys.exit(
             "make platforms: stopped; everything it started has ended, and its copy is removed"
         )
-    print(f"\n{page.table([row.cells() for row in rows])}")
+    print(f"\n{page.table([row.cells() for row in rows])}\nContainers: {beside.cell()}")
     if os.environ.get("ARGS") or any(
         step.result.startswith(STOPPED) for row in rows for step in row.steps.values()
     ):
         print("Not all tests ran: docs/platforms.md stays as it was.")
     else:
-        page.write(rows)
+        page.write(rows, beside)
         print("docs/platforms.md has this table.")
-    if not all(step.ok for row in rows for step in row.steps.values()):
+    if not all(
+        step.ok for step in (beside, *(step for row in rows for step in row.steps.values()))
+    ):
         sys.exit(1)
 
 
@@ -126,13 +138,18 @@ def alone(cache: Path) -> Iterator[None]:
         yield
 
 
-def run(cache: Path, release: Release) -> Row:
-    """Run every step on a fresh copy of the release."""
-    logs = cache / "logs" / f"{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{release.suite}"
+def new_logs(cache: Path, title: str, name: str) -> Path:
+    """Make the folder of the logs, and say where it is."""
+    logs = cache / "logs" / f"{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{name}"
     logs.mkdir(parents=True)
-    print(f"{release.title}: logs in {logs}", flush=True)
+    print(f"{title}: logs in {logs}", flush=True)
+    return logs
+
+
+def prepare(cache: Path, release: Release, logs: Path) -> None:
+    """Make the root file system of the release where the cache lacks it."""
     if not roots.is_ready(cache, release):
-        log = logs / "debootstrap.log"
+        log = logs / f"debootstrap-{release.suite}.log"
         print(f"  debootstrap {release.suite} … ", end="", flush=True)
         try:
             roots.make(cache, release, log)
@@ -140,6 +157,12 @@ def run(cache: Path, release: Release) -> Row:
             sys.exit(f"failed, see {log}\n{tail(log)}")
         print("done", flush=True)
     (cache / "archives" / release.suite / "partial").mkdir(parents=True, exist_ok=True)
+
+
+def run(cache: Path, release: Release) -> Row:
+    """Run every step on a fresh copy of the release."""
+    logs = new_logs(cache, release.title, release.suite)
+    prepare(cache, release, logs)
     with roots.fresh_copy(cache, release) as copy:
         subprocess.run(
             ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(copy.tree)], check=True
@@ -157,11 +180,38 @@ def run(cache: Path, release: Release) -> Row:
             ),
         }
         found = versions(copy)
-    for name in BESIDE:
-        if (program := HERE / name).exists():
-            with roots.fresh_copy(cache, release) as copy:
-                steps[name] = step(copy, logs / f"{name}.log", "--beside", str(program))
+    if missing := not_run("unit"):
+        steps["unit"] = missing
+    else:
+        with roots.fresh_copy(cache, release) as copy:
+            steps["unit"] = step(copy, logs / "unit.log", "--beside", str(HERE / "unit"))
     return Row(release.title, commit.stdout.strip(), found, steps)
+
+
+def containers(cache: Path) -> Step:
+    """Run the image and the compose file on fresh copies of the releases that stand in for images.
+
+    The command that `inside` runs with the copy of Python is `inside` with that of RabbitMQ: each
+    adds the path of its root to the arguments of the program.
+    """
+    if missing := not_run("containers"):
+        return missing
+    logs = new_logs(cache, "Containers", "containers")
+    for release in (PYTHON, BROKER):
+        prepare(cache, release, logs)
+    with roots.fresh_copy(cache, PYTHON) as python, roots.fresh_copy(cache, BROKER) as broker:
+        program = inside(broker, "--beside", str(HERE / "containers"))
+        return step(python, logs / "containers.log", "--beside", *program)
+
+
+def not_run(name: str) -> Step | None:
+    """Return what the table says where this machine lacks tools of the program, else None."""
+    missing = [tool for tool in TOOLS[name] if shutil.which(tool) is None]
+    if not missing:
+        return None
+    skipped = Step(ok=True, result=f"not run ({', '.join(missing)} missing)", seconds=0)
+    show(f"  {name} … {skipped.cell()}\n")
+    return skipped
 
 
 def inside(copy: Copy, *command: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes the table of docs/platforms.md: each release with its last complete run."""
+"""Writes docs/platforms.md: a row for each release from its last complete run; the containers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ HEAD = (
     "Chromium",
     "`make demo`",
     "`make test`",
-    "Containers",
     "Unit",
 )
 
@@ -36,7 +35,7 @@ class Step:
 
     def cell(self) -> str:
         """The step as a cell of the table."""
-        return f"{self.result}, {duration(self.seconds)}"
+        return f"{self.result}, {duration(self.seconds)}" if self.seconds else self.result
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Row:
         ]
         steps = [
             self.steps[name].cell() if name in self.steps else "not run"
-            for name in ("demo", "test", "containers", "unit")
+            for name in ("demo", "test", "unit")
         ]
         return [
             self.title,
@@ -79,15 +78,17 @@ def table(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write(rows: list[Row]) -> None:
-    """Put the rows into the page. Rows of releases that did not run now stay as they were."""
+def write(rows: list[Row], containers: Step) -> None:
+    """Put the rows and what came of the containers into the page.
+
+    Rows of releases that did not run now stay as they were.
+    """
     before, _, rest = PAGE.read_text().partition(BEGIN)
     written, _, after = rest.partition(END)
-    kept = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in written.strip().splitlines()[2:]
-    ]
+    lines = [line for line in written.splitlines() if line.startswith("|")]
+    kept = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
     by_title = {cells[0]: cells for cells in kept} | {row.title: row.cells() for row in rows}
-    PAGE.write_text(
-        f"{before}{BEGIN}\n{table([by_title[title] for title in sorted(by_title)])}{END}{after}"
-    )
+    today = date.today().isoformat()  # noqa: DTZ011  # the day here
+    below = f"Containers: {containers.cell()} ({today}, commit {rows[0].commit})."
+    text = f"{table([by_title[title] for title in sorted(by_title)])}\n{below}\n"
+    PAGE.write_text(f"{before}{BEGIN}\n{text}{END}{after}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,10 @@ def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(
     written = tmp_path / "platforms.md"
     written.write_text(f"# Title\n\n{page.BEGIN}\n| a |\n| --- |\n{page.END}\n\nAfter.\n")
     monkeypatch.setattr(page, "PAGE", written)
-    page.write([row("Debian 13", "aaaa"), row("Debian 12", "aaaa")])
-    page.write([row("Debian 13", "bbbb")])
+    first = Step(ok=True, result="not run (podman missing)", seconds=0)
+    page.write([row("Debian 13", "aaaa"), row("Debian 12", "aaaa")], first)
+    assert "\nContainers: not run (podman missing) (" in written.read_text()
+    page.write([row("Debian 13", "bbbb")], Step(ok=True, result="passed", seconds=61))
     text = written.read_text()
     assert [
         line.split(" | ")[0:3:2] for line in text.splitlines() if line.startswith("| Debian")
@@ -46,7 +49,10 @@ def test_a_run_of_one_release_replaces_its_row_and_leaves_the_others(
         ["| Debian 12", "aaaa"],
         ["| Debian 13", "bbbb"],
     ]
-    assert text.count("| passed, 10 s | failed (1 failed), 10 min 5 s | not run | not run |") == 2
+    assert text.count("| passed, 10 s | failed (1 failed), 10 min 5 s | not run |") == 2
+    assert re.findall(r"^Containers: (.*) \(.*, commit (.*)\)\.$", text, re.MULTILINE) == [
+        ("passed, 1 min 1 s", "bbbb")
+    ]
     assert text.startswith("# Title\n\n")
     assert text.endswith("\n\nAfter.\n")
 
@@ -98,3 +104,18 @@ def test_a_step_that_does_not_end_in_time_has_failed(
     assert not done.ok
     assert done.result == "failed (not done in time)"
     assert done.seconds < 300
+
+
+def test_what_lacks_its_tools_is_not_run_and_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for tool in (*program.TOOLS["containers"], *program.TOOLS["unit"]):
+        (tmp_path / tool).touch(mode=0o755)
+    assert program.not_run("containers") is None
+    assert program.not_run("unit") is None
+    (tmp_path / "podman").unlink()
+    skipped = program.containers(tmp_path)
+    assert skipped.ok
+    assert skipped.cell() == "not run (podman missing)"
+    assert program.not_run("unit") is None
