@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import aiohttp
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from relay import __version__
+from relay.api import ApiSettings
+from relay.api.diagnostics import diagnose
 from relay.errors import Deferred
 from tests.api.running_relay import SCOPE, RunningRelay, eventually, make_event, run_relay
 
@@ -47,6 +50,88 @@ async def test_undelivering_sinks_are_named_and_leave_the_relay_ready(tmp_path: 
             "gone": "it is gone",
             "resting": "paused by client:alice",
         }
+
+
+PAUSED = {"failing": [], "disabled": [], "paused": ["box"]}
+REASONS = {"box": "paused by client:alice"}
+STRANGERS = (None, "nobody", "drain", "mute")
+"""No credentials, wrong ones, and those of two clients without `read`."""
+
+
+@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "Via"])
+async def test_readiness_gives_reasons_to_the_callers_that_metrics_answers(
+    relay: RunningRelay, header: str
+) -> None:
+    await relay.call("POST", "/v1/sinks/box/pause")
+    for by in (*STRANGERS, "reader", "alice"):
+        scraped = await relay.call("GET", "/metrics", by=by, headers={header: "x"})
+        ready = await relay.call("GET", "/readyz", by=by, headers={header: "x"})
+        assert (ready.status, ready.json["sinks"]) == (200, PAUSED)
+        assert scraped.status == (
+            401 if by in (None, "nobody") else 403 if by in STRANGERS else 200
+        )
+        assert ready.json.get("reasons") == (REASONS if scraped.status == 200 else None)
+
+
+async def test_a_relay_that_is_not_ready_tells_strangers_no_reasons_either(
+    relay: RunningRelay,
+) -> None:
+    await relay.call("POST", "/v1/sinks/box/pause")
+    relay.azure.lost = True
+    for by, reasons in ((None, None), ("reader", REASONS)):
+        ready = await relay.call("GET", "/readyz", by=by, headers={"X-Forwarded-For": "x"})
+        assert (ready.status, ready.json["sinks"]) == (503, PAUSED)
+        assert ready.json.get("reasons") == reasons
+
+
+async def test_the_local_socket_gives_reasons_also_behind_a_proxy(tmp_path: Path) -> None:
+    async with (
+        run_relay(tmp_path, socket=str(tmp_path / "relay.sock")) as relay,
+        aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(tmp_path / "relay.sock"))
+        ) as session,
+    ):
+        await relay.call("POST", "/v1/sinks/box/pause")
+        ready = await relay.call(
+            "GET", "/readyz", by=None, headers={"X-Forwarded-For": "x"}, session=session
+        )
+        assert ready.json["reasons"] == REASONS
+
+
+async def test_doctor_shows_why_a_sink_does_not_deliver(tmp_path: Path) -> None:
+    socket = str(tmp_path / "relay.sock")
+    async with run_relay(tmp_path, socket=socket) as relay:
+        await relay.call("POST", "/v1/sinks/box/pause")
+        for places in ({}, {"socket": socket}):
+            listen = f"127.0.0.1:{relay.server.port}"
+            settings = ApiSettings.model_validate({"listen": listen, **places})
+            findings, is_running = await diagnose(settings)
+            assert is_running
+            assert "box: paused by client:alice" in findings[0].message
+
+
+async def test_readiness_refuses_nobody_and_lets_nobody_guess_keys(relay: RunningRelay) -> None:
+    relay.clock.freeze_monotonic()
+    forwarded = {"X-Forwarded-For": "x"}
+    for _ in range(105):
+        assert (await relay.call("GET", "/readyz", by=None, headers=forwarded)).status == 200
+    assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
+    for _ in range(105):
+        assert (await relay.call("GET", "/readyz", by="nobody", headers=forwarded)).status == 200
+    assert (await relay.call("GET", "/v1/events", by="nobody")).status == 429
+    scraped = await relay.call("GET", "/metrics", by=None)
+    assert b"imds_relay_rejected_calls_total 100.0" in scraped.body
+
+
+async def test_a_client_over_its_limit_is_a_stranger_to_readiness(relay: RunningRelay) -> None:
+    relay.clock.freeze_monotonic()
+    await relay.call("POST", "/v1/sinks/box/pause")
+    forwarded = {"X-Forwarded-For": "x"}
+    answers = [
+        await relay.call("GET", "/readyz", by="reader", headers=forwarded) for _ in range(60)
+    ]
+    assert {answer.status for answer in answers} == {200}
+    assert [answer.json.get("reasons") for answer in answers] == [REASONS] * 50 + [None] * 10
 
 
 async def test_a_lost_source_makes_the_relay_unready(relay: RunningRelay) -> None:

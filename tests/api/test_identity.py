@@ -7,7 +7,7 @@ import math
 import ssl
 import warnings
 from base64 import urlsafe_b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -365,20 +365,21 @@ class Certified:
         *sans: x509.GeneralName,
         body: Any = None,
         key: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
         """A call with a certificate of these names."""
         file = self.folder / "client.pem"
         file.write_bytes(self.authority.issue("drain.internal", sans))
         context = ssl.create_default_context(cafile=self.folder / "authority.pem")
         context.load_cert_chain(file)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        credentials = {"Authorization": f"Bearer {key}"} if key else {}
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
             session.request(
                 method,
                 f"https://localhost:{self.relay.server.port}{path}",
                 json=body,
-                headers=headers,
+                headers={**credentials, **(headers or {})},
             ) as answer,
         ):
             return answer.status, await answer.json()
@@ -430,6 +431,21 @@ async def test_a_certificate_of_no_client_or_two_clients_is_401(certified: Certi
     both = (x509.DNSName("drain.internal"), x509.UniformResourceIdentifier("spiffe://west/job"))
     for sans in ((), (x509.DNSName("other.internal"),), (x509.DNSName("*.internal"),), both):
         assert (await certified.call("GET", "/v1/events", *sans))[0] == 401, sans
+
+
+async def test_readiness_gives_reasons_to_certificates_of_clients_and_refuses_none(
+    certified: Certified,
+) -> None:
+    await certified.relay.dispatcher.set_state("box", "paused", "paused by client:job")
+    for name, reasons in (
+        ("drain.internal", {"box": "paused by client:job"}),
+        ("probe.internal", None),
+    ):
+        status, answer = await certified.call(
+            "GET", "/readyz", x509.DNSName(name), headers={"X-Forwarded-For": "x"}
+        )
+        assert (status, answer["sinks"]["paused"], answer.get("reasons")) == (200, ["box"], reasons)
+    assert certified.relay.server.rejections.count == 0
 
 
 async def test_a_key_takes_precedence_over_a_certificate(certified: Certified) -> None:

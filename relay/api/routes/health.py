@@ -31,7 +31,10 @@ class SinkReadiness(TypedDict):
 
     sinks: UndeliveringSinks
     reasons: NotRequired[dict[str, str]]
-    """Why sinks do not deliver, by name. Missing if all deliver."""
+    """Why sinks do not deliver, by name. For callers with `read` or on the relay's machine.
+
+    Missing if all deliver.
+    """
 
 
 class ReadinessStatus(SinkReadiness):
@@ -48,7 +51,9 @@ async def _show_health(_call: Call) -> HealthStatus:
 
 async def _show_readiness(call: Call) -> ReadinessStatus:
     relay = call.relay
-    sinks = _sink_readiness(relay.dispatcher.status())
+    # Reasons name principals, hosts, users and files.
+    tells_reasons = "read" in call.caller.rights.can
+    sinks = _sink_readiness(relay.dispatcher.status(), tells_reasons=tells_reasons)
     problems = []
     if relay.source.lost:
         problems.append("the metadata service gives no usable answer")
@@ -67,7 +72,7 @@ async def _show_readiness(call: Call) -> ReadinessStatus:
     return ReadinessStatus(status="ok", source="ok", store="ok", **sinks)
 
 
-def _sink_readiness(statuses: Sequence[SinkStatus]) -> SinkReadiness:
+def _sink_readiness(statuses: Sequence[SinkStatus], *, tells_reasons: bool) -> SinkReadiness:
     readiness = SinkReadiness(
         sinks=UndeliveringSinks(
             failing=[sink.name for sink in statuses if sink.failing and sink.state == "on"],
@@ -80,7 +85,7 @@ def _sink_readiness(statuses: Sequence[SinkStatus]) -> SinkReadiness:
         for sink in statuses
         if sink.reason and (sink.failing or sink.state != "on")
     }
-    if reasons:
+    if reasons and tells_reasons:
         readiness["reasons"] = reasons
     return readiness
 
@@ -98,7 +103,7 @@ ROUTES = (
         path="/readyz",
         summary="whether polling and the store work",
         handler=_show_readiness,
-        access="public",
+        access="key, loopback or public",
         problem_statuses=(503,),
     ),
 )

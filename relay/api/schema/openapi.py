@@ -22,8 +22,10 @@ _SECURITY: Mapping[Access, list[dict[str, list[str]]]] = {
     "handler": [],
     "key": [_BEARER],
     "key or loopback": [{}, _BEARER],
+    "key, loopback or public": [{}, _BEARER],
     "signature": [{"standardWebhooks": []}],
 }
+_NEVER_REFUSED: tuple[Access, ...] = ("public", "key, loopback or public")
 _SECURITY_SCHEMES = {
     "bearer": {
         "type": "http",
@@ -164,9 +166,9 @@ def _problem_name(status: int) -> str:
 def _problem_statuses(route: Route) -> list[int]:
     """Return the statuses of all problems of a route. Most follow from its checks."""
     statuses = {400, 408, 413, 415, 417, *route.problem_statuses}
-    if route.access != "public":
+    if route.access not in _NEVER_REFUSED:
         statuses |= {429, 503}
-    if route.access not in ("public", "handler"):
+    if route.access not in (*_NEVER_REFUSED, "handler"):
         statuses.add(401)
     if route.needs is not None:
         statuses.add(403)

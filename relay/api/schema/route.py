@@ -19,12 +19,15 @@ from relay.api.schema.problems import Problem
 from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, Right
 
-Access = Literal["public", "handler", "key", "key or loopback", "signature"]
+Access = Literal[
+    "public", "handler", "key", "key or loopback", "key, loopback or public", "signature"
+]
 """How the server identifies the caller.
 
 public: not at all. handler: the handler checks a proof in the request. key: by a bearer key, a
 certificate or the local socket. key or loopback: the same, and programs on this machine need none.
-signature: by a Standard Webhooks signature.
+key, loopback or public: the same, but no caller is refused: the others are anonymous, without
+rights. signature: by a Standard Webhooks signature.
 """
 
 

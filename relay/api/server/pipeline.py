@@ -62,21 +62,38 @@ class RequestPipeline:
 
     async def _identify_caller(self, route: Route, request: web.Request, content: bytes) -> Caller:
         """Return the caller. Raises Problem 429 or 401."""
-        state, peer = self.state, request_peer(request)
+        peer = request_peer(request)
         if route.access == "public":
             return ANONYMOUS
         if route.access == "handler":
-            state.charge_address(request)
+            self.state.charge_address(request)
             return ANONYMOUS
-        if route.access == "key or loopback" and _is_on_this_machine(request):
+        allows_loopback = route.access in ("key or loopback", "key, loopback or public")
+        if allows_loopback and _is_on_this_machine(request):
             return LOOPBACK_READER
         if peer.uid is not None and route.access != "signature":
             return local_caller(await asyncio.to_thread(_user_name, peer.uid))
+        if route.access != "key, loopback or public":
+            return await self._check_credentials(route, request, content)
+        if not _has_credentials(request):
+            return ANONYMOUS
+        try:  # it counts towards the limits, so that nobody can guess keys here
+            return await self._check_credentials(route, request, content)
+        except Problem:
+            return ANONYMOUS
+
+    async def _check_credentials(
+        self, route: Route, request: web.Request, content: bytes
+    ) -> Caller:
+        """Return the caller that the credentials prove. Raises Problem 429 or 401."""
+        state = self.state
         state.charge_address(request)
         try:
             caller = await self._authenticate(route, request, content)
         except NotAuthenticated as error:
-            state.reject_credentials(request, str(error))
+            # A certificate that names no client is normal for a health check, and is no attempt.
+            if route.access != "key, loopback or public" or "Authorization" in request.headers:
+                state.reject_credentials(request, str(error))
             raise _unauthorized(route) from None
         state.accept_credentials(request)
         state.charge_caller(caller.principal, f"of {caller.principal}")
@@ -176,6 +193,11 @@ def _is_on_this_machine(request: web.Request) -> bool:
     peer = request_peer(request)
     is_local = peer.uid is not None or peer.is_loopback
     return is_local and not any(name in request.headers for name in _PROXY_HEADERS)
+
+
+def _has_credentials(request: web.Request) -> bool:
+    """Whether the caller gives a key, a token or a certificate."""
+    return "Authorization" in request.headers or bool(request.get_extra_info("peercert"))
 
 
 def _user_name(uid: int) -> str:
