@@ -25,6 +25,21 @@ BINDING = os.environ.get(
 REMEMBERED = 10_000
 
 
+MAX_BYTES = 255
+
+
+def read(body: bytes) -> dict[str, Any]:
+    """Return the event in a message. Raise an error if a field that we use is malformed."""
+    event: dict[str, Any] = json.loads(body)
+    for name in ("source", "id"):
+        if not isinstance(event[name], str) or len(event[name].encode()) > MAX_BYTES:
+            raise ValueError(f"{name} is not text of at most {MAX_BYTES} bytes")
+    names = event["data"].get("resources")
+    if names is not None and not isinstance(names, list):
+        raise ValueError("resources is neither null nor a list")
+    return event
+
+
 class Seen:
     """The last events by their identity. A real consumer stores this together with its results."""
 
@@ -78,7 +93,7 @@ async def consume(url: str) -> None:
         async with queue.iterator() as messages:
             async for message in messages:
                 try:
-                    event = json.loads(message.body)
+                    event = read(message.body)
                     if event not in seen:
                         print(line(event), flush=True)
                         seen.add(event)

@@ -25,6 +25,8 @@ import (
 const (
 	queue  = "drain"
 	change = "io.imdsrelay.event."
+	// maxBytes is the length of a message id or routing key in AMQP.
+	maxBytes = 255
 )
 
 var (
@@ -118,7 +120,7 @@ func serve(ctx context.Context) error {
 	}
 }
 
-// complete tells whether each field that we use is there.
+// complete tells whether each field that we use is there, and fits into an approval.
 func complete(event Event) bool {
 	used := []string{event.Source, event.ID, event.Type}
 	if strings.HasPrefix(event.Type, change) {
@@ -130,7 +132,7 @@ func complete(event Event) bool {
 			return false
 		}
 	}
-	return true
+	return len(queue+"-"+event.ID) <= maxBytes && len("approve."+event.Scope) <= maxBytes
 }
 
 func handle(ctx context.Context, event Event, out *amqp.Channel, returned <-chan amqp.Return) error {

@@ -12,6 +12,7 @@ import amqp from "amqplib";
 const { AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/", EXCHANGE = "azure.scheduledevents", MACHINES = ".*" } = process.env;
 const QUEUE = "drain";
 const CHANGE = "io.imdsrelay.event.";
+const MAX_BYTES = 255; // the length of a message id or routing key in AMQP
 const MINE = new RegExp(`^(${MACHINES})$`, "i");
 const run = promisify(execFile);
 
@@ -20,9 +21,19 @@ function read(content) {
   const event = JSON.parse(content);
   const { source, id, type, scope, data } = event;
   const used = [source, id, type];
-  if (String(type).startsWith(CHANGE)) used.push(scope, data.eventId, data.eventStatus, data.revision, ...(data.resources ?? []));
+  const sent = [`${QUEUE}-${id}`];
+  if (String(type).startsWith(CHANGE)) {
+    if (data.resources !== null && !Array.isArray(data.resources)) {
+      throw new Error("resources is neither null nor a list");
+    }
+    used.push(scope, data.eventId, data.eventStatus, data.revision, ...(data.resources ?? []));
+    sent.push(`approve.${scope}`);
+  }
   const good = (text) => typeof text === "string" && text !== "" && !text.includes("\0");
   if (typeof data !== "object" || data === null || !used.every(good)) throw new Error("no event");
+  if (sent.some((text) => Buffer.byteLength(text) > MAX_BYTES)) {
+    throw new Error("the id or the scope is too long for an approval");
+  }
   return event;
 }
 

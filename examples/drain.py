@@ -32,6 +32,8 @@ BINDINGS = ("event.scheduled.#", "event.updated.#", "approval.refused.#", "start
 ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-single-active-consumer": True}
 CHANGE = "io.imdsrelay.event."
 REMEMBERED = 10_000
+MAX_BYTES = 255
+"""The length of a message id or routing key in AMQP."""
 
 
 def read(body: bytes) -> dict[str, Any]:
@@ -39,16 +41,23 @@ def read(body: bytes) -> dict[str, Any]:
     event: dict[str, Any] = json.loads(body)
     json.dumps(event, ensure_ascii=False).encode()  # half a surrogate pair could not be printed
     data, used = event["data"], [event["source"], event["id"], event["type"]]
+    sent = [f"{QUEUE}-{event['id']}"]
     if event["type"].startswith(CHANGE):
+        names = data["resources"]
+        if names is not None and not isinstance(names, list):
+            raise ValueError("resources is neither null nor a list")
         used += [
             event["scope"],
             *(data[name] for name in ("eventId", "eventStatus", "revision")),
-            *(data["resources"] or ()),
+            *(names or ()),
         ]
+        sent.append(f"approve.{event['scope']}")
     if not isinstance(data, dict) or not all(
         isinstance(text, str) and text and "\0" not in text for text in used
     ):
         raise ValueError("a field is missing or no text")
+    if any(len(text.encode()) > MAX_BYTES for text in sent):
+        raise ValueError("the id or the scope is too long for an approval")
     return event
 
 

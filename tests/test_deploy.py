@@ -347,7 +347,14 @@ async def test_the_example_consumer_prints_each_event_once(defined: Broker) -> N
         there = await channel.get_exchange(MAIN, ensure=False)
         ended = json.dumps(event(2, "event.ended", outcome="completed")).encode()
         scheduled = json.dumps(event(1, notBefore="2026-04-11T22:26:58Z")).encode()
-        for body in (scheduled, b"not JSON", b"[1]", b"{}", scheduled, ended):
+        malformed = (
+            b"not JSON",
+            b"[1]",
+            b"{}",
+            *(json.dumps(event(3, resources=names)).encode() for names in ("vm-0", {"vm-0": 0}, 0)),
+            *(json.dumps(event(3) | {"id": wrong}).encode() for wrong in (5, "x" * 300)),
+        )
+        for body in (scheduled, *malformed, scheduled, ended):
             await there.publish(
                 aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=60
             )

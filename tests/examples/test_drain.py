@@ -54,6 +54,8 @@ def with_data(**data: object) -> bytes:
     return json.dumps(EVENT | {"data": EVENT["data"] | data}).encode()
 
 
+MACHINES = "[+-z]*"
+"""A glob and a regular expression for the machine `vm-0`, and for each character of it."""
 WRONG_DATA: tuple[object, ...] = (None, "text", {})
 RUBBISH = (
     *(
@@ -79,6 +81,17 @@ RUBBISH = (
     *(with_data(**{name: 5}) for name in EVENT["data"]),
     *(with_data(**{name: None}) for name in ("eventId", "eventStatus", "revision")),
     *(with_data(resources=names) for names in ([5], [None], [""], ["vm\0"])),
+    # A program can iterate over text and objects, and all their parts match MACHINES.
+    *(
+        with_data(resources=names)
+        for names in ("", "vm-0", {}, {"vm-0": 0}, 0, False, True, [["vm-0"]])
+    ),
+    # Message ids and routing keys have at most 255 bytes in AMQP. An approval adds to these fields.
+    *(json.dumps(EVENT | {name: "x" * 300}).encode() for name in ("id", "scope")),
+    *(
+        json.dumps(EVENT | {name: "ø" * 125}, ensure_ascii=False).encode()
+        for name in ("id", "scope")
+    ),
 )
 
 
@@ -119,7 +132,7 @@ async def running(
     command: list[str], folder: Path, url: str
 ) -> AsyncIterator[asyncio.StreamReader]:
     """The program, and all that it prints."""
-    environment = {**os.environ, "AMQP_URL": url, "EXCHANGE": "drained", "MACHINES": "vm-[0-9]"}
+    environment = {**os.environ, "AMQP_URL": url, "EXCHANGE": "drained", "MACHINES": MACHINES}
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
@@ -164,6 +177,8 @@ async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(
                 line = await output.readline()
                 assert line, said.decode()
                 said += line
+        if program == "drain.py":  # it says what it rejects
+            assert said.count(b"buried what is no event") == len(RUBBISH)
         decision = await decisions.get(timeout=60)
         assert decision is not None
         wanted = {
