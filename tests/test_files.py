@@ -60,7 +60,7 @@ def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
 def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.config.PLACES", (closed / "relay.yaml",))
+    monkeypatch.setattr("relay.config.DEFAULT_PATHS", (closed / "relay.yaml",))
     message = (
         r"relay\.yaml: expected a file that can be read: "
         rf"Permission denied \(this runs as {current_user()}\)"

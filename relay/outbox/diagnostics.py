@@ -79,12 +79,12 @@ def _check_free_space(folder: Path) -> Iterator[Finding]:
 
 def _volatile_disk(folder: Path) -> str | None:
     """Why a file in this folder will not last; None if it will."""
-    root = next((place for place in (folder, *folder.parents) if place.is_mount()), folder)
-    if (root / _TEMPORARY_DISK_MARKER).exists():
-        return "on Azure's temporary disk"
     try:
+        root = next((place for place in (folder, *folder.parents) if place.is_mount()), folder)
+        if (root / _TEMPORARY_DISK_MARKER).exists():
+            return "on Azure's temporary disk"
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except OSError:  # no right to enter a folder, or no /proc
         return None
     mounted_type: str | None = None
     for line in mounts.splitlines():
