@@ -438,8 +438,8 @@ WRONG = [
     (
         "source: {interval: 499ms}",
         (
-            "1: source.interval: expected 500ms or more: Azure allows a VM five calls a "
-            "second, shared with all that poll there; got '499ms'"
+            "1: source.interval: expected 500ms or more: Azure allows five calls a second for "
+            "each VM, shared by all programs that poll there; got '499ms'"
         ),
     ),
     ("source: {timeout: 0s}", "1: source.timeout: expected more than 0s; got '0s'"),
@@ -591,8 +591,8 @@ WRONG = [
     (
         f"api: {{socket: /{'é' * 54}}}",
         (
-            "1: api.socket: expected a path of at most 107 bytes, which is what a socket can "
-            "have, got one of 109"
+            "1: api.socket: expected a path of at most 107 bytes, the limit for a socket, "
+            "got 109 bytes"
         ),
     ),
     (

@@ -221,7 +221,7 @@ async def refusal(
 async def test_for_a_machine_that_is_not_its_own(system: System) -> None:
     """Every resource must be the client's: approving frees all of them."""
     event, decision = await system.schedule_reboot(resources=("vm-0", "db-7"))
-    assert "resources that you may not speak for" in await refusal(system, decision, "foreign")
+    assert "you may not decide for db-7" in await refusal(system, decision, "foreign")
     assert not system.starts(event)
 
 
