@@ -1,3 +1,3 @@
-"""imds-relay: hears Azure's Scheduled Events, tells everyone who must know, and brings their answer back."""
+"""imds-relay polls Azure Scheduled Events, publishes changes and forwards approvals to Azure."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,7 @@
-"""What every test may ask for: a RabbitMQ to use, one to mistreat, names that no other test has, and a browser."""
+"""Fixtures for every test: a shared and a private RabbitMQ, an unused exchange, and a browser.
+
+It also gives the files that share a costly fixture to the same worker of pytest-xdist.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ import relay.config  # noqa: F401  # declares the principals of the chat platfor
 from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
-# On a shared core a slow example says nothing.
+# A slow example on a shared core is no sign of a defect.
 settings.register_profile("relay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relay")
 
@@ -35,25 +38,31 @@ GROUPS = {
     "RabbitMQ": (re.compile(r"\bbroker: Reachable"), None),
     "browser": (re.compile(r"\b(browser: Browser|page: Page)\b"), None),
 }
-"""Groups of files that share a costly fixture, the longest first: the parameters of their tests, and their folder where it counts."""
+"""Groups of files that share a costly fixture, the slowest group first.
+
+Each has a pattern for the parameters of its tests, and the folder of its files, if any.
+"""
 _stderr = pytest.StashKey[int]()
 
 
 class DebugLoop(asyncio.SelectorEventLoop):
-    """An event loop whose debug mode makes every check, and records no traceback for each future and task.
+    """An event loop in debug mode that records no traceback for each future and task.
 
-    Recording them took a third of the CPU time of a test of the API. `PYTHONASYNCIODEBUG=1` brings them back: the message about a
-    task whose error nobody looked at then says where the task was made.
+    The tracebacks took a third of the CPU time of an API test. `PYTHONASYNCIODEBUG=1` turns them
+    on. The message about an unhandled error of a task then says where the task was created.
     """
 
     @override
     def get_debug(self) -> bool:
-        """Whether tracebacks are recorded: whoever records them asks this. The checks ask the attribute that `set_debug` sets."""
+        """Return whether asyncio records tracebacks.
+
+        The checks of debug mode read the attribute that `set_debug` sets instead.
+        """
         return "PYTHONASYNCIODEBUG" in os.environ
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Give every test this event loop."""
+    """Run every test on a `DebugLoop`."""
     return {"debug": DebugLoop}
 
 
@@ -62,10 +71,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stderr] = os.dup(2)
 
 
-class Grouped(LoadFileScheduling):  # type: ignore[misc]  # the same
+class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
     """Gives each worker whole files, and all files of a group to the same worker.
 
-    A RabbitMQ or a browser is started by few workers then. The groups of pytest-xdist's own do not work with pytest 9.2.
+    Fewer workers start a RabbitMQ or a browser then. The own groups of pytest-xdist do not
+    work with pytest 9.2.
     """
 
     @override
@@ -75,26 +85,26 @@ class Grouped(LoadFileScheduling):  # type: ignore[misc]  # the same
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouped | None:
-    """Distribute tests by file as `Grouped` does."""
-    return Grouped(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling | None:
+    """Distribute tests by file as `GroupScheduling` does."""
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what waits longest."""
+    """Run the slowest groups first, then the other journeys, then the rest."""
 
-    def place(item: pytest.Item) -> int:
+    def position(item: pytest.Item) -> int:
         group = _group(item.path)
         return (
             [*GROUPS].index(group) if group else len(GROUPS) + (item.path.parent.name != "journey")
         )
 
-    items.sort(key=place)
+    items.sort(key=position)
 
 
 @functools.cache
 def _group(file: Path) -> str | None:
-    """The group of a file of tests, by the fixtures that it names."""
+    """Return the group of a test file by the fixtures that it names, or None."""
     text = file.read_text(encoding="utf-8")
     for group, (fixtures, folder) in GROUPS.items():
         if fixtures.search(text) and (folder is None or file.parent.name == folder):
@@ -104,15 +114,21 @@ def _group(file: Path) -> str | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """End the run, saying where, when a test that its timeout has ended leaves a task behind that does not end."""
+    """Abort the run with a traceback if the teardown of a test hangs.
 
-    def give_up() -> None:
-        said = f"\n{item.nodeid}: the teardown has not ended within {TEARDOWN_SECONDS:.0f} s; the run ends here\n"
-        os.write(item.config.stash[_stderr], said.encode())
+    It can hang after a timeout, when the test leaves a task that does not end.
+    """
+
+    def abort() -> None:
+        message = (
+            f"\n{item.nodeid}: the teardown did not end within {TEARDOWN_SECONDS:.0f} s. "
+            "The run ends here.\n"
+        )
+        os.write(item.config.stash[_stderr], message.encode())
         faulthandler.dump_traceback(item.config.stash[_stderr])
         os._exit(1)
 
-    timer = threading.Timer(TEARDOWN_SECONDS, give_up)
+    timer = threading.Timer(TEARDOWN_SECONDS, abort)
     timer.daemon = True
     timer.start()
     try:
@@ -124,7 +140,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
-    """A RabbitMQ that runs all the time: leave it as it was, and use names of your own (`exchange`)."""
+    """A running RabbitMQ that all tests share.
+
+    A test leaves it as it was and uses its own names: see `exchange`.
+    """
     if url := os.environ.get("RELAY_TEST_AMQP_URL"):
         yield NamedBroker(url)
         return
@@ -141,34 +160,41 @@ def _private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def own_broker(_private_node: Broker) -> Iterator[Broker]:
-    """A private RabbitMQ, running and well, to stop, kill, freeze or fill; the next test gets it healed, with what it then holds."""
+    """A private RabbitMQ that a test may stop, kill, freeze or fill.
+
+    It is healed before each test, but keeps its queues and messages.
+    """
     _private_node.heal()
     yield _private_node
-    _private_node.thaw()  # whoever still waits for it gets an answer
+    _private_node.thaw()  # the clients that still wait get a response
 
 
 @pytest.fixture
 async def exchange(broker: Reachable) -> AsyncIterator[str]:
-    """An exchange name of this test's own on `broker`; it and what is derived from it are removed afterwards."""
+    """An unused exchange name on `broker`.
+
+    The teardown removes the exchange and the exchanges and queues that are named after it.
+    """
     name = f"relay.test.{secrets.token_hex(6)}"
     yield name
     connection = await aio_pika.connect(broker.amqp_url())
     async with connection, connection.channel() as channel:
-        for queue in (".unrouted", ".dead"):
-            await channel.queue_delete(name + queue)
-        for part in ("", ".unrouted", ".approvals", ".dlx"):
-            await channel.exchange_delete(name + part)
+        for suffix in (".unrouted", ".dead"):
+            await channel.queue_delete(name + suffix)
+        for suffix in ("", ".unrouted", ".approvals", ".dlx"):
+            await channel.exchange_delete(name + suffix)
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Path:
-    """The program of Chromium, which `make test` sees to."""
-    found = executable()
-    if found is None:
+    """The Chromium executable. `make test` installs one if there is none."""
+    path = executable()
+    if path is None:
         raise FileNotFoundError(
-            "expected an installed Chromium, found none: `make test` sees to one, or install the package chromium"
+            "expected an installed Chromium, found none: run `make test`, which installs one, "
+            "or install the package chromium"
         )
-    return found
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -179,7 +205,10 @@ def _browser_address(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 async def browser(_browser_address: str) -> AsyncIterator[Browser]:
-    """A browser without a page; `await browser.new_context(color_scheme="dark", viewport={…})` is a visitor without cookies."""
+    """A browser without a page.
+
+    `await browser.new_context(color_scheme="dark", viewport={…})` makes a visitor without cookies.
+    """
     async with connected(_browser_address) as browser:
         yield browser
 
@@ -188,7 +217,8 @@ async def browser(_browser_address: str) -> AsyncIterator[Browser]:
 async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
     """An empty page of a visitor without cookies.
 
-    The visitor can be told by `@pytest.mark.parametrize("page", [{"color_scheme": "dark"}], indirect=True)`, in words of `new_context`.
+    `@pytest.mark.parametrize("page", [{"color_scheme": "dark"}], indirect=True)` passes
+    arguments to `new_context`.
     """
     context = await browser.new_context(**getattr(request, "param", {}))
     context.set_default_timeout(STEP_MILLISECONDS)

@@ -287,10 +287,10 @@ async def test_the_mode_is_remembered_across_a_restart(tmp_path: Path) -> None:
         await relay.observe(make_event())
         assert (await relay.decide()).status == 503
         notes = await relay.store.read(
-            lambda tx: tx._connection.execute(  # noqa: SLF001
+            lambda tx: tx._connection.execute(  # noqa: SLF001  # the row that only the audit shows
                 "SELECT body FROM journal WHERE kind = 'mode'"
             ).fetchall()
-        )  # noqa: SLF001  # the audit's own row
+        )
         assert b"client:alice" in notes[0][0]
 
 

@@ -1,1 +1,1 @@
-"""Chat: every platform against a server of its API that was written from its public documentation."""
+"""Tests of each chat platform against a server that follows the public API documentation."""

@@ -1,4 +1,7 @@
-"""A program that records and delivers for as long as it lives, and says on its output what was taken. `test_restart` kills it."""
+"""A program that records and delivers until `test_restart` kills it.
+
+It prints every event that a receiver has taken.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dispatcher at work on a real store, with sinks of the tests' own that say what comes to them and answer as told."""
+"""Runs a dispatcher on a real store, with test sinks that note events and answer by script."""
 
 from __future__ import annotations
 
@@ -166,7 +166,8 @@ class RunningDispatcher:
     async def attempts(self, sink: str) -> list[tuple[Any, ...]]:
         """Entry, outcome, status and reason of a sink's attempts, in order."""
         query = (
-            "SELECT entry, outcome, attempt.status, attempt.reason FROM attempt JOIN entry ON entry.id = attempt.entry "
+            "SELECT entry, outcome, attempt.status, attempt.reason "
+            "FROM attempt JOIN entry ON entry.id = attempt.entry "
             "WHERE sink = ? ORDER BY entry, number"
         )
         return await self.store.read(lambda tx: tx._connection.execute(query, (sink,)).fetchall())  # noqa: SLF001  # only people read the log

@@ -1,4 +1,4 @@
-"""Whether a sink as a whole may be tried: what counts as failing, whose turn a probe is, and what hastens it."""
+"""When the relay may try a sink: what counts as a failure, and which entry is the next probe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_so_many_failures_in_a_row_and_it_is_failing_and_that_is_new_once() -> N
 
 
 def test_failures_that_were_under_way_together_count_as_one() -> None:
-    """A connection that breaks takes sixteen deliveries along; that is one failure, and the next pause is a short one."""
+    """A broken connection fails sixteen deliveries. They are one failure: the pause is short."""
     circuit = CircuitBreaker()
     for _ in range(16):
         circuit.record_failure(began=0.0, now=15.0)
@@ -156,7 +156,7 @@ def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
 
 @pytest.mark.parametrize("how", ["failed", "refused"])
 def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(how: str) -> None:
-    """An entry that is refused for good leaves nothing that waits, and the next comes much later."""
+    """A permanently refused entry leaves an empty queue. The next entry comes much later."""
 
     def goes_wrong(circuit: CircuitBreaker, now: float) -> bool:
         circuit.record_start(now)

@@ -345,7 +345,7 @@ async def test_probes_take_the_oldest_and_the_least_tried_in_turns(tmp_path: Pat
         assert set(probes) == {"E-0", "E-1", "E-2", "E-3"}
 
 
-async def test_a_far_side_that_is_gone_disables_the_sink_which_keeps_its_entries_until_it_is_resumed(
+async def test_a_receiver_that_is_gone_disables_the_sink_which_keeps_its_entries_until_resumed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """410: reported once to the other sinks, however many were under way.

@@ -233,7 +233,7 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
 async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(
     tmp_path: Path,
 ) -> None:
-    """What got through and is not written down as delivered yet is sent again after a crash: that are 64 at the most."""
+    """A crash makes the relay resend at most the 64 deliveries that it did not yet record."""
     free, far = threading.Event(), ScriptedSink(hangs)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         relay.dispatcher.worker("bus").set_state("paused", "until all are there")

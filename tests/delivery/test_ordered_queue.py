@@ -1,4 +1,4 @@
-"""Lanes against a model that is too simple to be wrong: a list for each lane, looked through from the start each time."""
+"""Ordered queues against a simple model: a list for each ordering key, scanned from the start."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LanesLaw(RuleBasedStateMachine):
 
     @rule(lane=LANES, type_=TYPES, older=OLDER)
     def push_in_the_place_of_older_ones(self, lane: str, type_: str, older: int) -> None:
-        """Something is recorded that replaces what waits; not what is being sent, and nothing newer."""
+        """A new entry replaces the waiting entries, but no entry in flight and no newer entry."""
         new = self.fresh(lane, type_, older=older)
         modelled = self.model.setdefault(lane, Modelled())
         head = modelled.waiting[0] if modelled.waiting else None

@@ -1,4 +1,4 @@
-"""What the next start takes up: what waits, new sinks, sinks that are gone, dead letters that go out again."""
+"""What a restart takes up: waiting entries, new sinks, removed sinks, redelivered dead letters."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_o
 async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
     tmp_path: Path, lines: int
 ) -> None:
-    """At least once, in order per event: what was taken and not yet written down comes again, and only that."""
+    """Delivery is at least once, in order per event. Only unrecorded deliveries come again."""
     with subprocess.Popen(  # noqa: ASYNC220  # nothing else goes on here meanwhile
         [sys.executable, "-m", "tests.delivery.deliver_until_killed", str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -365,7 +365,7 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
 async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice(
     tmp_path: Path,
 ) -> None:
-    """A chat has messages looked at again as soon as it is connected, and that is before the dispatcher starts."""
+    """A chat sink refreshes messages once connected, which is before the dispatcher starts."""
     far, clock = ScriptedSink(accepts, concurrency=3), SystemClock()
     settings = SinkSettings(kind="test", name="bus")
     async with open_store(

@@ -1,4 +1,4 @@
-"""The retry plan, as laws: what a receiver that was down may count on, and what one that asked for rest gets."""
+"""Properties of the retry plan: when a receiver that was down, or asked for a pause, is tried."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ class Call:
 def calls(
     seconds_left: float, *, elapsed: float, jitters: st.DataObject, failure: Failure = "transient"
 ) -> list[Call]:
-    """Every try up to the first after NotBefore, by a receiver that is down and fails each after so many seconds."""
+    """Return the times of the tries up to the first after NotBefore. Each try fails."""
     made, tries = [Call(seconds_left, 0.0)], 1
     while made[-1].seconds_left > 0 and made[-1].seconds_left - elapsed > 0:
         seconds_left = made[-1].seconds_left - elapsed
@@ -270,7 +270,10 @@ def calls(
 def test_a_receiver_that_is_down_is_called_all_the_way_to_a_last_call(
     seconds_left: float, elapsed: float, data: st.DataObject
 ) -> None:
-    """The whole run: within two seconds, never a gap over 8 s in the window or 60 s before it, and a call in the last 2 s + a try."""
+    """The first retry comes within 2 s. Gaps are at most 8 s in the window and 60 s before it.
+
+    The last try begins in the last 2 s plus the time of a try.
+    """
     made = [
         call for call in calls(seconds_left, elapsed=elapsed, jitters=data) if call.seconds_left > 0
     ]

@@ -81,7 +81,7 @@ async def test_long_before_notbefore_it_is_tried_every_minute_and_in_time(tmp_pa
         assert late[0] <= 2708
 
 
-async def test_what_comes_to_a_sink_that_has_long_been_down_is_tried_at_once_and_by_its_own_deadline(
+async def test_an_entry_for_a_sink_that_has_long_been_down_is_tried_at_once_and_by_its_own_deadline(
     tmp_path: Path,
 ) -> None:
     """The pause was fitted to what waited before, five minutes by then."""
@@ -215,7 +215,7 @@ async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after
 
 
 async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: Path) -> None:
-    """A probe of a sink that was down is answered 401: the far side is there, and each event rests by itself."""
+    """A probe of a sink that was down gets 401. The receiver is up: each event waits by itself."""
     clock = SteppedClock()
 
     async def down_then_refusing(_: CloudEvent) -> Receipt:
@@ -245,7 +245,7 @@ async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: 
 async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_once(
     tmp_path: Path,
 ) -> None:
-    """Without a NotBefore ahead each is parked at its first such answer, and none waits for a probe's turn."""
+    """Without a NotBefore ahead, the first 401 parks each entry. No entry waits for a probe."""
     clock = SteppedClock()
     drain = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
@@ -264,7 +264,7 @@ async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_o
 async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
     tmp_path: Path,
 ) -> None:
-    """It is no probe: each refusal of it would let everything else loose on a far side that is down."""
+    """It is no probe: each refusal would release all other entries to a receiver that is down."""
     clock = SteppedClock()
 
     async def refused_or_down(event: CloudEvent) -> Receipt:

@@ -1,4 +1,7 @@
-"""Events and documents as strategies, from alphabets so small that they meet each other, and as Azure would write them."""
+"""Hypothesis strategies for events and documents, in Azure's format.
+
+Their alphabets are small, so that equal values are frequent.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _is_rfc_3339(text: object) -> bool:
 
 
 def strict(kind: EventDefinition) -> Draft202012Validator:
-    """The schema that is shipped, but without room for what nobody named: what we write holds nothing else."""
+    """The shipped schema, but with additional properties forbidden: we write none."""
     closed = copy.deepcopy(event_schema(kind))
     closed["additionalProperties"] = False
     closed["properties"]["data"]["additionalProperties"] = False

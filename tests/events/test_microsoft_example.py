@@ -1,4 +1,4 @@
-"""The four documents on Microsoft's page, "Azure Metadata Service: Scheduled Events", section on example responses."""
+"""The four example documents of Microsoft's page "Azure Metadata Service: Scheduled Events"."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ EVENT = """{
                       "WestNO_1"
                   ],
     "NotBefore":  "%s",
-    "Description":  "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+    "Description":  "%s",
     "EventSource":  "Platform",
     "DurationInSeconds":  5
 }"""
-DOCUMENTS = [
-    '{"DocumentIncarnation":  1, "Events":  [ ] }',
-    f'{{"DocumentIncarnation":  2, "Events":  [ {EVENT % ("Scheduled", "Mon, 11 Apr 2022 22:26:58 GMT")} ] }}',
-    f'{{"DocumentIncarnation":  3, "Events":  [ {EVENT % ("Started", "")} ] }}',
-    '{"DocumentIncarnation":  4, "Events":  [ ] }',
-]
 DESCRIPTION = (
     "Virtual machine is being paused because of a memory-preserving Live Migration operation."
 )
+SCHEDULED = EVENT % ("Scheduled", "Mon, 11 Apr 2022 22:26:58 GMT", DESCRIPTION)
+STARTED = EVENT % ("Started", "", DESCRIPTION)
+DOCUMENTS = [
+    '{"DocumentIncarnation":  1, "Events":  [ ] }',
+    f'{{"DocumentIncarnation":  2, "Events":  [ {SCHEDULED} ] }}',
+    f'{{"DocumentIncarnation":  3, "Events":  [ {STARTED} ] }}',
+    '{"DocumentIncarnation":  4, "Events":  [ ] }',
+]
 
 
 def told() -> list[list[CloudEvent]]:

@@ -36,8 +36,12 @@ SCRAPS = st.sampled_from(
 
 
 @given(
-    st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2200, 1, 1), timezones=ZONES)
-)  # noqa: DTZ001  # bounds are naive here
+    st.datetimes(
+        min_value=datetime(1900, 1, 1),  # noqa: DTZ001  # Hypothesis wants naive bounds
+        max_value=datetime(2200, 1, 1),  # noqa: DTZ001  # the same
+        timezones=ZONES,
+    )
+)
 def test_a_moment_that_was_written_is_read_again(moment: datetime) -> None:
     text = format_rfc3339(moment)
     assert text.endswith("Z")

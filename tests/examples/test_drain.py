@@ -1,4 +1,4 @@
-"""The programs that drain machines, in three languages, reject what is no event and go on to the real messages behind it."""
+"""The example programs that drain machines reject invalid messages and go on to the next ones."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ RUBBISH = (
 
 
 def command_of(program: str, folder: Path) -> list[str]:
-    """Return what runs a program, after its packages were fetched, at the versions that are locked here."""
+    """Fetch the packages of a program at locked versions and return the command that runs it."""
     if program == "drain.py":
         return [sys.executable, str(PROGRAMS / program)]
     tool, get, command = {
@@ -154,7 +154,10 @@ async def running(
 async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(
     program: str, tmp_path: Path, broker: Reachable
 ) -> None:
-    """All of it waits in the queue before the program starts, an event of another type and an event to approve last."""
+    """All messages wait in the queue before the program starts.
+
+    The last two are an event of another type and an event to approve.
+    """
     command = await asyncio.to_thread(command_of, program, tmp_path)
     async with (
         await aio_pika.connect(broker.amqp_url()) as connection,

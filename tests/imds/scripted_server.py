@@ -1,4 +1,7 @@
-"""A real HTTP server on loopback that answers byte by byte as a test says, and remembers what it was asked."""
+"""A real HTTP server on loopback whose responses a test scripts byte by byte.
+
+It remembers every request.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ EMPTY = b'{"DocumentIncarnation":1,"Events":[]}'
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request as it arrived. ``at`` is monotonic, in seconds; ``peer`` the port it came from."""
+    """A request as it arrived.
+
+    ``at`` is the monotonic time in seconds, ``peer`` the port of the client.
+    """
 
     method: str
     target: str
@@ -31,9 +37,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to answer. ``body`` alone decides Content-Length unless ``headers`` do; ``raw`` replaces all of it.
+    """A scripted response.
 
-    ``pause`` is in seconds before the answer, ``drip`` between its single bytes of body. ``then`` is what becomes of the connection.
+    Content-Length is that of ``body`` unless ``headers`` set it. ``raw`` replaces the whole
+    response. ``pause`` is the seconds before the response, ``drip`` those between two bytes of the
+    body. ``then`` is what happens to the connection afterwards.
     """
 
     body: bytes = EMPTY
@@ -60,7 +68,7 @@ Script = Callable[[Asked], Answer]
 
 
 class FarSide:
-    """The server. ``answer`` is called for each request, or is the one answer to all of them."""
+    """The server. ``answer`` is the response to all requests, or is called for each request."""
 
     def __init__(self, answer: Answer | Script, clock: Clock) -> None:
         self.answer = answer
@@ -74,7 +82,7 @@ class FarSide:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        # Who hangs up, and the end of the test, are no errors of the far side.
+        # A client that hangs up and the end of the test are no errors of the server.
         with contextlib.suppress(
             ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
         ):
@@ -145,9 +153,12 @@ async def _request(
 async def far_side(
     answer: Answer | Script | None = None, clock: Clock | None = None
 ) -> AsyncIterator[FarSide]:
-    """Serve on a free port of loopback until the block ends; ``clock``: by which it notes when it was asked."""
+    """Serve on a free loopback port until the block ends.
+
+    ``clock`` gives the times of the requests.
+    """
     side = FarSide(answer or Answer(), clock or SystemClock())
-    server = await asyncio.start_server(side._serve, "127.0.0.1", 0)  # noqa: SLF001 - one class and its own context manager
+    server = await asyncio.start_server(side._serve, "127.0.0.1", 0)  # noqa: SLF001  # the context manager belongs to the class
     side.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield side
@@ -158,6 +169,6 @@ async def far_side(
 
 
 def one_after_the_other(*answers: Answer) -> Script:
-    """Answer the first request with the first, and so on; the last one goes on."""
-    left = list(answers)
-    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+    """Return a script that gives the responses in order and repeats the last."""
+    remaining = list(answers)
+    return lambda _: remaining.pop(0) if len(remaining) > 1 else remaining[0]

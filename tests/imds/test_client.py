@@ -35,8 +35,11 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 
 @contextlib.asynccontextmanager
 async def client_of(
-    url: str, *, timeout: float = 60.0, first_timeout: float = 60.0
-) -> AsyncIterator[ImdsClient]:  # noqa: ASYNC109 - the settings' own names
+    url: str,
+    *,
+    timeout: float = 60.0,  # noqa: ASYNC109  # the setting's own name
+    first_timeout: float = 60.0,
+) -> AsyncIterator[ImdsClient]:
     settings = SourceSettings(url=url, timeout=timeout, first_timeout=first_timeout)
     async with ImdsClient(settings, SystemClock()) as client:
         yield client

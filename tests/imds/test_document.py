@@ -68,7 +68,7 @@ def test_bytes_are_a_document_or_a_document_error(anything: bytes) -> None:
     )
 )
 def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: object) -> None:
-    """Nothing that was parsed may fail later: its revision, its JSON and its way through the store all work."""
+    """A parsed event never fails later: its revision, JSON and copy in the store are valid."""
     try:
         document = parse_document(json.dumps(anything).encode())
     except DocumentError:
@@ -228,7 +228,10 @@ def test_started_is_known_in_any_case(status: str) -> None:
     ],
 )
 def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None) -> None:
-    """Azure says -1 for unknown; garbage is unknown too, and a fraction is rounded up: no rule takes 8.1 s for 8."""
+    """Azure writes -1 for unknown. Garbage is unknown too.
+
+    A fraction is rounded up, so that no rule takes 8.1 s for 8.
+    """
     assert parse_one_event(DurationInSeconds=wrote).duration == seconds
 
 

@@ -1,4 +1,7 @@
-"""The poller over loopback, with every fault the simulator knows; the clock is turned by hand where waiting is long."""
+"""The poller over loopback, with every fault of the simulator.
+
+Tests that would wait for long advance a manual clock.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,10 @@ async def rig(
     last_read: datetime | None = None,
     chance: Callable[[], float] = lambda: 0.0,
 ) -> AsyncIterator[Rig]:
-    """A poller on a store in a folder; calls time out after ``timeout`` of real time, which no test waits for but where a call hangs."""
+    """Run a poller on a store in a folder. A call times out after ``timeout`` of real time.
+
+    Only the tests of a hanging call wait for that.
+    """
     source = SourceSettings.model_validate(
         {"url": url, "interval": interval, "timeout": timeout, "first_timeout": timeout}
     )
@@ -484,7 +490,10 @@ async def outcome(running: Rig) -> tuple[str, str]:
     return ended.data["outcome"], ended.data["evidence"]
 
 
-SCHEDULED = b'{"Events": [{"EventId": "E-1", "EventStatus": "Scheduled", "NotBefore": "2026-04-11T18:00:00Z"}]}'
+SCHEDULED = (
+    b'{"Events": [{"EventId": "E-1", "EventStatus": "Scheduled",'
+    b' "NotBefore": "2026-04-11T18:00:00Z"}]}'
+)
 NOTHING = b'{"Events": []}'
 CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
 
@@ -496,7 +505,7 @@ CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
 async def test_polling_that_paused_for_too_long_tells_no_cancellation(
     tmp_path: Path, expected: tuple[str, str], interval: str, seconds: float
 ) -> None:
-    """Longer than three intervals, or five seconds, the longer of the two. Here one call took so long."""
+    """Too long is more than three intervals and five seconds. A slow call takes that long."""
     clock, pause = ManualClock(), float(interval.removesuffix("s"))
 
     def script(_: object) -> Answer:
@@ -587,9 +596,8 @@ async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorde
     tmp_path: Path,
 ) -> None:
     async with simulated(tmp_path) as (running, sim):
-        connection = (
-            running.store._state_file.connection
-        )  # as a disk that is mounted read-only after an error
+        # A disk that is mounted read-only after an error behaves like this.
+        connection = running.store._state_file.connection  # noqa: SLF001
         connection.execute("PRAGMA query_only = ON")
         event = sim.schedule(Plan())
         await running.polled(2)

@@ -1,4 +1,7 @@
-"""From documents to the journal, on a real file: what is told, under which ids, and how an event is said to have ended."""
+"""The recorder turns documents into journal rows on a real file.
+
+The tests check which events it records, their ids, and the outcome of an event that ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A way to the broker that a test can hold in either direction, or cut."""
+"""A proxy in front of RabbitMQ whose traffic a test can hold in either direction, or cut."""
 
 from __future__ import annotations
 
@@ -14,47 +14,50 @@ from tests.rabbitmq import Broker
 
 
 @dataclass(slots=True)
-class Way:
-    """A way from a relay to the broker and back. What is not set is held: nothing arrives that goes that way."""
+class HeldConnection:
+    """A TCP proxy between a relay and RabbitMQ.
+
+    It holds the data of a direction while the event of that direction is not set.
+    """
 
     broker_port: int
     url: str = ""
     there: asyncio.Event = field(default_factory=asyncio.Event)
     back: asyncio.Event = field(default_factory=asyncio.Event)
-    carrying: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take up a connection."""
-        task = asyncio.create_task(self._carry(reader, writer))
-        self.carrying.add(task)
-        task.add_done_callback(self.carrying.discard)
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward a connection that was accepted."""
+        task = asyncio.create_task(self._forward(reader, writer))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner, outer = await asyncio.open_connection("127.0.0.1", self.broker_port)
-        there = asyncio.create_task(self._pass(reader, outer, self.there))
-        back = asyncio.create_task(self._pass(inner, writer, self.back))
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        broker_reader, broker_writer = await asyncio.open_connection("127.0.0.1", self.broker_port)
+        to_broker = asyncio.create_task(self._copy(reader, broker_writer, self.there))
+        to_relay = asyncio.create_task(self._copy(broker_reader, writer, self.back))
         try:
-            await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({to_broker, to_relay}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task, end in ((there, outer), (back, writer)):
+            for task, target in ((to_broker, broker_writer), (to_relay, writer)):
                 task.cancel()
-                end.transport.abort()
-                end.close()
+                target.transport.abort()
+                target.close()
 
     def let_one_back(self) -> None:
-        """Let pass what the broker said at once, and hold what it says next."""
+        """Pass on the data that the broker has sent, and hold the data that it sends next."""
         self.back.set()
         self.back.clear()
 
     async def cut(self) -> None:
-        """End every connection, as the kernel does for a process that was killed."""
-        for task in self.carrying:
+        """End every connection, as the kernel does for a killed process."""
+        for task in self.tasks:
             task.cancel()
-        if self.carrying:
-            await asyncio.wait(self.carrying)
+        if self.tasks:
+            await asyncio.wait(self.tasks)
 
     @staticmethod
-    async def _pass(
+    async def _copy(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event
     ) -> None:
         with contextlib.suppress(OSError):
@@ -64,12 +67,12 @@ class Way:
 
 
 @asynccontextmanager
-async def way_to(broker: Broker) -> AsyncIterator[Way]:
-    """A listener that carries connections to the broker."""
-    way = Way(broker.port)
-    way.there.set()
-    way.back.set()
-    async with await asyncio.start_server(way.carry, "127.0.0.1", 0) as server:
-        way.url = str(URL(broker.amqp_url()).with_port(server.sockets[0].getsockname()[1]))
-        yield way
-        await way.cut()
+async def way_to(broker: Broker) -> AsyncIterator[HeldConnection]:
+    """Run a proxy to the broker that holds nothing at first."""
+    proxy = HeldConnection(broker.port)
+    proxy.there.set()
+    proxy.back.set()
+    async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as server:
+        proxy.url = str(URL(broker.amqp_url()).with_port(server.sockets[0].getsockname()[1]))
+        yield proxy
+        await proxy.cut()

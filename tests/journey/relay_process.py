@@ -1,4 +1,7 @@
-"""A relay as its users run it: the real command, a configuration file, signals and kills; and a receiver that checks."""
+"""Runs the relay as its users do: the real command, a configuration file, signals and kills.
+
+It also has a webhook receiver that verifies signatures.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ async def eventually(
     every: float = 0.02,
     what: str = "",
 ) -> None:
-    """Wait until the condition holds. Fails where it takes too long."""
+    """Wait until the condition holds. Fails after ``within`` seconds."""
     async with asyncio.timeout(within) as limit:
         while True:
             holds = condition()
@@ -42,13 +45,16 @@ async def eventually(
 
 
 def name_of(event: dict[str, Any]) -> str:
-    """``<family>.<change>``."""
+    """Return the short type of an event: ``<family>.<change>``."""
     return str(event["type"]).removeprefix("io.imdsrelay.").removesuffix(".v1")
 
 
 @dataclass(slots=True)
 class Inbox:
-    """A webhook receiver that verifies every signature with the reference library, and remembers what came, in order."""
+    """A webhook receiver that verifies signatures with the reference library.
+
+    It keeps every valid event in the order of arrival.
+    """
 
     url: str = ""
     status: int = 204
@@ -57,7 +63,7 @@ class Inbox:
     on_event: Callable[[dict[str, Any]], None] | None = None
 
     def types_of(self, event_id: str) -> list[str]:
-        """The types that came about one event, repeats left out, in the order of arrival."""
+        """Return the types of the events about an EventId, in the order of arrival, without repeats."""
         seen = {
             event["id"]: event["type"].split(".", 2)[2].removesuffix(".v1")
             for event in self.events
@@ -66,14 +72,14 @@ class Inbox:
         return list(seen.values())
 
     def by_subject(self) -> dict[str, list[dict[str, Any]]]:
-        """What came, repeats left out, by EventId."""
-        found: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        """Return the events that arrived by EventId, without repeats."""
+        received: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         for event in self.events:
-            found[event.get("subject", "")].setdefault(event["id"], event)
-        return {subject: list(events.values()) for subject, events in found.items()}
+            received[event.get("subject", "")].setdefault(event["id"], event)
+        return {subject: list(events.values()) for subject, events in received.items()}
 
     async def receive(self, request: web.Request) -> web.Response:
-        """The handler."""
+        """Answer 401 to a forged request; otherwise keep the event and answer ``status``."""
         body = await request.read()
         try:
             Webhook(SECRET).verify(body, dict(request.headers))
@@ -90,7 +96,7 @@ class Inbox:
 
 @asynccontextmanager
 async def inbox(port: int = 0) -> AsyncIterator[Inbox]:
-    """A receiver that listens."""
+    """Run a receiver on a loopback port."""
     box = Inbox()
     application = web.Application()
     application.router.add_post("/", box.receive)
@@ -106,7 +112,7 @@ async def inbox(port: int = 0) -> AsyncIterator[Inbox]:
 
 @dataclass(slots=True)
 class RelayProcess:
-    """One relay in a directory of its own; it can be killed and started again on the same store."""
+    """A relay in its own directory. A test can kill it and start it again on the same store."""
 
     directory: Path
     document: dict[str, Any]
@@ -122,16 +128,16 @@ class RelayProcess:
 
     @property
     def log(self) -> str:
-        """Everything that it wrote, over all its lives."""
+        """The output of the relay since its first start."""
         return (self.directory / "log").read_text(encoding="utf-8")
 
     @property
     def url(self) -> str:
-        """Where its API listens."""
+        """The base URL of its API."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, *, ready: bool = True) -> None:
-        """Start it; wait until it is ready, unless told not to."""
+        """Start the relay. Wait until it is ready if ``ready`` is true."""
         self.port = self.port or reserve(1)[0]
         document = {"store": {"path": str(self.store)}, "api": {}, **self.document}
         document["api"] = {"listen": f"127.0.0.1:{self.port}", **document["api"]}
@@ -153,52 +159,51 @@ class RelayProcess:
             await eventually(self.ready)
 
     async def ready(self) -> bool:
-        """Whether it says that it is ready. Fails when it has ended."""
+        """Return whether /readyz answers 200. Fails if the process has ended."""
         assert self.process is not None
         assert self.process.returncode is None, self.log
         try:
             async with (
                 aiohttp.ClientSession() as session,
-                session.get(f"{self.url}/readyz") as answer,
+                session.get(f"{self.url}/readyz") as response,
             ):
-                return answer.status == 200
+                return response.status == 200
         except aiohttp.ClientError:
             return False
 
     async def kill(self) -> None:
-        """End it as a power cut would."""
+        """End the process with SIGKILL."""
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
 
     async def stop(self) -> int:
-        """End it as systemd does; its exit code."""
+        """End the process with SIGTERM, as systemd does. Return its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(
-            10 + 15
-        ):  # that it takes ten at the most is promised; the rest is for a machine that stands still
+        # The relay promises to end within 10 s. The other 15 s are for a machine that stalls.
+        async with asyncio.timeout(10 + 15):
             return await self.process.wait()
 
     async def call(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
-        """One call to its API with the key; status and JSON."""
-        sent = {"Authorization": f"Bearer {KEY}", **(headers or {})}
+        """Call the API with the test key. Return the status and the JSON body."""
+        all_headers = {"Authorization": f"Bearer {KEY}", **(headers or {})}
         async with (
             aiohttp.ClientSession() as session,
-            session.request(method, self.url + path, json=body, headers=sent) as answer,
+            session.request(method, self.url + path, json=body, headers=all_headers) as response,
         ):
-            text = await answer.read()
-            return answer.status, orjson.loads(text) if text else None
+            text = await response.read()
+            return response.status, orjson.loads(text) if text else None
 
 
 @asynccontextmanager
 async def relay(
     directory: Path, document: dict[str, Any], **options: Any
 ) -> AsyncIterator[RelayProcess]:
-    """A relay that runs in this context; whatever happens, it is gone afterwards."""
+    """Make a relay in a directory. The process is killed at the end if it still runs."""
     directory.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240  # a test may wait for the disk
     process = RelayProcess(directory, document, **options)
     try:
@@ -209,7 +214,7 @@ async def relay(
 
 
 def webhook(url: str, name: str = "drain", **more: Any) -> dict[str, Any]:
-    """A webhook sink's section."""
+    """Return the configuration section of a webhook sink."""
     return {
         "kind": "webhook",
         "name": name,
@@ -221,5 +226,5 @@ def webhook(url: str, name: str = "drain", **more: Any) -> dict[str, Any]:
 
 
 def client(name: str = "drain", **more: Any) -> dict[str, Any]:
-    """A client's section, with every right and the key of these tests."""
+    """Return the configuration section of a client with every right and the test key."""
     return {"name": name, "key": KEY, "can": ["read", "approve", "hold", "operate"], **more}

@@ -15,7 +15,7 @@ from relay.simulator import VM, Setup, Simulator
 
 
 class _ClockThatBreaks(SystemClock):
-    """Works until it is told not to: then whoever waits with it fails as by a mistake in the code."""
+    """Works until a test breaks it. Then it raises an error, as a defect in the code would."""
 
     def __init__(self) -> None:
         self.broken = asyncio.Event()

@@ -1,4 +1,4 @@
-"""From a decision to Azure's StartRequest, through kills, hangs and full disks."""
+"""Approvals from the decision to the StartRequest, with kills, hangs and full disks."""
 
 from __future__ import annotations
 
@@ -44,30 +44,31 @@ def _document(sim: Simulator, *sinks: dict[str, Any], **approvals: Any) -> dict[
     }
 
 
-async def _seen(process: RelayProcess, event: Event) -> dict[str, Any]:
-    """The event as the API gives it, once the relay has seen it."""
-    found: dict[str, Any] = {}
+async def _wait_for_event(process: RelayProcess, event: Event) -> dict[str, Any]:
+    """Return the event from the API once the relay has seen it."""
+    event_json: dict[str, Any] = {}
 
-    async def there() -> bool:
+    async def is_known() -> bool:
         status, body = await process.call("GET", f"/v1/events/{event.event_id}")
-        found.update(body if status == 200 else {})
+        event_json.update(body if status == 200 else {})
         return status == 200
 
-    await eventually(there, every=0.2)  # a client may ask ten times a second
-    return found
+    await eventually(is_known, every=0.2)  # a client may call ten times a second
+    return event_json
 
 
-def _wish(seen: dict[str, Any], decision: str = "approve") -> dict[str, Any]:
+def _approval(event_json: dict[str, Any]) -> dict[str, Any]:
     return {
-        "eventId": seen["eventId"],
-        "decision": decision,
-        "revision": seen["revision"],
+        "eventId": event_json["eventId"],
+        "decision": "approve",
+        "revision": event_json["revision"],
         "reason": "drained",
     }
 
 
-async def test_a_vote_starts_the_event_and_everybody_hears_how_it_went(tmp_path: Path) -> None:
-    """The main job, over the API, with what the receiver was told in order."""
+async def test_a_vote_starts_the_event_and_the_receiver_gets_every_change_in_order(
+    tmp_path: Path,
+) -> None:
     async with (
         inbox() as box,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
@@ -75,9 +76,15 @@ async def test_a_vote_starts_the_event_and_everybody_hears_how_it_went(tmp_path:
     ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-        seen = await _seen(process, event)
-        status, answer = await process.call("POST", "/v1/approvals", _wish(seen))
-        assert (status, answer["state"], answer["votes"], answer["required"], answer["rule"]) == (
+        event_json = await _wait_for_event(process, event)
+        status, response = await process.call("POST", "/v1/approvals", _approval(event_json))
+        assert (
+            status,
+            response["state"],
+            response["votes"],
+            response["required"],
+            response["rule"],
+        ) == (
             202,
             "granted",
             1,
@@ -106,14 +113,14 @@ async def test_a_vote_starts_the_event_and_everybody_hears_how_it_went(tmp_path:
 
 
 async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_path: Path) -> None:
-    """Signed by the reference library; the second copy gets the first answer; a forged one gets 401."""
+    """The reference library signs it. The copy gets the first response, a forgery gets 401."""
     async with (
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         relay(tmp_path, _document(sim)) as process,
     ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-        body = orjson.dumps(_wish(await _seen(process, event)))
+        body = orjson.dumps(_approval(await _wait_for_event(process, event)))
         now = datetime.now(UTC)
         headers = {
             "content-type": "application/json",
@@ -121,47 +128,46 @@ async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_pa
             "webhook-timestamp": str(int(now.timestamp())),
             "webhook-signature": Webhook(SECRET).sign("msg_1", now, body.decode()),
         }
-        answers = []
+        responses = []
         async with aiohttp.ClientSession() as session:
             for signed in ({**headers, "webhook-signature": "v1,AAAA"}, headers, headers):
                 async with session.post(
                     f"{process.url}/v1/callbacks/drain", data=body, headers=signed
-                ) as answer:
-                    answers.append((answer.status, await answer.json(content_type=None)))
-        assert [status for status, _ in answers] == [401, 202, 202]
-        assert answers[1][1] == answers[2][1]
+                ) as response:
+                    responses.append((response.status, await response.json(content_type=None)))
+        assert [status for status, _ in responses] == [401, 202, 202]
+        assert responses[1][1] == responses[2][1]
         await sim.approved(event, within=60)
         assert len(sim.start_requests) == 1
 
 
 async def test_an_approval_of_a_state_that_has_changed_starts_nothing(tmp_path: Path) -> None:
-    """409 with the current revision, and no StartRequest."""
+    """The response is 409 with the current revision. No StartRequest is sent."""
     async with (
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         relay(tmp_path, _document(sim)) as process,
     ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-        seen = await _seen(process, event)
+        event_json = await _wait_for_event(process, event)
         sim.update(event, resources=("vm-0", "vm-1"))
 
-        async def changed() -> bool:
-            return bool((await _seen(process, event))["revision"] != seen["revision"])
+        async def has_changed() -> bool:
+            current = await _wait_for_event(process, event)
+            return bool(current["revision"] != event_json["revision"])
 
-        await eventually(changed, every=0.2)
-        status, problem = await process.call("POST", "/v1/approvals", _wish(seen))
+        await eventually(has_changed, every=0.2)
+        status, problem = await process.call("POST", "/v1/approvals", _approval(event_json))
         assert status == 409
-        assert problem["revision"] == (await _seen(process, event))["revision"]
+        assert problem["revision"] == (await _wait_for_event(process, event))["revision"]
         assert not sim.start_requests
 
 
-@pytest.mark.parametrize(
-    "processed", [False, True], ids=["lost on the way there", "lost on the way back"]
-)
+@pytest.mark.parametrize("processed", [False, True], ids=["request is lost", "response is lost"])
 async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event_still_waits(
     tmp_path: Path, *, processed: bool
 ) -> None:
-    """The claim is on disk before the POST, so the next life knows of it."""
+    """The claim is on disk before the POST, so the next start knows of it."""
     async with (
         inbox() as box,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
@@ -176,16 +182,17 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
                 starts_after=0.5 if processed else 1.0,
             )
         )
-        seen = await _seen(process, event)
+        event_json = await _wait_for_event(process, event)
         sim.fault(Fault(kind="hang", on="approval", calls=1, processed=processed))
-        assert (await process.call("POST", "/v1/approvals", _wish(seen)))[0] == 202
+        assert (await process.call("POST", "/v1/approvals", _approval(event_json)))[0] == 202
         await eventually(lambda: len(sim.start_requests) == 1)
         await process.kill()
         if processed:
             await sim.started(event, within=60)
         await process.start()
         if processed:
-            # It started: asking again would be asking for something else. What became of our request is not known.
+            # The event started: another StartRequest would approve something else. The relay does
+            # not know whether Azure took its request.
             await eventually(lambda: "startrequest.failed" in box.types_of(event.event_id))
             assert len(sim.start_requests) == 1
         else:
@@ -202,7 +209,7 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB of the test's own."""
+    """A file system of 16 MiB for this test alone."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "disk"
@@ -214,10 +221,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(
+async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
     tmp_path: Path, small_disk: Path
 ) -> None:
-    """Notices go out from memory, approvals answer 503 and start nothing; with room again all is on record, in order."""
+    """Approvals answer 503 and start nothing. With room again, the journal has all in order."""
     async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         document = {
             **_document(sim, webhook(box.url)),
@@ -226,7 +233,7 @@ async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(
         async with relay(tmp_path / "relay", document) as process:
             await process.start()
             first = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-            seen = await _seen(process, first)
+            event_json = await _wait_for_event(process, first)
             await eventually(lambda: box.types_of(first.event_id) == ["event.scheduled"])
             filler = small_disk / "filler"
             with filler.open("wb", buffering=0) as file:
@@ -240,7 +247,7 @@ async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(
                 lambda: box.types_of(second.event_id) == ["event.scheduled"],
                 what="notice from memory",
             )
-            status, _ = await process.call("POST", "/v1/approvals", _wish(seen))
+            status, _ = await process.call("POST", "/v1/approvals", _approval(event_json))
             assert status == 503
             assert not await process.ready()
             await eventually(
@@ -251,14 +258,16 @@ async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(
             assert not sim.start_requests
             filler.unlink()
             await eventually(process.ready)
-            status, answer = await process.call("POST", "/v1/approvals", _wish(seen))
-            assert (status, answer["state"]) == (202, "granted")
+            status, response = await process.call("POST", "/v1/approvals", _approval(event_json))
+            assert (status, response["state"]) == (202, "granted")
             await sim.approved(first, within=60)
             assert await process.stop() == 0
             connection = open_for_reading(small_disk / "relay.db")
             verify_journal(connection)
-            told = {row.event_key for row in read_rows(connection) if row.kind == "event.scheduled"}
-            assert told == {first.event_id.lower(), second.event_id.lower()}
+            recorded = {
+                row.event_key for row in read_rows(connection) if row.kind == "event.scheduled"
+            }
+            assert recorded == {first.event_id.lower(), second.event_id.lower()}
             waiting = connection.execute(
                 "SELECT count(*) FROM entry WHERE state = 'waiting'"
             ).fetchone()
@@ -267,15 +276,15 @@ async def test_with_a_full_disk_people_still_hear_and_nothing_is_approved(
 
 
 async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path: Path) -> None:
-    """Over HTTP and signed callbacks at once."""
+    """Half of the copies come over HTTP, half as signed callbacks, all at once."""
     async with (
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         relay(tmp_path, _document(sim)) as process,
     ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3.0))
-        wish = _wish(await _seen(process, event))
-        body = orjson.dumps(wish)
+        approval = _approval(await _wait_for_event(process, event))
+        body = orjson.dumps(approval)
         now = datetime.now(UTC)
         signed = {
             "content-type": "application/json",
@@ -289,19 +298,21 @@ async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path:
                 aiohttp.ClientSession() as session,
                 session.post(
                     f"{process.url}/v1/callbacks/drain", data=body, headers=signed
-                ) as answer,
+                ) as response,
             ):
-                return answer.status
+                return response.status
 
         async def call() -> int:
             return (
-                await process.call("POST", "/v1/approvals", wish, {"Idempotency-Key": "msg_200"})
+                await process.call(
+                    "POST", "/v1/approvals", approval, {"Idempotency-Key": "msg_200"}
+                )
             )[0]
 
         statuses = await asyncio.gather(
             *(callback() if number % 2 else call() for number in range(200))
         )
-        assert set(statuses) <= {202, 409, 429}  # 429: that many at once are too many of one client
+        assert set(statuses) <= {202, 409, 429}  # 429: too many calls at once of one client
         assert 202 in statuses
         await sim.started(event, within=60)
         assert len(sim.start_requests) == 1

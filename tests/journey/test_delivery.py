@@ -40,7 +40,7 @@ async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:
 
 
 def _in_order(events: list[dict[str, Any]], wanted: list[str]) -> bool:
-    """Whether the first arrivals about one event came in this order, whatever repeats came later."""
+    """Return whether the first arrivals about an event have this order. Repeats do not count."""
     first: dict[str, str] = {}
     for event in events:
         first.setdefault(event["id"], name_of(event))
@@ -50,7 +50,10 @@ def _in_order(events: list[dict[str, Any]], wanted: list[str]) -> bool:
 async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_through_kills(
     broker: Reachable, exchange: str, tmp_path: Path
 ) -> None:
-    """``kill -9`` in the middle, four times, loses nothing; every signature holds, and each event's story is in order."""
+    """Four kills in the middle lose nothing.
+
+    Every signature is valid, and the changes of each event arrive in order.
+    """
     queue: list[dict[str, Any]] = []
     async with (
         inbox() as box,
@@ -161,7 +164,7 @@ async def test_what_ended_while_the_relay_was_down_is_told_without_a_guess(tmp_p
 
 
 async def test_sigterm_ends_it_within_ten_seconds_though_a_receiver_hangs(tmp_path: Path) -> None:
-    """What could not be sent waits in the store and goes out after the next start, under the same id."""
+    """An undelivered event waits in the store. The next start sends it under the same id."""
     async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         box.status = 503
         async with relay(

@@ -1,6 +1,7 @@
-"""A relay on a machine whose boot is named in a file: `python -m tests.journey.with_boot_id FILE python -m relay run …`.
+"""Runs a relay that reads the boot ID of its machine from a file.
 
-The kernel's own name of the running boot is the one thing that a test cannot change without a reboot.
+Usage: `python -m tests.journey.with_boot_id FILE python -m relay run …`. A test cannot change the
+boot ID of the kernel without a reboot.
 """
 
 from __future__ import annotations
@@ -12,6 +13,6 @@ from relay.cli import main
 from relay.imds import discovery
 
 if __name__ == "__main__":
-    discovery.BOOT_ID_FILE = Path(sys.argv[1])  # where the system names its boot
+    discovery.BOOT_ID_FILE = Path(sys.argv[1])
     sys.argv = ["imds-relay", *sys.argv[5:]]
     main()

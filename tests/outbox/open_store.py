@@ -1,4 +1,4 @@
-"""Stores as tests use them: on a real file, with events to say and a look at what is in the file."""
+"""Opens stores on real files, makes numbered events and reads what a file holds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOW = datetime(2026, 4, 11, 22, 26, 58, tzinfo=UTC)
 def numbered_event(
     number: int = 0, name: str = "event.scheduled", subject: str | None = None, **data: Any
 ) -> CloudEvent:
-    """A CloudEvent; one for every number."""
+    """Return a CloudEvent whose id is the number."""
     subject = subject if subject is not None else f"E-{number}"
     return cloudevent(
         name, subject, {**DATA, "eventId": subject, "notBefore": None, **data}, id=f"{number:032x}"
@@ -37,7 +37,7 @@ def numbered_event(
 
 
 def record_event(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
-    """Work for the store: one event; returns where in the journal it is."""
+    """Return work that records an event and returns its position in the journal."""
 
     def work(tx: Transaction) -> int:
         tx.record(numbered_event(number, **given), at)
@@ -50,7 +50,7 @@ def record_event(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
 async def open_store_in(
     folder: Path, route: Route = BUS, identity: Identity = IDENTITY
 ) -> AsyncIterator[Store]:
-    """The store in a folder, by the name relay.db."""
+    """Open the store ``relay.db`` in a folder."""
     async with open_store(
         StoreSettings(path=folder / "relay.db"), identity, SystemClock(), route
     ) as opened:
@@ -61,7 +61,7 @@ async def open_store_in(
 def open_file_in(
     path: Path, identity: Identity = IDENTITY, now: datetime = NOW
 ) -> Iterator[StateFile]:
-    """The file itself, open."""
+    """Open a state file without a store."""
     file = open_state_file(path, identity, now)
     try:
         yield file
@@ -70,23 +70,23 @@ def open_file_in(
 
 
 def connection_of(tx: Transaction) -> sqlite3.Connection:
-    """What a transaction works with."""
-    return tx._connection  # noqa: SLF001  # for what no method of it does
+    """Return the database connection of a transaction."""
+    return tx._connection  # noqa: SLF001  # for queries that the transaction does not offer
 
 
 async def wait_until(condition: Callable[[], bool], within: float = 60.0) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds. Fails after ``within`` seconds."""
     async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110  # what is waited for has no event
+        while not condition():  # noqa: ASYNC110  # the condition has no event to wait for
             await asyncio.sleep(0.005)
 
 
 def file_names(folder: Path) -> list[str]:
-    """What is in a folder."""
-    return sorted(one.name for one in folder.iterdir())
+    """Return the sorted names of the files in a folder."""
+    return sorted(file.name for file in folder.iterdir())
 
 
 def read_column(path: Path, query: str) -> list[Any]:
-    """The first column of what a query finds, by a connection of its own."""
+    """Run a query on a separate connection and return its first column."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return [row[0] for row in connection.execute(query)]

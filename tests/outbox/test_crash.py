@@ -1,4 +1,4 @@
-"""Killed at any instant: what was acknowledged is there, nothing is there by halves, and the chain holds."""
+"""A relay that is killed at any instant keeps all that it acknowledged and no partial write."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tests.outbox.open_store import open_file_in
 RECORDING = (sys.executable, "-m", "tests.outbox.record_until_killed")
 
 
-def look(folder: Path, said: list[str]) -> int:
-    """Open what a killed relay left, as the next one would; returns how much it had acknowledged."""
-    acknowledged = [line.split() for line in said if line.endswith("\n")]
+def count_acknowledged(folder: Path, output: list[str]) -> int:
+    """Check the file of a killed relay. Return how many lines it had acknowledged."""
+    acknowledged = [line.split() for line in output if line.endswith("\n")]
     path = folder / "relay.db"
-    with open_file_in(path) as file:
-        assert file.trusted
-        count = verify_journal(file.connection)[1]
-    assert not [one for one in folder.iterdir() if "set-aside" in one.name]
+    with open_file_in(path) as state_file:
+        assert state_file.trusted
+        count = verify_journal(state_file.connection)[1]
+    assert not [file for file in folder.iterdir() if "set-aside" in file.name]
     with contextlib.closing(sqlite3.connect(path)) as connection:
         positions = {position for (position,) in connection.execute("SELECT position FROM journal")}
         assert positions == set(range(1, count + 1))
-        assert {int(number) for what, number in acknowledged if what == "recorded"} <= positions
-        halves = connection.execute(
+        assert {int(number) for verb, number in acknowledged if verb == "recorded"} <= positions
+        incomplete = connection.execute(
             "SELECT position, count(*) FROM entry GROUP BY position HAVING count(*) != 2"
         ).fetchall()
-        assert not halves
+        assert not incomplete
         assert connection.execute("SELECT count(DISTINCT position) FROM entry").fetchone() == (
             count,
         )
@@ -40,7 +40,7 @@ def look(folder: Path, said: list[str]) -> int:
             entry
             for (entry,) in connection.execute("SELECT id FROM entry WHERE state = 'delivered'")
         }
-        assert {int(number) for what, number in acknowledged if what == "settled"} <= delivered
+        assert {int(number) for verb, number in acknowledged if verb == "settled"} <= delivered
     return len(acknowledged)
 
 
@@ -50,12 +50,15 @@ def look(folder: Path, said: list[str]) -> int:
 )
 @pytest.mark.parametrize(
     ("begun", "sync"),
-    [*((False, sync) for sync in (1, 3, 6, 9)), *((True, sync) for sync in (1, 2, 3, 4, 5, 8, 20))],
+    [
+        *(pytest.param(False, sync, id=f"fresh file, {sync}") for sync in (1, 3, 6, 9)),
+        *(pytest.param(True, sync, id=f"old file, {sync}") for sync in (1, 2, 3, 4, 5, 8, 20)),
+    ],
 )
 def test_killed_at_any_sync_nothing_acknowledged_is_lost(
     tmp_path: Path, begun: bool, sync: int
 ) -> None:
-    """Of a fresh file the first dozen are those of making it."""
+    """With a fresh file, the first dozen syncs are those that create it."""
     if begun:
         with open_file_in(tmp_path / "relay.db"):
             pass
@@ -75,7 +78,7 @@ def test_killed_at_any_sync_nothing_acknowledged_is_lost(
     ]
     ended = subprocess.run(command, stdout=subprocess.PIPE, check=False, text=True)
     assert ended.returncode in (-9, 137)
-    acknowledged = look(tmp_path, ended.stdout.splitlines(keepends=True))
+    acknowledged = count_acknowledged(tmp_path, ended.stdout.splitlines(keepends=True))
     assert acknowledged >= (sync - 4 if begun else 0)
 
 
@@ -85,7 +88,7 @@ def test_killed_at_any_time_nothing_acknowledged_is_lost(tmp_path: Path, lines: 
         [*RECORDING, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as recording:
         assert recording.stdout is not None
-        said = [recording.stdout.readline() for _ in range(lines)]
+        output = [recording.stdout.readline() for _ in range(lines)]
         recording.kill()
-        said += recording.stdout.readlines()
-    assert look(tmp_path, said) >= lines
+        output += recording.stdout.readlines()
+    assert count_acknowledged(tmp_path, output) >= lines

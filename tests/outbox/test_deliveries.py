@@ -156,7 +156,8 @@ def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
         (entries[1].id, 2, 204, None, None, "2026-04-11T22:27:58.500000Z"),
     ]
     logged = connection_of(tx).execute(
-        "SELECT entry, number, at, took, outcome, status, reason, answer FROM attempt ORDER BY entry, number"
+        "SELECT entry, number, at, took, outcome, status, reason, answer FROM attempt "
+        "ORDER BY entry, number"
     )
     assert logged.fetchall() == [
         (entries[1].id, 1, "2026-04-11T22:26:58.000000Z", 0.25, "deferred", 503, "no", None),
@@ -205,7 +206,7 @@ def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: T
 
 
 def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transaction) -> None:
-    """Else it would be given up again at its first failure, after a restart too; when it was recorded stays known."""
+    """Its age starts anew, or the first failure would park it again. The log keeps `recorded`."""
     bus, _ = tell(tx, 1)
     tx.deliveries.defer(
         bus.id,
@@ -264,7 +265,10 @@ def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> N
 
 
 def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transaction) -> None:
-    """Deliveries after ``retain``, the journal after ``audit_retain``; what waits, however old, is kept with its event."""
+    """Deliveries go after ``retain``, journal rows after ``audit_retain``.
+
+    A waiting delivery and its event stay, however old they are.
+    """
     settings = StoreSettings(retain=86400.0, audit_retain=10 * 86400.0)
     waits, delivered = tell(tx, 1), tell(tx, 2)
     tx.deliveries.log_attempt(delivered[0].id, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))

@@ -197,7 +197,7 @@ def test_a_file_that_does_not_say_whose_it_is_is_corrupt(tmp_path: Path, stateme
 
 
 def test_the_log_of_a_file_that_somebody_else_has_open_is_set_aside_with_it(tmp_path: Path) -> None:
-    """What it holds was not moved into the file, since the file is in use; and it is none of the fresh one's."""
+    """The rows of the log are not in the file yet, and they do not belong to the fresh file."""
     path = tmp_path / "relay.db"
     begin(path, Identity("another-scope", None))
     with contextlib.closing(sqlite3.connect(path)) as shell:
@@ -243,7 +243,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[int, int]]
 ) -> None:
-    """Either it is used as it is, or it is set aside untouched, or it claims to be newer and is refused."""
+    """The relay uses the file, sets it aside unchanged, or refuses it as newer."""
     folder = tmp_path_factory.mktemp("flips")
     path = folder / "relay.db"
     data = bytearray(whole.read_bytes())
@@ -313,7 +313,7 @@ def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) 
     ids=["vm", "scope", "scope, with no vm to compare"],
 )
 def test_another_ones_file_is_set_aside(tmp_path: Path, other: Identity) -> None:
-    """A cloned image or a restored disk would send another VM's notices again, and its votes would count here.
+    """A cloned disk would send another VM's notices again, and its votes would count for this VM.
 
     See docs/protocol.md#a-copied-disk.
     """
@@ -390,7 +390,8 @@ def test_a_newer_relays_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     content = path.read_bytes()
     with pytest.raises(
         StoreTooNew,
-        match=f"expected a file of version {SCHEMA_VERSION} or older, got version {SCHEMA_VERSION + 1} of a newer",
+        match=f"expected a file of version {SCHEMA_VERSION} or older, "
+        f"got version {SCHEMA_VERSION + 1} of a newer",
     ):
         open_state_file(path, IDENTITY, NOW)
     assert (path.read_bytes(), set_aside(path)) == (content, [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +23,7 @@ ROWS = 6
 
 
 def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
-    """So many rows, one a minute; returns the heads that were seen on the way, the first of an empty journal."""
+    """Append rows, one a minute. Return every head, beginning with the empty journal's."""
     journal = Journal(connection)
     heads = [journal.head()]
     for number in range(count):
@@ -95,8 +95,9 @@ def test_any_changed_column_of_any_row_is_found(
     journal.execute("SAVEPOINT before")
     try:
         before = journal.execute(
-            f"SELECT {column_} FROM journal WHERE position = ?", (position,)
-        ).fetchone()[0]  # noqa: S608  # our own names
+            f"SELECT {column_} FROM journal WHERE position = ?",  # noqa: S608  # our own names
+            (position,),
+        ).fetchone()[0]
         taken = (
             column_ == "position"
             and journal.execute("SELECT 1 FROM journal WHERE position = ?", (value,)).fetchone()
@@ -116,7 +117,7 @@ def test_any_changed_column_of_any_row_is_found(
 def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
     tmp_path: Path, position: int
 ) -> None:
-    """Each hash covers all that came before: whoever changes one row has to change every later one, and the head."""
+    """Each hash covers all earlier rows. A forger must change every later row and the head too."""
     with filled(tmp_path / "relay.db") as (connection, heads):
         row = list(read_rows(connection))[position - 1]
         fitting = row_hash(
@@ -200,7 +201,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connec
 
 
 def test_a_journal_that_was_written_anew_is_found_by_a_head_that_was_seen(tmp_path: Path) -> None:
-    """Whoever may write the file can make a chain that holds; not one that ends as the old one did."""
+    """A forger with write access can make a valid chain, but not one with the same last hash."""
     with open_file_in(tmp_path / "one.db") as file:
         seen = fill(file.connection)[3]
     with open_file_in(tmp_path / "other.db") as file:
@@ -224,8 +225,22 @@ def test_text_that_is_no_text_is_a_broken_journal_and_no_crash(tmp_path: Path) -
         "UPDATE journal SET position = 99 WHERE position = 2",
         "DELETE FROM journal WHERE position = 2",
         "DELETE FROM journal",
-        "INSERT OR REPLACE INTO journal SELECT position, at, kind, event_key, transition, x'', hash FROM journal WHERE position = 2",
-        "INSERT INTO journal SELECT 0, at, kind, event_key, transition, body, hash FROM journal WHERE position = 2",
+        (
+            "INSERT OR REPLACE INTO journal SELECT position, at, kind, event_key, transition, x'',"
+            " hash FROM journal WHERE position = 2"
+        ),
+        (
+            "INSERT INTO journal SELECT 0, at, kind, event_key, transition, body, hash"
+            " FROM journal WHERE position = 2"
+        ),
+    ],
+    ids=[
+        "change a body",
+        "move a row",
+        "delete a row",
+        "delete all rows",
+        "replace a row",
+        "insert before the first row",
     ],
 )
 def test_the_table_only_grows_at_its_end(tmp_path: Path, statement: str) -> None:
@@ -321,15 +336,13 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
             numbered_event(3, subject="E").body,
             event_key="e",
         )
-        ids: Callable[[int], str] = lambda number: (
-            numbered_event(number).id
-        )  # shorter here than a function
-        assert [one.id for one in journal.history("e", "")] == [ids(1), ids(2), ids(3)]
-        assert [one.id for one in journal.history("e", "2026-04-11T23")] == [ids(2), ids(3)]
-        assert [(at, one.id) for at, one in journal.events_after(0, 2)] == [
-            (1, ids(1)),
-            (4, ids(2)),
-        ]
+        ids = {number: numbered_event(number).id for number in (1, 2, 3)}
+        history = journal.history("e", "")
+        assert [event.id for event in history] == [ids[1], ids[2], ids[3]]
+        recent_history = journal.history("e", "2026-04-11T23")
+        assert [event.id for event in recent_history] == [ids[2], ids[3]]
+        page = journal.events_after(0, 2)
+        assert [(position, event.id) for position, event in page] == [(1, ids[1]), (4, ids[2])]
         assert journal.last_change_position("e") == 4
         assert journal.last_change_position("f") is None
         with pytest.raises(KeyError):

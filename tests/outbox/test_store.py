@@ -126,7 +126,7 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
 async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(
     tmp_path: Path, mistake: object, fail_open: bool
 ) -> None:
-    """Else one such piece of work would be tried again for ever, and nothing would be approved meanwhile."""
+    """Otherwise the store would retry that work for ever and refuse every approval meanwhile."""
     async with open_store_in(tmp_path) as kept:
         with pytest.raises((sqlite3.Error, OverflowError, KeyError)):
             await kept.transact(mistake, fail_open=fail_open)  # type: ignore[arg-type]  # the cases are work
@@ -196,7 +196,8 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
     async with open_store_in(tmp_path) as kept:
         changes: list[str | None] = []
         kept.listeners.write_error_changed.append(changes.append)
-        kept._commit = None  # type: ignore[assignment,method-assign]  # calling it is such a mistake
+        # Calling it raises a TypeError, as a mistake in the code would.
+        kept._commit = None  # type: ignore[assignment,method-assign]  # noqa: SLF001
         first, second = kept.submit(record_event(1), fail_open=True), kept.submit(record_event(2))
         for future in (first, second):
             with pytest.raises(StoreUnavailable, match="thread of the state file has failed"):

@@ -1,4 +1,7 @@
-"""A disk that cannot be written: notices go out from memory, approvals are refused, and nothing of it is forgotten."""
+"""A disk that rejects writes: the relay sends notices from memory and refuses approvals.
+
+It records the notices once the disk takes writes again.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,7 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
 
 
 async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Disk) -> None:
-    """What was done in memory is tried on the file once in a while, not with every piece of work."""
+    """The store retries the file from time to time, not with every piece of work."""
     async with listened(disk.folder) as (kept, heard):
         statements: list[str] = []
         await kept.read(lambda tx: connection_of(tx).set_trace_callback(statements.append))
@@ -188,7 +191,7 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
 
 
 async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> None:
-    """Its file is there and needs no change: that it cannot be written is no reason to stay silent."""
+    """The file exists and needs no change. A read-only file is no reason to send no notices."""
     async with open_store_in(disk.folder) as kept:
         await kept.transact(record_event(1))
         keep_open = sqlite3.connect(
@@ -231,7 +234,8 @@ async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) 
     disk.fill()
     with pytest.raises(
         StoreError,
-        match=r"store\.path: expected a folder that can be written, .*: the disk is full: make room",
+        match=r"store\.path: expected a folder that can be written, .*: "
+        r"the disk is full: make room",
     ):
         open_state_file(disk.folder / "relay.db", IDENTITY, NOW)
     disk.free()
