@@ -16,7 +16,7 @@ from relay.clock import SystemClock
 from relay.config import sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import Identity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.deliveries import Delivery
 from relay.outbox.sqlite import Store, open_store
 
@@ -93,7 +93,7 @@ async def open_outbox(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Outbo
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=Path(directory) / "bench.db"),
-                Identity("bench", None),
+                StateFileOwner("bench", None),
                 clock,
                 lambda _: names,
             )

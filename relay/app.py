@@ -41,7 +41,7 @@ from relay.imds.discovery import (
 )
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder, names_this_vm
-from relay.outbox import Identity
+from relay.outbox import StateFileOwner
 from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
@@ -127,7 +127,7 @@ async def started(
             config.approvals,
             origin,
             trusted=store.trusted,
-            client_resources=config.api.client_resources,
+            client_resources=config.api.resources_by_client,
         )
         chat = make_chat_context(store, approvals, clock, config.api.public_url)
         sinks = await _connect_sinks(config.sinks, clock, chat, stack)
@@ -180,7 +180,7 @@ def _origin(config: Config, instance: Instance | None) -> Origin:
 async def _open_store(
     config: Config, origin: Origin, instance: Instance | None, clock: Clock
 ) -> AsyncIterator[Store]:
-    identity = Identity(origin.scope, instance.vm_id if instance is not None else None)
+    identity = StateFileOwner(origin.scope, instance.vm_id if instance is not None else None)
     async with open_store(
         config.store, identity, clock, lambda event: tuple(matching_sinks(event, config.sinks))
     ) as store:

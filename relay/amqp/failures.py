@@ -29,7 +29,7 @@ class ConnectionFailure:
     failure: Failure = "transient"
     status: int | None = None
 
-    def deferred(self) -> Deferred:
+    def to_deferred(self) -> Deferred:
         """Return a new error to raise. An error keeps its traceback, so it is raised only once."""
         return Deferred(self.reason, failure=self.failure, status=self.status)
 

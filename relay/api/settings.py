@@ -152,7 +152,7 @@ class ApiSettings(Section):
         return int(self.listen.rpartition(":")[2])
 
     @property
-    def client_resources(self) -> dict[str, tuple[str, ...] | None]:
+    def resources_by_client(self) -> dict[str, tuple[str, ...] | None]:
         """Resource patterns by the principal of each client that may approve. None: no limit."""
         return {
             principal: client.resources

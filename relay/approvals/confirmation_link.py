@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 
 from relay.approvals.authorize import Refusal
-from relay.approvals.request import DecisionRequest, LinkUse
+from relay.approvals.request import DecisionRequest, LinkCredentials
 from relay.outbox import Occurrence
 from relay.outbox.transaction import Transaction
 
@@ -18,7 +18,7 @@ _NEXT_STEP = (
 
 
 def check_confirmation_link(
-    tx: Transaction, request: DecisionRequest, link_use: LinkUse, occurrence: Occurrence
+    tx: Transaction, request: DecisionRequest, link_use: LinkCredentials, occurrence: Occurrence
 ) -> Refusal | None:
     """Return why a link does not permit a decision about an event, or None if it does.
 

@@ -109,4 +109,4 @@ def _explain_rule(rule: Rule, status: ApprovalStatus, scope: str) -> RuleExplana
 def _is_met(rule: Rule, key: str, status: ApprovalStatus, scope: str) -> bool:
     condition = RuleConditions().model_copy(update={key: getattr(rule.match, key)})
     single_condition_rule = rule.model_copy(update={"match": condition})
-    return single_condition_rule.matches(status.occurrence.data, scope, status.now)
+    return single_condition_rule.applies_to(status.occurrence.data, scope, status.now)

@@ -40,7 +40,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkUse:
+class LinkCredentials:
     """The link by which a request came to the confirm page."""
 
     token: str = field(repr=False)
@@ -66,7 +66,7 @@ class DecisionRequest:
     """SHA-256 of the body."""
     message_id: str | None = None
     """The ``message_id`` of the AMQP message that carried the request."""
-    link: LinkUse | None = None
+    link: LinkCredentials | None = None
     """The link of the confirm page, if the request came by one."""
 
 

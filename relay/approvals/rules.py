@@ -156,7 +156,7 @@ class Rule(Section):
     """Conditions; every resource of the event must match."""
     approve: Literal["automatic"] | Quorum
 
-    def matches(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
+    def applies_to(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
         """Whether an event (the ``data`` of its CloudEvent) meets the conditions now."""
         hours = self.match.time
         return matches(self.match, data, scope) and (hours is None or hours.are_active(now))

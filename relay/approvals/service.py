@@ -92,7 +92,7 @@ class ApprovalService:
             mode=self.mode(tx),
             now=now,
             people=self.settings.people,
-            client_resources=self._client_resources,
+            resources_by_client=self._client_resources,
         )
 
     # --- requests

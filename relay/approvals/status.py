@@ -39,7 +39,7 @@ class ApprovalStatus:
     now: datetime
     people: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The principals of each person of ``approvals.people``."""
-    client_resources: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    resources_by_client: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     """The clients that may approve, and the resources each may decide for (None: all)."""
 
     @property
@@ -210,9 +210,9 @@ class ApprovalStatus:
 
     def _may_decide_for(self, principal: str, resources: Sequence[str]) -> bool:
         is_client = principal.startswith(_PRINCIPALS_OF_CLIENTS)
-        if is_client and principal not in self.client_resources:
+        if is_client and principal not in self.resources_by_client:
             return False  # the client was removed, or may not approve any more
-        return covers_all(self.client_resources.get(principal), resources)
+        return covers_all(self.resources_by_client.get(principal), resources)
 
 
 def is_scheduled(event: Event) -> bool:
@@ -225,7 +225,7 @@ def rule_for(
 ) -> Rule | None:
     """The first rule whose conditions the event meets now; only this rule decides."""
     for rule in rules:
-        if rule.matches(occurrence.data, scope, now):
+        if rule.applies_to(occurrence.data, scope, now):
             return rule
     return None
 

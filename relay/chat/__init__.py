@@ -8,7 +8,7 @@ group ``relay.chat.platforms``, is one platform. The module defines
 - ``connect(settings, clock, context)``: an async context manager that yields a `ChatSink`. The
   `relay.chat.context.ChatContext` gives the platform everything that it may use of the relay.
 
-A platform builds a `relay.chat.live_message.LiveMessageSink` around its `Platform`. The live
+A platform builds a `relay.chat.live_message.LiveMessageSink` around its `ChatPlatform`. The live
 message sink decides what is posted, edited and replied; the platform knows how.
 """
 

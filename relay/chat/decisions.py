@@ -1,7 +1,7 @@
-"""The way of a decision from a chat to the approval gate.
+"""Passes the decisions of people in chats to the approval gate.
 
-A platform proves who answered; this module checks that the approval rules name that principal, and
-hands the decision to the gate, which authorizes it like any other.
+A platform proves who decided. `ChatDecisions.caller` accepts only principals that a rule, group or
+person names. The gate then authorizes the decision like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from relay.approvals.request import Caller, DecisionAnswer, DecisionKind, Decisi
 from relay.approvals.rules import Quorum, eligible_voters
 from relay.clock import Clock
 
-_RIGHTS = Rights(frozenset({"read", "approve", "hold"}))
+_CHAT_RIGHTS = Rights(frozenset({"read", "approve", "hold"}))
 
 Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
 
@@ -38,7 +38,7 @@ class ChatDecisions:
         None if no rule, group or person of ``approvals`` names it, or if it is not of a form that
         a chat platform declared.
         """
-        return Caller(principal, channel, _RIGHTS) if principal in self._principals else None
+        return Caller(principal, channel, _CHAT_RIGHTS) if principal in self._principals else None
 
     async def decide(
         self,
@@ -50,7 +50,7 @@ class ChatDecisions:
         request_id: str,
         reason: str | None = None,
     ) -> DecisionAnswer:
-        """Submit a decision to the gate; it is on disk when this returns.
+        """Submit a decision to the gate. An accepted decision is on disk when this returns.
 
         ``request_id`` identifies the click, so that a repeated call counts once.
         """

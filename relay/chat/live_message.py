@@ -1,6 +1,6 @@
 """The sink that all chats share: it keeps one message per event up to date.
 
-`relay.chat.message_planner` decides what a message should show; a `Platform` posts, edits and
+`relay.chat.message_planner` decides what a message should show; a `ChatPlatform` posts, edits and
 replies in its own way.
 """
 
@@ -28,7 +28,7 @@ _UP_TO_DATE = "the message is up to date"
 _log = logging.getLogger(__name__)
 
 
-class Platform(Protocol):
+class ChatPlatform(Protocol):
     """What a platform can do.
 
     Each call raises Deferred and Rejected like a sink's ``deliver``, within its own timeout.
@@ -65,7 +65,7 @@ class LiveMessageSink:
         self,
         settings: ChatSettings,
         context: ChatContext,
-        platform: Platform,
+        platform: ChatPlatform,
         clock: Clock,
         *,
         in_chat: bool = False,

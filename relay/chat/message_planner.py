@@ -16,7 +16,7 @@ from typing import Literal
 
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card, Link, Text
-from relay.chat.cards.rendering import message_card, refresh_time
+from relay.chat.cards.rendering import message_card, next_refresh_time
 from relay.chat.cards.timeline import history_lines
 from relay.chat.cards.wording import message_subject
 from relay.chat.links import PendingTokens, TokenMaker, message_link
@@ -178,7 +178,7 @@ class MessagePlanner:
             is_posted=message.is_posted,
             card=card,
             content_hash=content_hash,
-            refresh_at=refresh_time(statuses),
+            refresh_at=next_refresh_time(statuses),
             history_lines=history_lines(history, is_grouped=len(statuses) > 1),
             is_event_changed=any(event.name == "event.updated" for _, event in history),
             history_position=tx.head().position,

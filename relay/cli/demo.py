@@ -90,7 +90,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class _DemoPrograms:
     """The programs that take part in the demo, and where they are."""
 
     azure: Simulator
@@ -119,7 +119,7 @@ async def run_demo(steps: Steps, *, stay: bool) -> None:
 
 
 @asynccontextmanager
-async def _start_parts(steps: Steps) -> AsyncIterator[_Parts]:
+async def _start_parts(steps: Steps) -> AsyncIterator[_DemoPrograms]:
     clock = SystemClock()
     key = new_bearer_key()
     secret = new_signing_secret()
@@ -147,7 +147,7 @@ async def _start_parts(steps: Steps) -> AsyncIterator[_Parts]:
                 url = f"http://127.0.0.1:{running.api_port}"
                 steps.print(f"the relay runs, its API is at {url}")
                 async with connect(config=None, url=url, key=key, key_file=None) as relay:
-                    yield _Parts(
+                    yield _DemoPrograms(
                         azure=azure, receiver=receiver, relay=relay, store=store, url=url, key=key
                     )
 
@@ -182,7 +182,7 @@ def _configuration(
     )
 
 
-async def _announce(parts: _Parts, steps: Steps) -> str:
+async def _announce(parts: _DemoPrograms, steps: Steps) -> str:
     """Let Azure schedule an event. Return its EventId."""
     event = parts.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     not_before = format_local_time(event.not_before.isoformat())
@@ -191,13 +191,15 @@ async def _announce(parts: _Parts, steps: Steps) -> str:
     return event.event_id
 
 
-async def _wait_for_webhook(parts: _Parts, steps: Steps, name: str, event_id: str) -> CloudEvent:
+async def _wait_for_webhook(
+    parts: _DemoPrograms, steps: Steps, name: str, event_id: str
+) -> CloudEvent:
     event = await steps.wait(f"{name} at the receiver", parts.receiver.wait_for(name, event_id))
     steps.print_received(name)
     return event
 
 
-async def _approve(parts: _Parts, steps: Steps, event_id: str) -> None:
+async def _approve(parts: _DemoPrograms, steps: Steps, event_id: str) -> None:
     event: dict[str, Any] = await parts.relay.get("events", event_id)
     approval = event["approval"]
     missing_votes = pluralize(approval["missing"], "vote")
@@ -223,7 +225,7 @@ async def _approve(parts: _Parts, steps: Steps, event_id: str) -> None:
     await _wait_for_webhook(parts, steps, "startrequest.accepted", event_id)
 
 
-async def _watch_until_ended(parts: _Parts, steps: Steps, event_id: str) -> str:
+async def _watch_until_ended(parts: _DemoPrograms, steps: Steps, event_id: str) -> str:
     """Wait until the event has started and ended. Return its outcome."""
     await steps.wait("the event to start", parts.azure.started(event_id, within=steps.timeout))
     steps.print("Azure starts the event")
@@ -241,7 +243,7 @@ async def _watch_until_ended(parts: _Parts, steps: Steps, event_id: str) -> str:
     return str(ended.data["outcome"])
 
 
-def _print_instructions(parts: _Parts) -> None:
+def _print_instructions(parts: _DemoPrograms) -> None:
     event = '{"type": "Reboot", "notice": "5m", "lasts": "30s"}'
     print_output(
         "\nThe relay runs until Ctrl-C. In another terminal:",

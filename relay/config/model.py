@@ -26,7 +26,7 @@ NO_RULE_FOR_USER_EVENTS = (
     "15 minutes for approval of each reboot that a user starts. "
     "Remedy: the rule that `imds-relay init` prints"
 )
-_ANSWER_TYPES = (
+_APPROVAL_ANSWER_TYPES = (
     "approval.recorded",
     "approval.granted",
     "approval.refused",
@@ -36,7 +36,10 @@ _ANSWER_TYPES = (
 
 @functools.cache
 def sink_modules() -> dict[str, Any]:
-    """Return the module of each kind of sink and of chat platform, by kind."""
+    """Return the module of each kind of sink and of chat platform, by kind.
+
+    The first call also declares the principals of the chat platforms, so that rules can name them.
+    """
     platform_modules = plugins.members(platforms)
     for platform in platform_modules.values():
         if platform.Settings.principals is not None:
@@ -47,6 +50,7 @@ def sink_modules() -> dict[str, Any]:
 if TYPE_CHECKING:
     AnySink = SinkSettings
 else:
+    # A union of the settings classes, told apart by kind. A single class needs no discriminator.
     _settings = [module.Settings for module in sink_modules().values()]
     AnySink = (
         Annotated[functools.reduce(operator.or_, _settings), Field(discriminator="kind")]
@@ -56,7 +60,7 @@ else:
 
 
 class Config(Section):
-    """The whole document."""
+    """The whole configuration."""
 
     scope: Literal["auto"] | Annotated[str, Field(pattern=r"^[a-z0-9-]{1,80}$")] = "auto"
     """The group of VMs that reads this document; auto: from instance metadata."""
@@ -86,7 +90,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_answers_to_approvals_over_amqp(self) -> Config:
+    def _check_amqp_answers_have_a_sink(self) -> Config:
         if self.approvals.amqp is not None and not any(map(_sends_answers, self.sinks)):
             raise ValueError(
                 "approvals.amqp: expected a rabbitmq sink whose events include approval.*, "
@@ -111,14 +115,15 @@ class Config(Section):
             if "approve" in client.can
             for principal in client.principals
         }
-        # Only a client of this configuration can be one of these.
-        client_prefixes: tuple[str, ...] = ("client:", "mtls:")
+        # A client: or mtls: can vote only if a client of api.clients has it. Without api.oidc
+        # nobody can be an entra: principal.
+        checked_prefixes: tuple[str, ...] = ("client:", "mtls:")
         if self.api.oidc is None:
-            client_prefixes = (*client_prefixes, "entra:")
+            checked_prefixes = (*checked_prefixes, "entra:")
         voters = sorted(
             voter
             for voter in eligible_voters(quorum, self.approvals.groups, people)
-            if voter in approving_principals or not voter.startswith(client_prefixes)
+            if voter in approving_principals or not voter.startswith(checked_prefixes)
         )
         if len({person_for(voter, people) for voter in voters}) < quorum.votes:
             raise ValueError(
@@ -144,14 +149,17 @@ class Config(Section):
     def has_no_rule_for_user_events(self) -> bool:
         """Whether no rule can match an event that a user starts.
 
-        Azure then waits with each of them: docs/protocol.md#polling-delays-reboots-by-users.
+        Azure then delays each such event: docs/protocol.md#polling-delays-reboots-by-users.
         """
         sources = [rule.match.event_source for rule in self.approvals.rules]
         return not any(source is None or "user" in map(str.lower, source) for source in sources)
 
     @property
     def approvals_exchange(self) -> str:
-        """The exchange for answers to approvals over AMQP; their queues are named after it."""
+        """The exchange for answers to approvals over AMQP. Only valid if approvals.amqp is set.
+
+        The exchange and the queue of the approvals are named after it.
+        """
         return next(
             str(getattr(sink, "exchange", "")) for sink in self.sinks if _sends_answers(sink)
         )
@@ -159,5 +167,5 @@ class Config(Section):
 
 def _sends_answers(sink: SinkSettings) -> bool:
     return sink.kind == "rabbitmq" and all(
-        matches_any(sink.events, event_type) for event_type in _ANSWER_TYPES
+        matches_any(sink.events, event_type) for event_type in _APPROVAL_ANSWER_TYPES
     )

@@ -16,7 +16,7 @@ from relay.delivery.retry import (
     RetryDecision,
     RetryPolicy,
 )
-from relay.delivery.sink_reports import SinkHealthReporter
+from relay.delivery.sink_health_reports import SinkHealthReporter
 from relay.errors import Deferred, Rejected
 from relay.events.build import ReportRelayEvent
 from relay.outbox import Entry, SinkState
@@ -51,7 +51,7 @@ class SinkHealth:
         if state == "on":
             self.circuit.resume(self._clock.monotonic())
 
-    def check_stalled(self, waiting: OrderedQueue) -> None:
+    def report_if_stalled(self, waiting: OrderedQueue) -> None:
         """Report the sink as failing if no try has succeeded for too long."""
         if not waiting:
             self.circuit.record_idle()

@@ -117,7 +117,7 @@ class Worker:
             try:
                 while True:
                     self._wake.clear()
-                    self._health.check_stalled(self._queue)
+                    self._health.report_if_stalled(self._queue)
                     self._start_deliveries(group)
                     seconds = self._seconds_to_next_event()
                     timer = (

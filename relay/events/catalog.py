@@ -6,15 +6,10 @@ The JSON Schemas in the package, docs/events.md and ``imds-relay schema`` are ge
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Required,  # pydantic needs these before Python 3.12
-)
+from typing import Annotated, Any, Literal, Required
 
 from pydantic import Field, TypeAdapter, with_config
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 
@@ -41,10 +36,11 @@ _Duration = Annotated[
     int | None, _text("announced length of the interruption in seconds; null: unknown")
 ]
 _Incarnation = Annotated[
-    int | None, _text("of the last document that held the event; a hint, it can decrease")
+    int | None,
+    _text("DocumentIncarnation of the last document that held the event; a hint, it can decrease"),
 ]
 _Resources = _text("names of all machines that the event concerns")
-_Changed = "name as in data, mapped to the value before; "
+_CHANGED_TEXT = "name as in data, mapped to the value before; "
 _ApprovedByRelay = Annotated[
     bool, _text("IMDS has accepted a StartRequest of this relay for the event")
 ]
@@ -71,7 +67,9 @@ class EventData(TypedDict):
 class UpdatedData(EventData):
     """The changes of a known event."""
 
-    changed: Annotated[dict[str, Any], _text(f"{_Changed}never revision or documentIncarnation")]
+    changed: Annotated[
+        dict[str, Any], _text(f"{_CHANGED_TEXT}never revision or documentIncarnation")
+    ]
 
 
 @_Strict
@@ -79,7 +77,7 @@ class StartedData(EventData):
     """The event has started."""
 
     changed: Annotated[
-        dict[str, Any], _text(f"{_Changed}empty if the event was first seen as Started")
+        dict[str, Any], _text(f"{_CHANGED_TEXT}empty if the event was first seen as Started")
     ]
     approvedByRelay: _ApprovedByRelay
 
@@ -271,7 +269,7 @@ CATALOG = (
 )
 """Every type, in the order of an event's life."""
 
-_OPTIONAL_TEXT = (
+_TEXT_ATTRIBUTES = (
     "eventtype",
     "eventsource",
     "outcome",
@@ -312,7 +310,7 @@ def event_schema(definition: EventDefinition) -> dict[str, Any]:
         "dataschema": {"const": definition.dataschema},
         "scope": {"type": "string", "pattern": "^[a-z0-9-]{1,80}$"},
         "relay": text,
-        **dict.fromkeys(_OPTIONAL_TEXT, text),
+        **dict.fromkeys(_TEXT_ATTRIBUTES, text),
         "notbefore": {"type": "string", "format": "date-time"},
         "journalhead": {"type": "string", "pattern": "^[0-9]+:[0-9a-f]{64}$"},
         "data": data,

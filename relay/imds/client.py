@@ -174,7 +174,7 @@ class ImdsClient:
                     await self._budget_changed.wait()
                 else:
                     await self._clock.sleep(delay)
-            self._budget.reserve()
+            self._budget.reserve_call()
 
     async def _on_headers_sent(
         self,

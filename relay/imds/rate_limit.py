@@ -41,7 +41,7 @@ class CallBudget:
             return 0.0
         return recent[0] + CALL_WINDOW - now if recent else None
 
-    def reserve(self) -> None:
+    def reserve_call(self) -> None:
         """Take a place. Call this only directly after `delay` returned 0."""
         self._reserved += 1
 

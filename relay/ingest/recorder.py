@@ -76,7 +76,9 @@ class Recorder:
         for change in recorded:
             _update_snapshot(tx, change, self.boot_id, poll.at)
         for occurrence in live.values():
-            if occurrence.boot_id != self.boot_id and not _may_reboot(tx, occurrence, poll.at):
+            if occurrence.boot_id != self.boot_id and not _may_explain_reboot(
+                tx, occurrence, poll.at
+            ):
                 tx.snapshot.set_boot_id(occurrence.id, self.boot_id)
         return len(changes)
 
@@ -148,7 +150,7 @@ def _update_snapshot(
         tx.snapshot.mark_ended(change.key, change.outcome.outcome, change.event, at)
 
 
-def _may_reboot(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
+def _may_explain_reboot(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
     """Whether this event can be the cause of a reboot: it has started, is due, or was approved."""
     return (
         occurrence.event.is_started

@@ -43,7 +43,7 @@ class StoreSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class StateFileOwner:
     """The owner of a state file. ``vm_id`` is None if the metadata service knows none."""
 
     scope: str

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 
 MAX_ROWS_PER_STATEMENT = 32
-"""SQLite caches one prepared statement for each number of rows."""
+"""Python caches a prepared statement for each number of rows. A small maximum keeps them cached."""
 
 
 def bulk_insert(

@@ -18,7 +18,7 @@ from typing import get_args
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.files import describe_os_error
-from relay.outbox import Identity, Mode
+from relay.outbox import Mode, StateFileOwner
 
 SCHEMA_VERSION = 2
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
@@ -64,7 +64,7 @@ class _UnusableFile(Exception):
     """The file is set aside. The text continues the sentence "the state file x"."""
 
 
-def open_state_file(path: Path, identity: Identity, now: datetime) -> StateFile:
+def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> StateFile:
     """Open or create the state file; blocking.
 
     A corrupt or foreign file is set aside under a new name, with a warning. The fresh file begins
@@ -162,7 +162,7 @@ def _folder_error(path: Path, text: str) -> StoreError:
     return StoreError(f"store.path: expected a folder that can be written, {path.parent}: {text}")
 
 
-def _connect(path: Path, identity: Identity) -> tuple[sqlite3.Connection, bool]:
+def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
     """Open and check the file and create its tables; return also whether it is trusted.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error.
@@ -203,7 +203,7 @@ def _connect(path: Path, identity: Identity) -> tuple[sqlite3.Connection, bool]:
     return connection, identity.vm_id is not None or owner is None
 
 
-def _check(connection: sqlite3.Connection, identity: Identity) -> int:
+def _check(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
     """Return the schema version; 0 if the file is still empty.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
@@ -242,7 +242,7 @@ def _create_tables(connection: sqlite3.Connection, version: int) -> None:
         connection.execute(f"PRAGMA user_version = {later}")
 
 
-def _begin(connection: sqlite3.Connection, mode: Mode, identity: Identity) -> None:
+def _begin(connection: sqlite3.Connection, mode: Mode, identity: StateFileOwner) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
     connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))

@@ -32,7 +32,7 @@ _FILE_ERRORS = frozenset(
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class StoreJob:
     """One piece of work.
 
     ``fail_mode`` says what happens to it while the file cannot be written: see

@@ -24,9 +24,9 @@ from typing import Any, Literal, TypeVar
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
-from relay.outbox import Entry, Identity, RecordedEvent, StoreSettings
+from relay.outbox import Entry, RecordedEvent, StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file
-from relay.outbox.job import Job, Work
+from relay.outbox.job import StoreJob, Work
 from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Store:
         self._state_file = state_file
         self._route = route
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[StoreJob | None] = queue.SimpleQueue()
         self._is_closed = False
         self._memory: sqlite3.Connection | None = None
         self._done_in_memory: list[Work[Any]] = []  # still to be done on the file
@@ -92,7 +92,7 @@ class Store:
             error = StoreUnavailable("the state file was closed: the relay is stopping")
             future.set_exception(error)
         else:
-            self._jobs.put(Job(work, fail_mode, future))
+            self._jobs.put(StoreJob(work, fail_mode, future))
         return future
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class Store:
     # --- on the thread
 
     def _run(self) -> None:
-        jobs: list[Job] = []
+        jobs: list[StoreJob] = []
         is_open = True
         try:
             while is_open:
@@ -132,12 +132,12 @@ class Store:
                 self._memory.close()
             self._state_file.close()
 
-    def _next_jobs(self) -> tuple[list[Job], bool]:
+    def _next_jobs(self) -> tuple[list[StoreJob], bool]:
         """Wait for jobs and return all that are queued, up to a limit.
 
         The second value is False if they are the last ones.
         """
-        jobs: list[Job] = []
+        jobs: list[StoreJob] = []
         seconds: float | None = None
         if self.write_error is not None:
             seconds = max(0.0, self._recover_at - time.monotonic())
@@ -152,7 +152,7 @@ class Store:
         except queue.Empty:
             return jobs, True
 
-    def _execute(self, jobs: list[Job], *, is_last: bool) -> None:
+    def _execute(self, jobs: list[StoreJob], *, is_last: bool) -> None:
         if self.write_error is not None and (is_last or time.monotonic() >= self._recover_at):
             self._recover()
         if self._memory is not None or not self._commit(jobs):
@@ -162,8 +162,8 @@ class Store:
     def _recover(self) -> None:
         """If the file can be written again, repeat on it what was done in memory."""
         began = time.monotonic()
-        repeated = [Job(work, "open") for work in self._done_in_memory]
-        if self._commit([Job(_write_probe, "closed")]) and self._commit(repeated):
+        repeated = [StoreJob(work, "open") for work in self._done_in_memory]
+        if self._commit([StoreJob(_write_probe, "closed")]) and self._commit(repeated):
             for job in repeated:
                 if job.error is not None:
                     _log.error(
@@ -177,7 +177,7 @@ class Store:
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
-    def _commit(self, jobs: Sequence[Job]) -> bool:
+    def _commit(self, jobs: Sequence[StoreJob]) -> bool:
         """Run jobs in one transaction on the file. Return whether it could be written."""
         connection = self._state_file.connection
         try:
@@ -199,7 +199,7 @@ class Store:
             return False
         return True
 
-    def _run_in_memory(self, jobs: list[Job]) -> None:
+    def _run_in_memory(self, jobs: list[StoreJob]) -> None:
         """Refuse jobs that fail closed. Run the others on a copy in memory."""
         for job in jobs:
             if job.fail_mode == "closed":
@@ -227,7 +227,7 @@ class Store:
             raise
         return memory
 
-    def _refuse(self, jobs: Sequence[Job], reason: str) -> None:
+    def _refuse(self, jobs: Sequence[StoreJob], reason: str) -> None:
         for job in jobs:
             job.error = StoreUnavailable(reason)
         self._publish(jobs)
@@ -239,7 +239,7 @@ class Store:
                 lambda: [listener(reason) for listener in self.listeners.write_error_changed]
             )
 
-    def _publish(self, jobs: Sequence[Job]) -> None:
+    def _publish(self, jobs: Sequence[StoreJob]) -> None:
         self._call_on_loop(lambda: self._resolve(jobs))
 
     def _call_on_loop(self, callback: Callable[[], object]) -> None:
@@ -248,7 +248,7 @@ class Store:
 
     # --- on the event loop
 
-    def _resolve(self, jobs: Sequence[Job]) -> None:
+    def _resolve(self, jobs: Sequence[StoreJob]) -> None:
         """Call the listeners and resolve the futures of the jobs."""
         for job in jobs:
             if job.error is None:
@@ -263,7 +263,7 @@ class Store:
             else:
                 job.future.set_result(job.result)
 
-    def _call_listeners(self, job: Job) -> None:
+    def _call_listeners(self, job: StoreJob) -> None:
         if job.recorded:
             for on_recorded in self.listeners.recorded:
                 on_recorded(job.recorded)
@@ -279,7 +279,7 @@ def _write_probe(transaction: Transaction) -> None:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    settings: StoreSettings, identity: Identity, clock: Clock, route: Route
+    settings: StoreSettings, identity: StateFileOwner, clock: Clock, route: Route
 ) -> AsyncIterator[Store]:
     """Open the state file for the time of this context.
 

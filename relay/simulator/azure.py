@@ -144,7 +144,7 @@ class SimulatedAzure:
     def event(self, event: Event | str) -> Event:
         """Return the current state of an event, also of one that is gone."""
         self.tick()
-        return self.scope.find(_reference(event))
+        return self.scope.find_event(_reference(event))
 
     @property
     def start_requests(self) -> tuple[Call, ...]:

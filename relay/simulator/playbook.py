@@ -102,7 +102,7 @@ class Step(Action):
         return self
 
 
-def _expand_vm_names(setup: object) -> object:
+def _vm_names_to_mappings(setup: object) -> object:
     """Replace ``vms: [db-0]`` by ``vms: [{name: db-0}]``."""
     if not isinstance(setup, dict) or not isinstance(setup.get("vms"), list):
         return setup
@@ -117,7 +117,7 @@ class Playbook(Section):
     """A line for ``simulate --list``."""
     source: str = ""
     """The page that describes the case."""
-    azure: Annotated[Setup, BeforeValidator(_expand_vm_names)] = Setup()
+    azure: Annotated[Setup, BeforeValidator(_vm_names_to_mappings)] = Setup()
     """The VMs and the behavior of this Azure."""
     loop: bool = False
     """Start again when every step is done and every event is gone."""

@@ -127,7 +127,7 @@ class Scope:
         """Return the scaled duration of a number of Azure's seconds."""
         return timedelta(seconds=seconds / self.setup.scale)
 
-    def find(self, reference: str) -> Event:
+    def find_event(self, reference: str) -> Event:
         """Return the event with this EventId, in any case, or this name. Raises UnknownEvent.
 
         A live event comes first, then the newest one.
@@ -271,7 +271,7 @@ class Scope:
         """Approve an event as a VM. Raises UnknownEvent, or InvalidTransition if it is gone."""
         event = self._expect(reference, None, now)
         self.approve([event.event_id], vm, now)
-        return self.find(event.event_id)
+        return self.find_event(event.event_id)
 
     def start(self, reference: str, now: datetime) -> Event:
         """Start a Scheduled event at once. Raises UnknownEvent, InvalidTransition."""
@@ -352,7 +352,7 @@ class Scope:
 
     def _expect(self, reference: str, status: Status | None, now: datetime) -> Event:
         self.tick(now)
-        event = self.find(reference)
+        event = self.find_event(reference)
         if not event.is_live or status not in (None, event.status):
             raise InvalidTransition(
                 f"expected {event.event_id} to be {status or 'in the document'}, "
@@ -366,7 +366,7 @@ class Scope:
     def _ticked(self, event: Event, now: datetime) -> Event:
         """Return the event after everything that is due at this very time has happened too."""
         self.tick(now)
-        return self.find(event.event_id)
+        return self.find_event(event.event_id)
 
     def _start(self, event: Event, at: datetime) -> Event:
         event = replace(event, status="Started", starts=None, ends=self._end_of(event.plan, at))

@@ -186,7 +186,7 @@ class RabbitMQ:
                 async with asyncio.timeout(self._connection_wait):
                     await self._has_channel.wait()
         if self._channel is None:
-            raise self._failure.deferred()
+            raise self._failure.to_deferred()
         return self._channel
 
     def _forget_channel(self) -> None:

@@ -35,7 +35,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import Identity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import Receipt, SinkSettings
 from tests.api.openapi_oracle import Description
@@ -337,7 +337,7 @@ async def run_relay(
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=folder / "relay.db"),
-                Identity(SCOPE, "vm"),
+                StateFileOwner(SCOPE, "vm"),
                 clock,
                 lambda event: tuple(matching_sinks(event, sink_settings)),
             )
@@ -366,7 +366,7 @@ async def run_relay(
         )
         await dispatcher.start()
         gate = Gate(
-            ApprovalService(rules, ORIGIN, client_resources=settings.client_resources),
+            ApprovalService(rules, ORIGIN, client_resources=settings.resources_by_client),
             store,
             azure,
             clock,

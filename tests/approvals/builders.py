@@ -24,7 +24,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import Decision, Grant, GrantState, Identity, Mode, Occurrence
+from relay.outbox import Decision, Grant, GrantState, Mode, Occurrence, StateFileOwner
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.transaction import Route, Transaction
@@ -218,7 +218,7 @@ def build_status(
         mode=mode,
         now=moment,
         people=settings.people,
-        client_resources=CLIENT_RESOURCES,
+        resources_by_client=CLIENT_RESOURCES,
     )
 
 
@@ -249,7 +249,9 @@ class ApprovalFile:
         self._open()
 
     def _open(self) -> None:
-        self._opened = open_state_file(self.path, Identity(ORIGIN.scope, "vm"), self.clock.now())
+        self._opened = open_state_file(
+            self.path, StateFileOwner(ORIGIN.scope, "vm"), self.clock.now()
+        )
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.service = ApprovalService(
             self.settings, ORIGIN, trusted=self.trusted, client_resources=CLIENT_RESOURCES

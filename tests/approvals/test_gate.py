@@ -22,7 +22,7 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUna
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import Identity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
@@ -164,7 +164,7 @@ async def running_gate(
     path = folder / "relay.db"
     azure = azure or Azure(clock, *events)
     async with open_store(
-        StoreSettings(path=path), Identity(ORIGIN.scope, "vm"), clock, lambda _: sinks
+        StoreSettings(path=path), StateFileOwner(ORIGIN.scope, "vm"), clock, lambda _: sinks
     ) as store:
         azure.store = store
         await azure.poll()

@@ -91,7 +91,7 @@ def test_a_vote_counts_only_while_its_voter_may_give_it(
 ) -> None:
     assert build_status(None, *VOTES).is_satisfied
     status = replace(
-        build_status(None, *VOTES, grants=[build_grant()]), client_resources=client_resources
+        build_status(None, *VOTES, grants=[build_grant()]), resources_by_client=client_resources
     )
     assert [vote.principal for vote in status.counted_votes] == ["client:alice"]
     assert not can_claim(build_grant(), status)

@@ -33,7 +33,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import Identity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Transaction
@@ -187,7 +187,7 @@ async def relay_with_chat(directory: Path, far: FarSide) -> AsyncIterator[ChatRe
     )
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
-        Identity(ORIGIN.scope, "vm"),
+        StateFileOwner(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:

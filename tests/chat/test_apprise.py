@@ -25,11 +25,11 @@ from relay.chat.cards.card import Card
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.rendering import event_card
 from relay.chat.platforms import apprise
+from relay.chat.platforms.apprise import guarded_thread as serial_thread
 from relay.chat.platforms.apprise import plugin as plugin_module
-from relay.chat.platforms.apprise import serial_thread
 from relay.chat.platforms.apprise.fanout import ServiceFanout
+from relay.chat.platforms.apprise.guarded_thread import SerialThread
 from relay.chat.platforms.apprise.plugin import REQUIREMENT, load_plugin
-from relay.chat.platforms.apprise.serial_thread import SerialThread
 from relay.chat.platforms.apprise.settings import Settings
 from relay.chat.platforms.apprise.text import card_text
 from relay.clock import SystemClock

@@ -18,7 +18,7 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
 from relay.chat.cards.card import Card
 from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
-from relay.chat.cards.rendering import event_card, refresh_time
+from relay.chat.cards.rendering import event_card, next_refresh_time
 from relay.chat.cards.timeline import timeline_line
 from relay.chat.cards.wording import MAX_NAMES, impact_text, join_names
 from relay.events.catalog import CATALOG, EventDefinition
@@ -388,7 +388,7 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
 def test_a_message_changes_by_time_alone_when_it_says_that_it_will(status: ApprovalStatus) -> None:
     limits = (status.voting_closes_at, status.not_before) if status.is_open else ()
     future = [limit for limit in limits if limit is not None and limit > status.now]
-    assert refresh_time([status]) == min(future, default=None)
+    assert next_refresh_time([status]) == min(future, default=None)
 
 
 @given(STATUSES, st.sampled_from([1.0, 30.0, 600.0, 841.0, 901.0]))
@@ -397,7 +397,7 @@ def test_nothing_that_a_card_says_changes_before_its_refresh_time(
 ) -> None:
     """Votes and holds that expire are events of their own."""
     later = replace(status, now=status.now + timedelta(seconds=seconds))
-    refresh_at = refresh_time([status])
+    refresh_at = next_refresh_time([status])
     expiries = [status.expires_at(decision) for decision in status.decisions]
     limits = [limit for limit in (refresh_at, *expiries) if limit is not None]
     is_before_all = all(later.now < limit or limit <= status.now for limit in limits)
@@ -462,7 +462,7 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
         "12:00: client:bob put it on hold (“backup runs”).",
         "12:00: client:bob released the hold.",
         "12:00: client:alice voted to approve, 1 of 2.",
-        "12:00: client:eve was refused to approve: rule databases takes votes from others only.",
+        "12:00: client:eve tried to approve, refused: rule databases takes votes from others only.",
         "12:00: client:bob voted to approve, 2 of 2.",
         "12:00: Approved by rule databases: 2 of 2 votes.",
         "12:00: Azure began.",

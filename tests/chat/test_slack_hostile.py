@@ -25,7 +25,7 @@ from relay.chat import CallbackRefused
 from relay.chat.cards.card import Button
 from relay.chat.platforms.slack.payloads import (
     ButtonAction,
-    Click,
+    ButtonClick,
     IgnoredCall,
     SlashCommand,
     UrlVerification,
@@ -131,7 +131,7 @@ def signature_of(secret: str, timestamp: str, body: bytes) -> str:
 
 def test_a_click_is_parsed() -> None:
     click = parse_payload(encode_form(click_payload()))
-    assert isinstance(click, Click)
+    assert isinstance(click, ButtonClick)
     assert (click.message_ref, click.is_ephemeral) == (f"{CHANNEL}/{MESSAGE.ts}", False)
     assert click.action == ButtonAction(decision="approve", revision="3f", event_id="E-1")
     actor = click.actor
@@ -181,7 +181,7 @@ def test_a_click_returns_the_decision_of_its_button(event_id: str) -> None:
     )
     action = {**click_payload()["actions"][0], "value": button_value(button)}
     click = parse_payload(encode_form(click_payload(actions=[action])))
-    assert isinstance(click, Click)
+    assert isinstance(click, ButtonClick)
     assert click.action == ButtonAction(decision="hold", revision="3f" * 16, event_id=event_id)
 
 
@@ -303,7 +303,7 @@ def parse_or_none(body: bytes) -> object:
 
 @given(altered_clicks())
 def test_an_altered_click_is_parsed_or_refused_with_400(click: dict[str, Any]) -> None:
-    assert isinstance(parse_or_none(encode_form(click)), Click | IgnoredCall | None)
+    assert isinstance(parse_or_none(encode_form(click)), ButtonClick | IgnoredCall | None)
 
 
 @given(
@@ -312,7 +312,7 @@ def test_an_altered_click_is_parsed_or_refused_with_400(click: dict[str, Any]) -
     | json_values.map(lambda document: b"payload=" + orjson.dumps(document))
 )
 def test_arbitrary_bytes_are_never_a_click(body: bytes) -> None:
-    assert not isinstance(parse_or_none(body), Click)
+    assert not isinstance(parse_or_none(body), ButtonClick)
 
 
 async def test_a_malformed_request_has_no_effect_and_logs_no_traceback(

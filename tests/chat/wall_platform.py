@@ -24,7 +24,7 @@ from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
 from relay.events.model import Document, Event
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import Identity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
 from tests.approvals.manual_clock import ManualClock
@@ -162,7 +162,7 @@ async def relay_with_wall(
     settings = WallSettings.model_validate({"name": "wall", **fields})
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
-        Identity(ORIGIN.scope, "vm"),
+        StateFileOwner(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:

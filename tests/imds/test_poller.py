@@ -25,7 +25,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import Identity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.approvals.builders import BOOT_ID, ORIGIN
@@ -98,7 +98,7 @@ async def rig(
     async with (
         open_store(
             StoreSettings(path=folder / "relay.db"),
-            Identity(ORIGIN.scope, "vm"),
+            StateFileOwner(ORIGIN.scope, "vm"),
             clock,
             lambda _: (),
         ) as store,
@@ -457,7 +457,10 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
         source = SourceSettings.model_validate({"url": side.url})
         async with (
             open_store(
-                StoreSettings(path=tmp_path / "relay.db"), Identity("s", None), clock, lambda _: ()
+                StoreSettings(path=tmp_path / "relay.db"),
+                StateFileOwner("s", None),
+                clock,
+                lambda _: (),
             ) as store,
             ImdsClient(source, clock) as client,
         ):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.outbox import FirstAnswer, Identity, StoreSettings
+from relay.outbox import FirstAnswer, StateFileOwner, StoreSettings
 from relay.outbox.retention import prune
 from relay.outbox.sqlite import open_store
 
@@ -18,7 +18,9 @@ async def test_a_first_answer_is_kept_for_a_day_though_deliveries_are_kept_for_a
 ) -> None:
     """Else a callback could be replayed within the 300 s for which its signature is good."""
     settings = StoreSettings(path=tmp_path / "relay.db", retain=60.0)
-    async with open_store(settings, Identity("scope", None), SystemClock(), lambda _: ()) as store:
+    async with open_store(
+        settings, StateFileOwner("scope", None), SystemClock(), lambda _: ()
+    ) as store:
         await store.transact(
             lambda tx: tx.decisions.remember_answer(
                 "client:a", "old", "d", 202, {}, NOW - timedelta(hours=25)

@@ -122,7 +122,7 @@ def test_where_all_must_approve_one_is_not_enough() -> None:
     assert statuses(machine) == {"A": "Scheduled"}
     machine.approve(["A"], "vm-1", later(3))
     assert statuses(machine) == {"A": "Started"}
-    assert machine.find("A").approved_by == BOTH
+    assert machine.find_event("A").approved_by == BOTH
 
 
 def test_an_ignored_approval_leaves_the_start_at_not_before() -> None:
@@ -140,7 +140,7 @@ def test_an_approval_of_several_events_of_which_one_is_unknown_approves_none() -
     machine.schedule(Plan(id="A"), T0)
     with pytest.raises(UnknownEvent, match="'B'"):
         machine.approve(["A", "B"], "vm-0", later(1))
-    assert not machine.find("A").approved
+    assert not machine.find_event("A").approved
 
 
 def test_what_is_over_when_its_approval_comes_is_a_wrong_move() -> None:
@@ -157,9 +157,9 @@ def test_a_started_event_can_be_approved_and_nothing_changes() -> None:
     """The pages: 200 for any valid EventId, approved before or not."""
     machine = scope()
     machine.schedule(Plan(id="A", started=True), T0)
-    before = machine.find("A")
+    before = machine.find_event("A")
     machine.approve(["A"], "vm-0", later(1))
-    assert machine.find("A") == before
+    assert machine.find_event("A") == before
 
 
 def test_a_name_approves_nothing() -> None:
@@ -183,7 +183,7 @@ def test_a_canceled_event_leaves_from_scheduled() -> None:
     machine.schedule(Plan(id="A"), T0)
     assert machine.cancel("A", later(1)).status == "Canceled"
     assert machine.document() == {"DocumentIncarnation": 3, "Events": []}
-    assert machine.find("A").status == "Canceled"
+    assert machine.find_event("A").status == "Canceled"
 
 
 @pytest.mark.parametrize(

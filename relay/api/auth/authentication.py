@@ -67,7 +67,7 @@ class Authenticator:
         if self._tokens is None or not is_token:
             raise NotAuthenticated("the bearer key is no client's")
         try:
-            return await self._tokens.caller(key)
+            return await self._tokens.caller_from_token(key)
         except TokenRefused as error:
             raise NotAuthenticated(str(error)) from None
 

@@ -39,13 +39,13 @@ class OidcSettings(Section):
     """Bearer tokens of Entra ID. The principal is entra:<tenant>/<object>."""
 
     issuer: str = Field(min_length=1)
-    """The issuer of the tokens, exactly as in iss."""
+    """The issuer of the tokens, exactly as in the claim iss."""
     audience: str = Field(min_length=1)
-    """The recipient of the tokens, exactly as in aud: this relay's application."""
+    """The recipient of the tokens, exactly as in the claim aud: this relay's application."""
     tenant: Annotated[str, AfterValidator(_check_guid)]
-    """The tenant whose members are accepted (tid)."""
+    """The tenant whose members are accepted (the claim tid)."""
     keys_url: Annotated[str, AfterValidator(_check_url)]
-    """The https URL of the issuer's keys."""
+    """The URL of the issuer's keys (JWKS): https, or http on this machine."""
     roles: Mapping[str, tuple[Right, ...]] = Field(min_length=1)
     """The rights of each application role (roles): read, approve, hold, operate."""
 

@@ -34,7 +34,7 @@ class TokenVerifier:
         self._clock = clock
         self._keys = SigningKeys(settings, clock)
 
-    async def caller(self, token: str) -> Caller:
+    async def caller_from_token(self, token: str) -> Caller:
         """Return the token's owner with the rights of its roles. Raises TokenRefused."""
         key = await self._keys.find(_key_id(token))
         claims = self._verify(token, key)

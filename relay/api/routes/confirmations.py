@@ -18,7 +18,7 @@ from relay.api.schema.body import RequestBody
 from relay.api.schema.problems import Problem
 from relay.api.schema.route import Call, Route
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
-from relay.approvals.request import DecisionKind, DecisionRequest, LinkUse
+from relay.approvals.request import DecisionKind, DecisionRequest, LinkCredentials
 from relay.chat.cards.buttons import LABELS, confirmation_question
 from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.confirmation_view import blocking_reason, changed_fields, decision_outcome
@@ -181,7 +181,7 @@ async def _confirm(call: Call) -> ConfirmationRecorded:
             # reason: each principal uses the link once.
             request_id=f"link {link.token}",
             digest=link.token,
-            link=LinkUse(body.token, body.code),
+            link=LinkCredentials(body.token, body.code),
         )
     )
     recorded = recorded_decision(answer)

@@ -41,7 +41,7 @@ def message_card(
     return grouped_card(statuses, scope, link=link, code=code)
 
 
-def refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
+def next_refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
     """Return when time alone will change what a message should show; None if it never will."""
     times = [
         time

@@ -49,11 +49,14 @@ def history_lines(
     omitted = len(history) - len(newest)
     lines: list[Text] = []
     if omitted:
-        lines.append((f"… {omitted} more happened before: “imds-relay show” tells all.",))
+        lines.append((f"… {omitted} more happened before: “imds-relay show” lists them all.",))
     for occurrence, event in newest:
         line = timeline_line(event)
         if is_grouped:
-            line = (f"{join_names(occurrence.event.resources, most=3)}: ", *line)
+            line = (
+                f"{join_names(occurrence.event.resources, most=3) or UNNAMED_MACHINES}: ",
+                *line,
+            )
         lines.append(line)
     return tuple(lines)
 
@@ -92,7 +95,7 @@ def _sentence(name: str, data: Mapping[str, Any]) -> Text:
 
 
 def _update_sentence(data: Mapping[str, Any]) -> str:
-    """Votes are bound to a revision, which the description, for example, is not part of."""
+    """Name the changed fields, and say whether votes are lost: only if the revision changed."""
     fields = ", ".join(data["changed"])
     revision_before = Event.from_fields({**data, **data["changed"]}).revision
     if revision_before == data["revision"]:
@@ -105,9 +108,9 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
     dry_run = " It is a dry run." if data.get("dryRun") else ""
     votes = f"{data['votes']} of {data['required']}"
     if name == "approval.refused":
-        return (principal, f" was refused to {data['decision']}: {data['refusal']}.")
+        return (principal, f" tried to {data['decision']}, refused: {data['refusal']}.")
     if name == "approval.granted":
-        quorum = f"{votes} votes" if data["required"] else "it asks for no vote"
+        quorum = f"{votes} votes" if data["required"] else "no votes needed"
         return (f"Approved by rule {data['rule']}: {quorum}.{dry_run}",)
     count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
     reason = f" (“{data['reason']}”)" if data["reason"] else ""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text, Tone
+from relay.chat.platforms.apprise.guarded_thread import SerialThread
 from relay.chat.platforms.apprise.plugin import SendResult
-from relay.chat.platforms.apprise.serial_thread import SerialThread
 from relay.chat.platforms.apprise.settings import Settings
 from relay.chat.platforms.apprise.text import card_text, plain, render_text
 from relay.errors import Deferred
@@ -39,7 +39,7 @@ class _Notice:
 
 
 class ServiceFanout:
-    """The `relay.chat.live_message.Platform` of a sink. Each service has a thread of its own."""
+    """The `relay.chat.live_message.ChatPlatform` of a sink. Each service has a thread of its own."""
 
     def __init__(
         self, settings: Settings, *, max_partial_messages: int = MAX_PARTIAL_MESSAGES

@@ -9,13 +9,13 @@ from typing import Any
 from relay.chat.cards.card import Button, Card, PrincipalRef, Text
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.chat.platforms.mattermost.interactions import Interactions
-from relay.chat.platforms.mattermost.post import attachments, thread_message
+from relay.chat.platforms.mattermost.post_rendering import attachments, thread_message
 from relay.chat.platforms.mattermost.user_names import UserNames
 from relay.errors import Deferred
 
 
 class Channel:
-    """The `relay.chat.live_message.Platform` of one channel.
+    """The `relay.chat.live_message.ChatPlatform` of one channel.
 
     ``interactions`` is None if nobody decides in the chat. ``session_id`` is a text that no other
     sink has, and that this sink does not have again after a restart.

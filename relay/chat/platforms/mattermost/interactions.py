@@ -39,7 +39,7 @@ from relay.chat.platforms.mattermost.payloads import (
     parse_payload,
     trigger_user_id,
 )
-from relay.chat.platforms.mattermost.post import render_text
+from relay.chat.platforms.mattermost.post_rendering import render_text
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import ConfigError, Deferred, StoreUnavailable

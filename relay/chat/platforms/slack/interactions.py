@@ -20,7 +20,13 @@ from relay.chat.platforms.slack.identity import (
     MemberDirectory,
     NotAuthorized,
 )
-from relay.chat.platforms.slack.payloads import Actor, Call, Click, SlashCommand, UrlVerification
+from relay.chat.platforms.slack.payloads import (
+    Actor,
+    ButtonClick,
+    Call,
+    SlashCommand,
+    UrlVerification,
+)
 from relay.chat.platforms.slack.private_reply import PrivateReply, text_reply
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.slash_command import (
@@ -66,7 +72,7 @@ class Interactions:
         match call:
             case UrlVerification():
                 return CallbackReply({"challenge": call.challenge})
-            case Click():
+            case ButtonClick():
                 reply = await self._reply_to_refusal(call.actor, self._handle_click(call))
                 if reply is not None:
                     replaces_card = call.is_ephemeral and reply.closes_card
@@ -100,7 +106,7 @@ class Interactions:
             closes_card=False,
         )
 
-    async def _handle_click(self, click: Click) -> PrivateReply | None:
+    async def _handle_click(self, click: ButtonClick) -> PrivateReply | None:
         actor, action = click.actor, click.action
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
@@ -119,7 +125,7 @@ class Interactions:
             return None  # the message in the channel shows the decision
         return decision_reply(answer, status, actor)
 
-    async def _status_behind_button(self, click: Click) -> ApprovalStatus | None:
+    async def _status_behind_button(self, click: ButtonClick) -> ApprovalStatus | None:
         """Return the event's status if this relay made the button; None if it did not."""
         action = click.action
         if not click.is_ephemeral:

@@ -67,7 +67,7 @@ class ButtonAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Click:
+class ButtonClick:
     """A click on a decision button. ``message_ref`` identifies the message as `channel` does."""
 
     actor: Actor
@@ -96,7 +96,7 @@ class IgnoredCall:
     """A request to acknowledge and to do nothing about."""
 
 
-Call = Click | SlashCommand | UrlVerification | IgnoredCall
+Call = ButtonClick | SlashCommand | UrlVerification | IgnoredCall
 
 
 def button_value(button: Button, action_token: str | None = None) -> str:
@@ -127,7 +127,7 @@ def parse_payload(body: bytes) -> Call:
     return parse_command(form)
 
 
-def parse_interaction(payload: Any) -> Click | IgnoredCall:
+def parse_interaction(payload: Any) -> ButtonClick | IgnoredCall:
     """Parse the payload of an interaction. Raises CallbackRefused with status 400."""
     interaction = _validate(_BlockActionsModel, payload)
     action, container = interaction.actions[0], interaction.container
@@ -135,7 +135,7 @@ def parse_interaction(payload: Any) -> Click | IgnoredCall:
         return IgnoredCall()
     if container.channel_id != interaction.channel.id:
         raise CallbackRefused("expected container.channel_id to equal channel.id", status=400)
-    return Click(
+    return ButtonClick(
         actor=Actor(
             team_id=interaction.team.id,
             home_team_id=interaction.user.team_id or interaction.team.id,

@@ -9,7 +9,7 @@ from typing import Any
 
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
-from relay.chat.live_message import LiveMessageSink, Platform
+from relay.chat.live_message import ChatPlatform, LiveMessageSink
 from relay.chat.platforms.slack.channel import Channel
 from relay.chat.platforms.slack.identity import LOOKUP_TIMEOUT, MemberDirectory
 from relay.chat.platforms.slack.interactions import Interactions
@@ -33,7 +33,7 @@ class SlackSink(LiveMessageSink):
         self,
         settings: Settings,
         context: ChatContext,
-        platform: Platform,
+        platform: ChatPlatform,
         clock: Clock,
         interactions: Interactions,
     ) -> None:

@@ -43,7 +43,7 @@ _REMEDIES_BY_CODE = {
 
 
 class WorkflowWebhook:
-    """Posts messages. Implements `relay.chat.live_message.Platform`, without editing."""
+    """Posts messages. Implements `relay.chat.live_message.ChatPlatform`, without editing."""
 
     def __init__(self, settings: Settings, clock: Clock, session: aiohttp.ClientSession) -> None:
         self._settings = settings

@@ -44,14 +44,14 @@ class SerialThread(Generic[T]):
             while self._finished is not None and not self._finished.done():
                 await asyncio.wait({self._finished})
             finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            thread = _GuardedThread(function, finished, self._name)
+            thread = _ConnectionGuardedThread(function, finished, self._name)
             thread.start()  # can fail; the next call must not wait for a thread that never started
             self._finished = finished
             await asyncio.shield(finished)
         return thread.result(), thread.is_address_refused
 
 
-class _GuardedThread(threading.Thread, Generic[T]):
+class _ConnectionGuardedThread(threading.Thread, Generic[T]):
     """A thread that the process does not wait for. `_guard` watches its connections."""
 
     def __init__(
@@ -94,7 +94,7 @@ def _guard(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in _CONNECTING_EVENTS:
         return
     thread, target = threading.current_thread(), arguments[1]
-    if not isinstance(thread, _GuardedThread) or not isinstance(target, tuple):
+    if not isinstance(thread, _ConnectionGuardedThread) or not isinstance(target, tuple):
         return
     if any(is_refused(ip_address(address)) for address in _resolve(str(target[0]))):
         thread.is_address_refused = True

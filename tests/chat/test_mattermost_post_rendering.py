@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
-from relay.chat.platforms.mattermost.post import (
+from relay.chat.platforms.mattermost.post_rendering import (
     MAX_MESSAGE_LENGTH,
     attachments,
     plain,
