@@ -1,4 +1,4 @@
-"""A proxy in front of RabbitMQ whose traffic a test can hold in either direction, or cut."""
+"""A TCP proxy before the broker. A test can hold either direction, or cut all connections."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from tests.rabbitmq import Broker
 
 @dataclass(slots=True)
 class HeldConnection:
-    """A TCP proxy between a relay and RabbitMQ.
+    """A proxy between a relay and the broker.
 
-    It holds the data of a direction while the event of that direction is not set.
+    While `to_broker` or `to_relay` is not set, nothing arrives in this direction.
     """
 
     broker_port: int
     url: str = ""
-    there: asyncio.Event = field(default_factory=asyncio.Event)
-    back: asyncio.Event = field(default_factory=asyncio.Event)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    to_broker: asyncio.Event = field(default_factory=asyncio.Event)
+    to_relay: asyncio.Event = field(default_factory=asyncio.Event)
+    proxying: set[asyncio.Task[None]] = field(default_factory=set)
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward a connection that was accepted."""
-        task = asyncio.create_task(self._forward(reader, writer))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        """Proxy a new connection."""
+        task = asyncio.create_task(self._proxy(reader, writer))
+        self.proxying.add(task)
+        task.add_done_callback(self.proxying.discard)
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        broker_reader, broker_writer = await asyncio.open_connection("127.0.0.1", self.broker_port)
-        to_broker = asyncio.create_task(self._copy(reader, broker_writer, self.there))
-        to_relay = asyncio.create_task(self._copy(broker_reader, writer, self.back))
+    async def _proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_broker, broker_writer = await asyncio.open_connection("127.0.0.1", self.broker_port)
+        upstream = asyncio.create_task(self._copy(reader, broker_writer, self.to_broker))
+        downstream = asyncio.create_task(self._copy(from_broker, writer, self.to_relay))
         try:
-            await asyncio.wait({to_broker, to_relay}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({upstream, downstream}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task, target in ((to_broker, broker_writer), (to_relay, writer)):
+            for task, output in ((upstream, broker_writer), (downstream, writer)):
                 task.cancel()
-                target.transport.abort()
-                target.close()
+                output.transport.abort()
+                output.close()
 
-    def let_one_back(self) -> None:
-        """Pass on the data that the broker has sent, and hold the data that it sends next."""
-        self.back.set()
-        self.back.clear()
+    def release_answers(self) -> None:
+        """Let pass the answers of the broker that wait now, and hold the next ones."""
+        self.to_relay.set()
+        self.to_relay.clear()
 
     async def cut(self) -> None:
         """End every connection, as the kernel does for a killed process."""
-        for task in self.tasks:
+        for task in self.proxying:
             task.cancel()
-        if self.tasks:
-            await asyncio.wait(self.tasks)
+        if self.proxying:
+            await asyncio.wait(self.proxying)
 
     @staticmethod
     async def _copy(
@@ -67,11 +67,11 @@ class HeldConnection:
 
 
 @asynccontextmanager
-async def way_to(broker: Broker) -> AsyncIterator[HeldConnection]:
-    """Run a proxy to the broker that holds nothing at first."""
+async def held_connection(broker: Broker) -> AsyncIterator[HeldConnection]:
+    """Listen, and proxy each connection to the broker. Nothing is held at first."""
     proxy = HeldConnection(broker.port)
-    proxy.there.set()
-    proxy.back.set()
+    proxy.to_broker.set()
+    proxy.to_relay.set()
     async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as server:
         proxy.url = str(URL(broker.amqp_url()).with_port(server.sockets[0].getsockname()[1]))
         yield proxy

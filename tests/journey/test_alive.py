@@ -1,4 +1,4 @@
-"""No relay is half alive: what ends one part ends all, and says so."""
+"""An error in one part of the relay ends the whole relay with this error."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ from relay.config import Config
 from relay.simulator import VM, Setup, Simulator
 
 
-class _ClockThatBreaks(SystemClock):
-    """Works until a test breaks it. Then it raises an error, as a defect in the code would."""
+class _BreakableClock(SystemClock):
+    """A clock whose waits raise an error once `broken` is set, as a fault in the code does."""
 
     def __init__(self) -> None:
         self.broken = asyncio.Event()
 
     @override
     async def sleep(self, seconds: float) -> None:
-        """Wait, or fail."""
-        waiting, breaking = (
-            asyncio.ensure_future(super().sleep(seconds)),
-            asyncio.ensure_future(self.broken.wait()),
-        )
+        """Wait. Raises LookupError if the clock breaks."""
+        waiting = asyncio.ensure_future(super().sleep(seconds))
+        breaking = asyncio.ensure_future(self.broken.wait())
         await asyncio.wait({waiting, breaking}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         breaking.cancel()
         if self.broken.is_set():
-            raise LookupError("a mistake in the code")
+            raise LookupError("a fault in the code")
 
 
 async def test_a_part_that_fails_ends_the_relay_with_its_error(tmp_path: Path) -> None:
-    """A relay without its poller would be trusted, and hear nothing."""
+    """A relay without its poller would look healthy and see no events."""
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         config = Config.model_validate(
             {
@@ -44,7 +42,7 @@ async def test_a_part_that_fails_ends_the_relay_with_its_error(tmp_path: Path) -
                 "api": {"listen": "127.0.0.1:0"},
             }
         )
-        clock = _ClockThatBreaks()
+        clock = _BreakableClock()
         running = asyncio.create_task(run(config, clock=clock))
         await sim.until(
             lambda: any(call.path.endswith("scheduledevents") for call in sim.calls), within=60

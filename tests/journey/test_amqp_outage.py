@@ -25,8 +25,8 @@ from aio_pika.abc import AbstractIncomingMessage
 from relay.outbox.file import open_for_reading
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from relay.sinks.rabbitmq import RabbitMQ
-from tests.journey.bus import unused_exchange
-from tests.journey.held_connection import way_to
+from tests.journey.bus import unused
+from tests.journey.held_connection import held_connection
 from tests.journey.relay_process import RelayProcess, eventually, relay
 from tests.rabbitmq import Broker
 
@@ -112,25 +112,28 @@ async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing
     """Order per event is kept, and what comes twice is at most what was in flight."""
     exchange = unused_exchange("killed")
     async with (
-        way_to(own_broker) as held_way,
+        held_connection(own_broker) as proxy,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         consumer(own_broker, exchange) as ledger,
-        relay(tmp_path / "relay", document(sim, held_way.url, exchange)) as process,
+        relay(tmp_path / "relay", document(sim, proxy.url, exchange, confirm_timeout)) as process,
     ):
         events = appear(sim)
         await process.start()
         await eventually(lambda: len(ledger.versions()) == EVENTS)
         for kill in range(1, KILLS + 1):
-            repeats = ledger.repeats()
-            held_way.back.clear()
+            recorded = EVENTS * (kill + 1)
+            proxy.to_relay.clear()
             change(sim, events, kill)
             await _in_flight(ledger)
             for _ in range(kill % 4):
-                held_way.let_one_back()
-                await _in_flight(ledger)
+                delivered = _delivered(process)
+                while _delivered(process) == delivered:
+                    proxy.release_answers()
+                    await asyncio.sleep(0.1)
+                await eventually(lambda count=recorded: _is_full(process, ledger, count), every=0.1)
             await process.kill()
-            await held_way.cut()
-            held_way.back.set()
+            await proxy.cut()
+            proxy.to_relay.set()
             await process.start()
             await eventually(
                 lambda now=kill: all(states[-1] == now for states in ledger.versions().values())

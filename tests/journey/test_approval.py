@@ -1,4 +1,4 @@
-"""Approvals from the decision to the StartRequest, with kills, hangs and full disks."""
+"""From a decision to the StartRequest, with kills, answers that never come and a full disk."""
 
 from __future__ import annotations
 
@@ -44,47 +44,40 @@ def _document(sim: Simulator, *sinks: dict[str, Any], **approvals: Any) -> dict[
     }
 
 
-async def _wait_for_event(process: RelayProcess, event: Event) -> dict[str, Any]:
-    """Return the event from the API once the relay has seen it."""
-    event_json: dict[str, Any] = {}
+async def _shown_event(process: RelayProcess, event: Event) -> dict[str, Any]:
+    """Return the event as the API shows it, once the relay knows it."""
+    shown: dict[str, Any] = {}
 
-    async def is_known() -> bool:
+    async def is_shown() -> bool:
         status, body = await process.call("GET", f"/v1/events/{event.event_id}")
-        event_json.update(body if status == 200 else {})
+        shown.update(body if status == 200 else {})
         return status == 200
 
-    await eventually(is_known, every=0.2)  # a client may call ten times a second
-    return event_json
+    await eventually(is_shown, every=0.2)  # the API allows a client ten calls a second
+    return shown
 
 
-def _approval(event_json: dict[str, Any]) -> dict[str, Any]:
+def _decision_body(shown: dict[str, Any], decision: str = "approve") -> dict[str, Any]:
     return {
-        "eventId": event_json["eventId"],
-        "decision": "approve",
-        "revision": event_json["revision"],
+        "eventId": shown["eventId"],
+        "decision": decision,
+        "revision": shown["revision"],
         "reason": "drained",
     }
 
 
-async def test_a_vote_starts_the_event_and_the_receiver_gets_every_change_in_order(
-    tmp_path: Path,
-) -> None:
+async def test_a_vote_starts_the_event_and_the_receiver_gets_every_step(tmp_path: Path) -> None:
+    """The vote comes over the API. The receiver gets all notices in order."""
     async with (
-        inbox() as box,
+        inbox() as receiver,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        relay(tmp_path, _document(sim, webhook(box.url))) as process,
+        relay(tmp_path, _document(sim, webhook(receiver.url))) as process,
     ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-        event_json = await _wait_for_event(process, event)
-        status, response = await process.call("POST", "/v1/approvals", _approval(event_json))
-        assert (
-            status,
-            response["state"],
-            response["votes"],
-            response["required"],
-            response["rule"],
-        ) == (
+        shown = await _shown_event(process, event)
+        status, answer = await process.call("POST", "/v1/approvals", _decision_body(shown))
+        assert (status, answer["state"], answer["votes"], answer["required"], answer["rule"]) == (
             202,
             "granted",
             1,
@@ -92,10 +85,10 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_change_in_ord
             "reboots",
         )
         await sim.approved(event, within=60)
-        await eventually(lambda: "event.started" in box.types_of(event.event_id))
+        await eventually(lambda: "event.started" in receiver.types_of(event.event_id))
         sim.end(event)
-        await eventually(lambda: "event.ended" in box.types_of(event.event_id))
-        assert box.types_of(event.event_id) == [
+        await eventually(lambda: "event.ended" in receiver.types_of(event.event_id))
+        assert receiver.types_of(event.event_id) == [
             "event.scheduled",
             "approval.recorded",
             "approval.granted",
@@ -103,7 +96,7 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_change_in_ord
             "event.started",
             "event.ended",
         ]
-        ended = box.by_subject()[event.event_id][-1]["data"]
+        ended = receiver.by_subject()[event.event_id][-1]["data"]
         assert (ended["outcome"], ended["evidence"], ended["approvedByRelay"]) == (
             "completed",
             "observed",
@@ -113,14 +106,14 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_change_in_ord
 
 
 async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_path: Path) -> None:
-    """The reference library signs it. The copy gets the first response, a forgery gets 401."""
+    """The second copy gets the first answer. A forged copy gets 401."""
     async with (
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         relay(tmp_path, _document(sim)) as process,
     ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-        body = orjson.dumps(_approval(await _wait_for_event(process, event)))
+        body = orjson.dumps(_decision_body(await _shown_event(process, event)))
         now = datetime.now(UTC)
         headers = {
             "content-type": "application/json",
@@ -142,36 +135,39 @@ async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_pa
 
 
 async def test_an_approval_of_a_state_that_has_changed_starts_nothing(tmp_path: Path) -> None:
-    """The response is 409 with the current revision. No StartRequest is sent."""
+    """The answer is 409 with the current revision. No StartRequest is sent."""
     async with (
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         relay(tmp_path, _document(sim)) as process,
     ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-        event_json = await _wait_for_event(process, event)
+        shown = await _shown_event(process, event)
         sim.update(event, resources=("vm-0", "vm-1"))
 
-        async def has_changed() -> bool:
-            current = await _wait_for_event(process, event)
-            return bool(current["revision"] != event_json["revision"])
+        async def changed() -> bool:
+            return bool((await _shown_event(process, event))["revision"] != shown["revision"])
 
-        await eventually(has_changed, every=0.2)
-        status, problem = await process.call("POST", "/v1/approvals", _approval(event_json))
+        await eventually(changed, every=0.2)
+        status, problem = await process.call("POST", "/v1/approvals", _decision_body(shown))
         assert status == 409
-        assert problem["revision"] == (await _wait_for_event(process, event))["revision"]
+        assert problem["revision"] == (await _shown_event(process, event))["revision"]
         assert not sim.start_requests
 
 
-@pytest.mark.parametrize("processed", [False, True], ids=["request is lost", "response is lost"])
+@pytest.mark.parametrize(
+    "processed",
+    [False, True],
+    ids=["Azure did not process the request", "Azure processed the request"],
+)
 async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event_still_waits(
     tmp_path: Path, *, processed: bool
 ) -> None:
-    """The claim is on disk before the POST, so the next start knows of it."""
+    """The claim is on disk before the POST, so the restarted relay knows of the request."""
     async with (
-        inbox() as box,
+        inbox() as receiver,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        relay(tmp_path, _document(sim, webhook(box.url))) as process,
+        relay(tmp_path, _document(sim, webhook(receiver.url))) as process,
     ):
         await process.start()
         event = sim.schedule(
@@ -182,22 +178,22 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
                 starts_after=0.5 if processed else 1.0,
             )
         )
-        event_json = await _wait_for_event(process, event)
+        shown = await _shown_event(process, event)
         sim.fault(Fault(kind="hang", on="approval", calls=1, processed=processed))
-        assert (await process.call("POST", "/v1/approvals", _approval(event_json)))[0] == 202
+        assert (await process.call("POST", "/v1/approvals", _decision_body(shown)))[0] == 202
         await eventually(lambda: len(sim.start_requests) == 1)
         await process.kill()
         if processed:
             await sim.started(event, within=60)
         await process.start()
         if processed:
-            # The event started: another StartRequest would approve something else. The relay does
-            # not know whether Azure took its request.
-            await eventually(lambda: "startrequest.failed" in box.types_of(event.event_id))
+            # The event has started, so the relay sends no second request.
+            # It does not know whether Azure took the first request.
+            await eventually(lambda: "startrequest.failed" in receiver.types_of(event.event_id))
             assert len(sim.start_requests) == 1
         else:
             await sim.started(event, within=60)
-            await eventually(lambda: "startrequest.accepted" in box.types_of(event.event_id))
+            await eventually(lambda: "startrequest.accepted" in receiver.types_of(event.event_id))
             assert len(sim.start_requests) == 2
         await process.stop()
         connection = open_for_reading(process.store)
@@ -209,7 +205,7 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB for this test alone."""
+    """Mount a file system of 16 MiB for this test."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "disk"
@@ -224,17 +220,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
     tmp_path: Path, small_disk: Path
 ) -> None:
-    """Approvals answer 503 and start nothing. With room again, the journal has all in order."""
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+    """Notices go out from memory. Approvals get 503 and start nothing.
+
+    Once the disk has room again, the relay records everything in order.
+    """
+    async with inbox() as receiver, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         document = {
-            **_document(sim, webhook(box.url)),
+            **_document(sim, webhook(receiver.url)),
             "store": {"path": str(small_disk / "relay.db")},
         }
         async with relay(tmp_path / "relay", document) as process:
             await process.start()
             first = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-            event_json = await _wait_for_event(process, first)
-            await eventually(lambda: box.types_of(first.event_id) == ["event.scheduled"])
+            shown = await _shown_event(process, first)
+            await eventually(lambda: receiver.types_of(first.event_id) == ["event.scheduled"])
             filler = small_disk / "filler"
             with filler.open("wb", buffering=0) as file:
                 try:
@@ -244,29 +243,28 @@ async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
                     pass
             second = sim.schedule(Plan(type="Freeze", resources=("vm-0",), lasts=None))
             await eventually(
-                lambda: box.types_of(second.event_id) == ["event.scheduled"],
+                lambda: receiver.types_of(second.event_id) == ["event.scheduled"],
                 what="notice from memory",
             )
-            status, _ = await process.call("POST", "/v1/approvals", _approval(event_json))
+            status, _ = await process.call("POST", "/v1/approvals", _decision_body(shown))
             assert status == 503
             assert not await process.ready()
             await eventually(
                 lambda: any(
-                    event["type"] == "io.imdsrelay.relay.store-failing.v1" for event in box.events
+                    event["type"] == "io.imdsrelay.relay.store-failing.v1"
+                    for event in receiver.events
                 )
             )
             assert not sim.start_requests
             filler.unlink()
             await eventually(process.ready)
-            status, response = await process.call("POST", "/v1/approvals", _approval(event_json))
-            assert (status, response["state"]) == (202, "granted")
+            status, answer = await process.call("POST", "/v1/approvals", _decision_body(shown))
+            assert (status, answer["state"]) == (202, "granted")
             await sim.approved(first, within=60)
             assert await process.stop() == 0
             connection = open_for_reading(small_disk / "relay.db")
-            verify_journal(connection)
-            recorded = {
-                row.event_key for row in read_rows(connection) if row.kind == "event.scheduled"
-            }
+            verify(connection)
+            recorded = {row.event_key for row in rows(connection) if row.kind == "event.scheduled"}
             assert recorded == {first.event_id.lower(), second.event_id.lower()}
             waiting = connection.execute(
                 "SELECT count(*) FROM entry WHERE state = 'waiting'"
@@ -276,15 +274,15 @@ async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
 
 
 async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path: Path) -> None:
-    """Half of the copies come over HTTP, half as signed callbacks, all at once."""
+    """The copies come over HTTP and by signed callbacks at the same time."""
     async with (
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         relay(tmp_path, _document(sim)) as process,
     ):
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3.0))
-        approval = _approval(await _wait_for_event(process, event))
-        body = orjson.dumps(approval)
+        vote = _decision_body(await _shown_event(process, event))
+        body = orjson.dumps(vote)
         now = datetime.now(UTC)
         signed = {
             "content-type": "application/json",
@@ -293,7 +291,7 @@ async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path:
             "webhook-signature": Webhook(SECRET).sign("msg_200", now, body.decode()),
         }
 
-        async def callback() -> int:
+        async def post_callback() -> int:
             async with (
                 aiohttp.ClientSession() as session,
                 session.post(
@@ -302,17 +300,15 @@ async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path:
             ):
                 return response.status
 
-        async def call() -> int:
+        async def post_approval() -> int:
             return (
-                await process.call(
-                    "POST", "/v1/approvals", approval, {"Idempotency-Key": "msg_200"}
-                )
+                await process.call("POST", "/v1/approvals", vote, {"Idempotency-Key": "msg_200"})
             )[0]
 
         statuses = await asyncio.gather(
-            *(callback() if number % 2 else call() for number in range(200))
+            *(post_callback() if number % 2 else post_approval() for number in range(200))
         )
-        assert set(statuses) <= {202, 409, 429}  # 429: too many calls at once of one client
+        assert set(statuses) <= {202, 409, 429}  # 429: a client may send fewer calls a second
         assert 202 in statuses
         await sim.started(event, within=60)
         assert len(sim.start_requests) == 1

@@ -1,6 +1,7 @@
-"""Killed at any sync, or at any time, on the way from a vote to a StartRequest: nothing is sent without a quorum, nothing is forgotten.
+"""Kills between a vote and a StartRequest: no request without a quorum, and nothing is lost.
 
-`make chaos` kills at every sync of the path, and at twenty random moments a round; `make test` at some of them.
+`make chaos` kills at every sync and at twenty random moments. `make test` kills at some of them.
+See docs/guarantees.md#every-startrequest-follows-from-the-journal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RULE = {
 }
 KEYS = {"alice": "imdsr_of-alice", "bob": "imdsr_of-bob"}
 KILLS = random.SystemRandom().sample(range(1500), 20) if CHAOS else (0, 200, 500)
-"""Milliseconds after the moment at which the first vote can come at the earliest."""
+"""Milliseconds between the earliest possible first vote and the kill."""
 
 
 def _document(sim: Simulator) -> dict[str, Any]:
@@ -45,8 +46,8 @@ def _document(sim: Simulator) -> dict[str, Any]:
     }
 
 
-def journal(process: RelayProcess) -> list[JournalRow]:
-    """What is on disk, its chain verified; nothing where the relay was killed before there was a journal."""
+def journal(process: RelayProcess) -> list[Row]:
+    """Verify the journal on disk and return its rows; none if the relay has not made it yet."""
     try:
         connection = open_for_reading(process.store)
     except StoreError:
@@ -58,47 +59,50 @@ def journal(process: RelayProcess) -> list[JournalRow]:
         connection.close()
 
 
-def check(process: RelayProcess, posts: int, lives: int) -> list[JournalRow]:
-    """What must hold at every moment, from the journal alone and from what Azure was asked; returns the journal."""
-    found = journal(process)
-    claims = [(at, orjson.loads(row.body)) for at, row in enumerate(found) if row.kind == "claim"]
+def check_journal(process: RelayProcess, posts: int, starts: int) -> list[Row]:
+    """Check that each StartRequest follows from the journal, and return the journal.
+
+    ``posts``: how many StartRequests Azure got. ``starts``: how often the relay was started.
+    """
+    entries = journal(process)
+    claims = [(at, orjson.loads(row.body)) for at, row in enumerate(entries) if row.kind == "claim"]
     assert posts <= len(claims), "a StartRequest without a claim on disk"
-    assert posts <= lives, "two StartRequests in one life"
+    assert posts <= starts, "two StartRequests after one start"
     for at, claim in claims:
-        before = [(row.kind, orjson.loads(row.body)) for row in found[:at] if row.kind != "claim"]
+        before = [(row.kind, orjson.loads(row.body)) for row in entries[:at] if row.kind != "claim"]
         states = [event["data"]["revision"] for kind, event in before if kind.startswith("event.")]
         assert claim["revision"] == states[-1], "a claim for another revision"
-        said = [
+        about_claim = [
             (kind, event["data"])
             for kind, event in before
             if event["data"].get("revision") == claim["revision"]
         ]
-        assert {data["principal"] for kind, data in said if kind == "approval.recorded"} == {
+        assert {data["principal"] for kind, data in about_claim if kind == "approval.recorded"} == {
             "client:alice",
             "client:bob",
         }
         assert any(
             kind == "approval.granted" and data["approvalId"] == claim["approvalId"]
-            for kind, data in said
+            for kind, data in about_claim
         )
-    return found
+    return entries
 
 
-def has(found: Sequence[JournalRow], kind: str, revision: str | None = None) -> bool:
-    """Whether this was told, of that revision where one is named."""
+def has(entries: Sequence[Row], kind: str, revision: str | None = None) -> bool:
+    """Return whether the journal has a row of this kind, for the revision if it is given."""
     return any(
         row.kind == kind
         and (revision is None or orjson.loads(row.body)["data"]["revision"] == revision)
-        for row in found
+        for row in entries
     )
 
 
 async def _call(
-    process: RelayProcess, who: str, method: str, path: str, body: Any = None
+    process: RelayProcess, voter: str, method: str, path: str, body: Any = None
 ) -> tuple[int, Any]:
     headers = {
-        "Authorization": f"Bearer {KEYS[who]}",
-        "Idempotency-Key": f"{who}-{body['revision']}" if body else "none",
+        "Authorization": f"Bearer {KEYS[voter]}",
+        "Idempotency-Key": f"{voter}-{body['revision']}" if body else "none",
     }
     try:
         async with (
@@ -111,28 +115,28 @@ async def _call(
 
 
 async def _vote(process: RelayProcess, event: Event) -> str | None:
-    """Both vote for what they see; the revision, where the relay is there to be asked."""
-    status, seen = await _call(process, "alice", "GET", f"/v1/events/{event.event_id}")
+    """Let both vote, and return the revision; None if the relay does not answer."""
+    status, shown = await _call(process, "alice", "GET", f"/v1/events/{event.event_id}")
     if status != 200:
         return None
-    for who in KEYS:
+    for voter in KEYS:
         await _call(
             process,
-            who,
+            voter,
             "POST",
             "/v1/approvals",
-            {"eventId": event.event_id, "decision": "approve", "revision": seen["revision"]},
+            {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]},
         )
-    return str(seen["revision"])
+    return str(shown["revision"])
 
 
-async def _granted(process: RelayProcess, event: Event) -> bool:
-    seen = await _vote(process, event)
-    return seen is not None and has(journal(process), "approval.granted", seen)
+async def _vote_until_granted(process: RelayProcess, event: Event) -> bool:
+    revision = await _vote(process, event)
+    return revision is not None and has(journal(process), "approval.granted", revision)
 
 
-async def _lives_to_vote(process: RelayProcess, event: Event) -> None:
-    """Vote as soon as the relay answers; return when it has ended, or has got Azure's answer."""
+async def _vote_while_running(process: RelayProcess, event: Event) -> None:
+    """Vote as soon as the relay answers. Return when it has ended or has Azure's answer."""
     assert process.process is not None
     voted = False
     async with asyncio.timeout(120):
@@ -143,20 +147,21 @@ async def _lives_to_vote(process: RelayProcess, event: Event) -> None:
             await asyncio.sleep(0.05)
 
 
-async def story(
+async def kill_and_restart(
     folder: Path,
     *,
     prefix: tuple[str, ...] = (),
     kill_after: float | None = None,
     changes: bool = False,
 ) -> bool:
-    """One life that ends badly, and one that must bring it to an end; whether the first one was killed on its way.
+    """Kill a relay on its way to a StartRequest; the restarted relay must complete it.
 
-    ``changes``: the event changes between the two, so that nothing of the first counts in the second.
+    Returns False if the first relay got Azure's answer before the kill. ``changes``: the event
+    changes between the two runs, so no vote of the first run counts in the second.
     """
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim, relay(folder, _document(sim)) as process:
         if prefix:
-            # strace counts for each thread: what makes the file would use up the numbers of what writes it.
+            # strace counts system calls. Those that create the file must not be counted.
             await process.start()
             await process.kill()
             process.prefix = prefix
@@ -165,14 +170,14 @@ async def story(
         )
         await process.start(ready=False)
         assert process.process is not None
-        living = asyncio.create_task(_lives_to_vote(process, event))
+        voting = asyncio.create_task(_vote_while_running(process, event))
         if kill_after is not None:
             await asyncio.sleep(kill_after)
             await process.kill()
-        await living
+        await voting
         killed = not has(journal(process), "startrequest.accepted")
         await process.kill()
-        before = check(process, len(sim.start_requests), 1)
+        before = check_journal(process, len(sim.start_requests), 1)
         if not killed:
             return False
         if changes:
@@ -180,16 +185,16 @@ async def story(
         process.prefix = ()
         await process.start()
         if changes or not has(before, "approval.granted"):
-            await eventually(lambda: _granted(process, event), every=0.2)
+            await eventually(lambda: _vote_until_granted(process, event), every=0.2)
         await eventually(lambda: has(journal(process), "startrequest.accepted"), every=0.05)
         await sim.approved(event, within=60)
         await process.kill()
-        check(process, len(sim.start_requests), 2)
+        check_journal(process, len(sim.start_requests), 2)
         return True
 
 
 def _killed_at(sync: int) -> tuple[str, ...]:
-    # -D: the tracer stands aside, so that the process that is started is the relay itself.
+    # -D: strace runs detached, so the process that is started is the relay itself.
     inject = f"inject=fdatasync,fsync:signal=SIGKILL:when={sync}"
     return (
         "strace",
@@ -207,38 +212,42 @@ def _killed_at(sync: int) -> tuple[str, ...]:
 
 needs_strace = pytest.mark.skipif(
     shutil.which("strace") is None,
-    reason="strace kills at an exact system call; kills at any time are tried too",
+    reason="strace kills at an exact system call; another test kills at any time",
 )
 
 
 @needs_strace
-@pytest.mark.skipif(CHAOS, reason="every sync is tried")
+@pytest.mark.skipif(CHAOS, reason="make chaos kills at every sync")
 @pytest.mark.parametrize("sync", [3, 4, 5])
-async def test_killed_at_a_sync_nothing_is_sent_without_a_quorum_and_nothing_is_forgotten(
+async def test_a_kill_at_a_sync_sends_nothing_without_a_quorum_and_loses_nothing(
     tmp_path: Path, sync: int
 ) -> None:
-    """Event, two votes, claim and answer are five writes that wait for each other."""
-    assert await story(tmp_path / "relay", prefix=_killed_at(sync), changes=sync == 3)
+    """Event, two votes, claim and answer are five writes, each after the one before it."""
+    assert await kill_and_restart(tmp_path / "relay", prefix=_killed_at(sync), changes=sync == 3)
 
 
 @needs_strace
 @pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos")
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("changes", [False, True], ids=["as it was", "changed meanwhile"])
-async def test_killed_at_every_single_sync_of_the_path(tmp_path: Path, changes: bool) -> None:
-    """Until one life gets through: then there was no further sync on the path."""
+@pytest.mark.parametrize("changes", [False, True], ids=["the event stays", "the event changes"])
+async def test_a_kill_at_each_sync_sends_nothing_without_a_quorum_and_loses_nothing(
+    tmp_path: Path, changes: bool
+) -> None:
+    """The test ends when a relay is not killed: then there was no further sync."""
     for sync in count(1):
-        if not await story(tmp_path / f"{sync}", prefix=_killed_at(sync), changes=changes):
-            print(f"syncs of the path: {sync - 1}")  # noqa: T201  # a number for whoever reads with -s
+        if not await kill_and_restart(
+            tmp_path / f"{sync}", prefix=_killed_at(sync), changes=changes
+        ):
+            print(f"syncs of the path: {sync - 1}")  # noqa: T201  # shown by pytest -s
             assert sync > 5  # event, two votes, claim and answer
             return
 
 
 @pytest.mark.timeout(300)
-async def test_killed_at_any_time_nothing_is_sent_without_a_quorum_and_nothing_is_forgotten(
+async def test_a_kill_at_any_time_sends_nothing_without_a_quorum_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
     for number, milliseconds in enumerate(KILLS):
-        await story(
+        await kill_and_restart(
             tmp_path / f"{number}", kill_after=0.6 + milliseconds / 1000, changes=number % 3 == 2
         )

@@ -1,6 +1,6 @@
-"""The relay's own machine is what is rebooted: what is known elsewhere before it goes, and what the relay knows afterwards.
+"""Azure reboots the relay's own VM: what the receiver knows before, and the relay afterwards.
 
-Azure ends the relay with the machine: by SIGKILL where a host fails, by SIGTERM where the machine shuts down in order.
+The relay ends with its VM: by SIGKILL if a host fails, by SIGTERM if the VM shuts down in order.
 """
 
 from __future__ import annotations
@@ -26,65 +26,66 @@ from tests.journey.relay_process import (
 )
 
 BEFORE = ["event.scheduled", "approval.recorded", "approval.granted"]
-"""What must be known elsewhere before the StartRequest."""
+"""The notices that the receiver must have before the StartRequest."""
 
 
 @dataclass(slots=True)
 class Machine:
-    """A VM, with the relay on it, the Azure around it and a receiver elsewhere."""
+    """A VM with a relay, a simulated Azure and a receiver elsewhere."""
 
     azure: Simulator
     receiver: Inbox
     relay: RelayProcess
     folder: Path
     known_at_approval: list[list[str]]
-    """What the receiver had been told about the event at each moment at which Azure took a StartRequest for it."""
+    """The notices that the receiver had each time Azure took a StartRequest for the event."""
 
     async def boot(self, number: int) -> None:
-        """The machine is up again, under another boot id, and its relay with it."""
+        """Start the VM's relay under this boot id."""
         (self.folder / "boot-id").write_text(f"boot-{number}\n")
         await self.relay.start()
 
-    async def approved(self) -> Event:
-        """A reboot of this VM is announced, and somebody approves it."""
+    async def approve_reboot(self) -> Event:
+        """Announce a reboot of this VM and approve it."""
         event = self.azure.schedule(
             Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=600.0)
         )
-        seen = await self.state(event, "pending")
-        wish = {"eventId": event.event_id, "decision": "approve", "revision": seen["revision"]}
-        status, answer = await self.relay.call("POST", "/v1/approvals", wish)
+        shown = await self.wait_for_state(event, "pending")
+        vote = {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]}
+        status, answer = await self.relay.call("POST", "/v1/approvals", vote)
         assert (status, answer["state"]) == (202, "granted")
         return event
 
-    async def state(self, event: Event, state: str) -> dict[str, Any]:
-        """The event as the API gives it, once its approval is in this state."""
-        seen: dict[str, Any] = {}
+    async def wait_for_state(self, event: Event, state: str) -> dict[str, Any]:
+        """Return the event as the API shows it, once its approval is in this state."""
+        shown: dict[str, Any] = {}
 
-        async def there() -> bool:
+        async def is_reached() -> bool:
             status, body = await self.relay.call("GET", f"/v1/events/{event.event_id}")
-            seen.update(body if status == 200 else {})
+            shown.update(body if status == 200 else {})
             return status == 200 and bool(body["approval"]["state"] == state)
 
-        await eventually(there, every=0.2, within=30)  # a client may ask ten times a second
-        return seen
+        # The API allows a client ten calls a second.
+        await eventually(is_reached, every=0.2, within=30)
+        return shown
 
-    async def told(self, event: Event, name: str) -> None:
-        """Wait until the receiver was told."""
+    async def wait_for_notice(self, event: Event, name: str) -> None:
+        """Wait until the receiver has this notice about the event."""
         await eventually(
             lambda: name in self.receiver.types_of(event.event_id), within=30, what=name
         )
 
-    def end_of(self, event: Event) -> tuple[str, str, bool]:
-        """How the event ended, as the receiver was told."""
+    def outcome(self, event: Event) -> tuple[str, str, bool]:
+        """Return outcome, evidence and approvedByRelay of the receiver's only event.ended."""
         (ended,) = (
-            one["data"]
-            for one in self.receiver.by_subject()[event.event_id]
-            if one["type"].endswith(".event.ended.v1")
+            notice["data"]
+            for notice in self.receiver.by_subject()[event.event_id]
+            if notice["type"].endswith(".event.ended.v1")
         )
         return ended["outcome"], ended["evidence"], ended["approvedByRelay"]
 
-    def journal(self) -> list[str]:
-        """The kinds of all rows; the chain holds."""
+    def journal_kinds(self) -> list[str]:
+        """Verify the journal and return the kinds of all rows."""
         connection = open_for_reading(self.relay.store)
         try:
             verify_journal(connection)
@@ -95,18 +96,21 @@ class Machine:
 
 @asynccontextmanager
 async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
-    """A VM that has booted for the first time."""
-    known: list[list[str]] = []
+    """Boot a VM for the first time. ``approvals``: more settings of this section."""
+    known_at_approval: list[list[str]] = []
 
-    def watch(line: str) -> None:
-        _, what, _, event_id, *_ = (*line.split(), "", "", "", "")  # the simulator's log
-        if what == "approved":
-            known.append(box.types_of(event_id))
+    def read_log_line(line: str) -> None:
+        _, action, _, event_id, *_ = (*line.split(), "", "", "", "")
+        if action == "approved":
+            known_at_approval.append(receiver.types_of(event_id))
 
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),)), report=watch) as azure:
+    async with (
+        inbox() as receiver,
+        Simulator(Setup(vms=(VM("vm-0"),)), tell=read_log_line) as azure,
+    ):
         document = {
             "source": {"url": azure.url},
-            "sinks": [webhook(box.url)],
+            "sinks": [webhook(receiver.url)],
             "approvals": {
                 "rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:drain"]}}],
                 **approvals,
@@ -115,46 +119,53 @@ async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
         }
         prefix = (sys.executable, "-m", "tests.journey.with_boot_id", str(folder / "boot-id"))
         async with relay(folder, document, prefix=prefix) as process:
-            found = Machine(azure, box, process, folder, known)
-            await found.boot(1)
-            yield found
+            vm = Machine(azure, receiver, process, folder, known_at_approval)
+            await vm.boot(1)
+            yield vm
 
 
-async def test_what_has_to_be_known_is_known_before_and_the_boot_tells_that_it_happened(
+async def test_notices_come_before_the_start_request_and_the_boot_id_shows_the_reboot(
     tmp_path: Path,
 ) -> None:
-    """Killed once Azure had accepted; another boot; an empty document: completed, evidence rebooted (promises 1 and 4)."""
+    """The relay is killed after Azure accepted. It starts under another boot id.
+
+    See docs/guarantees.md#notices-come-before-the-startrequest and
+    docs/guarantees.md#an-outcome-is-what-this-relay-saw.
+    """
     async with machine(tmp_path) as vm:
-        event = await vm.approved()
-        await vm.told(event, "startrequest.accepted")
+        event = await vm.approve_reboot()
+        await vm.wait_for_notice(event, "startrequest.accepted")
         await vm.relay.kill()
         vm.azure.start(event)
         vm.azure.end(event)
         await vm.boot(2)
-        await vm.told(event, "event.ended")
+        await vm.wait_for_notice(event, "event.ended")
         assert vm.known_at_approval == [BEFORE]
         assert vm.receiver.types_of(event.event_id) == [
             *BEFORE,
             "startrequest.accepted",
             "event.ended",
         ]
-        assert vm.end_of(event) == ("completed", "rebooted", True)
+        assert vm.outcome(event) == ("completed", "rebooted", True)
         assert len(vm.azure.start_requests) == 1
 
 
-async def test_a_machine_that_goes_before_the_answer_came_is_told_as_it_is_known(
+async def test_a_reboot_before_the_answer_leaves_the_start_request_unknown(
     tmp_path: Path,
 ) -> None:
-    """Killed while the POST was under way: that Azure took it is not known, that the machine was rebooted is."""
+    """The relay is killed during the POST. It reports the reboot as completed.
+
+    It cannot know whether Azure took the StartRequest.
+    """
     async with machine(tmp_path) as vm:
         vm.azure.fault(Fault(kind="hang", on="approval", calls=1, processed=True))
-        event = await vm.approved()
+        event = await vm.approve_reboot()
         await vm.azure.approved(event, within=30)
         await vm.relay.kill()
         vm.azure.start(event)
         vm.azure.end(event)
         await vm.boot(2)
-        await vm.told(event, "startrequest.failed")
+        await vm.wait_for_notice(event, "startrequest.failed")
         assert vm.known_at_approval == [BEFORE]
         assert vm.receiver.types_of(event.event_id) == [
             *BEFORE,
@@ -162,11 +173,11 @@ async def test_a_machine_that_goes_before_the_answer_came_is_told_as_it_is_known
             "approval.voided",
             "startrequest.failed",
         ]
-        assert vm.end_of(event) == ("completed", "rebooted", False)
+        assert vm.outcome(event) == ("completed", "rebooted", False)
         failed = vm.receiver.by_subject()[event.event_id][-1]["data"]
         assert "whether IMDS took the StartRequest is not known" in failed["reason"]
         assert len(vm.azure.start_requests) == 1
-        assert vm.journal() == [
+        assert vm.journal_kinds() == [
             *BEFORE,
             "claim",
             "event.ended",
@@ -175,86 +186,86 @@ async def test_a_machine_that_goes_before_the_answer_came_is_told_as_it_is_known
         ]
 
 
-async def test_a_start_that_was_seen_is_the_better_evidence(tmp_path: Path) -> None:
+async def test_an_observed_start_is_better_evidence_than_a_reboot(tmp_path: Path) -> None:
     async with machine(tmp_path) as vm:
-        event = await vm.approved()
-        await vm.told(event, "startrequest.accepted")
+        event = await vm.approve_reboot()
+        await vm.wait_for_notice(event, "startrequest.accepted")
         vm.azure.start(event)
-        await vm.told(event, "event.started")
+        await vm.wait_for_notice(event, "event.started")
         await vm.relay.kill()
         vm.azure.end(event)
         await vm.boot(2)
-        await vm.told(event, "event.ended")
-        assert vm.end_of(event) == ("completed", "observed", True)
+        await vm.wait_for_notice(event, "event.ended")
+        assert vm.outcome(event) == ("completed", "observed", True)
 
 
-async def test_where_no_boot_came_between_the_end_is_unknown(tmp_path: Path) -> None:
-    """The relay was killed alone, the event is gone from Scheduled, and a StartRequest of ours had been sent."""
+async def test_without_a_reboot_in_between_the_outcome_is_unknown(tmp_path: Path) -> None:
+    """Only the relay is killed. The event is gone, and a StartRequest had been sent for it."""
     async with machine(tmp_path) as vm:
-        event = await vm.approved()
-        await vm.told(event, "startrequest.accepted")
+        event = await vm.approve_reboot()
+        await vm.wait_for_notice(event, "startrequest.accepted")
         await vm.relay.kill()
         vm.azure.cancel(event)
         await vm.boot(1)
-        await vm.told(event, "event.ended")
-        assert vm.end_of(event) == ("unknown", "none", True)
+        await vm.wait_for_notice(event, "event.ended")
+        assert vm.outcome(event) == ("unknown", "none", True)
 
 
-async def test_a_receiver_that_was_down_hears_everything_in_order_after_the_boot(
+async def test_a_receiver_that_was_down_gets_everything_in_order_after_the_reboot(
     tmp_path: Path,
 ) -> None:
-    """tell_first passes, the machine goes, and what waited is told by the next life: nothing recorded is lost.
+    """`tell_first` passes and the VM reboots. The restarted relay sends what waited.
 
     See docs/guarantees.md#nothing-recorded-is-lost.
     """
     async with machine(tmp_path, tell_first="1s") as vm:
         vm.receiver.status = 503
-        event = await vm.approved()
-        await vm.state(event, "accepted")
+        event = await vm.approve_reboot()
+        await vm.wait_for_state(event, "accepted")
         await vm.relay.kill()
         vm.azure.start(event)
         vm.azure.end(event)
         vm.receiver.status = 204
         await vm.boot(2)
-        await vm.told(event, "event.ended")
+        await vm.wait_for_notice(event, "event.ended")
         assert vm.known_at_approval == [[]]
         assert vm.receiver.types_of(event.event_id) == [
             *BEFORE,
             "startrequest.accepted",
             "event.ended",
         ]
-        assert vm.end_of(event) == ("completed", "rebooted", True)
+        assert vm.outcome(event) == ("completed", "rebooted", True)
 
 
-async def test_a_machine_that_shuts_down_in_order_says_first_that_its_request_was_accepted(
+async def test_an_orderly_shutdown_reports_first_that_the_start_request_was_accepted(
     tmp_path: Path,
 ) -> None:
-    """SIGTERM at the very moment at which Azure accepts: the relay still has its answer, tells it, and ends with 0 in time."""
+    """SIGTERM comes while Azure accepts. The relay reports the answer and exits with 0 in time."""
     async with machine(tmp_path) as vm:
         vm.azure.fault(Fault(kind="delay", on="approval", calls=1, time=1.0))
-        event = await vm.approved()
+        event = await vm.approve_reboot()
         await vm.azure.until(lambda: bool(vm.azure.start_requests), within=30)
         assert await vm.relay.stop() == 0
         assert vm.receiver.types_of(event.event_id) == [*BEFORE, "startrequest.accepted"]
         vm.azure.start(event)
         vm.azure.end(event)
         await vm.boot(2)
-        await vm.told(event, "event.ended")
-        assert vm.end_of(event) == ("completed", "rebooted", True)
+        await vm.wait_for_notice(event, "event.ended")
+        assert vm.outcome(event) == ("completed", "rebooted", True)
         assert len(vm.azure.start_requests) == 1
 
 
-async def test_a_machine_that_shuts_down_before_its_request_sends_none_and_forgets_nothing(
+async def test_an_orderly_shutdown_before_the_start_request_leaves_it_to_the_next_start(
     tmp_path: Path,
 ) -> None:
-    """SIGTERM while tell_first waits: the drain sends no StartRequest, and the next life sends it once."""
+    """SIGTERM comes while `tell_first` waits. The restarted relay sends the StartRequest once."""
     async with machine(tmp_path, tell_first="30s") as vm:
         vm.receiver.status = 503
-        event = await vm.approved()
+        event = await vm.approve_reboot()
         assert await vm.relay.stop() == 0
         assert not vm.azure.start_requests
         vm.receiver.status = 204
         await vm.boot(2)
-        await vm.told(event, "startrequest.accepted")
+        await vm.wait_for_notice(event, "startrequest.accepted")
         assert vm.receiver.types_of(event.event_id) == [*BEFORE, "startrequest.accepted"]
         assert len(vm.azure.start_requests) == 1
