@@ -1,4 +1,4 @@
-"""Events for tests, complete enough for every sink."""
+"""Facts made up for tests, complete enough for every sink."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def cloudevent(
     data: dict[str, Any] | None = None,
     **attributes: str | None,
 ) -> CloudEvent:
-    """Build a CloudEvent as the relay does. ``attributes`` replace attributes; None removes one."""
-    defaults: dict[str, str | None] = {
+    """A CloudEvent as the relay makes them; ``attributes`` replace or, with None, take away."""
+    made: dict[str, str | None] = {
         "specversion": "1.0",
         "id": digest_id(name, subject, attributes, data),
         "source": "imds://prod-vmss-a-1f0c33ab",
@@ -46,5 +46,5 @@ def cloudevent(
         "partitionkey": subject,
     }
     return CloudEvent.build(
-        {**defaults, **attributes}, {**DATA, "eventId": subject} if data is None else data
+        {**made, **attributes}, {**DATA, "eventId": subject} if data is None else data
     )

@@ -63,7 +63,7 @@ class Inbox:
     on_event: Callable[[dict[str, Any]], None] | None = None
 
     def types_of(self, event_id: str) -> list[str]:
-        """Return the types of the events about an EventId, in the order of arrival, without repeats."""
+        """Return the types of the events about an EventId, in order of arrival, each once."""
         seen = {
             event["id"]: event["type"].split(".", 2)[2].removesuffix(".v1")
             for event in self.events

@@ -23,7 +23,15 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
 from relay.simulator import VM, Setup, Simulator
-from tests.journey.bus import SCOPE, Bus, Stage, define_users, section, stage, unused
+from tests.journey.bus import (
+    SCOPE,
+    Bus,
+    System,
+    define_users,
+    relay_document,
+    running_system,
+    unused_exchange,
+)
 from tests.journey.held_connection import held_connection
 from tests.journey.relay_process import eventually, relay
 from tests.outbox.conftest import LimitedDisk
@@ -67,23 +75,25 @@ async def test_killed_between_decision_and_acknowledgement_it_decides_once(
     """The restarted relay gets the message again, knows the decision, and acknowledges it."""
     bus = Bus(node, unused_exchange())
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(held_connection(node))
+        held_way = await stack.enter_async_context(held_connection(node))
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        document = section(node, bus.exchange, url=proxy.url) | {"source": {"url": sim.url}}
+        document = relay_document(node, bus.exchange, url=held_way.url) | {
+            "source": {"url": sim.url}
+        }
         document["api"] = {"clients": document["api"]["clients"]}
         process = await stack.enter_async_context(relay(tmp_path / "relay", document))
         await process.start()
         await eventually(lambda: "messages are taken" in process.log)
         await bus.listen(stack)
-        there = Stage(sim, bus)
-        event, wish = await there.wish()
-        proxy.to_broker.clear()
-        await bus.send(wish, "once")
-        await bus.hears("approval.recorded", event, "once")
+        system = System(sim, bus)
+        event, decision = await system.schedule_reboot()
+        held_way.to_broker.clear()
+        await bus.send(decision, "once")
+        await bus.wait_for_event("approval.recorded", event, "once")
         await process.kill()
-        await proxy.cut()
+        await held_way.cut()
         await eventually(bus.holds_one, every=0.1)
-        proxy.to_broker.set()
+        held_way.to_broker.set()
         await process.start()
         await eventually(system.is_idle, every=0.1)
         foreign, other = await system.schedule_reboot(resources=("db-7",))

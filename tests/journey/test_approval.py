@@ -263,8 +263,10 @@ async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
             await sim.approved(first, within=60)
             assert await process.stop() == 0
             connection = open_for_reading(small_disk / "relay.db")
-            verify(connection)
-            recorded = {row.event_key for row in rows(connection) if row.kind == "event.scheduled"}
+            verify_journal(connection)
+            recorded = {
+                row.event_key for row in read_rows(connection) if row.kind == "event.scheduled"
+            }
             assert recorded == {first.event_id.lower(), second.event_id.lower()}
             waiting = connection.execute(
                 "SELECT count(*) FROM entry WHERE state = 'waiting'"

@@ -1,4 +1,4 @@
-"""Two hundred copies of one approval over HTTP, callbacks and AMQP cause one StartRequest."""
+"""One approval that comes two hundred times at once, through every door: one StartRequest."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ COPIES = 200
 async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_request(
     own_broker: Broker, tmp_path: Path
 ) -> None:
-    """A third of the copies comes over each interface.
-
-    Each copy over HTTP and AMQP has its own id, so no copy is a repeat of another.
-    """
+    """A third over each channel. Each HTTP and AMQP copy has an id of its own: none is a repeat."""
     define_users(own_broker)
     bus = Bus(own_broker, unused_exchange("copies"))
     async with AsyncExitStack() as stack:
@@ -51,19 +48,21 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         }
         config = Config.model_validate(document)
         running = await stack.enter_async_context(started(config, SystemClock()))
-        stage = Stage(sim, bus, running, config)
-        await eventually(stage.is_consuming, every=0.05)
+        system = System(sim, bus, running, config)
+        await eventually(system.is_consuming, every=0.05)
         await bus.listen(stack)
-        event, vote = await stage.wish(starts_after=30.0)
-        url = f"http://127.0.0.1:{running.api_port}/v1"
-        body = orjson.dumps(vote)
-        now = datetime.now(UTC)
+        event, decision = await system.schedule_reboot(starts_after=30.0)
+        url, body, now = (
+            f"http://127.0.0.1:{running.api_port}/v1",
+            orjson.dumps(decision),
+            datetime.now(UTC),
+        )
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         )
         channel = await stack.enter_async_context(RawChannel(own_broker.amqp_url("drain")))
-        content_type = {"Content-Type": "application/json"}
-        signed = content_type | {
+        json = {"Content-Type": "application/json"}
+        signed = json | {
             "webhook-id": "msg_200",
             "webhook-timestamp": str(int(now.timestamp())),
             "webhook-signature": Webhook(SECRET).sign("msg_200", now, body.decode()),
@@ -90,7 +89,7 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
                     post(
                         "approvals",
                         {
-                            **content_type,
+                            **json,
                             "Authorization": f"Bearer {KEY}",
                             "Idempotency-Key": f"copy-{number}",
                         },
@@ -98,10 +97,14 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
                 )
                 group.create_task(post("callbacks/drain", signed))
         await sim.approved(event, within=60)
-        await eventually(stage.is_idle, every=0.1)
+        await eventually(system.is_idle, every=0.1)
         assert sum(statuses.values()) + COPIES // 3 == COPIES
-        assert statuses.keys() <= {202, 409, 429}  # 429: a client may send fewer calls a second
-        assert stage.starts(event) == 1
+        assert statuses.keys() <= {
+            202,
+            409,
+            429,
+        }  # 429: that many at once are too many of one client
+        assert system.starts(event) == 1
     connection = open_for_reading(tmp_path / "relay.db")
     verify_journal(connection)
     kinds = Counter(row.kind for row in read_rows(connection))

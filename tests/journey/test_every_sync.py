@@ -46,7 +46,7 @@ def _document(sim: Simulator) -> dict[str, Any]:
     }
 
 
-def journal(process: RelayProcess) -> list[Row]:
+def journal(process: RelayProcess) -> list[JournalRow]:
     """Verify the journal on disk and return its rows; none if the relay has not made it yet."""
     try:
         connection = open_for_reading(process.store)
@@ -59,7 +59,7 @@ def journal(process: RelayProcess) -> list[Row]:
         connection.close()
 
 
-def check_journal(process: RelayProcess, posts: int, starts: int) -> list[Row]:
+def check_journal(process: RelayProcess, posts: int, starts: int) -> list[JournalRow]:
     """Check that each StartRequest follows from the journal, and return the journal.
 
     ``posts``: how many StartRequests Azure got. ``starts``: how often the relay was started.
@@ -88,7 +88,7 @@ def check_journal(process: RelayProcess, posts: int, starts: int) -> list[Row]:
     return entries
 
 
-def has(entries: Sequence[Row], kind: str, revision: str | None = None) -> bool:
+def has(entries: Sequence[JournalRow], kind: str, revision: str | None = None) -> bool:
     """Return whether the journal has a row of this kind, for the revision if it is given."""
     return any(
         row.kind == kind

@@ -106,7 +106,7 @@ async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
 
     async with (
         inbox() as receiver,
-        Simulator(Setup(vms=(VM("vm-0"),)), tell=read_log_line) as azure,
+        Simulator(Setup(vms=(VM("vm-0"),)), report=read_log_line) as azure,
     ):
         document = {
             "source": {"url": azure.url},

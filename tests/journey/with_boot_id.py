@@ -1,7 +1,7 @@
-"""Run a relay with the boot id that a file holds.
+"""Runs a relay that reads the boot ID of its machine from a file.
 
-The command is `python -m tests.journey.with_boot_id FILE python -m relay run …`. The kernel's own
-boot id cannot change without a reboot.
+Usage: `python -m tests.journey.with_boot_id FILE python -m relay run …`. A test cannot change the
+boot ID of the kernel without a reboot.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ from relay.cli import main
 from relay.imds import discovery
 
 if __name__ == "__main__":
-    discovery._BOOT_ID = Path(sys.argv[1])  # noqa: SLF001  # the path of the boot id
+    discovery.BOOT_ID_FILE = Path(sys.argv[1])
     sys.argv = ["imds-relay", *sys.argv[5:]]
     main()

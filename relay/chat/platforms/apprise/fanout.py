@@ -39,7 +39,7 @@ class _Notice:
 
 
 class ServiceFanout:
-    """The `relay.chat.live_message.ChatPlatform` of a sink. Each service has a thread of its own."""
+    """The `ChatPlatform` of a sink. Each service has a thread of its own."""
 
     def __init__(
         self, settings: Settings, *, max_partial_messages: int = MAX_PARTIAL_MESSAGES

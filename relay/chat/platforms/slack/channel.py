@@ -1,4 +1,4 @@
-"""Posts, edits and replies in one Slack channel. Implements `relay.chat.live_message.ChatPlatform`."""
+"""Posts, edits and replies in one Slack channel: a `relay.chat.live_message.ChatPlatform`."""
 
 from __future__ import annotations
 
