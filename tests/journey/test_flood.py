@@ -233,7 +233,8 @@ async def test_a_flood_starts_nothing_and_breaks_nothing_and_an_approval_still_w
             assert not sim.start_requests
             before = _memory(process)
             flooding = asyncio.create_task(flood.run(REQUESTS * 3 // 4))
-            await asyncio.sleep(0.5)
+            answered_before = flood.statuses.total()
+            await eventually(lambda: flood.statuses.total() > answered_before + 100, every=0.01)
             assert not flooding.done()
             status, seconds = await _approve(process, vote)
             await flooding
