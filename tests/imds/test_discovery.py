@@ -346,13 +346,13 @@ async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
     answers = [*[Answer(b"", 404)] * 3, *[Answer(b"", 503)] * 3, Answer(body())]
     async with far_side(one_after_the_other(*answers), ManualClock()) as side:
         await found(side, required=True)
-    said = [
+    messages = [
         record.getMessage() for record in caplog.records if record.name == "relay.imds.discovery"
     ]
-    assert len(said) == 3
-    assert "404" in said[0]
-    assert "503" in said[1]
-    assert VM.vm_id in said[2]
+    assert len(messages) == 3
+    assert "404" in messages[0]
+    assert "503" in messages[1]
+    assert VM.vm_id in messages[2]
 
 
 async def test_an_answer_at_once_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -200,7 +200,7 @@ def test_started_is_known_in_any_case(status: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrote", "seconds"),
+    ("written", "seconds"),
     [
         (5, 5),
         (0, 0),
@@ -227,16 +227,16 @@ def test_started_is_known_in_any_case(status: str) -> None:
         ({}, None),
     ],
 )
-def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None) -> None:
+def test_a_duration_is_whole_seconds_or_unknown(written: Any, seconds: int | None) -> None:
     """Azure writes -1 for unknown. Garbage is unknown too.
 
     A fraction is rounded up, so that no rule takes 8.1 s for 8.
     """
-    assert parse_one_event(DurationInSeconds=wrote).duration == seconds
+    assert parse_one_event(DurationInSeconds=written).duration == seconds
 
 
 @pytest.mark.parametrize(
-    ("wrote", "kept"),
+    ("written", "expected"),
     [
         ("Mon, 11 Apr 2022 22:26:58 GMT", "2022-04-11T22:26:58Z"),
         (
@@ -256,15 +256,17 @@ def test_a_duration_is_whole_seconds_or_unknown(wrote: Any, seconds: int | None)
     ],
 )
 def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(
-    wrote: Any, kept: str | None
+    written: Any, expected: str | None
 ) -> None:
-    parsed = parse_one_event(NotBefore=wrote)
-    assert parsed.not_before == kept
-    assert (parsed.not_before_time is not None) == (kept is not None and kept.startswith("2022"))
+    parsed = parse_one_event(NotBefore=written)
+    assert parsed.not_before == expected
+    assert (parsed.not_before_time is not None) == (
+        expected is not None and expected.startswith("2022")
+    )
 
 
 @pytest.mark.parametrize(
-    ("wrote", "kept"),
+    ("written", "expected"),
     [
         (7, 7),
         (0, 0),
@@ -279,9 +281,11 @@ def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(
         ([], None),
     ],
 )
-def test_the_incarnation_is_a_hint_that_is_never_an_error(wrote: Any, kept: int | None) -> None:
-    document = parse_document(document_body(azure_event(), incarnation=wrote))
-    assert document.incarnation == kept
+def test_the_incarnation_is_a_hint_that_is_never_an_error(
+    written: Any, expected: int | None
+) -> None:
+    document = parse_document(document_body(azure_event(), incarnation=written))
+    assert document.incarnation == expected
     assert document.events == (make_event(),)
 
 

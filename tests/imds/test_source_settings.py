@@ -19,7 +19,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "kept"),
+    ("url", "expected"),
     [
         ("http://127.0.0.1:8169", "http://127.0.0.1:8169"),
         ("http://127.0.0.1:8169/", "http://127.0.0.1:8169"),
@@ -27,12 +27,12 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         ("http://[::1]:80", "http://[::1]:80"),
     ],
 )
-def test_a_url_is_an_origin(url: str, kept: str) -> None:
-    assert SourceSettings(url=url).url == kept
+def test_a_url_is_an_origin(url: str, expected: str) -> None:
+    assert SourceSettings(url=url).url == expected
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("169.254.169.254", "expected http:// or https://"),
         ("ftp://169.254.169.254", "expected http:// or https://"),
@@ -48,11 +48,13 @@ def test_a_url_is_an_origin(url: str, kept: str) -> None:
         ("http://host#hunter2", "without path, query or fragment"),
     ],
 )
-def test_anything_else_is_refused_without_saying_what_may_be_a_secret(url: str, said: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+def test_anything_else_is_refused_without_saying_what_may_be_a_secret(
+    url: str, message: str
+) -> None:
+    with pytest.raises(ValidationError) as error:
         SourceSettings(url=url)
-    assert said in str(caught.value)
-    assert "hunter2" not in str(caught.value)
+    assert message in str(error.value)
+    assert "hunter2" not in str(error.value)
 
 
 def test_an_interval_under_half_a_second_is_refused_and_says_why() -> None:

@@ -25,69 +25,83 @@ STARTED = build_event(event_status="Started", not_before=None)
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[ApprovalFile]:
-    """A state file."""
-    made = ApprovalFile(tmp_path / "relay.db")
-    yield made
-    made.events()
-    made.close()
+def approval_file(tmp_path: Path) -> Iterator[ApprovalFile]:
+    """A state file with a recorder."""
+    file = ApprovalFile(tmp_path / "relay.db")
+    yield file
+    file.events()
+    file.close()
 
 
-def record(book: ApprovalFile, *events: Event, gap: bool = False, incarnation: int = 7) -> int:
-    """One poll; how many changes it told."""
-    return book.transact(
-        lambda tx: book.recorder.record(
-            tx, PollResult(Document(incarnation, events), book.clock.now(), gap)
+def record(
+    approval_file: ApprovalFile, *events: Event, gap: bool = False, incarnation: int = 7
+) -> int:
+    """Record a poll. Return the number of changes."""
+    return approval_file.transact(
+        lambda tx: approval_file.recorder.record(
+            tx, PollResult(Document(incarnation, events), approval_file.clock.now(), gap)
         )
     )
 
 
-def names(book: ApprovalFile) -> list[str]:
-    """What was said, by name."""
-    return [one.name for one in book.events()]
+def names(approval_file: ApprovalFile) -> list[str]:
+    """Return the names of the recorded events."""
+    return [event.name for event in approval_file.events()]
 
 
-# --- what is told
+# --- the recorded events
 
 
-def test_a_change_is_told_and_the_snapshot_moves_on_together(book: ApprovalFile) -> None:
-    assert record(book, REBOOT) == 1
-    (said,) = book.events()
-    assert (said.name, said.data["documentIncarnation"], said.data["revision"]) == (
+def test_a_change_is_told_and_the_snapshot_moves_on_together(approval_file: ApprovalFile) -> None:
+    assert record(approval_file, REBOOT) == 1
+    (event,) = approval_file.events()
+    assert (event.name, event.data["documentIncarnation"], event.data["revision"]) == (
         "event.scheduled",
         7,
         REBOOT.revision,
     )
-    stands = book.status().occurrence
-    assert (stands.event, stands.last_event_id, stands.boot_id, stands.first_seen) == (
+    occurrence = approval_file.status().occurrence
+    assert (
+        occurrence.event,
+        occurrence.last_event_id,
+        occurrence.boot_id,
+        occurrence.first_seen,
+    ) == (
         REBOOT,
-        said.id,
+        event.id,
         BOOT_ID,
         "2026-04-11T12:00:00.000000Z",
     )
 
 
-def test_the_same_document_tells_nothing(book: ApprovalFile) -> None:
-    record(book, REBOOT)
-    assert record(book, REBOOT) == 0
-    assert len(book.events()) == 1
+def test_the_same_document_tells_nothing(approval_file: ApprovalFile) -> None:
+    record(approval_file, REBOOT)
+    assert record(approval_file, REBOOT) == 0
+    assert len(approval_file.events()) == 1
 
 
-def test_a_life_is_told_in_its_order_over_restarts(book: ApprovalFile) -> None:
+def test_a_life_is_told_in_its_order_over_restarts(approval_file: ApprovalFile) -> None:
     for events in ((REBOOT,), (build_event(due=1000),), (STARTED,), ()):
-        record(book, *events)
-        book.crash()
-    assert names(book) == ["event.scheduled", "event.updated", "event.started", "event.ended"]
-    assert book.events("event.updated")[0].data["changed"] == {"notBefore": REBOOT.not_before}
-    assert not book.status().occurrence.live
+        record(approval_file, *events)
+        approval_file.crash()
+    assert names(approval_file) == [
+        "event.scheduled",
+        "event.updated",
+        "event.started",
+        "event.ended",
+    ]
+    assert approval_file.events("event.updated")[0].data["changed"] == {
+        "notBefore": REBOOT.not_before
+    }
+    assert not approval_file.status().occurrence.live
 
 
-def test_an_ended_event_is_told_as_it_was_last_seen(book: ApprovalFile) -> None:
-    record(book, REBOOT)
-    record(book, STARTED)
-    last = book.events()[-1].data
-    record(book, incarnation=8)
-    ended = book.events("event.ended")[0].data
+def test_an_ended_event_is_told_as_it_was_last_seen(approval_file: ApprovalFile) -> None:
+    record(approval_file, REBOOT)
+    record(approval_file, STARTED)
+    last = approval_file.events()[-1].data
+    record(approval_file, incarnation=8)
+    ended = approval_file.events("event.ended")[0].data
     assert {
         key: ended[key]
         for key in ("eventStatus", "resources", "notBefore", "revision", "documentIncarnation")
@@ -99,67 +113,73 @@ def test_an_ended_event_is_told_as_it_was_last_seen(book: ApprovalFile) -> None:
 
 
 def test_after_it_ended_the_same_event_id_is_a_new_occurrence_with_ids_of_its_own(
-    book: ApprovalFile,
+    approval_file: ApprovalFile,
 ) -> None:
     for _ in range(3):
-        record(book, REBOOT)
-        record(book)
-    assert names(book) == ["event.scheduled", "event.ended"] * 3
-    assert len({one.id for one in book.events()}) == 6
-    assert book.status().occurrence.number == 3
+        record(approval_file, REBOOT)
+        record(approval_file)
+    assert names(approval_file) == ["event.scheduled", "event.ended"] * 3
+    assert len({event.id for event in approval_file.events()}) == 6
+    assert approval_file.status().occurrence.number == 3
 
 
 def test_a_transition_that_comes_again_has_an_id_of_its_own_and_the_same_on_another_relay(
     tmp_path: Path,
 ) -> None:
-    said = []
+    ids_by_relay = []
     for relay in ("a", "b"):
-        book = ApprovalFile(tmp_path / relay)
+        approval_file = ApprovalFile(tmp_path / relay)
         for _ in range(2):
-            record(book, REBOOT)
-            record(book, build_event(resources=("db-2",)))
-        said.append([one.id for one in book.events()])
-        book.close()
-    assert said[0] == said[1]
-    assert len(set(said[0])) == 4
+            record(approval_file, REBOOT)
+            record(approval_file, build_event(resources=("db-2",)))
+        ids_by_relay.append([event.id for event in approval_file.events()])
+        approval_file.close()
+    assert ids_by_relay[0] == ids_by_relay[1]
+    assert len(set(ids_by_relay[0])) == 4
 
 
-def test_a_document_that_cannot_be_recorded_whole_changes_nothing(book: ApprovalFile) -> None:
-    record(book, REBOOT)
+def test_a_document_that_cannot_be_recorded_whole_changes_nothing(
+    approval_file: ApprovalFile,
+) -> None:
+    record(approval_file, REBOOT)
 
     def work(tx: Transaction) -> None:
-        book.recorder.record(tx, PollResult(Document(8, ()), book.clock.now(), gap=False))
+        approval_file.recorder.record(
+            tx, PollResult(Document(8, ()), approval_file.clock.now(), gap=False)
+        )
         raise RuntimeError("the disk is full")
 
     with pytest.raises(RuntimeError):
-        book.transact(work)
-    assert names(book) == ["event.scheduled"]
-    assert book.status().occurrence.live
+        approval_file.transact(work)
+    assert names(approval_file) == ["event.scheduled"]
+    assert approval_file.status().occurrence.live
 
 
-# --- what our own StartRequest had to do with it
+# --- the effect of the relay's own StartRequest
 
 
-def sent(
-    book: ApprovalFile,
+def add_grant(
+    approval_file: ApprovalFile,
     state: GrantState,
     *,
     attempts: int = 1,
     status: int | None = None,
     dry_run: bool = False,
 ) -> None:
-    """A grant for the event, and how far it came."""
+    """Add a grant for the event and bring it to a state."""
 
     def work(tx: Transaction) -> None:
-        found = tx.snapshot.find("e-1")
-        assert found is not None
-        tx.decisions.add_grant(found.id, found.revision, "r", "a", NOON, dry_run=dry_run, cause="c")
-        grant = tx.decisions.grants(found.id)[-1].id
+        occurrence = tx.snapshot.find("e-1")
+        assert occurrence is not None
+        tx.decisions.add_grant(
+            occurrence.id, occurrence.revision, "r", "a", NOON, dry_run=dry_run, cause="c"
+        )
+        grant = tx.decisions.grants(occurrence.id)[-1].id
         for _ in range(attempts):
             tx.decisions.claim_grant(grant)
         tx.decisions.record_answer(grant, state, status)
 
-    book.transact(work)
+    approval_file.transact(work)
 
 
 @pytest.mark.parametrize(
@@ -170,41 +190,49 @@ def sent(
         (False, "failed", 400),
         (False, "granted", None),
     ],
+    ids=["accepted", "sent without a response", "failed", "not sent"],
 )
 def test_approved_by_relay_means_a_start_request_that_was_accepted(
-    book: ApprovalFile, approved: bool, state: GrantState, status: int | None
+    approval_file: ApprovalFile, approved: bool, state: GrantState, status: int | None
 ) -> None:
-    record(book, REBOOT)
-    sent(book, state, status=status)
-    record(book, STARTED)
-    record(book)
-    assert [one.data["approvedByRelay"] for one in book.events("event.started", "event.ended")] == [
-        approved
-    ] * 2
+    record(approval_file, REBOOT)
+    add_grant(approval_file, state, status=status)
+    record(approval_file, STARTED)
+    record(approval_file)
+    assert [
+        event.data["approvedByRelay"]
+        for event in approval_file.events("event.started", "event.ended")
+    ] == [approved] * 2
 
 
 def test_what_was_approved_in_an_earlier_occurrence_was_not_approved_in_this(
-    book: ApprovalFile,
+    approval_file: ApprovalFile,
 ) -> None:
-    record(book, REBOOT)
-    sent(book, "accepted", status=200)
-    record(book)
-    record(book, REBOOT)
-    record(book)
-    assert [one.data["approvedByRelay"] for one in book.events("event.ended")] == [True, False]
-    assert [one.data["outcome"] for one in book.events("event.ended")] == ["unknown", "canceled"]
+    record(approval_file, REBOOT)
+    add_grant(approval_file, "accepted", status=200)
+    record(approval_file)
+    record(approval_file, REBOOT)
+    record(approval_file)
+    assert [event.data["approvedByRelay"] for event in approval_file.events("event.ended")] == [
+        True,
+        False,
+    ]
+    assert [event.data["outcome"] for event in approval_file.events("event.ended")] == [
+        "unknown",
+        "canceled",
+    ]
 
 
-# --- how it ended
+# --- the outcome
 
 
-def ended(book: ApprovalFile, *, gap: bool = False) -> tuple[str, str]:
-    """It leaves the document; outcome and evidence."""
-    record(book, gap=gap)
-    said = book.events("event.ended")[-1]
-    assert said.attributes["outcome"] == said.data["outcome"]
-    assert book.status().occurrence.outcome == said.data["outcome"]
-    return said.data["outcome"], said.data["evidence"]
+def outcome_after_end(approval_file: ApprovalFile, *, gap: bool = False) -> tuple[str, str]:
+    """Record an empty document. Return the outcome and the evidence of the event."""
+    record(approval_file, gap=gap)
+    ended = approval_file.events("event.ended")[-1]
+    assert ended.attributes["outcome"] == ended.data["outcome"]
+    assert approval_file.status().occurrence.outcome == ended.data["outcome"]
+    return ended.data["outcome"], ended.data["evidence"]
 
 
 COMPLETED, CANCELED, UNKNOWN = (
@@ -216,7 +244,7 @@ REBOOTED = ("completed", "rebooted")
 
 
 @pytest.mark.parametrize(
-    ("outcome", "of", "now", "gap"),
+    ("outcome", "event", "elapsed", "gap"),
     [
         (COMPLETED, STARTED, 0, False),
         (COMPLETED, STARTED, 0, True),
@@ -229,17 +257,29 @@ REBOOTED = ("completed", "rebooted")
         (UNKNOWN, build_event(event_status="Paused"), 0, False),
         (UNKNOWN, build_event(event_status=None), 0, False),
     ],
+    ids=[
+        "started",
+        "started, then a gap",
+        "scheduled",
+        "scheduled, just before NotBefore",
+        "scheduled, at NotBefore",
+        "scheduled, then a gap",
+        "scheduled, without NotBefore",
+        "scheduled, invalid NotBefore",
+        "unknown status",
+        "no status",
+    ],
 )
 def test_how_an_event_ended_that_nobody_touched(
-    book: ApprovalFile, outcome: tuple[str, str], of: Event, now: float, gap: bool
+    approval_file: ApprovalFile, outcome: tuple[str, str], event: Event, elapsed: float, gap: bool
 ) -> None:
-    record(book, of)
-    book.clock.advance(now)
-    assert ended(book, gap=gap) == outcome
+    record(approval_file, event)
+    approval_file.clock.advance(elapsed)
+    assert outcome_after_end(approval_file, gap=gap) == outcome
 
 
 @pytest.mark.parametrize(
-    ("outcome", "given"),
+    ("outcome", "grant"),
     [
         (UNKNOWN, {"state": "sent"}),
         (UNKNOWN, {"state": "sent", "status": 503}),
@@ -252,26 +292,40 @@ def test_how_an_event_ended_that_nobody_touched(
         (CANCELED, {"state": "granted", "attempts": 0}),
         (CANCELED, {"state": "granted", "attempts": 0, "dry_run": True}),
     ],
+    ids=[
+        "sent without a response",
+        "sent, 503",
+        "accepted",
+        "failed without a response",
+        "failed, 400",
+        "sent, 400",
+        "failed at the second try, 400",
+        "failed before the first try",
+        "not sent",
+        "dry run",
+    ],
 )
 def test_a_cancellation_is_told_only_where_no_start_request_can_have_been_taken(
-    book: ApprovalFile, outcome: tuple[str, str], given: dict[str, Any]
+    approval_file: ApprovalFile, outcome: tuple[str, str], grant: dict[str, Any]
 ) -> None:
-    """Of several tries only the last answer is known: an earlier one may have been taken."""
-    record(book, REBOOT)
-    sent(book, **given)
-    assert ended(book) == outcome
+    """Only the last response is known. Azure may have taken an earlier try."""
+    record(approval_file, REBOOT)
+    add_grant(approval_file, **grant)
+    assert outcome_after_end(approval_file) == outcome
 
 
 def boot(
-    book: ApprovalFile, boot_id: str | None, known: frozenset[str] | None = frozenset({"db-1"})
+    approval_file: ApprovalFile,
+    boot_id: str | None,
+    known: frozenset[str] | None = frozenset({"db-1"}),
 ) -> None:
-    """The machine starts again, and the relay with it."""
-    book.crash()
-    book.recorder = Recorder(ORIGIN, boot_id, known)
+    """Reboot the machine and start the relay again."""
+    approval_file.crash()
+    approval_file.recorder = Recorder(ORIGIN, boot_id, known)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "of", "sent_first", "now", "after"),
+    ("outcome", "event", "sent_first", "elapsed", "boot_changes"),
     [
         (REBOOTED, REBOOT, True, 60, {}),
         (REBOOTED, REBOOT, False, 900, {}),
@@ -285,52 +339,72 @@ def boot(
         (UNKNOWN, REBOOT, True, 900, {"boot_id": None}),
         (UNKNOWN, REBOOT, True, 900, {"boot_id": BOOT_ID}),
     ],
+    ids=[
+        "reboot, sent",
+        "reboot, at NotBefore",
+        "redeploy, at NotBefore",
+        "reboot, just before NotBefore",
+        "freeze",
+        "no event type",
+        "another machine",
+        "this machine among others",
+        "unknown machine name",
+        "unknown boot ID",
+        "same boot ID",
+    ],
 )
 def test_an_event_that_is_gone_after_the_boot_it_announced_is_completed(
-    book: ApprovalFile,
+    approval_file: ApprovalFile,
     outcome: tuple[str, str],
-    of: Event,
+    event: Event,
     sent_first: bool,
-    now: float,
-    after: dict[str, Any],
+    elapsed: float,
+    boot_changes: dict[str, Any],
 ) -> None:
-    record(book, of)
+    record(approval_file, event)
     if sent_first:
-        sent(book, "sent")
-    book.clock.advance(now)
-    boot(book, **{"boot_id": "boot-2"} | after)
-    assert ended(book, gap=True) == outcome
+        add_grant(approval_file, "sent")
+    approval_file.clock.advance(elapsed)
+    boot(approval_file, **{"boot_id": "boot-2"} | boot_changes)
+    assert outcome_after_end(approval_file, gap=True) == outcome
 
 
-def test_a_boot_that_was_not_the_event_s_doing_proves_nothing_later(book: ApprovalFile) -> None:
-    record(book, REBOOT)
-    book.clock.advance(60)
-    boot(book, "boot-2")
-    record(book, REBOOT, gap=True)
-    book.clock.advance(900)
-    assert ended(book) == UNKNOWN
+def test_a_boot_that_was_not_the_event_s_doing_proves_nothing_later(
+    approval_file: ApprovalFile,
+) -> None:
+    record(approval_file, REBOOT)
+    approval_file.clock.advance(60)
+    boot(approval_file, "boot-2")
+    record(approval_file, REBOOT, gap=True)
+    approval_file.clock.advance(900)
+    assert outcome_after_end(approval_file) == UNKNOWN
 
 
 @pytest.mark.parametrize("approved", [True, False])
 def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_for_a_while(
-    book: ApprovalFile, approved: bool
+    approval_file: ApprovalFile, approved: bool
 ) -> None:
-    record(book, REBOOT)
+    record(approval_file, REBOOT)
     if approved:
-        sent(book, "sent")
-    book.clock.advance(60 if approved else 901)
-    boot(book, "boot-2")
-    record(book, REBOOT, gap=True)
-    assert ended(book) == REBOOTED
+        add_grant(approval_file, "sent")
+    approval_file.clock.advance(60 if approved else 901)
+    boot(approval_file, "boot-2")
+    record(approval_file, REBOOT, gap=True)
+    assert outcome_after_end(approval_file) == REBOOTED
 
 
-def test_another_event_s_boot_is_remembered_for_each_event_by_itself(book: ApprovalFile) -> None:
+def test_another_event_s_boot_is_remembered_for_each_event_by_itself(
+    approval_file: ApprovalFile,
+) -> None:
     later = build_event("E-2", not_before=format_rfc3339(NOON + timedelta(hours=2)))
-    record(book, REBOOT, later)
-    book.clock.advance(901)
-    boot(book, "boot-2")
-    record(book, later, gap=True)
-    assert book.status("E-2").occurrence.boot_id == "boot-2"
-    book.clock.advance(7200)
-    record(book)
-    assert [one.data["evidence"] for one in book.events("event.ended")] == ["rebooted", "none"]
+    record(approval_file, REBOOT, later)
+    approval_file.clock.advance(901)
+    boot(approval_file, "boot-2")
+    record(approval_file, later, gap=True)
+    assert approval_file.status("E-2").occurrence.boot_id == "boot-2"
+    approval_file.clock.advance(7200)
+    record(approval_file)
+    assert [event.data["evidence"] for event in approval_file.events("event.ended")] == [
+        "rebooted",
+        "none",
+    ]

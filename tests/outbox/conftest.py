@@ -1,4 +1,4 @@
-"""Disks that run full, for tests of what is done then."""
+"""Disks that a test can fill."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Disk(Protocol):
     folder: Path
 
     def fill(self) -> None:
-        """Nothing more can be written."""
+        """Fill the disk: further writes fail."""
 
     def free(self) -> None:
-        """There is room again."""
+        """Make room again."""
 
 
 class SmallDisk:
@@ -34,14 +34,14 @@ class SmallDisk:
         self._filler = folder / "filler"
 
     def fill(self) -> None:
-        """Write until nothing more can be written."""
+        """Write until the disk is full."""
         with self._filler.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
             while True:
                 filler.write(bytes(4096))
         assert shutil.disk_usage(self.folder).free == 0
 
     def free(self) -> None:
-        """Remove what was written."""
+        """Remove the file that fills the disk."""
         self._filler.unlink()
 
 
@@ -53,12 +53,12 @@ class LimitedDisk:
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(self) -> None:
-        """No file may become longer than the log of the database is now."""
-        size = max((one.stat().st_size for one in self.folder.glob("*.db-wal")), default=0)
+        """Limit the size of files to that of the WAL."""
+        size = max((wal.stat().st_size for wal in self.folder.glob("*.db-wal")), default=0)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, self._limits[1]))
 
     def free(self) -> None:
-        """Files may become long again."""
+        """Restore the limit."""
         resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
 
 

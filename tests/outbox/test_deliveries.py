@@ -1,4 +1,4 @@
-"""Entries and attempts: what waits, what is shown, what is sent again and what is forgotten."""
+"""Entries and attempts: waiting entries, pages, redelivery and retention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATER = NOW + timedelta(minutes=1)
 
 @pytest.fixture
 def tx(tmp_path: Path) -> Iterator[Transaction]:
-    """A transaction on a fresh file, with two sinks that are there."""
+    """A transaction on a fresh file with two active sinks."""
     with open_file_in(tmp_path / "relay.db") as file:
         transaction = Transaction(file.connection, lambda _: ("bus", "chat"))
         for sink in ("bus", "chat"):
@@ -30,24 +30,24 @@ def tx(tmp_path: Path) -> Iterator[Transaction]:
         yield transaction
 
 
-def tell(
+def record(
     tx: Transaction,
     number: int,
     name: str = "event.scheduled",
     subject: str | None = None,
     **data: object,
 ) -> list[Entry]:
-    """Say an event; returns its entries as the file has them."""
+    """Record an event. Return its entries as the file has them."""
     tx.record(numbered_event(number, name, subject, **data), NOW)
     return [replace(entry, event=None) for entry in tx.recorded[-1].entries]
 
 
 def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
     entries = [
-        *tell(tx, 1, notBefore="2026-04-11T22:40:00.25Z"),
-        *tell(tx, 2, "approval.granted", "E-1"),
-        *tell(tx, 3, "relay.sink-failing", "drain"),
-        *tell(tx, 4, "relay.source-lost", ""),
+        *record(tx, 1, notBefore="2026-04-11T22:40:00.25Z"),
+        *record(tx, 2, "approval.granted", "E-1"),
+        *record(tx, 3, "relay.sink-failing", "drain"),
+        *record(tx, 4, "relay.source-lost", ""),
     ]
     assert tx.deliveries.waiting() == entries
     assert tx.deliveries.waiting("chat") == [entry for entry in entries if entry.sink == "chat"]
@@ -64,9 +64,12 @@ def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
 
 
 def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transaction) -> None:
-    """Promise 4: `waits_about` is what the gate asks."""
-    bus, chat = tell(tx, 1, subject="E")
-    tell(tx, 2, "relay.ping", "E")
+    """The gate calls `has_waiting`.
+
+    See docs/guarantees.md#notices-come-before-the-startrequest.
+    """
+    bus, chat = record(tx, 1, subject="E")
+    record(tx, 2, "relay.ping", "E")
     assert tx.deliveries.has_waiting("e")
     tx.deliveries.settle(bus.id, "delivered", None, NOW)
     assert tx.deliveries.has_waiting("e")
@@ -75,7 +78,7 @@ def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transacti
 
 
 def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
-    bus, _ = tell(tx, 1)
+    bus, _ = record(tx, 1)
     tx.deliveries.defer(
         bus.id,
         Attempt(
@@ -107,8 +110,8 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
         (1, 0.25, "deferred", 503, "it answered 503", "try later"),
         (2, 0.5, "delivered", 204, None, None),
     ]
-    (shown,) = tx.deliveries.page(sink="bus")
-    assert shown.to_json() == {
+    (delivery,) = tx.deliveries.page(sink="bus")
+    assert delivery.to_json() == {
         "id": bus.id,
         "sink": "bus",
         "eventId": "E-1",
@@ -124,7 +127,7 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
 
 
 def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
-    entries = [tell(tx, number)[0] for number in range(3)]
+    entries = [record(tx, number)[0] for number in range(3)]
     tx.deliveries.defer(
         entries[1].id,
         Attempt(at=NOW, elapsed=0.25, outcome="deferred", status=503, reason="no", response=None),
@@ -147,10 +150,17 @@ def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
         ]
     )
     assert [entry.id for entry in tx.deliveries.waiting("bus")] == [entries[0].id]
-    shown = tx.deliveries.page(states=["delivered"])
+    deliveries = tx.deliveries.page(states=["delivered"])
     assert [
-        (one.id, one.attempts, one.last_status, one.reason, one.next_at, one.settled)
-        for one in shown
+        (
+            delivery.id,
+            delivery.attempts,
+            delivery.last_status,
+            delivery.reason,
+            delivery.next_at,
+            delivery.settled,
+        )
+        for delivery in deliveries
     ] == [
         (entries[2].id, 1, 204, None, None, "2026-04-11T22:27:58.500000Z"),
         (entries[1].id, 2, 204, None, None, "2026-04-11T22:27:58.500000Z"),
@@ -167,9 +177,9 @@ def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
 
 
 def test_the_event_id_is_shown_as_azure_wrote_it_and_a_sinks_name_is_none(tx: Transaction) -> None:
-    tell(tx, 1, subject="C7061BAC")
-    tell(tx, 2, "relay.sink-failing", "drain")
-    assert [(one.type, one.event_id) for one in tx.deliveries.page(sink="bus")] == [
+    record(tx, 1, subject="C7061BAC")
+    record(tx, 2, "relay.sink-failing", "drain")
+    assert [(delivery.type, delivery.event_id) for delivery in tx.deliveries.page(sink="bus")] == [
         ("relay.sink-failing", None),
         ("event.scheduled", "C7061BAC"),
     ]
@@ -178,28 +188,32 @@ def test_the_event_id_is_shown_as_azure_wrote_it_and_a_sinks_name_is_none(tx: Tr
 def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: Transaction) -> None:
     states = get_args(EntryState)
     for number in range(20):
-        for entry in tell(tx, number, subject=f"E-{number % 3}"):
+        for entry in record(tx, number, subject=f"E-{number % 3}"):
             if (state := states[number % 4]) != "waiting":
                 tx.deliveries.settle(entry.id, state, None, NOW)
-    asked: list[tuple[tuple[EntryState, ...], str | None, str | None, int]] = [
+    queries: list[tuple[tuple[EntryState, ...], str | None, str | None, int]] = [
         ((), None, None, 7),
         (("parked",), None, None, 3),
         (("waiting", "parked"), "e-1", "chat", 1),
     ]
-    for chosen, key, sink, limit in asked:
+    for states_wanted, key, sink, limit in queries:
         ids: list[int] = []
         while page := tx.deliveries.page(
-            states=chosen, event_key=key, sink=sink, before=ids[-1] if ids else None, limit=limit
+            states=states_wanted,
+            event_key=key,
+            sink=sink,
+            before=ids[-1] if ids else None,
+            limit=limit,
         ):
             assert len(page) <= limit
-            ids += [one.id for one in page]
-        everything = tx.deliveries.page(limit=1000)
+            ids += [delivery.id for delivery in page]
+        all_deliveries = tx.deliveries.page(limit=1000)
         assert ids == [
-            one.id
-            for one in everything
-            if (not chosen or one.state in chosen)
-            and key in (None, str(one.event_id).lower())
-            and sink in (None, one.sink)
+            delivery.id
+            for delivery in all_deliveries
+            if (not states_wanted or delivery.state in states_wanted)
+            and key in (None, str(delivery.event_id).lower())
+            and sink in (None, delivery.sink)
         ]
         assert ids == sorted(set(ids), reverse=True)
         assert ids
@@ -207,7 +221,7 @@ def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: T
 
 def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transaction) -> None:
     """Its age starts anew, or the first failure would park it again. The log keeps `recorded`."""
-    bus, _ = tell(tx, 1)
+    bus, _ = record(tx, 1)
     tx.deliveries.defer(
         bus.id,
         Attempt(at=NOW, elapsed=0.1, outcome="deferred", status=500, reason="no", response=None),
@@ -216,8 +230,8 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
     tx.deliveries.settle(bus.id, "parked", "given up", LATER)
     assert tx.deliveries.redeliver(bus.id, LATER) == replace(bus, attempts=1, recorded=LATER)
     assert tx.deliveries.waiting("bus") == [replace(bus, attempts=1, recorded=LATER)]
-    (shown,) = tx.deliveries.page(sink="bus")
-    assert (shown.state, shown.recorded, shown.settled, shown.next_at) == (
+    (delivery,) = tx.deliveries.page(sink="bus")
+    assert (delivery.state, delivery.recorded, delivery.settled, delivery.next_at) == (
         "waiting",
         "2026-04-11T22:26:58.000000Z",
         None,
@@ -227,7 +241,7 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
 
 @pytest.mark.parametrize("state", ["waiting", "delivered", "superseded"])
 def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) -> None:
-    bus, _ = tell(tx, 1)
+    bus, _ = record(tx, 1)
     if state != "waiting":
         tx.deliveries.settle(bus.id, state, None, NOW)
     assert tx.deliveries.redeliver(bus.id, LATER) is None
@@ -238,21 +252,28 @@ def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) ->
 def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_dropped(
     tx: Transaction,
 ) -> None:
-    bus, chat = tell(tx, 1)
-    delivered, _ = tell(tx, 2)
+    bus, chat = record(tx, 1)
+    delivered, _ = record(tx, 2)
     tx.deliveries.settle(delivered.id, "delivered", None, NOW)
-    news, other_news = tell(tx, 3, "relay.sink-failing", "drain")
+    news, other_news = record(tx, 3, "relay.sink-failing", "drain")
     tx.deliveries.log_attempt(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))
     assert tx.deliveries.remove_sink("bus", "it is gone", LATER) == 1
-    assert [(one.id, one.state, one.reason) for one in tx.deliveries.page(sink="bus")] == [
+    assert [
+        (delivery.id, delivery.state, delivery.reason)
+        for delivery in tx.deliveries.page(sink="bus")
+    ] == [
         (delivered.id, "delivered", None),
         (bus.id, "parked", "it is gone"),
     ]
-    assert [one.id for one in tx.deliveries.waiting()] == [chat.id, chat.id + 2, other_news.id]
+    assert [delivery.id for delivery in tx.deliveries.waiting()] == [
+        chat.id,
+        chat.id + 2,
+        other_news.id,
+    ]
     assert tx.deliveries.sink_states() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
     assert tx.deliveries.redeliver(bus.id, LATER) is None, (
-        "nobody would send it, and it would wait for ever"
+        "no sink would send it, and it would wait for ever"
     )
 
 
@@ -270,7 +291,7 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     A waiting delivery and its event stay, however old they are.
     """
     settings = StoreSettings(retain=86400.0, audit_retain=10 * 86400.0)
-    waits, delivered = tell(tx, 1), tell(tx, 2)
+    waits, delivered = record(tx, 1), record(tx, 2)
     tx.deliveries.log_attempt(delivered[0].id, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))
     for entry in (*waits[1:], *delivered):
         tx.deliveries.settle(entry.id, "delivered", None, NOW)
@@ -281,7 +302,7 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert tx.decisions.first_answer("client:a", "1") is not None
 
     assert prune(tx, settings, NOW + timedelta(days=2)) == PruneResult()
-    assert [one.id for one in tx.deliveries.page()] == [waits[0].id]
+    assert [delivery.id for delivery in tx.deliveries.page()] == [waits[0].id]
     assert tx.decisions.first_answer("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
@@ -293,13 +314,13 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(journal_rows=2)
     assert verify_journal(connection_of(tx)) == (tx.head(), 0)
     assert tx.head().position == 2
-    assert tell(tx, 3)[0].position == 3
+    assert record(tx, 3)[0].position == 3
 
 
 def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
     tx: Transaction,
 ) -> None:
-    entries = [entry for number in range(1, 6) for entry in tell(tx, number)]
+    entries = [entry for number in range(1, 6) for entry in record(tx, number)]
     dead, others = entries[::2], entries[1::2]
     for entry in dead:
         tx.deliveries.settle(entry.id, "parked", "no", NOW)
@@ -307,37 +328,39 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
     settings = StoreSettings(dead_letters=3)
     assert prune(tx, settings, LATER) == PruneResult(dead_letters=2)
     assert prune(tx, settings, LATER) == PruneResult()
-    kept = {one.id for one in tx.deliveries.page()}
-    assert kept == {entry.id for entry in (*dead[2:], *others)}
+    kept_ids = {delivery.id for delivery in tx.deliveries.page()}
+    assert kept_ids == {entry.id for entry in (*dead[2:], *others)}
 
 
 def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_each_once(
     tx: Transaction,
 ) -> None:
     for number in range(1, 5):
-        for entry in tell(tx, number, "event.started" if number == 4 else "event.scheduled"):
+        for entry in record(tx, number, "event.started" if number == 4 else "event.scheduled"):
             tx.deliveries.settle(entry.id, "parked", "no", NOW + timedelta(minutes=number))
     until = NOW + timedelta(hours=1)
 
-    def meant(**given: Any) -> list[int]:
-        which = DeadLetterFilter(**given)
-        tx.deliveries._connection.execute("SAVEPOINT look")  # noqa: SLF001  # a look that changes nothing
-        found = [
+    def redelivered_ids(**criteria: Any) -> list[int]:
+        letter_filter = DeadLetterFilter(**criteria)
+        tx.deliveries._connection.execute("SAVEPOINT before")  # noqa: SLF001  # undone below
+        ids = [
             entry.id
             for entry in tx.deliveries.redeliver_matching(
-                which, LATER, after=0, until=until, limit=100
+                letter_filter, LATER, after=0, until=until, limit=100
             )
         ]
-        tx.deliveries._connection.execute("ROLLBACK TO look")  # noqa: SLF001  # the same
-        assert tx.deliveries.count_dead_letters(which, after=0, until=until) == len(found)
-        return found
+        tx.deliveries._connection.execute("ROLLBACK TO before")  # noqa: SLF001  # the same
+        assert tx.deliveries.count_dead_letters(letter_filter, after=0, until=until) == len(ids)
+        return ids
 
-    assert meant() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert meant(sink="chat") == [2, 4, 6, 8]
-    assert meant(type="event.started") == [7, 8]
-    assert meant(event_key="e-2") == [3, 4]
-    assert meant(since=NOW + timedelta(minutes=3)) == [5, 6, 7, 8]
-    assert meant(sink="bus", since=NOW + timedelta(minutes=3), type="event.scheduled") == [5]
+    assert redelivered_ids() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert redelivered_ids(sink="chat") == [2, 4, 6, 8]
+    assert redelivered_ids(type="event.started") == [7, 8]
+    assert redelivered_ids(event_key="e-2") == [3, 4]
+    assert redelivered_ids(since=NOW + timedelta(minutes=3)) == [5, 6, 7, 8]
+    assert redelivered_ids(
+        sink="bus", since=NOW + timedelta(minutes=3), type="event.scheduled"
+    ) == [5]
     first = tx.deliveries.redeliver_matching(
         DeadLetterFilter(), LATER, after=0, until=until, limit=3
     )

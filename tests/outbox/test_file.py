@@ -1,4 +1,4 @@
-"""Whose the state file is, and what becomes of one that is broken, foreign, too new or in use."""
+"""The identity of the state file, and files that are broken, foreign, too new or in use."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ sys.stdin.read()
 
 
 def mode(path: Path) -> str:
-    """The remembered switch of the approvals."""
-    found: list[str] = read_column(path, "SELECT value FROM meta WHERE key = 'mode'")
-    return found[0]
+    """Return the stored approval mode."""
+    values: list[str] = read_column(path, "SELECT value FROM meta WHERE key = 'mode'")
+    return values[0]
 
 
 def set_aside(path: Path) -> list[Path]:
-    """What was set aside in a file's place, the oldest first."""
+    """Return the files that were set aside for a path, the oldest first."""
     return sorted(
-        one
-        for one in path.parent.glob(f"{path.name}.set-aside-*")
-        if not one.name.endswith(("-wal", "-shm"))
+        file
+        for file in path.parent.glob(f"{path.name}.set-aside-*")
+        if not file.name.endswith(("-wal", "-shm"))
     )
 
 
@@ -99,7 +99,7 @@ def test_an_empty_file_is_begun_like_none(tmp_path: Path) -> None:
 
 
 def test_the_schema_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Killed at any statement of the schema, the file is still empty, and is begun again."""
+    """A kill at any statement of the schema leaves an empty file. The next start creates it."""
     path = tmp_path / "relay.db"
     with open_file_in(path) as file:
         count = file.connection.execute(
@@ -183,6 +183,14 @@ def test_a_corrupt_file_is_set_aside_untouched_and_a_fresh_one_begins_off(
         "PRAGMA user_version = 0",
         "PRAGMA user_version = -1",
     ],
+    ids=[
+        "unknown mode",
+        "no mode",
+        "no scope",
+        "no meta table",
+        "version zero",
+        "negative version",
+    ],
 )
 def test_a_file_that_does_not_say_whose_it_is_is_corrupt(tmp_path: Path, statement: str) -> None:
     """In doubt, approvals are off."""
@@ -210,7 +218,7 @@ def test_the_log_of_a_file_that_somebody_else_has_open_is_set_aside_with_it(tmp_
 
 
 def test_a_log_that_holds_everything_restores_a_broken_file(tmp_path: Path) -> None:
-    """SQLite's doing: nothing is set aside that can be used."""
+    """SQLite restores it. The relay sets no usable file aside."""
     path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
     copy.parent.mkdir()
     with open_file_in(path) as file:
@@ -224,7 +232,7 @@ def test_a_log_that_holds_everything_restores_a_broken_file(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state file, to be copied."""
+    """A valid state file. Tests copy it."""
     path = tmp_path_factory.mktemp("whole") / "relay.db"
     begin(path)
     return path
@@ -258,7 +266,7 @@ def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
         assert path.read_bytes() == data
     else:
         aside = set_aside(path)
-        assert (count, mode(path), [one.read_bytes() for one in aside]) in (
+        assert (count, mode(path), [copy.read_bytes() for copy in aside]) in (
             (1, "on", []),
             (0, "off", [bytes(data)]),
         )
@@ -285,7 +293,7 @@ def test_flipped_bytes_anywhere_never_keep_a_relay_from_starting(
         with open_file_in(path):
             pass
         assert mode(path) == ("off" if set_aside(path) else "on")
-        assert all(one.read_bytes() == data for one in set_aside(path))
+        assert all(copy.read_bytes() == data for copy in set_aside(path))
     finally:
         shutil.rmtree(folder)
 
@@ -354,7 +362,11 @@ def test_two_that_are_set_aside_do_not_overwrite_each_other(tmp_path: Path) -> N
         path.write_bytes(b"broken %d" % number)
         with open_file_in(path, now=NOW + timedelta(microseconds=number)):
             pass
-    assert [one.read_bytes() for one in set_aside(path)] == [b"broken 0", b"broken 1", b"broken 2"]
+    assert [copy.read_bytes() for copy in set_aside(path)] == [
+        b"broken 0",
+        b"broken 1",
+        b"broken 2",
+    ]
 
 
 def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off(
@@ -364,9 +376,9 @@ def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off
     path.write_bytes(b"broken")
     with open_file_in(path):
         pass
-    for one in tmp_path.glob("relay.db*"):
-        if "set-aside" not in one.name:
-            one.unlink()  # as it was in the instant between the two
+    for file in tmp_path.glob("relay.db*"):
+        if "set-aside" not in file.name:
+            file.unlink()  # a crash between the two steps leaves this
     with open_file_in(path):
         pass
     assert mode(path) == "off"
@@ -471,7 +483,7 @@ def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
 def test_a_python_with_an_old_sqlite_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not that a file is corrupt: nothing is touched."""
+    """The error does not call the file corrupt. No file changes."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
     with pytest.raises(StoreError, match=r"expected a Python with SQLite 3\.33 or newer"):
         open_state_file(tmp_path / "relay.db", IDENTITY, NOW)

@@ -283,7 +283,7 @@ def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> No
         tx = Transaction(file.connection, BUS)
         for number in range(4):
             tx.record(numbered_event(number), NOW)
-        settled = [entry.id for one in tx.recorded for entry in one.entries]
+        settled = [entry.id for recorded_event in tx.recorded for entry in recorded_event.entries]
         for entry in settled:
             tx.deliveries.settle(entry, "delivered", None, NOW)
         tx.deliveries.settle(settled[2], state, None, NOW)  # type: ignore[arg-type]  # the cases are states

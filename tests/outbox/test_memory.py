@@ -97,8 +97,8 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
     newest = tx.snapshot.find("e")
     assert newest is not None
     assert (newest.number, newest.live) == (2, True)
-    assert [one.number for one in tx.snapshot.page(None, 10)] == [2, 1]
-    assert [one.number for one in tx.snapshot.page(newest.id, 10)] == [1]
+    assert [occurrence.number for occurrence in tx.snapshot.page(None, 10)] == [2, 1]
+    assert [occurrence.number for occurrence in tx.snapshot.page(newest.id, 10)] == [1]
     assert tx.snapshot.find("f") is None
     with pytest.raises(KeyError):
         tx.snapshot.get(99)
@@ -117,8 +117,8 @@ def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) ->
         message_id="m",
         principal="slack:T/U",
     )
-    for one in (first, second):
-        tx.decisions.add_decision(one)
+    for decision in (first, second):
+        tx.decisions.add_decision(decision)
     assert tx.decisions.for_occurrence(1) == [first, second]
     tx.decisions.stop_counting(first.approval_id)
     assert tx.decisions.for_occurrence(1, counting=True) == [second]
@@ -144,13 +144,13 @@ def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
     tx.decisions.claim_grant(grant.id)
     tx.decisions.record_answer(grant.id, "sent", 503)
     tx.decisions.claim_grant(grant.id)
-    assert [(one.state, one.attempts, one.status) for one in tx.decisions.open_grants()] == [
-        ("sent", 2, None)
-    ]
+    assert [
+        (grant.state, grant.attempts, grant.status) for grant in tx.decisions.open_grants()
+    ] == [("sent", 2, None)]
     tx.decisions.record_answer(grant.id, "sent", 503)
     tx.decisions.record_answer(grant.id, "failed", None)
     assert tx.decisions.open_grants() == []
-    assert [(one.state, one.status, one.dry_run) for one in tx.decisions.grants(1)] == [
+    assert [(grant.state, grant.status, grant.dry_run) for grant in tx.decisions.grants(1)] == [
         ("failed", 503, False),
         ("granted", None, True),
     ]
@@ -184,7 +184,7 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
     tx.snapshot.mark_ended("ended", "completed", numbered_event(8), NOW)
     tx.snapshot.mark_ended("late", "completed", numbered_event(9), LATER)
     tx.snapshot.prune(LATER)
-    assert [one.key for one in tx.snapshot.page(None, 10)] == ["late", "live"]
+    assert [occurrence.key for occurrence in tx.snapshot.page(None, 10)] == ["late", "live"]
     assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert [len(tx.decisions.grants(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []

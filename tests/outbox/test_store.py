@@ -29,14 +29,14 @@ from tests.outbox.open_store import (
 
 
 async def test_what_was_recorded_is_on_disk_before_it_is_answered_and_told(tmp_path: Path) -> None:
-    async with open_store_in(tmp_path) as kept:
+    async with open_store_in(tmp_path) as store:
         seen: list[list[int]] = []
-        kept.listeners.recorded.append(
+        store.listeners.recorded.append(
             lambda _: seen.append(
                 read_column(tmp_path / "relay.db", "SELECT position FROM journal")
             )
         )
-        assert await kept.transact(record_event(1)) == 1
+        assert await store.transact(record_event(1)) == 1
         assert seen == [[1]]
 
 
@@ -45,34 +45,39 @@ async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sin
 ) -> None:
     async with open_store_in(
         tmp_path, lambda event: ("bus", "chat") if event.name == "event.scheduled" else ()
-    ) as kept:
-        heard: list[RecordedEvent] = []
-        kept.listeners.recorded.append(heard.extend)
-        await kept.transact(record_event(1, notBefore="2026-04-11T22:40:00Z"))
-        await kept.transact(record_event(2, name="event.ended"))
+    ) as store:
+        notified: list[RecordedEvent] = []
+        store.listeners.recorded.append(notified.extend)
+        await store.transact(record_event(1, notBefore="2026-04-11T22:40:00Z"))
+        await store.transact(record_event(2, name="event.ended"))
         assert [
-            (one.position, one.event.id, [entry.sink for entry in one.entries]) for one in heard
+            (
+                recorded_event.position,
+                recorded_event.event.id,
+                [entry.sink for entry in recorded_event.entries],
+            )
+            for recorded_event in notified
         ] == [
             (1, numbered_event(1).id, ["bus", "chat"]),
             (2, numbered_event(2).id, []),
         ]
-        bus, chat = heard[0].entries
-        waiting = await kept.read(lambda tx: tx.deliveries.waiting())
+        bus, chat = notified[0].entries
+        waiting = await store.read(lambda tx: tx.deliveries.waiting())
         assert waiting == [replace(entry, event=None) for entry in (bus, chat)]
 
 
 async def test_many_submissions_share_few_commits_and_are_answered_in_order(tmp_path: Path) -> None:
     """Grouped under load, never by a pause (docs/protocol.md#groups-of-commits)."""
-    async with open_store_in(tmp_path) as kept:
+    async with open_store_in(tmp_path) as store:
         commits: list[str] = []
         answered: list[int] = []
-        await kept.read(lambda tx: connection_of(tx).set_trace_callback(commits.append))
-        held = threading.Event()
-        kept.submit(lambda _: held.wait(10))
-        futures = [kept.submit(record_event(number)) for number in range(1000)]
+        await store.read(lambda tx: connection_of(tx).set_trace_callback(commits.append))
+        release = threading.Event()
+        store.submit(lambda _: release.wait(10))
+        futures = [store.submit(record_event(number)) for number in range(1000)]
         for future in futures:
             future.add_done_callback(lambda done: answered.append(done.result()))
-        held.set()
+        release.set()
         assert await asyncio.gather(*futures) == list(range(1, 1001))
         assert answered == list(range(1, 1001))
         assert 2 <= commits.count("COMMIT") <= 5
@@ -89,14 +94,14 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
         tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
         tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
 
-    async with open_store_in(tmp_path) as kept:
-        held = threading.Event()
-        heard: list[RecordedEvent] = []
-        kept.listeners.recorded.append(heard.extend)
-        kept.submit(lambda _: held.wait(10))
+    async with open_store_in(tmp_path) as store:
+        release = threading.Event()
+        notified: list[RecordedEvent] = []
+        store.listeners.recorded.append(notified.extend)
+        store.submit(lambda _: release.wait(10))
         works = [record_event(1), fails, breaks_a_rule, record_event(4)]
-        futures = [kept.submit(work) for work in works]
-        held.set()
+        futures = [store.submit(work) for work in works]
+        release.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
         assert [type(result) for result in results] == [
             int,
@@ -105,8 +110,11 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
             int,
         ]
         assert results[3] == 2
-        assert [one.event.id for one in heard] == [numbered_event(1).id, numbered_event(4).id]
-        assert kept.write_error is None
+        assert [recorded_event.event.id for recorded_event in notified] == [
+            numbered_event(1).id,
+            numbered_event(4).id,
+        ]
+        assert store.write_error is None
     assert read_column(tmp_path / "relay.db", "SELECT position FROM journal") == [1, 2]
 
 
@@ -127,11 +135,11 @@ async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(
     tmp_path: Path, mistake: object, fail_open: bool
 ) -> None:
     """Otherwise the store would retry that work for ever and refuse every approval meanwhile."""
-    async with open_store_in(tmp_path) as kept:
+    async with open_store_in(tmp_path) as store:
         with pytest.raises((sqlite3.Error, OverflowError, KeyError)):
-            await kept.transact(mistake, fail_open=fail_open)  # type: ignore[arg-type]  # the cases are work
-        assert kept.write_error is None
-        assert await kept.transact(record_event(1)) == 1
+            await store.transact(mistake, fail_open=fail_open)  # type: ignore[arg-type]  # the cases are work
+        assert store.write_error is None
+        assert await store.transact(record_event(1)) == 1
 
 
 async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_vain(
@@ -140,49 +148,49 @@ async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_va
     def broken(_: Sequence[RecordedEvent]) -> None:
         raise LookupError("a mistake of ours")
 
-    async with open_store_in(tmp_path) as kept:
-        kept.listeners.recorded.append(broken)
-        held = threading.Event()
-        kept.submit(lambda _: held.wait(10))
-        told, read = kept.submit(record_event(1)), kept.submit(lambda tx: tx.head().position)
-        held.set()
+    async with open_store_in(tmp_path) as store:
+        store.listeners.recorded.append(broken)
+        release = threading.Event()
+        store.submit(lambda _: release.wait(10))
+        record, read = store.submit(record_event(1)), store.submit(lambda tx: tx.head().position)
+        release.set()
         with pytest.raises(LookupError, match="mistake of ours"):
-            await told
+            await record
         assert await read == 1
 
 
 async def test_cancelling_the_wait_does_not_stop_the_work(tmp_path: Path) -> None:
-    async with open_store_in(tmp_path) as kept:
-        held = threading.Event()
-        kept.submit(lambda _: held.wait(10))
-        task = asyncio.create_task(kept.transact(record_event(1)))
+    async with open_store_in(tmp_path) as store:
+        release = threading.Event()
+        store.submit(lambda _: release.wait(10))
+        task = asyncio.create_task(store.transact(record_event(1)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        held.set()
-        assert await kept.read(lambda tx: tx.head().position) == 1
+        release.set()
+        assert await store.read(lambda tx: tx.head().position) == 1
 
 
 async def test_what_was_submitted_before_closing_is_done_and_what_comes_after_is_refused(
     tmp_path: Path,
 ) -> None:
-    async with open_store_in(tmp_path) as kept:
-        before = [kept.submit(record_event(number)) for number in range(600)]
+    async with open_store_in(tmp_path) as store:
+        before = [store.submit(record_event(number)) for number in range(600)]
     assert [future.result() for future in before] == list(range(1, 601))
-    for late in (kept.submit(record_event(9)), kept.submit(record_event(9), fail_open=True)):
+    for late in (store.submit(record_event(9)), store.submit(record_event(9), fail_open=True)):
         with pytest.raises(StoreUnavailable, match="was closed"):
             await late
     with pytest.raises(StoreUnavailable, match="was closed"):
-        await kept.read(lambda tx: tx.head())
+        await store.read(lambda tx: tx.head())
     assert read_column(tmp_path / "relay.db", "SELECT count(*) FROM journal") == [600]
 
 
 async def test_closing_lets_another_relay_have_the_file(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        async with open_store_in(tmp_path) as kept:
-            assert await kept.transact(record_event(number)) == number
-            assert kept.trusted
+        async with open_store_in(tmp_path) as store:
+            assert await store.transact(record_event(number)) == number
+            assert store.trusted
     assert file_names(tmp_path) == ["relay.db", "relay.db-shm", "relay.db-wal", "relay.db.lock"]
     assert (
         tmp_path / "relay.db-wal"
@@ -193,17 +201,17 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mistake of ours that nothing foresaw; the relay ends with whoever records next."""
-    async with open_store_in(tmp_path) as kept:
+    async with open_store_in(tmp_path) as store:
         changes: list[str | None] = []
-        kept.listeners.write_error_changed.append(changes.append)
+        store.listeners.write_error_changed.append(changes.append)
         # Calling it raises a TypeError, as a mistake in the code would.
-        kept._commit = None  # type: ignore[assignment,method-assign]  # noqa: SLF001
-        first, second = kept.submit(record_event(1), fail_open=True), kept.submit(record_event(2))
+        store._commit = None  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        first, second = store.submit(record_event(1), fail_open=True), store.submit(record_event(2))
         for future in (first, second):
             with pytest.raises(StoreUnavailable, match="thread of the state file has failed"):
                 await future
         with pytest.raises(StoreUnavailable, match="thread of the state file has failed"):
-            await kept.transact(record_event(3), fail_open=True)
+            await store.transact(record_event(3), fail_open=True)
         assert len(changes) == 1
     assert [
         record.levelno for record in caplog.records if record.name == "relay.outbox.sqlite"
@@ -211,11 +219,11 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
 
 
 async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_path: Path) -> None:
-    async with open_store_in(tmp_path) as kept:
-        assert await kept.read(lambda tx: tx.mode()) == "on"
-        await kept.transact(lambda tx: tx.set_mode("dry-run", "local:ada", NOW))
-    async with open_store_in(tmp_path) as kept:
-        assert await kept.read(lambda tx: tx.mode()) == "dry-run"
+    async with open_store_in(tmp_path) as store:
+        assert await store.read(lambda tx: tx.mode()) == "on"
+        await store.transact(lambda tx: tx.set_mode("dry-run", "local:ada", NOW))
+    async with open_store_in(tmp_path) as store:
+        assert await store.read(lambda tx: tx.mode()) == "dry-run"
         with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as reader:
             assert reader.execute("SELECT kind, body FROM journal").fetchall() == [
                 ("mode", b'{"mode":"dry-run","principal":"local:ada"}')
@@ -225,8 +233,8 @@ async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_
 
 async def test_when_the_document_was_last_read_is_remembered_once(tmp_path: Path) -> None:
     """After a crash nothing says that polling had no gap."""
-    async with open_store_in(tmp_path) as kept:
-        await kept.transact(lambda tx: tx.set_last_read(NOW))
-    async with open_store_in(tmp_path) as kept:
-        assert await kept.transact(lambda tx: tx.take_last_read()) == NOW
-        assert await kept.transact(lambda tx: tx.take_last_read()) is None
+    async with open_store_in(tmp_path) as store:
+        await store.transact(lambda tx: tx.set_last_read(NOW))
+    async with open_store_in(tmp_path) as store:
+        assert await store.transact(lambda tx: tx.take_last_read()) == NOW
+        assert await store.transact(lambda tx: tx.take_last_read()) is None

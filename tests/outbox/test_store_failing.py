@@ -39,25 +39,25 @@ from tests.outbox.open_store import (
 
 
 @dataclass(slots=True)
-class Heard:
-    """What the listeners of a store were told."""
+class Notified:
+    """The calls to the listeners of a store."""
 
     recorded: list[RecordedEvent] = field(default_factory=list)
     failing: list[str | None] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def listened(folder: Path) -> AsyncIterator[tuple[Store, Heard]]:
-    """A store, and what it tells."""
-    async with open_store_in(folder) as kept:
-        heard = Heard()
-        kept.listeners.recorded.append(heard.recorded.extend)
-        kept.listeners.write_error_changed.append(heard.failing.append)
-        yield kept, heard
+async def open_listened_store(folder: Path) -> AsyncIterator[tuple[Store, Notified]]:
+    """Open a store and note what it tells its listeners."""
+    async with open_store_in(folder) as store:
+        notified = Notified()
+        store.listeners.recorded.append(notified.recorded.extend)
+        store.listeners.write_error_changed.append(notified.failing.append)
+        yield store, notified
 
 
 def entries(path: Path) -> list[tuple[object, ...]]:
-    """The entries in a file."""
+    """Return the entries in a file."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return connection.execute(
             "SELECT id, sink, position, state FROM entry ORDER BY id"
@@ -65,7 +65,7 @@ def entries(path: Path) -> list[tuple[object, ...]]:
 
 
 def chain_holds(path: Path) -> int:
-    """Verify the journal of a file; returns how many rows it has."""
+    """Verify the journal of a file. Return its number of rows."""
     with contextlib.closing(open_for_reading(path)) as reader:
         return verify_journal(reader)[1]
 
@@ -74,69 +74,73 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
     disk: Disk,
 ) -> None:
     path = disk.folder / "relay.db"
-    async with listened(disk.folder) as (kept, heard):
-        await kept.transact(record_event(1))
+    async with open_listened_store(disk.folder) as (store, notified):
+        await store.transact(record_event(1))
         disk.fill()
         with pytest.raises(StoreUnavailable, match="the state file cannot be written: "):
-            await kept.transact(record_event(2))
-        assert kept.write_error
-        assert await kept.transact(record_event(3), fail_open=True) == 2
-        assert await kept.transact(record_event(4), fail_open=True) == 3
+            await store.transact(record_event(2))
+        assert store.write_error
+        assert await store.transact(record_event(3), fail_open=True) == 2
+        assert await store.transact(record_event(4), fail_open=True) == 3
         with pytest.raises(StoreUnavailable):
-            await kept.transact(record_event(5))
-        first = heard.recorded[0].entries[0]
-        await kept.transact(
+            await store.transact(record_event(5))
+        first = notified.recorded[0].entries[0]
+        await store.transact(
             lambda tx: tx.deliveries.settle(first.id, "delivered", None, NOW), fail_open=True
         )
 
         assert [
-            said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))
+            event.id for _, event in await store.read(lambda tx: tx.journal.events_after(0, 9))
         ] == [numbered_event(n).id for n in (1, 3, 4)]
         assert [
-            entry.position for entry in await kept.read(lambda tx: tx.deliveries.waiting())
+            entry.position for entry in await store.read(lambda tx: tx.deliveries.waiting())
         ] == [2, 3]
         assert read_column(path, "SELECT position FROM journal") == [1]
-        told = [
-            (one.position, one.event.id, [entry.id for entry in one.entries])
-            for one in heard.recorded
+        recorded = [
+            (
+                recorded_event.position,
+                recorded_event.event.id,
+                [entry.id for entry in recorded_event.entries],
+            )
+            for recorded_event in notified.recorded
         ]
-        assert told == [
+        assert recorded == [
             (1, numbered_event(1).id, [1]),
             (2, numbered_event(3).id, [2]),
             (3, numbered_event(4).id, [3]),
         ]
 
         disk.free()
-        await wait_until(lambda: kept.write_error is None)
+        await wait_until(lambda: store.write_error is None)
         assert entries(path) == [
             (1, "bus", 1, "delivered"),
             (2, "bus", 2, "waiting"),
             (3, "bus", 3, "waiting"),
         ]
         assert [
-            said_.id for _, said_ in await kept.read(lambda tx: tx.journal.events_after(0, 9))
+            event.id for _, event in await store.read(lambda tx: tx.journal.events_after(0, 9))
         ] == [numbered_event(n).id for n in (1, 3, 4)]
-        assert await kept.transact(record_event(6)) == 4
-        assert len(heard.recorded) == 4
-        assert [reason is None for reason in heard.failing] == [False, True]
+        assert await store.transact(record_event(6)) == 4
+        assert len(notified.recorded) == 4
+        assert [reason is None for reason in notified.failing] == [False, True]
     assert chain_holds(path) == 4
 
 
 async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Disk) -> None:
     """The store retries the file from time to time, not with every piece of work."""
-    async with listened(disk.folder) as (kept, heard):
+    async with open_listened_store(disk.folder) as (store, notified):
         statements: list[str] = []
-        await kept.read(lambda tx: connection_of(tx).set_trace_callback(statements.append))
+        await store.read(lambda tx: connection_of(tx).set_trace_callback(statements.append))
         disk.fill()
         began = time.monotonic()
         for number in range(500):
-            await kept.transact(record_event(number), fail_open=True)
+            await store.transact(record_event(number), fail_open=True)
         tries = statements.count("BEGIN IMMEDIATE")
         took = time.monotonic() - began
         disk.free()
-        await wait_until(lambda: kept.write_error is None)
+        await wait_until(lambda: store.write_error is None)
         assert tries <= 4 + 2 * took
-        assert len(heard.recorded) == 500
+        assert len(notified.recorded) == 500
     assert chain_holds(disk.folder / "relay.db") == 500
 
 
@@ -148,36 +152,36 @@ async def test_works_own_error_in_memory_undoes_it_alone_and_is_not_done_again(d
         record_event(2)(tx)  # type: ignore[arg-type]  # a transaction
         raise LookupError("a mistake")
 
-    async with listened(disk.folder) as (kept, _):
+    async with open_listened_store(disk.folder) as (store, _):
         disk.fill()
-        await kept.transact(record_event(1), fail_open=True)
+        await store.transact(record_event(1), fail_open=True)
         with pytest.raises(LookupError):
-            await kept.transact(mistaken, fail_open=True)
+            await store.transact(mistaken, fail_open=True)
         before = len(runs)
-        await kept.transact(record_event(3), fail_open=True)
+        await store.transact(record_event(3), fail_open=True)
         disk.free()
-        await wait_until(lambda: kept.write_error is None)
+        await wait_until(lambda: store.write_error is None)
         assert len(runs) == before
     assert read_column(disk.folder / "relay.db", "SELECT event_key FROM journal") == ["e-1", "e-3"]
 
 
 async def test_closing_writes_down_what_there_is_room_for_again(disk: Disk) -> None:
-    async with listened(disk.folder) as (kept, heard):
+    async with open_listened_store(disk.folder) as (store, notified):
         disk.fill()
-        await kept.transact(record_event(1), fail_open=True)
+        await store.transact(record_event(1), fail_open=True)
         disk.free()
-    assert len(heard.recorded) == 1
+    assert len(notified.recorded) == 1
     assert chain_holds(disk.folder / "relay.db") == 1
 
 
 async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
     disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with listened(disk.folder) as (kept, heard):
-        await kept.transact(record_event(1))
+    async with open_listened_store(disk.folder) as (store, notified):
+        await store.transact(record_event(1))
         disk.fill()
-        await kept.transact(record_event(2), fail_open=True)
-        await kept.transact(
+        await store.transact(record_event(2), fail_open=True)
+        await store.transact(
             lambda tx: tx.deliveries.log_attempt(
                 1, Attempt(at=NOW, elapsed=0.1, outcome="delivered")
             ),
@@ -186,27 +190,30 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
     disk.free()
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "could still not be written" in error
-    assert [one.event.id for one in heard.recorded] == [numbered_event(1).id, numbered_event(2).id]
+    assert [recorded_event.event.id for recorded_event in notified.recorded] == [
+        numbered_event(1).id,
+        numbered_event(2).id,
+    ]
     assert chain_holds(disk.folder / "relay.db") == 1
 
 
 async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> None:
     """The file exists and needs no change. A read-only file is no reason to send no notices."""
-    async with open_store_in(disk.folder) as kept:
-        await kept.transact(record_event(1))
+    async with open_store_in(disk.folder) as store:
+        await store.transact(record_event(1))
         keep_open = sqlite3.connect(
             disk.folder / "relay.db"
         )  # else the log is gone with the last that used it
         keep_open.execute("SELECT * FROM journal").fetchall()
     disk.fill()
     try:
-        async with listened(disk.folder) as (kept, heard):
-            assert await kept.transact(record_event(2), fail_open=True) == 2
-            assert len(heard.recorded) == 1
+        async with open_listened_store(disk.folder) as (store, notified):
+            assert await store.transact(record_event(2), fail_open=True) == 2
+            assert len(notified.recorded) == 1
             with pytest.raises(StoreUnavailable):
-                await kept.transact(record_event(3))
+                await store.transact(record_event(3))
             disk.free()
-            await wait_until(lambda: kept.write_error is None)
+            await wait_until(lambda: store.write_error is None)
     finally:
         keep_open.close()
     assert chain_holds(disk.folder / "relay.db") == 2
@@ -215,17 +222,17 @@ async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> Non
 @pytest.mark.parametrize("disk", ["full disk"], indirect=True)
 async def test_a_relay_that_was_stopped_in_order_starts_on_a_full_disk_too(disk: Disk) -> None:
     """Such as after the reboot of a VM whose disk had run full."""
-    async with open_store_in(disk.folder) as kept:
-        await kept.transact(record_event(1))
+    async with open_store_in(disk.folder) as store:
+        await store.transact(record_event(1))
     assert (disk.folder / "relay.db-wal").stat().st_size == 0
     disk.fill()
     for _ in range(2):
-        async with listened(disk.folder) as (kept, heard):
-            assert await kept.transact(record_event(2), fail_open=True) == 2
-            assert len(heard.recorded) == 1
+        async with open_listened_store(disk.folder) as (store, notified):
+            assert await store.transact(record_event(2), fail_open=True) == 2
+            assert len(notified.recorded) == 1
     disk.free()
-    async with listened(disk.folder) as (kept, _):
-        assert await kept.transact(record_event(2)) == 2
+    async with open_listened_store(disk.folder) as (store, _):
+        assert await store.transact(record_event(2)) == 2
     assert chain_holds(disk.folder / "relay.db") == 2
 
 
@@ -253,8 +260,8 @@ async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) 
 
 async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Path) -> None:
     """Somebody has the file open in a shell, in the middle of a transaction."""
-    async with listened(tmp_path) as (kept, heard):
-        await kept.read(
+    async with open_listened_store(tmp_path) as (store, notified):
+        await store.read(
             lambda tx: connection_of(tx).execute("PRAGMA busy_timeout = 50")
         )  # five seconds are long for a test
         with contextlib.closing(
@@ -262,12 +269,12 @@ async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Pa
         ) as shell:
             shell.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable, match="locked"):
-                await kept.transact(record_event(1))
-            assert await kept.transact(record_event(2), fail_open=True) == 1
+                await store.transact(record_event(1))
+            assert await store.transact(record_event(2), fail_open=True) == 1
             shell.execute("ROLLBACK")
-            await wait_until(lambda: kept.write_error is None)
-        assert await kept.transact(record_event(3)) == 2
-        assert len(heard.recorded) == 2
+            await wait_until(lambda: store.write_error is None)
+        assert await store.transact(record_event(3)) == 2
+        assert len(notified.recorded) == 2
     assert chain_holds(tmp_path / "relay.db") == 2
 
 
@@ -275,10 +282,10 @@ async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_t
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "relay.db"
-    async with listened(tmp_path) as (kept, heard):
+    async with open_listened_store(tmp_path) as (store, notified):
         for number in range(50):
-            await kept.transact(record_event(number))
-        heard.recorded.clear()
+            await store.transact(record_event(number))
+        notified.recorded.clear()
         with contextlib.closing(sqlite3.connect(path)) as other:
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             other.execute(
@@ -289,33 +296,35 @@ async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_t
                 file.seek(4096)
                 file.write(os.urandom(path.stat().st_size - 4096))
         with pytest.raises(StoreUnavailable):
-            await kept.transact(record_event(50), fail_open=True)
-        assert kept.write_error is not None
+            await store.transact(record_event(50), fail_open=True)
+        assert store.write_error is not None
         with pytest.raises(StoreUnavailable):
-            await kept.transact(record_event(51))
-        assert not heard.recorded
-    async with open_store_in(tmp_path) as kept:
-        assert await kept.read(lambda tx: tx.mode()) == "off"
-        assert await kept.transact(record_event(1)) == 1
+            await store.transact(record_event(51))
+        assert not notified.recorded
+    async with open_store_in(tmp_path) as store:
+        assert await store.read(lambda tx: tx.mode()) == "off"
+        assert await store.transact(record_event(1)) == 1
     assert sum("set-aside" in name for name in file_names(tmp_path)) == 1
 
 
 async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Disk) -> None:
-    """Neighbours in a group share the failed commit; each is then treated as it is."""
-    async with listened(disk.folder) as (kept, heard):
-        held = threading.Event()
-        kept.submit(lambda _: held.wait(10))
+    """The jobs of a group share the failed commit. The store then handles each by itself."""
+    async with open_listened_store(disk.folder) as (store, notified):
+        release = threading.Event()
+        store.submit(lambda _: release.wait(10))
         futures = [
-            kept.submit(record_event(number), fail_open=number % 2 == 0) for number in range(40)
+            store.submit(record_event(number), fail_open=number % 2 == 0) for number in range(40)
         ]
         disk.fill()
-        held.set()
+        release.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
         assert [isinstance(result, StoreUnavailable) for result in results] == [
             number % 2 == 1 for number in range(40)
         ]
         assert [result for result in results if isinstance(result, int)] == list(range(1, 21))
-        assert [one.position for one in heard.recorded] == list(range(1, 21))
+        assert [recorded_event.position for recorded_event in notified.recorded] == list(
+            range(1, 21)
+        )
         disk.free()
-        await wait_until(lambda: kept.write_error is None)
+        await wait_until(lambda: store.write_error is None)
     assert chain_holds(disk.folder / "relay.db") == 20
