@@ -1,4 +1,4 @@
-"""Two hundred copies of an approval over HTTP, callbacks and AMQP lead to a single StartRequest."""
+"""One approval that comes two hundred times at once, through every door: one StartRequest."""
 
 from __future__ import annotations
 
@@ -52,15 +52,17 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         await eventually(system.is_consuming, every=0.05)
         await bus.listen(stack)
         event, decision = await system.schedule_reboot(starts_after=30.0)
-        url = f"http://127.0.0.1:{running.api_port}/v1"
-        body = orjson.dumps(decision)
-        now = datetime.now(UTC)
+        url, body, now = (
+            f"http://127.0.0.1:{running.api_port}/v1",
+            orjson.dumps(decision),
+            datetime.now(UTC),
+        )
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         )
         channel = await stack.enter_async_context(RawChannel(own_broker.amqp_url("drain")))
-        json_header = {"Content-Type": "application/json"}
-        signed_headers = json_header | {
+        json = {"Content-Type": "application/json"}
+        signed = json | {
             "webhook-id": "msg_200",
             "webhook-timestamp": str(int(now.timestamp())),
             "webhook-signature": Webhook(SECRET).sign("msg_200", now, body.decode()),
@@ -68,8 +70,8 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         statuses: Counter[int] = Counter()
 
         async def post(path: str, headers: dict[str, str]) -> None:
-            async with session.post(f"{url}/{path}", data=body, headers=headers) as response:
-                statuses[response.status] += 1
+            async with session.post(f"{url}/{path}", data=body, headers=headers) as answer:
+                statuses[answer.status] += 1
 
         async def publish() -> None:
             for number in range(COPIES // 3):
@@ -87,17 +89,21 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
                     post(
                         "approvals",
                         {
-                            **json_header,
+                            **json,
                             "Authorization": f"Bearer {KEY}",
                             "Idempotency-Key": f"copy-{number}",
                         },
                     )
                 )
-                group.create_task(post("callbacks/drain", signed_headers))
+                group.create_task(post("callbacks/drain", signed))
         await sim.approved(event, within=60)
         await eventually(system.is_idle, every=0.1)
         assert sum(statuses.values()) + COPIES // 3 == COPIES
-        assert statuses.keys() <= {202, 409, 429}  # 429: too many calls at once of one client
+        assert statuses.keys() <= {
+            202,
+            409,
+            429,
+        }  # 429: that many at once are too many of one client
         assert system.starts(event) == 1
     connection = open_for_reading(tmp_path / "relay.db")
     verify_journal(connection)

@@ -107,9 +107,9 @@ async def _call(
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
-            session.request(method, process.url + path, json=body, headers=headers) as response,
+            session.request(method, process.url + path, json=body, headers=headers) as answer,
         ):
-            return response.status, await response.json()
+            return answer.status, await answer.json()
     except (aiohttp.ClientError, TimeoutError):
         return 0, None
 
@@ -140,7 +140,7 @@ async def _vote_while_running(process: RelayProcess, event: Event) -> None:
     assert process.process is not None
     voted = False
     async with asyncio.timeout(120):
-        while process.process.returncode is None and not has_row(
+        while process.process.returncode is None and not has(
             journal(process), "startrequest.accepted"
         ):
             voted = voted or await _vote(process, event) is not None
