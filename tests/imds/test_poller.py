@@ -525,7 +525,7 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
         for polls in (2, 3):
             await running.resting()
             clock.advance(pause)
-            await wait_until(lambda polls=polls: len(side.asked) == polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await wait_until(lambda polls=polls: len(side.asked) >= polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         await wait_until(lambda: "event.ended" in running.recorded_names)
         assert await outcome(running) == expected
 
