@@ -14,9 +14,16 @@ from relay.amqp.connection import Connection
 PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 """What aiormq returned or raised for one message."""
 
+MAX_UNTAKEN_RESULTS = 64
+"""Results that are kept until a delivery takes them.
+
+A worker has at most as many open deliveries. The event of an older result was superseded, or became
+a dead letter.
+"""
+
 
 class PublishChannel:
-    """An open channel and the messages in flight on it."""
+    """An open channel, the messages in flight on it, and the results that nobody took yet."""
 
     def __init__(
         self,
@@ -33,7 +40,8 @@ class PublishChannel:
         self._aiormq_channel = aiormq_channel
         self._exchange = exchange
         self._tasks = tasks
-        self._in_flight: dict[str, asyncio.Task[PublishResult]] = {}
+        self._publishes: dict[str, asyncio.Task[PublishResult]] = {}
+        self._untaken: dict[str, None] = {}  # ids of publishes that are done, the oldest first
         channel.close_callbacks.add(self._on_close)
 
     @classmethod
@@ -59,9 +67,9 @@ class PublishChannel:
         if self._connection.transport is not None:
             await self._connection.transport.ready()
 
-    def in_flight(self, message_id: str) -> asyncio.Task[PublishResult] | None:
-        """Return the publish of this message that still waits for its confirm, if there is one."""
-        return self._in_flight.get(message_id)
+    def current_publish(self, message_id: str) -> asyncio.Task[PublishResult] | None:
+        """Return the publish of this message if nobody took its result yet. It may be done."""
+        return self._publishes.get(message_id)
 
     def start_publish(
         self, message_id: str, body: bytes, routing_key: str, properties: Basic.Properties
@@ -72,9 +80,18 @@ class PublishChannel:
         watchdog ends the connection, though nobody cancelled it. Nobody has to wait for it.
         """
         publish = self._tasks.create_task(self._publish(body, routing_key, properties))
-        self._in_flight[message_id] = publish
-        publish.add_done_callback(lambda _: self._in_flight.pop(message_id))
+        self._publishes[message_id] = publish
+        publish.add_done_callback(lambda _: self._keep_result(message_id))
         return publish
+
+    def _keep_result(self, message_id: str) -> None:
+        self._untaken[message_id] = None
+        if len(self._untaken) > MAX_UNTAKEN_RESULTS:
+            self._forget(next(iter(self._untaken)))
+
+    def _forget(self, message_id: str) -> None:
+        self._untaken.pop(message_id, None)
+        self._publishes.pop(message_id, None)
 
     async def _publish(
         self, body: bytes, routing_key: str, properties: Basic.Properties
@@ -93,8 +110,10 @@ class PublishChannel:
         except Exception as error:  # noqa: BLE001  # whoever waits for the task raises it
             return error
 
-    def result(self, publish: asyncio.Task[PublishResult]) -> PublishResult:
-        """Return the result of a publish that is done."""
+    def take_result(self, message_id: str, publish: asyncio.Task[PublishResult]) -> PublishResult:
+        """Return the result of a publish that is done. The next publish sends the message again."""
+        if self._publishes.get(message_id) is publish:
+            self._forget(message_id)
         if publish.cancelled():
             return self.close_reason or asyncio.CancelledError()
         return publish.result()
@@ -105,5 +124,5 @@ class PublishChannel:
 
     def cancel_in_flight(self) -> None:
         """Cancel the publishes that aiormq forgets: those that wait for room in its queue."""
-        for publish in self._in_flight.values():
+        for publish in self._publishes.values():
             publish.cancel()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -94,13 +94,17 @@ class OrderedQueue:
         next(entries)
         return any(_supersedes(newer, head) for newer in entries)
 
-    def take_next(self, *, least_tried: bool = False) -> Entry | None:
+    def take_next(
+        self, *, least_tried: bool = False, among: Container[int] | None = None
+    ) -> Entry | None:
         """Return the oldest ready entry, now in flight; None if there is none.
 
-        ``least_tried``: prefer the entries with the fewest attempts. For each entry that was taken,
-        call `remove_head` or `delay_head`.
+        ``least_tried``: prefer the entries with the fewest attempts. ``among``: take only an entry
+        with one of these ids. For each entry that was taken, call `remove_head` or `delay_head`.
         """
-        return self._take_least_tried() if least_tried else self._take_oldest()
+        if least_tried or among is not None:
+            return self._take_from_all(least_tried=least_tried, among=among)
+        return self._take_oldest()
 
     def _take_oldest(self) -> Entry | None:
         while self._ready:
@@ -113,7 +117,7 @@ class OrderedQueue:
                 return key_queue.entries[0]
         return None
 
-    def _take_least_tried(self) -> Entry | None:
+    def _take_from_all(self, *, least_tried: bool, among: Container[int] | None) -> Entry | None:
         heads = [
             key_queue.entries[0]
             for key_queue in self._queues.values()
@@ -121,7 +125,11 @@ class OrderedQueue:
         ]
         self._ready = [(head.id, head.ordering_key) for head in heads]
         heapq.heapify(self._ready)
-        head = min(heads, key=lambda entry: (entry.attempts, entry.id), default=None)
+        head = min(
+            (head for head in heads if among is None or head.id in among),
+            key=lambda head: (head.attempts if least_tried else 0, head.id),
+            default=None,
+        )
         if head is not None:
             self._queues[head.ordering_key].state = "in_flight"
         return head

@@ -30,7 +30,11 @@ READ_RETRY_DELAY = 1.0
 MAX_BATCH = 8
 """Entries that a task delivers before another task runs, even if the sink never waits."""
 MAX_OPEN_DELIVERIES = 64
-"""Entries in flight, or delivered but not recorded. A crash repeats no more than these."""
+"""The most entries that a crash can repeat.
+
+An entry is open while it is in flight, while its answer can still come though no try waits for it,
+and while it is delivered but not recorded.
+"""
 
 
 class Worker:
@@ -56,6 +60,7 @@ class Worker:
         self._health = SinkHealth(settings.name, sink, clock, report)
         self._in_flight = 0
         self._unrecorded = 0  # delivered, but not recorded yet
+        self._unanswered: set[int] = set()  # ids of entries whose last try was not answered yet
         self._rate_allows_at = float("-inf")  # monotonic seconds
         self._wake = asyncio.Event()
         self._is_stopping = False
@@ -148,11 +153,22 @@ class Worker:
         return max(self._circuit.allowed_at, self._rate_allows_at)
 
     @property
+    def _is_at_limit(self) -> bool:
+        """Whether only an entry that is open already may be tried.
+
+        An unanswered entry counts twice while its next try reads its event. So this is never too
+        late.
+        """
+        open_deliveries = self._in_flight + self._unrecorded + len(self._unanswered)
+        return open_deliveries >= MAX_OPEN_DELIVERIES
+
+    @property
     def _is_full(self) -> bool:
+        """Whether no try may begin."""
         max_in_flight = 1 if self._circuit.is_probing else self._sink.concurrency
         if self._in_flight >= max_in_flight:
             return True
-        return self._in_flight + self._unrecorded >= MAX_OPEN_DELIVERIES
+        return self._is_at_limit and not self._unanswered
 
     def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
         while (entry := self._take_next()) is not None:
@@ -166,7 +182,10 @@ class Worker:
         if self._circuit.is_probing:
             self._queue.release_all(include_individual=False)
         self._queue.release_due(now)
-        entry = self._queue.take_next(least_tried=self._circuit.prefers_least_tried)
+        entry = self._queue.take_next(
+            least_tried=self._circuit.prefers_least_tried,
+            among=self._unanswered if self._is_at_limit else None,
+        )
         if entry is not None:
             self._circuit.record_start(now)
             self._in_flight += 1
@@ -222,6 +241,7 @@ class Worker:
         return False
 
     async def _try(self, entry: Entry, event: CloudEvent) -> bool:
+        self._unanswered.discard(entry.id)
         result = await attempt_delivery(
             self._sink, event, self._clock, is_stopping=lambda: self._is_stopping
         )
@@ -278,6 +298,8 @@ class Worker:
                 self._clock.monotonic() + decision.delay,
                 is_individual=error.failure == "slow",
             )
+            if error.unanswered:
+                self._unanswered.add(entry.id)
             self._settlements.record_deferral(entry.id, attempt, until)
 
     def _disable(self, reason: str) -> None:
@@ -300,6 +322,7 @@ class Worker:
     def _settle(
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
+        self._unanswered.discard(entry.id)
         self._health.reporter.forget_entry(entry)
         self._settlements.record_settlement(entry.id, state, reason, self._clock.now(), attempt)
 

@@ -134,7 +134,7 @@ class RabbitMQ:
         """Return when the broker has confirmed or returned the message.
 
         It returns a message that no queue is bound for, with status 312. After a timeout the
-        publish stays in flight, and the next delivery of the event waits for it. Two publishes
+        publish stays in flight, and the next delivery of the event takes its result. Two publishes
         with one id would get each other's confirms
         (docs/protocol.md#one-publish-in-flight-for-each-id). And a broker that confirms slowly,
         such as a quorum queue without a majority, would store a copy for each try.
@@ -144,11 +144,11 @@ class RabbitMQ:
         is_sent = False
         try:
             async with asyncio.timeout(self._settings.timeout):
-                publish = channel.in_flight(event.id)
+                publish = channel.current_publish(event.id)
                 if publish is None:
                     await channel.wait_unblocked()
                     # Another delivery of the event may have started one meanwhile.
-                    publish = channel.in_flight(event.id) or channel.start_publish(
+                    publish = channel.current_publish(event.id) or channel.start_publish(
                         event.id, event.body, key, message_properties(event)
                     )
                 is_sent = True
@@ -157,13 +157,15 @@ class RabbitMQ:
             late = f"within {self._settings.timeout:g} s the broker did not"
             if is_sent:
                 raise Deferred(
-                    f"{late} confirm. The message may be stored, and is sent again with the same id"
+                    f"{late} confirm. "
+                    "The message may be stored, and is sent again with the same id",
+                    unanswered=True,
                 ) from None
             raise Deferred(
                 f"{late} let anybody publish: see its memory and disk alarms. Nothing was sent"
             ) from None
         receipt = interpret_publish_result(
-            channel.result(publish),
+            channel.take_result(event.id, publish),
             key,
             len(event.body),
             relay_declares=self._settings.declare is True,

@@ -121,6 +121,18 @@ class LanesLaw(RuleBasedStateMachine):
         if expected is not None:
             self.model[expected.ordering_key].state = "busy"
 
+    @rule(least_tried=st.booleans(), among=st.sets(st.integers(1, 60), max_size=30))
+    def take_among_some(self, least_tried: bool, among: set[int]) -> None:
+        """A try begins at the limit of open deliveries."""
+        expected = min(
+            (lane.waiting[0] for lane in self.of("free").values() if lane.waiting[0].id in among),
+            key=lambda head: (head.attempts if least_tried else 0, head.id),
+            default=None,
+        )
+        assert self.lanes.take_next(least_tried=least_tried, among=among) == expected
+        if expected is not None:
+            self.model[expected.ordering_key].state = "busy"
+
     @precondition(lambda self: self.of("busy"))
     @rule(data=st.data())
     def done(self, data: st.DataObject) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.amqp import connection
+from relay.amqp.publish_channel import MAX_UNTAKEN_RESULTS
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, rabbitmq
@@ -151,6 +152,41 @@ async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twic
         own_broker.thaw()
         await delivered(bus, event)
         assert await stored(own_broker.amqp_url(), "slow") == [event.body]
+
+
+async def test_a_confirm_that_comes_between_two_tries_is_taken_by_the_second(
+    own_broker: Broker,
+) -> None:
+    event, later = cloudevent(), cloudevent("event.updated")
+    async with sink(own_broker.amqp_url(), "between", timeout="500ms") as bus:
+        await delivered(bus, cloudevent("relay.ping"))
+        await consumer(own_broker.amqp_url(), "between")
+        own_broker.freeze()
+        assert (await deferred(bus, event)).unanswered
+        own_broker.thaw()
+        await delivered(bus, later)  # the broker confirms the messages of a queue in order
+        await delivered(bus, event)
+        assert await stored(own_broker.amqp_url(), "between") == [event.body, later.body]
+
+
+async def test_no_more_confirms_are_kept_than_deliveries_can_be_open(own_broker: Broker) -> None:
+    """The relay never tries a superseded event again, so nobody takes its confirm."""
+    events = [cloudevent(data={"n": n}) for n in range(MAX_UNTAKEN_RESULTS + 10)]
+    later = cloudevent("event.updated")
+    async with sink(own_broker.amqp_url(), "kept", timeout="2s") as bus:
+        await delivered(bus, cloudevent("relay.ping"))
+        await consumer(own_broker.amqp_url(), "kept")
+        own_broker.freeze()
+        await asyncio.gather(*(deferred(bus, event) for event in events))
+        own_broker.thaw()
+        await delivered(bus, later)
+        for event in reversed(events):
+            await delivered(bus, event)
+        bodies = await stored(own_broker.amqp_url(), "kept")
+        assert bodies[: len(events)] == [event.body for event in events]
+        repeated = set(bodies[len(events) :]) - {later.body}
+        assert repeated >= {event.body for event in events[:10]}
+        assert len(repeated) <= 11  # the confirm of the later event was kept for a moment
 
 
 async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
