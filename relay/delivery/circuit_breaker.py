@@ -10,7 +10,10 @@ from __future__ import annotations
 FAILURE_THRESHOLD = 3
 """Failures in a row after which a sink is failing. Tries that overlapped count as one."""
 STALL_TIMEOUT = 60.0
-"""Seconds without a success, although there were entries, after which a sink is failing."""
+"""Seconds without a success, although there were entries, after which a sink is failing.
+
+A longer time without an entry ends the memory of earlier failures.
+"""
 
 
 class CircuitBreaker:
@@ -22,8 +25,11 @@ class CircuitBreaker:
         self.failures = 0
         """Failures in a row."""
         self._last_failure_at = float("-inf")
-        self._trying_since: float | None = None  # the first try since the last success
-        self._busy_since: float | None = None  # the same, or the first try since the sink was idle
+        # The first try since there is something to deliver, and since the last success:
+        self._busy_since: float | None = None
+        self._idle_since: float | None = None
+        # The first failure or rejection that no success and no long idle time followed:
+        self._first_failure_at: float | None = None
         self._paused_until = float("-inf")
         self._probe_at: float | None = None
         self._is_least_tried_turn = False
@@ -58,19 +64,34 @@ class CircuitBreaker:
             return None
         return self._busy_since + STALL_TIMEOUT
 
-    def record_start(self, now: float) -> None:
-        """A try begins."""
-        if self._trying_since is None:
-            self._trying_since = now
-        if self._busy_since is None:
-            self._busy_since = now
+    def record_start(self, now: float, *, is_excused: bool = False) -> None:
+        """A try begins.
+
+        ``is_excused``: the receiver refused this entry before, and accepted others since then. So
+        the try tells nothing about the receiver.
+        """
+        if not is_excused:
+            self._record_busy(now)
         if not self._has_extra_probe:
             self._is_least_tried_turn = self.is_probing and not self._is_least_tried_turn
         self._is_extra_probe_running, self._has_extra_probe = self._has_extra_probe, False
 
-    def record_idle(self) -> None:
-        """There is nothing to deliver, or nothing can be delivered."""
+    def _record_busy(self, now: float) -> None:
+        if self._idle_since is not None and now - self._idle_since > STALL_TIMEOUT:
+            self._first_failure_at = None
+        self._idle_since = None
+        if self._busy_since is None:
+            self._busy_since = now
+
+    def record_idle(self, now: float) -> None:
+        """There is nothing to deliver."""
         self._busy_since = None
+        if self._idle_since is None:
+            self._idle_since = now
+
+    def forget_earlier_tries(self) -> None:
+        """Start the minute anew: a success, an operator or the state file came in between."""
+        self._busy_since = self._first_failure_at = None
 
     def check_stalled(self, now: float) -> bool:
         """Return whether the sink has just become failing because no try succeeded in time."""
@@ -93,7 +114,9 @@ class CircuitBreaker:
         return self._update_failing(now, has_enough_failures=False)
 
     def _update_failing(self, now: float, *, has_enough_failures: bool) -> bool:
-        is_stalled = self._trying_since is not None and now - self._trying_since >= STALL_TIMEOUT
+        if self._first_failure_at is None:
+            self._first_failure_at = now
+        is_stalled = now - self._first_failure_at >= STALL_TIMEOUT
         if self.is_failing or not (has_enough_failures or is_stalled):
             return False
         self.is_failing = True
@@ -103,7 +126,7 @@ class CircuitBreaker:
         """A try succeeded. Return whether the sink was failing until now."""
         was_failing, self.is_failing = self.is_failing, False
         self.failures, self._probe_at, self._has_extra_probe = 0, None, False
-        self._trying_since = self._busy_since = None
+        self.forget_earlier_tries()
         return was_failing
 
     def schedule_probe(self, at: float | None) -> None:
@@ -125,6 +148,6 @@ class CircuitBreaker:
 
     def resume(self, now: float) -> None:
         """Allow a try now, because an operator asked for it."""
-        self._busy_since = None
+        self.forget_earlier_tries()
         self._paused_until = float("-inf")
         self._probe_at = now if self.is_failing else None

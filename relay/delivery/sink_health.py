@@ -37,6 +37,11 @@ class SinkHealth:
         self._clock = clock
         self._stop_reason: str | None = None
         self._last_failure: str | None = None
+        # Ids of the entries that the receiver refused until a person corrects something:
+        self._refused: set[int] = set()
+        # Those of them that it refused before it accepted another entry. They say nothing about the
+        # receiver, until it does not accept another entry:
+        self._excused: set[int] = set()
 
     @property
     def reason(self) -> str | None:
@@ -54,21 +59,35 @@ class SinkHealth:
     def report_if_stalled(self, waiting: OrderedQueue) -> None:
         """Report the sink as failing if no try has succeeded for too long."""
         if not waiting:
-            self.circuit.record_idle()
+            self.circuit.record_idle(self._clock.monotonic())
         if self.state == "on" and self.circuit.check_stalled(self._clock.monotonic()):
             self._last_failure = self._last_failure or "no try has ended for a minute"
             self.reporter.report_failing(self._last_failure, len(waiting))
 
+    def record_start(self, entry: Entry) -> None:
+        """A try begins."""
+        self.circuit.record_start(self._clock.monotonic(), is_excused=entry.id in self._excused)
+
+    def forget_entry(self, entry: Entry) -> None:
+        """An entry is not tried again."""
+        self.reporter.forget_entry(entry)
+        self._refused.discard(entry.id)
+        self._excused.discard(entry.id)
+
     def record_success(self, entry: Entry) -> bool:
         """An entry was delivered. Return whether the sink has just recovered."""
-        self.reporter.forget_entry(entry)
+        self.forget_entry(entry)
+        self._excused = set(self._refused)
         self.reporter.record_success()
         self._last_failure = None
         return self.state != "disabled" and self.circuit.record_success()
 
-    def record_rejection(self, error: Rejected, waiting: OrderedQueue) -> None:
+    def record_rejection(self, entry: Entry, error: Rejected, waiting: OrderedQueue) -> None:
         """The receiver rejected an entry for good."""
         self._last_failure = error.reason
+        if entry.id in self._excused:
+            return
+        self._excused.clear()
         if self.circuit.record_rejection(self._clock.monotonic()):
             self.reporter.report_failing(error.reason, len(waiting))
 
@@ -89,8 +108,14 @@ class SinkHealth:
         """A try that began at ``began`` (monotonic seconds) failed. Decide what to do with it."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self._last_failure = error.reason
-        if self.circuit.record_failure(began, monotonic):
-            self.reporter.report_failing(error.reason, len(waiting))
+        if error.failure == "slow":
+            self._refused.add(entry.id)
+        else:
+            self._refused.discard(entry.id)
+        if error.failure != "slow" or entry.id not in self._excused:
+            self._excused.clear()
+            if self.circuit.record_failure(began, monotonic):
+                self.reporter.report_failing(error.reason, len(waiting))
         decision = self._policy.decide(entry, error, now)
         if isinstance(decision, DisableSink):
             self.circuit.is_failing = True

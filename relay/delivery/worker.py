@@ -187,7 +187,7 @@ class Worker:
             among=self._unanswered if self._is_at_limit else None,
         )
         if entry is not None:
-            self._circuit.record_start(now)
+            self._health.record_start(entry)
             self._in_flight += 1
             if self.settings.rate is not None:
                 self._rate_allows_at = now + 1 / self.settings.rate
@@ -230,7 +230,7 @@ class Worker:
             if event is None:
                 event = await self._store.read(lambda tx: tx.journal.event(entry.position))
         except StoreUnavailable:
-            self._circuit.record_idle()  # the sink is not at fault
+            self._circuit.forget_earlier_tries()  # the sink is not at fault
             retry_at = self._clock.monotonic() + READ_RETRY_DELAY
             self._queue.delay_head(entry, retry_at, is_individual=True)
         except Exception as error:  # noqa: BLE001  # a broken row must not stop the next ones
@@ -252,7 +252,7 @@ class Worker:
             self._handle_success(entry, attempt)
             return True
         if isinstance(error, Rejected):
-            self._health.record_rejection(error, self._queue)
+            self._health.record_rejection(entry, error, self._queue)
             self._park(entry, error.reason, attempt)
         elif isinstance(error, Deferred):
             decision = self._health.record_failure(entry, error, result.began, self._queue)
@@ -323,7 +323,7 @@ class Worker:
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
         self._unanswered.discard(entry.id)
-        self._health.reporter.forget_entry(entry)
+        self._health.forget_entry(entry)
         self._settlements.record_settlement(entry.id, state, reason, self._clock.now(), attempt)
 
     def _is_replaceable(self, entry: Entry) -> bool:

@@ -147,7 +147,7 @@ def test_a_minute_without_a_success_makes_it_failing_however_few_tries_there_wer
 def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
     circuit = CircuitBreaker()
     circuit.record_start(0.0)
-    circuit.record_idle()
+    circuit.record_idle(0.0)
     assert circuit.stalls_at is None
     assert not circuit.check_stalled(1000.0)
     circuit.record_start(1000.0)
@@ -163,7 +163,7 @@ def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(h
         wrong = (
             circuit.record_failure(now, now) if how == "failed" else circuit.record_rejection(now)
         )
-        circuit.record_idle()
+        circuit.record_idle(now)
         return wrong
 
     circuit = CircuitBreaker()
@@ -176,6 +176,25 @@ def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(h
     assert not goes_wrong(circuit, 0.0)
     circuit.record_success()
     assert not goes_wrong(circuit, STALL_TIMEOUT)
+
+
+@pytest.mark.parametrize("event", ["idle", "resumed", "unreadable", "delivered"])
+def test_two_failures_do_not_count_together_if_they_belong_to_different_times(event: str) -> None:
+    circuit = CircuitBreaker()
+    circuit.record_start(0.0)
+    assert not circuit.record_failure(0.0, 0.0)
+    if event == "idle":
+        circuit.record_idle(0.0)
+    elif event == "resumed":
+        circuit.resume(1.0)
+    elif event == "unreadable":
+        circuit.forget_earlier_tries()
+    else:
+        circuit.record_success()
+    later = STALL_TIMEOUT + 1.0
+    circuit.record_start(later)
+    assert not circuit.record_failure(later, later)
+    assert circuit.stalls_at == later + STALL_TIMEOUT
 
 
 def test_what_is_refused_for_good_is_no_failed_try() -> None:

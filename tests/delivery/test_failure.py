@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import Deferred, DeliveryError, Rejected
+from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import (
@@ -529,3 +529,175 @@ async def test_while_a_sink_has_nothing_to_deliver_or_is_paused_no_time_passes_f
         await relay.dispatcher.set_state("bus", "paused", "by an operator")
         await relay.forward(3600.0)
         assert not of(relay, "bus")[0]
+
+
+async def refuses_one(event: CloudEvent) -> Receipt:
+    """Refuse the event "refused" until a person corrects something, and accept all others."""
+    if event.subject == "refused":
+        raise Deferred("it does not take this event", failure="slow", status=400)
+    return await accepts(event)
+
+
+@pytest.mark.parametrize("seconds", [100.0, 300.0])
+async def test_one_refused_event_does_not_make_a_sink_failing_that_accepts_the_others(
+    tmp_path: Path, seconds: float
+) -> None:
+    """It is refused again and again between two others that are accepted."""
+    clock = SteppedClock()
+    sink, other = (
+        ScriptedSink(refuses_one, longest_pause=300.0, give_up_after=7200.0, clock=clock),
+        ScriptedSink(clock=clock),
+    )
+    async with running_dispatcher(tmp_path, {"bus": sink, "chat": other}, clock=clock) as relay:
+        await relay.record_event("refused", not_before=7200.0)
+        await relay.settle()
+        for number in range(12):
+            await relay.record_event(f"E-{number}")
+            await relay.forward(seconds)
+        assert len(sink.times("refused")) > 12
+        assert len(sink.delivered) == 12
+        assert not about(other, "relay.sink-failing")
+        sink.answer = asks_for_somebody
+        await relay.record_event("E-12", not_before=7200.0)
+        await relay.settle()
+        assert not of(relay, "bus")[0]
+        await relay.forward(60.1)
+        assert of(relay, "bus") == (True, "it has no such channel")
+
+
+async def test_a_sink_that_accepts_events_after_it_was_failing_is_not_failing_again(
+    tmp_path: Path,
+) -> None:
+    clock = SteppedClock()
+    sink, other = (
+        ScriptedSink(refuses_one, longest_pause=300.0, clock=clock),
+        ScriptedSink(clock=clock),
+    )
+    async with running_dispatcher(tmp_path, {"bus": sink, "chat": other}, clock=clock) as relay:
+        await relay.record_event("refused", not_before=7200.0)
+        for number in range(12):
+            await relay.forward(100.0)
+            await relay.record_event(f"E-{number}")
+            await relay.settle()
+        assert about(other, "relay.sink-failing") == [("bus", 1)]
+        assert len(about(other, "relay.sink-recovered")) == 1
+
+
+async def test_a_success_before_a_refusal_does_not_excuse_the_sink(tmp_path: Path) -> None:
+    """Somebody may have removed the channel since then. A single event must show that."""
+    clock = SteppedClock()
+    sink = ScriptedSink(refuses_one, longest_pause=300.0, clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
+        await relay.record_event("E-1")
+        await relay.forward(3600.0)
+        await relay.record_event("refused", not_before=900.0)
+        await relay.forward(60.1)
+        assert of(relay, "bus") == (True, "it does not take this event")
+
+
+async def test_a_hang_counts_also_while_a_refused_event_rests(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    sink = ScriptedSink(refuses_one, longest_pause=300.0, clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
+        await relay.record_event("refused", not_before=7200.0)
+        await relay.record_event("E-1")
+        await relay.forward(600.0)
+        assert not of(relay, "bus")[0]
+        sink.answer = hangs
+        await relay.record_event("E-2")
+        await relay.forward(60.1)
+        assert of(relay, "bus")[0]
+
+
+async def refuses_once(relay: RunningDispatcher, sink: ScriptedSink) -> None:
+    """Refuse a connection for a new event, and accept the event at its next try."""
+    sink.answer = refuses
+    attempts = len(sink.attempts)
+    subject = f"after {attempts}"
+    await relay.record_event(subject, not_before=900.0)
+    await relay.settle()
+    assert len(sink.attempts) == attempts + 1
+    sink.answer = accepts
+    await relay.forward(5.0)
+    assert sink.delivered[-1].subject == subject
+
+
+async def test_a_failed_try_after_hours_without_an_event_does_not_make_a_sink_failing(
+    tmp_path: Path,
+) -> None:
+    clock = SteppedClock()
+    sink, other = (
+        ScriptedSink(has_enough, longest_pause=300.0, clock=clock),
+        ScriptedSink(clock=clock),
+    )
+    async with running_dispatcher(tmp_path, {"bus": sink, "chat": other}, clock=clock) as relay:
+        await relay.record_event("E-1")
+        await relay.forward(7200.0)
+        await refuses_once(relay, sink)
+        assert not about(other, "relay.sink-failing")
+
+
+async def test_a_failed_try_before_and_after_a_pause_do_not_make_a_sink_failing(
+    tmp_path: Path,
+) -> None:
+    clock = SteppedClock()
+    sink = ScriptedSink(refuses, longest_pause=300.0, clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
+        await relay.record_event("E-1", not_before=7200.0)
+        await relay.forward(0.1)
+        await relay.dispatcher.set_state("bus", "paused", "by an operator")
+        await relay.forward(3600.0)
+        await relay.dispatcher.set_state("bus", "on", None)
+        await relay.forward(0.1)
+        assert len(sink.attempts) == 2
+        assert not of(relay, "bus")[0]
+
+
+async def test_a_failed_try_after_a_minute_of_an_unreadable_store_does_not_make_a_sink_failing(
+    tmp_path: Path,
+) -> None:
+    clock = SteppedClock()
+    sink = ScriptedSink(has_enough, longest_pause=300.0, clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
+        await relay.dispatcher.set_state("bus", "paused", None)
+        for number in range(2):
+            await relay.record_event(f"E-{number}", not_before=7200.0)
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
+        read, reads = relay.store.read, 0
+
+        async def fail(_: object) -> None:
+            nonlocal reads
+            reads += 1
+            raise StoreUnavailable("the disk is gone")
+
+        async def turns() -> None:
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+        relay.store.read = fail  # type: ignore[method-assign,assignment]  # an unreadable disk
+        await relay.dispatcher.set_state("bus", "on", None)
+        await relay.record_event("at hand")
+        await clock.forward(90.0, turns)
+        assert reads > 60
+        assert len(sink.attempts) == 1
+        sink.answer = refuses
+        relay.store.read = read  # type: ignore[method-assign]  # readable again
+        await relay.forward(1.0)
+        assert len(sink.attempts) > 1
+        sink.answer = accepts
+        assert not of(relay, "bus")[0]
+
+
+async def test_a_sink_that_rejects_every_event_for_good_is_failing_after_a_minute(
+    tmp_path: Path,
+) -> None:
+    """Nothing waits between two events, but the next one comes soon."""
+    clock = SteppedClock()
+    sink, other = ScriptedSink(has_enough, clock=clock), ScriptedSink(clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": sink, "chat": other}, clock=clock) as relay:
+        for number in range(3):
+            assert not of(relay, "bus")[0]
+            await relay.record_event(f"E-{number}")
+            await relay.forward(30.0)
+        assert of(relay, "bus") == (True, "it takes no such event")
+        assert about(other, "relay.sink-failing") == [("bus", 1)]
