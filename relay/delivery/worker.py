@@ -30,7 +30,7 @@ READ_RETRY_DELAY = 1.0
 MAX_BATCH = 8
 """Entries that a task delivers before another task runs, even if the sink never waits."""
 MAX_OPEN_DELIVERIES = 64
-"""The most entries that a crash can repeat.
+"""The most entries that a crash can repeat, apart from the probes of a sink that is failing.
 
 An entry is open while it is in flight, while its answer can still come though no try waits for it,
 and while it is delivered but not recorded.
@@ -157,8 +157,11 @@ class Worker:
         """Whether only an entry that is open already may be tried.
 
         An unanswered entry counts twice while its next try reads its event. So this is never too
-        late.
+        late. A probe may try any entry: a broker that confirms nothing, because one of its queues
+        has no majority, may still deliver to others.
         """
+        if self._circuit.is_probing:
+            return False
         open_deliveries = self._in_flight + self._unrecorded + len(self._unanswered)
         return open_deliveries >= MAX_OPEN_DELIVERIES
 
