@@ -46,7 +46,7 @@ async def client_of(
 
 
 async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  # noqa: ASYNC109 - the settings' own name
-    """What ``read`` raises when the far side answers so."""
+    """Return the error that ``read`` raises for a response."""
     async with (
         far_side(answer) as side,
         client_of(side.url, timeout=timeout, first_timeout=timeout) as client,
@@ -315,7 +315,7 @@ async def test_an_answer_declared_too_large_is_refused_before_it_is_read() -> No
 
 
 async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
-    """The far side sees the connection end soon after the limit."""
+    """The client closes the connection soon after the limit."""
     sent = 0
 
     async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -356,7 +356,7 @@ async def test_an_answer_of_exactly_the_limit_is_read() -> None:
     ("encoding", "encode"), [("gzip", gzip.compress), ("br", bytes), ("deflate", bytes)]
 )
 async def test_an_encoded_answer_is_refused(encoding: str, encode: type[bytes]) -> None:
-    """We said identity; unpacking what comes anyway is a way around the limit of size."""
+    """The client asks for no compression. Decompression would evade the size limit."""
     failure = await failure_of(Answer(encode(EMPTY), headers={"Content-Encoding": encoding}))
     assert isinstance(failure, DocumentError)
     assert encoding in failure.reason
@@ -371,7 +371,7 @@ async def test_identity_is_no_encoding() -> None:
 
 
 async def test_an_empty_body_is_given_as_it_is() -> None:
-    """It is the document's business to refuse it."""
+    """The parser of the document refuses it."""
     async with far_side(Answer(b"")) as side, client_of(side.url) as client:
         assert await client.read_document() == b""
 
@@ -424,7 +424,7 @@ async def test_the_long_timeout_holds_until_a_call_succeeded() -> None:
 async def by_hand(
     answer: Answer | Script | None = None,
 ) -> AsyncIterator[tuple[FarSide, ImdsClient]]:
-    """A client and a far side that live by one clock."""
+    """Run a client and a server that share a clock."""
     clock = ManualClock()
     async with (
         far_side(answer, clock) as side,
@@ -435,7 +435,7 @@ async def by_hand(
 
 
 def spans_of_three(asked: list[Asked]) -> list[float]:
-    """Seconds from each call to the next but one, as the far side saw them arrive."""
+    """Return the seconds between the arrivals of a call and of the second call after it."""
     arrived = sorted(call.at for call in asked)
     return [later - earlier for earlier, later in zip(arrived, arrived[2:], strict=False)]
 

@@ -217,7 +217,7 @@ def test_a_neighbour_is_not_meant(resource: str) -> None:
 
 
 def test_the_host_name_alone_tells_a_member_of_a_scale_set() -> None:
-    """Where instance metadata gives neither the VM's own name nor its computer name."""
+    """Instance metadata has neither the name of the VM nor its computer name."""
     nameless = dataclasses.replace(IN_SET, name="VMID", computer_name="")
     assert names_this_vm(["Prod_VMSS_18"], resource_names(nameless, "prodvmss00000i"))
 
@@ -326,7 +326,7 @@ async def test_where_it_is_required_404_is_waited_out_for_ever() -> None:
 
 
 async def test_only_an_unbroken_run_of_404_counts() -> None:
-    """A service that is being updated says 404 and 503 in turn; that is no proof of anything."""
+    """A service that is being updated alternates between 404 and 503. That proves nothing."""
     answers = [Answer(b"", 404), Answer(b"", 503)] * 5
     async with far_side(one_after_the_other(*answers, Answer(body())), ManualClock()) as side:
         assert await found(side, required=False) == VM

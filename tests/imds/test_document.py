@@ -46,7 +46,7 @@ ENTRIES = st.fixed_dictionaries(
 
 
 def parse_one_event(**changes: Any) -> Event:
-    """The one event of a document whose entry differs so."""
+    """Parse a document with one event that has these changes. Return the event."""
     (parsed,) = parse_document(document_body(azure_event(**changes))).events
     return parsed
 
@@ -371,7 +371,7 @@ def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_a
 
 
 def test_two_entries_of_different_source_do_not_count_as_the_users() -> None:
-    """What users start is approved most readily."""
+    """Rules approve user-initiated events most readily."""
     for order in (["User", "Platform"], ["Platform", "User"]):
         (parsed,) = parse_document(
             document_body(*(azure_event(EventSource=source) for source in order))
@@ -428,7 +428,7 @@ def test_each_field_moves_the_revision_or_does_not(change: dict[str, Any], moves
 
 
 def test_a_revision_is_the_same_in_every_version_of_the_relay() -> None:
-    """Approvers hold it while the relay is upgraded."""
+    """Approvers keep a revision while the relay is upgraded."""
     assert make_event().revision == "24d767cef042bdfd"
 
 

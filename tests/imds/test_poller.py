@@ -33,32 +33,32 @@ from tests.approvals.manual_clock import NOON, ManualClock, wait_until
 from tests.imds.scripted_server import Answer, far_side
 
 _SECOND = 1.06
-"""More than the window in which the client makes two calls at the most."""
+"""Seconds. It is longer than the window in which the client makes at most two calls."""
 
 
 @dataclass
 class Rig:
-    """A poller that runs, and what it said of itself."""
+    """A running poller and its reports."""
 
     clock: ManualClock
     store: Store
     poller: Poller
     reports: list[tuple[str, str | None, str, int]] = field(default_factory=list)
     recorded_names: list[str] = field(default_factory=list)
-    """The names of all that was recorded, from memory too."""
+    """The names of all recorded events, including those in memory."""
 
     async def recorded_events(self) -> list[CloudEvent]:
-        """The journal's events."""
+        """Return the events of the journal."""
         return await self.store.read(
             lambda tx: [event for _, event in tx.journal.events_after(0, 10_000)]
         )
 
     async def names(self) -> list[str]:
-        """By name."""
+        """Return the names of the events of the journal."""
         return [event.name for event in await self.recorded_events()]
 
     async def polled(self, times: int = 1) -> None:
-        """Let an interval pass, and its poll, so often."""
+        """Let this number of intervals pass, each with its poll."""
         for _ in range(times):
             before = self.poller.polls
             await self.resting()
@@ -73,7 +73,7 @@ class Rig:
     async def until(
         self, condition: Callable[[], bool], step: float = 0.25, within: float = 300.0
     ) -> None:
-        """Turn the clock until it holds."""
+        """Advance the clock until the condition holds."""
         await self.clock.advance_until(condition, step=step, within=within)
 
 
@@ -133,7 +133,7 @@ async def rig(
 
 @asynccontextmanager
 async def simulated(folder: Path, **given: Any) -> AsyncIterator[tuple[Rig, Simulator]]:
-    """A poller before a simulated Azure."""
+    """Run a poller against the simulator."""
     clock = ManualClock()
     async with (
         Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim,
@@ -488,7 +488,7 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
 
 
 async def outcome(running: Rig) -> tuple[str, str]:
-    """How the only event ended."""
+    """Return outcome and evidence of the only event that ended."""
     (ended,) = [event for event in await running.recorded_events() if event.name == "event.ended"]
     return ended.data["outcome"], ended.data["evidence"]
 

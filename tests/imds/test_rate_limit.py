@@ -133,7 +133,7 @@ def test_more_failures_never_wait_less(failures: int, rest: float | None, interv
 
 
 def test_the_wait_doubles_from_the_interval_to_five_seconds() -> None:
-    """A notice can be as short as ten seconds, so no failure is worth a long wait."""
+    """A notice can be as short as ten seconds, so the wait after a failure is short."""
     assert [retry_delay(failures, None, 1.0, 0.0) for failures in (1, 2, 3, 4, 50)] == [
         1.0,
         2.0,

@@ -193,7 +193,7 @@ def test_a_corrupt_file_is_set_aside_untouched_and_a_fresh_one_begins_off(
     ],
 )
 def test_a_file_that_does_not_say_whose_it_is_is_corrupt(tmp_path: Path, statement: str) -> None:
-    """In doubt, approvals are off."""
+    """Approvals are off if the file cannot be trusted."""
     path = tmp_path / "relay.db"
     begin(path)
     with contextlib.closing(sqlite3.connect(path)) as stranger:
@@ -282,7 +282,7 @@ def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
 def test_flipped_bytes_anywhere_never_keep_a_relay_from_starting(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: Random, count: int
 ) -> None:
-    """A schema whose names are no text any more gives errors that cannot even be shown."""
+    """A schema whose names are not valid text causes errors that cannot be decoded."""
     folder = tmp_path_factory.mktemp("flips")
     path = folder / "relay.db"
     data = bytearray(whole.read_bytes())

@@ -1,4 +1,4 @@
-"""First answers outlive any signature, however short deliveries are kept."""
+"""The first answer to a request stays stored longer than any signature is valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW = datetime(2026, 4, 11, 12, 0, tzinfo=UTC)
 async def test_a_first_answer_is_kept_for_a_day_though_deliveries_are_kept_for_a_minute(
     tmp_path: Path,
 ) -> None:
-    """Else a callback could be replayed within the 300 s for which its signature is good."""
+    """Otherwise a callback could be replayed during the 300 s that its signature is valid."""
     settings = StoreSettings(path=tmp_path / "relay.db", retain=60.0)
     async with open_store(
         settings, StateFileOwner("scope", None), SystemClock(), lambda _: ()

@@ -44,7 +44,7 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
 
 @contextlib.contextmanager
 def filled(path: Path) -> Iterator[tuple[sqlite3.Connection, list[Head]]]:
-    """A journal with rows, and without the triggers that keep honest hands off."""
+    """A journal with rows, but without the triggers that forbid changes."""
     with open_file_in(path) as file:
         heads = fill(file.connection)
         for trigger in read_column(path, "SELECT name FROM sqlite_schema WHERE type = 'trigger'"):
@@ -66,7 +66,7 @@ def test_an_empty_journal_verifies(tmp_path: Path) -> None:
 
 
 def test_positions_and_hashes_are_those_of_the_documentation(tmp_path: Path) -> None:
-    """``journalhead`` is position and hash, and consumers keep it as text."""
+    """``journalhead`` is position and hash. Consumers store it as text."""
     with filled(tmp_path / "relay.db") as (connection, heads):
         assert [row.position for row in read_rows(connection)] == list(range(1, ROWS + 1))
         assert str(heads[-1]) == f"{ROWS}:{heads[-1].hash}"
@@ -174,7 +174,7 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
 )
 @given(position=st.integers(1, ROWS + 1), copied=st.integers(1, ROWS))
 def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, copied: int) -> None:
-    """Also one that moves all behind it, and one that copies a hash that is right elsewhere."""
+    """This includes a row that moves all later rows, and one with the valid hash of another row."""
     journal.execute("SAVEPOINT before")
     try:
         row = journal.execute(
@@ -195,7 +195,7 @@ def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, co
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
-    """One journal for many examples; each leaves it as it was."""
+    """A journal for many examples. Each example undoes its change."""
     with filled(tmp_path_factory.mktemp("journal") / "relay.db") as (connection, _):
         yield connection
 
@@ -244,7 +244,7 @@ def test_text_that_is_no_text_is_a_broken_journal_and_no_crash(tmp_path: Path) -
     ],
 )
 def test_the_table_only_grows_at_its_end(tmp_path: Path, statement: str) -> None:
-    """A slip of our own is refused by the file itself."""
+    """The triggers of the file refuse changes by faulty code."""
     with open_file_in(tmp_path / "relay.db") as file:
         heads = fill(file.connection)
         with pytest.raises(sqlite3.IntegrityError, match="journal"):
@@ -278,7 +278,7 @@ def test_a_checkpoint_that_is_not_what_was_seen_is_found(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("state", ["waiting", "parked"])
 def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> None:
-    """A dead letter can be sent again as long as it is listed."""
+    """A listed dead letter can be redelivered, so its row must stay."""
     with open_file_in(tmp_path / "relay.db") as file:
         tx = Transaction(file.connection, BUS)
         for number in range(4):
@@ -293,7 +293,7 @@ def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> No
 
 
 def test_a_clock_that_was_wrong_for_a_while_costs_no_young_row(tmp_path: Path) -> None:
-    """A row that says 1970 in the middle of this year's is no reason to forget this year's."""
+    """A row of 1970 among rows of this year does not make pruning remove those of this year."""
     with open_file_in(tmp_path / "relay.db") as file:
         journal = Journal(file.connection)
         for days in (0, 1, -20_000, 2):
@@ -303,7 +303,7 @@ def test_a_clock_that_was_wrong_for_a_while_costs_no_young_row(tmp_path: Path) -
 
 
 def test_an_audit_beside_a_relay_that_prunes_sees_one_moment(tmp_path: Path) -> None:
-    """Between its look at the checkpoint and its look at the rows nothing changes for it."""
+    """It reads the checkpoint and the rows in the same snapshot."""
     path = tmp_path / "relay.db"
     with open_file_in(path) as file, contextlib.closing(open_for_reading(path)) as reader:
         heads = fill(file.connection)

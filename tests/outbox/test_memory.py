@@ -28,12 +28,12 @@ def tx(tmp_path: Path) -> Iterator[Transaction]:
 
 
 def data(**changes: Any) -> dict[str, Any]:
-    """What ``event.*`` has to say of an event."""
+    """Return the data of an ``event.*`` CloudEvent."""
     return {**DATA, "eventId": "E", **changes}
 
 
 def vote(occurrence: int, number: int = 1, **changes: Any) -> Decision:
-    """A vote that counts."""
+    """Return a vote that counts."""
     made = Decision(
         approval_id=f"{number:032x}",
         occurrence=occurrence,

@@ -67,7 +67,10 @@ async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sin
 
 
 async def test_many_submissions_share_few_commits_and_are_answered_in_order(tmp_path: Path) -> None:
-    """Grouped under load, never by a pause (docs/protocol.md#groups-of-commits)."""
+    """The store groups jobs under load, never by waiting.
+
+    See docs/protocol.md#groups-of-commits.
+    """
     async with open_store_in(tmp_path) as store:
         commits: list[str] = []
         answered: list[int] = []
@@ -200,7 +203,7 @@ async def test_closing_lets_another_relay_have_the_file(tmp_path: Path) -> None:
 async def test_a_thread_that_dies_leaves_nobody_waiting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A mistake of ours that nothing foresaw; the relay ends with whoever records next."""
+    """An unexpected error in the thread ends the relay at the next write."""
     async with open_store_in(tmp_path) as store:
         changes: list[str | None] = []
         store.listeners.write_error_changed.append(changes.append)
@@ -232,7 +235,7 @@ async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_
 
 
 async def test_when_the_document_was_last_read_is_remembered_once(tmp_path: Path) -> None:
-    """After a crash nothing says that polling had no gap."""
+    """After a crash the relay cannot know that polling had no gap."""
     async with open_store_in(tmp_path) as store:
         await store.transact(lambda tx: tx.set_last_read(NOW))
     async with open_store_in(tmp_path) as store:

@@ -221,7 +221,7 @@ async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> Non
 
 @pytest.mark.parametrize("disk", ["full disk"], indirect=True)
 async def test_a_relay_that_was_stopped_in_order_starts_on_a_full_disk_too(disk: Disk) -> None:
-    """Such as after the reboot of a VM whose disk had run full."""
+    """This happens after the reboot of a VM whose disk is full."""
     async with open_store_in(disk.folder) as store:
         await store.transact(record_event(1))
     assert (disk.folder / "relay.db-wal").stat().st_size == 0
@@ -259,7 +259,7 @@ async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) 
 
 
 async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Path) -> None:
-    """Somebody has the file open in a shell, in the middle of a transaction."""
+    """A shell has the file open in the middle of a transaction."""
     async with open_listened_store(tmp_path) as (store, notified):
         await store.read(
             lambda tx: connection_of(tx).execute("PRAGMA busy_timeout = 50")
