@@ -145,7 +145,7 @@ class Broker:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the node with its data, if it does not run; return when it accepts AMQP."""
+        """Start the node with its data, if it does not run; return when it accepts AMQP and TLS."""
         if self.running:
             return
         with (self._directory / "output").open("ab") as output:
@@ -164,7 +164,7 @@ class Broker:
             start_new_session=True,
         )
         deadline = time.monotonic() + BOOT_SECONDS
-        while not self.answers():
+        while not (self.answers() and self._accepts_tls()):
             if not self.running or time.monotonic() > deadline:
                 self._end(signal.SIGKILL)
                 raise RuntimeError(
@@ -181,6 +181,14 @@ class Broker:
                 return connection.recv(1) == b"\x01"  # a method frame: Connection.Start
         except OSError:
             return False
+
+    def _accepts_tls(self) -> bool:
+        """Whether the TLS listener is open. RabbitMQ 4 opens it after the plain one."""
+        try:
+            socket.create_connection(("127.0.0.1", self.tls_port), timeout=0.5).close()
+        except OSError:
+            return False
+        return True
 
     def stop(self) -> None:
         """Shut the node down in order, as a service manager does: clients are told, data stays."""
@@ -317,6 +325,11 @@ class Broker:
         self.evaluate(
             f"vm_memory_monitor:set_vm_memory_high_watermark({'0.0000001' if on else '0.6'})."
         )
+        deadline = time.monotonic() + BOOT_SECONDS
+        while self.alarmed() != on:  # RabbitMQ 4.3 raises it a moment later
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the memory alarm did not become {on}")
+            time.sleep(0.05)
 
     def alarmed(self) -> bool:
         """Whether an alarm is raised now."""

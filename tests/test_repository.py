@@ -132,7 +132,7 @@ def test_make_test_distributes_the_tests_as_conftest_says() -> None:
         timeout=120,
     )
     assert ran.returncode == 0, ran.stdout
-    assert "scheduling tests via Grouped\n" in ran.stdout
+    assert "scheduling tests via GroupScheduling\n" in ran.stdout
 
 
 @pytest.mark.parametrize("arguments", ["-k 'a or b'", '-k "it\'s"'])

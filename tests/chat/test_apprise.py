@@ -25,7 +25,7 @@ from relay.chat.cards.card import Card
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.rendering import event_card
 from relay.chat.platforms import apprise
-from relay.chat.platforms.apprise import guarded_thread as serial_thread
+from relay.chat.platforms.apprise import guarded_thread
 from relay.chat.platforms.apprise import plugin as plugin_module
 from relay.chat.platforms.apprise.fanout import ServiceFanout
 from relay.chat.platforms.apprise.guarded_thread import SerialThread
@@ -506,7 +506,7 @@ async def test_a_name_that_resolves_to_a_refused_address_is_a_permanent_failure(
 @pytest.mark.parametrize("network", REFUSED, ids=str)
 async def test_the_guard_covers_every_refused_network(network: Any) -> None:
     def raise_audit_event() -> None:
-        serial_thread._guard("socket.connect", (None, (str(network[0]), 9)))  # noqa: SLF001  # tests the rule itself
+        guarded_thread._guard("socket.connect", (None, (str(network[0]), 9)))  # noqa: SLF001  # tests the rule itself
 
     with pytest.raises(AddressRefused):
         await SerialThread[None]("t").run(raise_audit_event, 10)

@@ -3,7 +3,7 @@
 Messages cannot be edited. They contain no links, because their readers are not known and a link is
 half of an approval; they name the command that decides. `settings` is the platform's section of the
 configuration, `text` renders cards, `fanout` sends texts to every service, `plugin` is one service,
-and `serial_thread` runs the blocking library.
+and `guarded_thread` runs the blocking library.
 """
 
 from __future__ import annotations
