@@ -146,14 +146,6 @@ class DecisionBody(BaseModel):
         )
 
 
-def parse_body(raw: bytes) -> DecisionBody:
-    """Parse a body.
-
-    Raises MalformedBody if it is not a JSON object, and InvalidField for the first wrong field.
-    """
-    return validate_body(read_json(raw))
-
-
 def read_json(raw: bytes) -> object:
     """Parse JSON. Raises MalformedBody if it is not JSON or an object has a key twice.
 
@@ -179,7 +171,10 @@ def _reject_repeated_keys(pairs: list[tuple[str, object]]) -> None:
 
 
 def validate_body(fields: object) -> DecisionBody:
-    """Validate parsed JSON. Raises as `parse_body` does."""
+    """Validate parsed JSON.
+
+    Raises MalformedBody if it is not an object, and InvalidField for the first wrong field.
+    """
     if not isinstance(fields, dict):
         raise MalformedBody("expected a JSON object")
     try:

@@ -14,7 +14,6 @@ from relay.approvals.request import (
     DecisionAnswer,
     InvalidField,
     MalformedBody,
-    parse_body,
     read_json,
     validate_body,
 )
@@ -32,7 +31,9 @@ WHOLE: dict[str, Any] = {
 
 def test_a_body_becomes_the_request_of_its_caller() -> None:
     raw = orjson.dumps(WHOLE)
-    request = parse_body(raw).to_request(build_caller(), NOON, raw, request_id="i", message_id="m")
+    request = validate_body(read_json(raw)).to_request(
+        build_caller(), NOON, raw, request_id="i", message_id="m"
+    )
     assert (
         request.event_id,
         request.decision,
@@ -50,7 +51,7 @@ def test_a_body_becomes_the_request_of_its_caller() -> None:
 
 
 def test_reason_and_scope_may_be_left_out() -> None:
-    body = parse_body(b'{"eventId": "E-1", "decision": "hold", "revision": "r"}')
+    body = validate_body(read_json(b'{"eventId": "E-1", "decision": "hold", "revision": "r"}'))
     assert (body.reason, body.scope) == (None, None)
 
 
@@ -60,7 +61,7 @@ def test_reason_and_scope_may_be_left_out() -> None:
 )
 def test_anything_but_a_json_object_is_malformed(raw: bytes) -> None:
     with pytest.raises(MalformedBody, match="expected a JSON object"):
-        parse_body(raw)
+        validate_body(read_json(raw))
 
 
 @pytest.mark.parametrize(
