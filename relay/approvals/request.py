@@ -16,6 +16,8 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from relay.validation import first_error
+
 DecisionKind = Literal["approve", "hold", "release"]
 Right = Literal["read", "approve", "hold", "operate"]
 
@@ -180,6 +182,5 @@ def validate_body(fields: object) -> DecisionBody:
     try:
         return DecisionBody.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        name = ".".join(str(part) for part in first["loc"]) or "body"
-        raise InvalidField(name, first["msg"]) from error
+        path, message = first_error(error)
+        raise InvalidField(path or "body", message) from error

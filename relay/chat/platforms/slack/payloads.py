@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from relay.approvals.request import DecisionKind
 from relay.chat import CallbackRefused
 from relay.chat.cards.card import Button
+from relay.validation import first_error
 
 LINK_ACTION_PREFIX = "link-"
 """Starts the action_id of a button that opens a page. Slack reports its clicks, too."""
@@ -193,9 +194,8 @@ def _validate(model: type[_ModelType], document: Any) -> _ModelType:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise CallbackRefused(f"{place or 'the request'}: {first['msg']}", status=400) from None
+        path, message = first_error(error)
+        raise CallbackRefused(f"{path or 'the request'}: {message}", status=400) from None
 
 
 _Id = Annotated[str, Field(pattern=r"^[A-Z0-9]{2,32}$")]
