@@ -52,7 +52,10 @@ class FarSide(Protocol):
 
 @dataclass(slots=True)
 class _Watched:
-    """A sink, and what came of its deliveries: how many were under way at once, and every error."""
+    """A sink, and what came of its deliveries: how many were under way at once, and every error.
+
+    While ``gate`` is clear, deliveries wait at it and do not reach the sink.
+    """
 
     sink: Sink
     concurrency: int = 0
@@ -61,14 +64,17 @@ class _Watched:
     under_way: int = 0
     most: int = 0
     errors: list[BaseException] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.concurrency = self.sink.concurrency
+        self.gate.set()
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
+            await self.gate.wait()
             return await self.sink.deliver(event)
         except BaseException as error:
             self.errors.append(error)
@@ -137,6 +143,7 @@ async def is_concurrent_and_keeps_the_order(
     """Many events at once, and about each in order."""
     async with far_side.sink() as sink:
         watched = _Watched(sink)
+        watched.gate.clear()  # however slowly the events are recorded, several wait at once
         expected: dict[str, list[str]] = defaultdict(list)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
             for turn in range(5):
@@ -146,6 +153,8 @@ async def is_concurrent_and_keeps_the_order(
                             f"E-{number}", "event.updated" if turn else "event.scheduled"
                         )
                     )
+            await _until(lambda: _holds(watched.under_way > 1))
+            watched.gate.set()
             await _until(lambda: _settled(relay, 100, "delivered"))
         taken: dict[str, list[str]] = defaultdict(list)
         for event in await far_side.got():
