@@ -772,8 +772,14 @@ BROKEN = [
 ]
 
 
+# Hypothesis also draws words of the source code, such as names of keys. The prefix makes no word.
+SECRETS = st.text(string.ascii_letters + string.digits + "-_", min_size=10, max_size=58).map(
+    "q9".__add__
+)
+
+
 @pytest.mark.parametrize("text", BROKEN)
-@given(secret=st.text(string.ascii_letters + string.digits + "-_", min_size=12, max_size=60))
+@given(secret=SECRETS)
 @example(secret="hunter2-hunter2")
 @settings(max_examples=15)
 def test_no_error_shows_a_secret(
