@@ -104,9 +104,9 @@ class Dispatcher:
             SinkStatus(
                 name=name,
                 kind=worker.settings.kind,
-                state=worker.state,
-                failing=worker.is_failing,
-                reason=worker.reason,
+                state=worker.health.state,
+                failing=worker.health.circuit.is_failing,
+                reason=worker.health.reason,
                 waiting=worker.waiting,
                 tries=worker.tries,
             )

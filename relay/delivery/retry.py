@@ -7,13 +7,12 @@ here fit the time that is left before NotBefore. After it, ordinary backoff appl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from relay.errors import Deferred, Failure
+from relay.errors import Failure
 from relay.outbox import Entry
-from relay.sinks import Sink
 
 URGENT_WINDOW = 15 * 60.0
 """Seconds before NotBefore in which a try comes at least every `MAX_URGENT_PAUSE`."""
@@ -62,50 +61,6 @@ class DisableSink:
 RetryDecision = RetryAfter | DeadLetter | DisableSink
 
 
-class RetryPolicy:
-    """Decides for the entries of one sink. ``jitter`` returns a number from 0 to 1."""
-
-    def __init__(self, sink: Sink, jitter: Callable[[], float]) -> None:
-        self._sink = sink
-        self._jitter = jitter
-
-    def decide(self, entry: Entry, error: Deferred, now: datetime) -> RetryDecision:
-        """Return what to do with an entry after a try that has just failed."""
-        return plan_retry(
-            error.failure,
-            tries=entry.attempts + 1,
-            now=now,
-            recorded=entry.recorded,
-            not_before=entry.not_before,
-            give_up_after=self._sink.give_up_after,
-            longest_pause=self._sink.longest_pause,
-            retry_after=error.after,
-            jitter=self._jitter(),
-        )
-
-    def probe_delay(
-        self, failed: Entry, waiting: Iterable[Entry], failures: int, now: datetime
-    ) -> float:
-        """Return the seconds until the next probe of a failing sink.
-
-        The most urgent waiting entry determines them. ``failed`` was tried last; the sink has had
-        ``failures`` failures in a row.
-        """
-        deadlines = [entry.not_before for entry in waiting if _is_ahead(entry, now)]
-        tries = min(failures, failed.attempts + 1) if _is_ahead(failed, now) else failures
-        decision = plan_retry(
-            "transient",
-            tries=tries,
-            now=now,
-            recorded=now,
-            not_before=min((moment for moment in deadlines if moment is not None), default=None),
-            give_up_after=float("inf"),
-            longest_pause=self._sink.longest_pause,
-            jitter=self._jitter(),
-        )
-        return decision.delay if isinstance(decision, RetryAfter) else 0.0
-
-
 def plan_retry(
     failure: Failure,
     *,
@@ -127,19 +82,37 @@ def plan_retry(
     """
     if failure == "disabled":
         return DisableSink()
-    seconds_left = (not_before - now).total_seconds() if not_before is not None else 0.0
+    seconds_left = _seconds_left(not_before, now)
     if failure == "slow" and seconds_left <= 0:
         return DeadLetter("refused, and no NotBefore ahead to keep trying for")
     may_give_up = seconds_left <= 0 or give_up_after < DAY
     if may_give_up and (now - recorded).total_seconds() >= give_up_after:
         return DeadLetter(f"given up after {give_up_after:g} s")
-    stretch = 1 + MAX_JITTER * jitter
     pause = SLOW_PAUSE if failure == "slow" else backoff(tries, seconds_left)
-    delay = min(pause, longest_pause) * stretch
-    if seconds_left > LAST_TRY_LEAD:
-        delay = min(delay, seconds_left - LAST_TRY_LEAD * (1 - jitter / 2))
-    sink_pause = min(max(retry_after or 0.0, 0.0), MAX_RETRY_AFTER) * stretch
+    delay = _adjusted_pause(pause, seconds_left, longest_pause, jitter)
+    sink_pause = min(max(retry_after or 0.0, 0.0), MAX_RETRY_AFTER) * (1 + MAX_JITTER * jitter)
     return RetryAfter(max(delay, sink_pause), sink_pause)
+
+
+def probe_delay(
+    failed: Entry,
+    waiting: Iterable[Entry],
+    *,
+    failures: int,
+    now: datetime,
+    longest_pause: float,
+    jitter: float,
+) -> float:
+    """Return the seconds until the next probe of a failing sink.
+
+    The most urgent waiting entry determines them. ``failed`` was tried last; the sink has had
+    ``failures`` failures in a row.
+    """
+    all_seconds_left = [_seconds_left(entry.not_before, now) for entry in waiting]
+    seconds_left = min((seconds for seconds in all_seconds_left if seconds > 0), default=0.0)
+    is_urgent = _seconds_left(failed.not_before, now) > 0
+    tries = min(failures, failed.attempts + 1) if is_urgent else failures
+    return _adjusted_pause(backoff(tries, seconds_left), seconds_left, longest_pause, jitter)
 
 
 def backoff(tries: int, seconds_left: float) -> float:
@@ -155,10 +128,15 @@ def backoff(tries: int, seconds_left: float) -> float:
     return min(doubled, MAX_URGENT_PAUSE)
 
 
-def retry_time(decision: RetryAfter, now: datetime) -> datetime:
-    """Return the moment of the next try."""
-    return now + timedelta(seconds=decision.delay)
+def _seconds_left(not_before: datetime | None, now: datetime) -> float:
+    return (not_before - now).total_seconds() if not_before is not None else 0.0
 
 
-def _is_ahead(entry: Entry, now: datetime) -> bool:
-    return entry.not_before is not None and entry.not_before > now
+def _adjusted_pause(
+    pause: float, seconds_left: float, longest_pause: float, jitter: float
+) -> float:
+    """Return a pause with its upper limit and jitter, cut so that a last try precedes NotBefore."""
+    delay = min(pause, longest_pause) * (1 + MAX_JITTER * jitter)
+    if seconds_left > LAST_TRY_LEAD:
+        delay = min(delay, seconds_left - LAST_TRY_LEAD * (1 - jitter / 2))
+    return delay

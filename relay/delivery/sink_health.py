@@ -1,11 +1,15 @@
-"""The health of one sink, and what follows from a try: retry, pause, probe or report."""
+"""The health of one sink, and what follows from a try: retry, pause, probe or report.
+
+Each fact goes once to the log, and to the other sinks as a ``relay.*`` event, and again when it
+changes.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
 
 from relay.clock import Clock
-from relay.delivery.attempt import error_name
 from relay.delivery.circuit_breaker import CircuitBreaker
 from relay.delivery.ordered_queue import OrderedQueue
 from relay.delivery.retry import (
@@ -14,13 +18,21 @@ from relay.delivery.retry import (
     DisableSink,
     RetryAfter,
     RetryDecision,
-    RetryPolicy,
+    plan_retry,
+    probe_delay,
 )
-from relay.delivery.sink_health_reports import SinkHealthReporter
 from relay.errors import Deferred, Rejected
 from relay.events.build import ReportRelayEvent
 from relay.outbox import Entry, SinkState
 from relay.sinks import Sink
+
+MAX_CLOCK_SKEW = 30.0
+"""Seconds between the clocks of receiver and relay from which it is reported.
+
+Receivers refuse signatures with an old timestamp (docs/protocol.md#clocks-that-differ).
+"""
+
+_log = logging.getLogger(__name__)
 
 
 class SinkHealth:
@@ -29,12 +41,21 @@ class SinkHealth:
     ``waiting`` always means the waiting entries, those in flight included.
     """
 
-    def __init__(self, name: str, sink: Sink, clock: Clock, report: ReportRelayEvent) -> None:
+    def __init__(
+        self,
+        name: str,
+        sink: Sink,
+        waiting: OrderedQueue,
+        clock: Clock,
+        report: ReportRelayEvent,
+    ) -> None:
         self.state: SinkState = "on"
         self.circuit = CircuitBreaker()
-        self.reporter = SinkHealthReporter(name, report)
-        self._policy = RetryPolicy(sink, random.random)
+        self._name = name
+        self._sink = sink
+        self._waiting = waiting
         self._clock = clock
+        self._report = report
         self._stop_reason: str | None = None
         self._last_failure: str | None = None
         # Ids of the entries that the receiver refused until a person corrects something:
@@ -42,6 +63,10 @@ class SinkHealth:
         # Those of them that it refused before it accepted another entry. They say nothing about the
         # receiver, until it does not accept another entry:
         self._excused: set[int] = set()
+        self._dead_letters = 0
+        self._is_skewed = False
+        self._internal_errors: dict[int, int] = {}  # count by id of the entry
+        self._logged_error: str | None = None  # the type of the last internal error
 
     @property
     def reason(self) -> str | None:
@@ -56,21 +81,62 @@ class SinkHealth:
         if state == "on":
             self.circuit.resume(self._clock.monotonic())
 
-    def report_if_stalled(self, waiting: OrderedQueue) -> None:
+    def disable(self, reason: str) -> None:
+        """The receiver asked the relay to stop."""
+        self.set_state("disabled", reason)
+        _log.error(
+            "sink %s asked us to stop, it is disabled and keeps its entries: %s", self._name, reason
+        )
+        self._report("relay.sink-disabled", self._name, reason, len(self._waiting))
+
+    def report_if_stalled(self) -> None:
         """Report the sink as failing if no try has succeeded for too long."""
-        if not waiting:
+        if not self._waiting:
             self.circuit.record_idle(self._clock.monotonic())
         if self.state == "on" and self.circuit.check_stalled(self._clock.monotonic()):
             self._last_failure = self._last_failure or "no try has ended for a minute"
-            self.reporter.report_failing(self._last_failure, len(waiting))
+            self._report_failing(self._last_failure)
 
     def record_start(self, entry: Entry) -> None:
         """A try begins."""
         self.circuit.record_start(self._clock.monotonic(), is_excused=entry.id in self._excused)
 
+    def record_dead_letter(self, entry: Entry, reason: str) -> None:
+        """An entry became a dead letter."""
+        _log.warning(
+            "sink %s: %s (entry %d) became a dead letter: %s",
+            self._name,
+            entry.type,
+            entry.id,
+            reason,
+        )
+        self._dead_letters += 1
+        self._report(
+            "relay.dead-lettered",
+            self._name,
+            f"{entry.type} (entry {entry.id}): {reason}",
+            self._dead_letters,
+        )
+
+    def record_clock_skew(self, skew: float | None) -> None:
+        """The receiver's clock is this many seconds ahead of ours; None if that is not known."""
+        if skew is None or (abs(skew) > MAX_CLOCK_SKEW) is self._is_skewed:
+            return
+        self._is_skewed = not self._is_skewed
+        if not self._is_skewed:
+            _log.info("sink %s: its clock and ours agree again", self._name)
+            return
+        direction = "ahead of" if skew > 0 else "behind"
+        reason = (
+            f"its clock is {abs(skew):.0f} s {direction} ours: "
+            "check both, because signatures contain the time"
+        )
+        _log.warning("sink %s: %s", self._name, reason)
+        self._report("relay.clock-skewed", self._name, reason, 1)
+
     def forget_entry(self, entry: Entry) -> None:
         """An entry is not tried again."""
-        self.reporter.forget_entry(entry)
+        self._internal_errors.pop(entry.id, None)
         self._refused.discard(entry.id)
         self._excused.discard(entry.id)
 
@@ -78,33 +144,44 @@ class SinkHealth:
         """An entry was delivered. Return whether the sink has just recovered."""
         self.forget_entry(entry)
         self._excused = set(self._refused)
-        self.reporter.record_success()
         self._last_failure = None
-        return self.state != "disabled" and self.circuit.record_success()
+        if not self._internal_errors:
+            self._logged_error = None  # the next internal error is logged again
+        has_recovered = self.state != "disabled" and self.circuit.record_success()
+        if has_recovered:
+            waiting = len(self._waiting)
+            _log.info("sink %s delivers again; %d entries waited", self._name, waiting)
+            self._report("relay.sink-recovered", self._name, "it delivers again", waiting)
+        return has_recovered
 
-    def record_rejection(self, entry: Entry, error: Rejected, waiting: OrderedQueue) -> None:
+    def record_rejection(self, entry: Entry, error: Rejected) -> None:
         """The receiver rejected an entry for good."""
         self._last_failure = error.reason
         if entry.id in self._excused:
             return
         self._excused.clear()
         if self.circuit.record_rejection(self._clock.monotonic()):
-            self.reporter.report_failing(error.reason, len(waiting))
+            self._report_failing(error.reason)
 
     def record_internal_error(
-        self, entry: Entry, error: Exception, began: float, waiting: OrderedQueue
+        self, entry: Entry, error: Exception, began: float
     ) -> tuple[Deferred, RetryDecision]:
         """The code of the sink raised an unexpected error. Return it as a failure; then decide."""
-        count = self.reporter.report_internal_error(entry, error)
-        failure = Deferred(f"the sink's own code failed: {error_name(error)}")
-        decision = self.record_failure(entry, failure, began, waiting)
+        error_type = error_name(error)
+        if error_type != self._logged_error:
+            self._logged_error = error_type
+            _log.error(
+                "sink %s failed in its own code on %s", self._name, entry.type, exc_info=error
+            )
+        count = self._internal_errors.get(entry.id, 0) + 1
+        self._internal_errors[entry.id] = count
+        failure = Deferred(f"the sink's own code failed: {error_type}")
+        decision = self.record_failure(entry, failure, began)
         if count >= MAX_INTERNAL_ERRORS:
             decision = DeadLetter(f"the sink's own code failed {count} times")
         return failure, decision
 
-    def record_failure(
-        self, entry: Entry, error: Deferred, began: float, waiting: OrderedQueue
-    ) -> RetryDecision:
+    def record_failure(self, entry: Entry, error: Deferred, began: float) -> RetryDecision:
         """A try that began at ``began`` (monotonic seconds) failed. Decide what to do with it."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self._last_failure = error.reason
@@ -115,20 +192,46 @@ class SinkHealth:
         if error.failure != "slow" or entry.id not in self._excused:
             self._excused.clear()
             if self.circuit.record_failure(began, monotonic):
-                self.reporter.report_failing(error.reason, len(waiting))
-        decision = self._policy.decide(entry, error, now)
+                self._report_failing(error.reason)
+        decision = plan_retry(
+            error.failure,
+            tries=entry.attempts + 1,
+            now=now,
+            recorded=entry.recorded,
+            not_before=entry.not_before,
+            give_up_after=self._sink.give_up_after,
+            longest_pause=self._sink.longest_pause,
+            retry_after=error.after,
+            jitter=random.random(),  # noqa: S311  # it protects nothing
+        )
         if isinstance(decision, DisableSink):
             self.circuit.is_failing = True
         if isinstance(decision, RetryAfter):
             self.circuit.pause_until(monotonic + decision.sink_pause)
         if self.circuit.is_failing:
-            self._schedule_probe(entry, error, waiting)
+            self._schedule_probe(entry, error)
         return decision
 
-    def _schedule_probe(self, entry: Entry, error: Deferred, waiting: OrderedQueue) -> None:
+    def _schedule_probe(self, entry: Entry, error: Deferred) -> None:
         if error.failure != "transient":
             # A receiver that refuses one event for now answers, and may accept the others.
             self.circuit.schedule_probe(None)
             return
-        delay = self._policy.probe_delay(entry, waiting, self.circuit.failures, self._clock.now())
+        delay = probe_delay(
+            entry,
+            self._waiting,
+            failures=self.circuit.failures,
+            now=self._clock.now(),
+            longest_pause=self._sink.longest_pause,
+            jitter=random.random(),  # noqa: S311  # it protects nothing
+        )
         self.circuit.schedule_probe(self._clock.monotonic() + delay)
+
+    def _report_failing(self, reason: str) -> None:
+        _log.warning("sink %s is failing: %s", self._name, reason)
+        self._report("relay.sink-failing", self._name, reason, len(self._waiting))
+
+
+def error_name(error: Exception) -> str:
+    """Return the type of an unexpected error. Its text may hold a secret, such as a password."""
+    return type(error).__name__

@@ -10,20 +10,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime, timedelta
 
-from relay.clock import Clock
-from relay.delivery.attempt import attempt_delivery, error_name
+from relay.clock import Clock, wait_for_event
 from relay.delivery.circuit_breaker import CircuitBreaker
 from relay.delivery.ordered_queue import OrderedQueue
-from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision, retry_time
+from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
 from relay.delivery.settlement import SettlementBatcher
-from relay.delivery.sink_health import SinkHealth
+from relay.delivery.sink_health import SinkHealth, error_name
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.build import ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.outbox.sqlite import Store
-from relay.sinks import Sink, SinkSettings
+from relay.sinks import Receipt, Sink, SinkSettings
 
 READ_RETRY_DELAY = 1.0
 """Seconds until the next try to read an event if the store could not be read."""
@@ -57,28 +57,13 @@ class Worker:
         self._settlements = settlements
         self._clock = clock
         self._queue = OrderedQueue()
-        self._health = SinkHealth(settings.name, sink, clock, report)
+        self.health = SinkHealth(settings.name, sink, self._queue, clock, report)
         self._in_flight = 0
         self._unrecorded = 0  # delivered, but not recorded yet
         self._unanswered: set[int] = set()  # ids of entries whose last try was not answered yet
         self._rate_allows_at = float("-inf")  # monotonic seconds
         self._wake = asyncio.Event()
         self._is_stopping = False
-
-    @property
-    def state(self) -> SinkState:
-        """Whether the sink is on, paused or disabled."""
-        return self._health.state
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether the sink failed repeatedly or stalled, or was disabled, with no success since."""
-        return self._health.circuit.is_failing
-
-    @property
-    def reason(self) -> str | None:
-        """Why the sink is paused or disabled, or why the last try failed."""
-        return self._health.reason
 
     @property
     def waiting(self) -> int:
@@ -90,7 +75,7 @@ class Worker:
         """Whether nothing is in flight and nothing could be sent now."""
         if self._in_flight:
             return False
-        is_stopped = self.state != "on" or self._clock.monotonic() < self._circuit.allowed_at
+        is_stopped = self.health.state != "on" or self._clock.monotonic() < self._circuit.allowed_at
         return is_stopped or not self._queue.has_ready
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
@@ -111,7 +96,7 @@ class Worker:
 
     def set_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume. Entries are kept, and are sent when the sink is on again."""
-        self._health.set_state(state, reason)
+        self.health.set_state(state, reason)
         if state == "on":
             self._queue.release_all(include_individual=True)
         self._wake.set()
@@ -122,30 +107,19 @@ class Worker:
             try:
                 while True:
                     self._wake.clear()
-                    self._health.report_if_stalled(self._queue)
+                    self.health.report_if_stalled()
                     self._start_deliveries(group)
                     seconds = self._seconds_to_next_event()
-                    timer = (
-                        group.create_task(self._wake_after(seconds))
-                        if seconds is not None
-                        else None
-                    )
-                    await self._wake.wait()
-                    if timer is not None:
-                        timer.cancel()
+                    await wait_for_event(self._wake, self._clock, seconds)
             except asyncio.CancelledError:
                 self._is_stopping = True
                 raise
-
-    async def _wake_after(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-        self._wake.set()
 
     # --- which entry is next, and when
 
     @property
     def _circuit(self) -> CircuitBreaker:
-        return self._health.circuit
+        return self.health.circuit
 
     @property
     def _allowed_at(self) -> float:
@@ -180,7 +154,7 @@ class Worker:
     def _take_next(self) -> Entry | None:
         """Return the next entry that may be tried now, which is then in flight."""
         now = self._clock.monotonic()
-        if self.state != "on" or now < self._allowed_at or self._is_full:
+        if self.health.state != "on" or now < self._allowed_at or self._is_full:
             return None
         if self._circuit.is_probing:
             self._queue.release_all(include_individual=False)
@@ -190,7 +164,7 @@ class Worker:
             among=self._unanswered if self._is_at_limit else None,
         )
         if entry is not None:
-            self._health.record_start(entry)
+            self.health.record_start(entry)
             self._in_flight += 1
             if self.settings.rate is not None:
                 self._rate_allows_at = now + 1 / self.settings.rate
@@ -201,14 +175,14 @@ class Worker:
 
         None if only an event can change anything.
         """
-        if self.state != "on" or not len(self._queue):
+        if self.health.state != "on" or not len(self._queue):
             return None
         now, allowed_at = self._clock.monotonic(), self._allowed_at
         moments = [self._circuit.stalls_at]
         if not self._is_full:
             moments.append(allowed_at if now < allowed_at else self._queue.next_release_at())
         due = min((moment for moment in moments if moment is not None), default=None)
-        return max(0.0, due - now) if due is not None else None
+        return due - now if due is not None else None
 
     # --- one try
 
@@ -238,34 +212,50 @@ class Worker:
             self._queue.delay_head(entry, retry_at, is_individual=True)
         except Exception as error:  # noqa: BLE001  # a broken row must not stop the next ones
             reason = f"its event could not be read from the journal: {error_name(error)}"
-            self._park(entry, reason, None)
+            self._make_dead_letter(entry, reason, attempt=None)
         else:
             return await self._try(entry, event)
         return False
 
     async def _try(self, entry: Entry, event: CloudEvent) -> bool:
         self._unanswered.discard(entry.id)
-        result = await attempt_delivery(
-            self._sink, event, self._clock, is_stopping=lambda: self._is_stopping
-        )
-        attempt, error = result.attempt, result.error
+        at, began = self._clock.now(), self._clock.monotonic()
+        result = await self._call_sink(event)
+        attempt = _describe_attempt(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
-        self._health.reporter.report_clock_skew(result.skew)
-        if error is None:
+        if isinstance(result, Receipt | Rejected | Deferred):
+            self.health.record_clock_skew(result.skew)
+        if isinstance(result, Receipt):
             self._handle_success(entry, attempt)
             return True
-        if isinstance(error, Rejected):
-            self._health.record_rejection(entry, error, self._queue)
-            self._park(entry, error.reason, attempt)
-        elif isinstance(error, Deferred):
-            decision = self._health.record_failure(entry, error, result.began, self._queue)
-            self._apply(decision, entry, error, attempt)
+        if isinstance(result, Rejected):
+            self.health.record_rejection(entry, result)
+            self._make_dead_letter(entry, result.reason, attempt)
+        elif isinstance(result, Deferred):
+            decision = self.health.record_failure(entry, result, began)
+            self._apply(decision, entry, result, attempt)
         else:
-            failure, decision = self._health.record_internal_error(
-                entry, error, result.began, self._queue
-            )
+            failure, decision = self.health.record_internal_error(entry, result, began)
             self._apply(decision, entry, failure, attempt)
         return False
+
+    async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
+        """Let the sink deliver an event once; return its receipt, or why there is none.
+
+        An exception that is neither Rejected nor Deferred is a bug of the sink. Raises
+        CancelledError only if the worker is stopping.
+        """
+        try:
+            receipt = await self._sink.deliver(event)
+            # What is no receipt, such as None, fails here: that is a bug of the sink too.
+            return Receipt(receipt.status, receipt.response, receipt.skew)
+        except asyncio.CancelledError:
+            if self._is_stopping:
+                raise
+            # Nobody canceled this task: docs/protocol.md#a-library-cancels-publishers
+            return Deferred("the connection was lost")
+        except Exception as error:  # noqa: BLE001  # a bug in one sink must not stop the others
+            return error
 
     # --- what follows from a try
 
@@ -273,8 +263,7 @@ class Worker:
         self._unrecorded += 1
         self._settlements.record_delivery(entry.id, attempt, self._on_recorded)
         self._queue.remove_head(entry)
-        if self._health.record_success(entry):
-            self._health.reporter.report_recovered(len(self._queue))
+        if self.health.record_success(entry):
             self._queue.release_all(include_individual=True)
             self._wake.set()
 
@@ -286,16 +275,19 @@ class Worker:
         self, decision: RetryDecision, entry: Entry, error: Deferred, attempt: Attempt
     ) -> None:
         if isinstance(decision, DisableSink):
-            self._disable(error.reason)
+            if self.health.state != "disabled":
+                self._settlements.record_sink_state(self.settings.name, "disabled", error.reason)
+                self.health.disable(error.reason)
+                self._wake.set()
             decision = RetryAfter(0.0)
         if isinstance(decision, DeadLetter):
-            self._park(entry, f"{decision.reason}; last: {error.reason}", attempt)
+            self._make_dead_letter(entry, f"{decision.reason}; last: {error.reason}", attempt)
         elif self._is_replaceable(entry) and self._queue.is_superseded(entry):
             self._queue.remove_head(entry)
             reason = "replaced by a newer one while it was being sent"
             self._settle(entry, "superseded", reason, attempt)
         else:
-            until = retry_time(decision, self._clock.now())
+            until = self._clock.now() + timedelta(seconds=decision.delay)
             self._queue.delay_head(
                 replace(entry, attempts=entry.attempts + 1, next_at=until),
                 self._clock.monotonic() + decision.delay,
@@ -305,28 +297,20 @@ class Worker:
                 self._unanswered.add(entry.id)
             self._settlements.record_deferral(entry.id, attempt, until)
 
-    def _disable(self, reason: str) -> None:
-        if self.state == "disabled":
-            return
-        self.set_state("disabled", reason)
-        self._settlements.record_sink_state(self.settings.name, "disabled", reason)
-        self._health.reporter.report_disabled(reason, len(self._queue))
-
-    def _park(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
-        """Make an entry a dead letter."""
+    def _make_dead_letter(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
         self._queue.remove_head(entry)
         if entry.family == "relay":
             # A dead letter is reported as relay.*, so one of relay.* would report itself forever.
             self._settle(entry, "superseded", f"dropped: {reason}", attempt)
             return
         self._settle(entry, "parked", reason, attempt)
-        self._health.reporter.report_dead_letter(entry, reason)
+        self.health.record_dead_letter(entry, reason)
 
     def _settle(
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
         self._unanswered.discard(entry.id)
-        self._health.forget_entry(entry)
+        self.health.forget_entry(entry)
         self._settlements.record_settlement(entry.id, state, reason, self._clock.now(), attempt)
 
     def _is_replaceable(self, entry: Entry) -> bool:
@@ -334,3 +318,27 @@ class Worker:
         if entry.family == "event":
             return self.settings.stale == "drop"
         return entry.family == "relay"
+
+
+def _describe_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
+    """Return the row in the log of attempts, where "parked" stands for a rejection."""
+    match result:
+        case Receipt():
+            return Attempt(
+                at=at,
+                elapsed=elapsed,
+                outcome="delivered",
+                status=result.status,
+                response=result.response,
+            )
+        case Rejected() | Deferred():
+            return Attempt(
+                at=at,
+                elapsed=elapsed,
+                outcome="parked" if isinstance(result, Rejected) else "deferred",
+                status=result.status,
+                reason=result.reason,
+                response=result.response,
+            )
+        case _:
+            return Attempt(at=at, elapsed=elapsed, outcome="error", reason=error_name(result))

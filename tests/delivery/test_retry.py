@@ -21,7 +21,6 @@ from relay.delivery.retry import (
     RetryAfter,
     RetryDecision,
     plan_retry,
-    retry_time,
 )
 from relay.errors import Failure
 
@@ -294,11 +293,6 @@ def test_what_was_refused_gets_a_last_call_too(seconds_left: float, data: st.Dat
     assert made[-1].seconds_left <= 2.0 + 0.05 + 1e-6
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 3600.0])
-def test_the_moment_is_the_pause_from_now(seconds: float) -> None:
-    assert retry_time(RetryAfter(seconds), NOW) == NOW + timedelta(seconds=seconds)
-
-
 def undelivered_pauses(failure: Failure, seconds_left: float | None) -> tuple[list[float], object]:
     """Fail every try of a new event at once; return the pauses, and the decision that ended it."""
     now = NOW
@@ -316,7 +310,7 @@ def undelivered_pauses(failure: Failure, seconds_left: float | None) -> tuple[li
         if not isinstance(decision, RetryAfter):
             return pauses, decision
         pauses.append(decision.delay)
-        now = retry_time(decision, now)
+        now += timedelta(seconds=decision.delay)
 
 
 def test_ten_minutes_of_notice_are_used_as_the_guarantee_says() -> None:
