@@ -166,40 +166,28 @@ class StartRequestSender:
 
         Raises SourceError if IMDS neither accepted nor refused it.
         """
-        event_ids = [claim.event_id for claim in claims]
+        event_ids = ", ".join(claim.event_id for claim in claims)
+        answer: SourceError | None = None
         try:
-            await self._port.start(event_ids)
-        except SourceRefused as error:
-            await self._handle_refusal(claims, error)
+            await self._port.start([claim.event_id for claim in claims])
         except SourceError as error:
-            await self._record_unanswered(claims, error.status)
-            raise
-        else:
-            _log.info("IMDS accepted the StartRequest for %s", ", ".join(event_ids))
+            answer = error
+        if answer is None:
+            _log.info("IMDS accepted the StartRequest for %s", event_ids)
             self._failures = 0
-            await self._record(lambda tx, now: self._service.record_accepted(tx, claims, now))
-
-    async def _handle_refusal(self, claims: Sequence[Claim], error: SourceRefused) -> None:
-        status, reason = error.status, error.reason
-        if len(claims) > 1:
+        elif isinstance(answer, SourceRefused) and len(claims) == 1:
+            _log.error("IMDS refused the StartRequest for %s: %s", event_ids, answer.reason)
+            self._failures = 0
+        elif isinstance(answer, SourceRefused):
             # One wrong event can be the reason for the 400.
             self._unshared |= {claim.grant.id for claim in claims}
-            await self._record_unanswered(claims, status)
-            return
-        self._failures = 0
-        claim = claims[0]
-        _log.error("IMDS refused the StartRequest for %s: %s", claim.event_id, reason)
-        await self._record(
-            lambda tx, now: self._service.record_refused(tx, claim, status, reason, now)
-        )
-
-    async def _record_unanswered(self, claims: Sequence[Claim], status: int | None) -> None:
-        await self._record(lambda tx, _: self._service.record_unanswered(tx, claims, status))
-
-    async def _record(self, work: Callable[[Transaction, datetime], None]) -> None:
         # The StartRequest was sent, so its answer counts even if the file cannot be written.
         now = self._clock.now()
-        await self._store.transact(lambda tx: work(tx, now), fail_open=True)
+        await self._store.transact(
+            lambda tx: self._service.record_answer(tx, claims, answer, now), fail_open=True
+        )
+        if answer is not None and not isinstance(answer, SourceRefused):
+            raise answer
 
     async def _back_off(self, error: SourceError) -> None:
         if self._failures == 0:

@@ -31,8 +31,9 @@ from relay.approvals.effects import (
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions
+from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
-from relay.outbox import Decision, FirstAnswer, Grant, Mode, Occurrence
+from relay.outbox import Decision, Grant, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
@@ -99,7 +100,9 @@ class ApprovalService:
 
     def submit(self, tx: Transaction, request: DecisionRequest) -> DecisionAnswer:
         """Decide a request and record the decision. A repeat gets its first answer."""
-        first_answer = self._first_answer(tx, request)
+        first_answer = None
+        if request.request_id is not None:
+            first_answer = tx.decisions.first_answer(request.caller.principal, request.request_id)
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
         status = self._current_status(tx, request)
@@ -111,8 +114,15 @@ class ApprovalService:
         else:
             assert status is not None  # noqa: S101  # authorize refuses an unknown event
             answer = self._accept(tx, request, status)
-        if answer.status in _remembered_statuses(request):
-            self._remember_answer(tx, request, answer)
+        if request.request_id is not None and answer.status in _remembered_statuses(request):
+            tx.decisions.remember_answer(
+                request.caller.principal,
+                request.request_id,
+                request.digest,
+                answer.status,
+                dict(answer.body),
+                request.at,
+            )
         return answer
 
     def _find_refusal(
@@ -122,24 +132,6 @@ class ApprovalService:
         if refusal is not None or status is None or request.link is None:
             return refusal
         return check_confirmation_link(tx, request, request.link, status.occurrence)
-
-    def _first_answer(self, tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
-        if request.request_id is None:
-            return None
-        return tx.decisions.first_answer(request.caller.principal, request.request_id)
-
-    def _remember_answer(
-        self, tx: Transaction, request: DecisionRequest, answer: DecisionAnswer
-    ) -> None:
-        if request.request_id is not None:
-            tx.decisions.remember_answer(
-                request.caller.principal,
-                request.request_id,
-                request.digest,
-                answer.status,
-                dict(answer.body),
-                request.at,
-            )
 
     def _current_status(self, tx: Transaction, request: DecisionRequest) -> ApprovalStatus | None:
         """Return the status after all transitions that were due before the request."""
@@ -237,36 +229,48 @@ class ApprovalService:
         wanted_ids = {grant.id for grant in grants}
         for grant in tx.decisions.open_grants():
             occurrence = tx.snapshot.get(grant.occurrence)
-            if grant.id in wanted_ids and can_claim(grant, self.status(tx, occurrence, now)):
-                claim = Claim(grant, occurrence.event.event_id)
-                _record_claim(tx, claim, occurrence.key, now)
-                claims.append(claim)
+            if grant.id not in wanted_ids or not can_claim(grant, self.status(tx, occurrence, now)):
+                continue
+            claim = Claim(grant, occurrence.event.event_id)
+            claims.append(claim)
+            tx.decisions.claim_grant(grant.id)
+            note = {
+                "eventId": claim.event_id,
+                "revision": grant.revision,
+                "rule": grant.rule,
+                "approvalId": grant.approval_id,
+                "grant": grant.id,
+                "attempt": grant.attempts + 1,
+            }
+            tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
         return claims
 
-    def record_accepted(self, tx: Transaction, claims: Sequence[Claim], now: datetime) -> None:
-        """IMDS answered 200."""
-        for claim in claims:
-            record_start_answer(
-                tx, self.origin, claim.grant, "accepted", http_status=200, reason=None, at=now
-            )
-
-    def record_refused(
-        self, tx: Transaction, claim: Claim, status: int | None, reason: str, now: datetime
+    def record_answer(
+        self, tx: Transaction, claims: Sequence[Claim], error: SourceError | None, now: datetime
     ) -> None:
-        """IMDS refused a StartRequest for this event alone. It would refuse the next one too."""
-        record_start_answer(
-            tx, self.origin, claim.grant, "refused", http_status=status, reason=reason, at=now
-        )
+        """Record the answer of IMDS to the StartRequest for these claims; None means 200.
 
-    def record_unanswered(
-        self, tx: Transaction, claims: Sequence[Claim], status: int | None
-    ) -> None:
-        """IMDS answered neither 200 nor 400 for one event alone. The claims remain.
-
-        The gate sends them again after another fresh read.
+        A 400 for one event alone is final: IMDS would refuse the next StartRequest too. A 400 for
+        several events can be due to one of them. After that, and after any other error, the claims
+        remain, and the gate sends them again after another fresh read.
         """
         for claim in claims:
-            tx.decisions.record_answer(claim.grant.id, "sent", status)
+            if error is None:
+                record_start_answer(
+                    tx, self.origin, claim.grant, "accepted", http_status=200, reason=None, at=now
+                )
+            elif isinstance(error, SourceRefused) and len(claims) == 1:
+                record_start_answer(
+                    tx,
+                    self.origin,
+                    claim.grant,
+                    "refused",
+                    http_status=error.status,
+                    reason=error.reason,
+                    at=now,
+                )
+            else:
+                tx.decisions.record_answer(claim.grant.id, "sent", error.status)
 
 
 def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:
@@ -286,17 +290,3 @@ def _remembered_statuses(request: DecisionRequest) -> tuple[int, ...]:
     if request.message_id is not None:
         return (202, 403, 404, 409)  # a message that comes again must not get a second event
     return (202, 403, 409)  # over HTTP a caller may ask again for an event that is not known yet
-
-
-def _record_claim(tx: Transaction, claim: Claim, event_key: str, now: datetime) -> None:
-    grant = claim.grant
-    tx.decisions.claim_grant(grant.id)
-    note = {
-        "eventId": claim.event_id,
-        "revision": grant.revision,
-        "rule": grant.rule,
-        "approvalId": grant.approval_id,
-        "grant": grant.id,
-        "attempt": grant.attempts + 1,
-    }
-    tx.journal.append_note(now, "claim", note, event_key=event_key)

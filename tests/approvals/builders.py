@@ -19,6 +19,7 @@ from relay.approvals.request import (
 )
 from relay.approvals.service import ApprovalService, Claim
 from relay.approvals.status import ApprovalStatus, rule_for
+from relay.errors import SourceError
 from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
@@ -319,9 +320,13 @@ class ApprovalFile:
             lambda tx: self.service.claim(tx, tx.decisions.open_grants(), self.clock.now())
         )
 
+    def answer(self, claims: list[Claim], error: SourceError | None) -> None:
+        """Record what IMDS answered; None is 200."""
+        self.transact(lambda tx: self.service.record_answer(tx, claims, error, self.clock.now()))
+
     def accept(self, claims: list[Claim]) -> None:
         """Record that IMDS answered 200."""
-        self.transact(lambda tx: self.service.record_accepted(tx, claims, self.clock.now()))
+        self.answer(claims, None)
 
     # what is in the file
 

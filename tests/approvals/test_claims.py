@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from relay.errors import SourceRefused, SourceUnavailable
 from relay.outbox.journal import read_rows
 from tests.approvals.builders import (
     REBOOT,
@@ -153,11 +154,7 @@ def test_only_the_answer_is_recorded_if_it_comes_after_the_event_started(
 def test_a_refusal_by_imds_is_recorded_once_and_final(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT)
     (claimed,) = approvals.claim()
-    approvals.transact(
-        lambda tx: approvals.service.record_refused(
-            tx, claimed, 400, "400: wrong", approvals.clock.now()
-        )
-    )
+    approvals.answer([claimed], SourceRefused("400: wrong", status=400))
     for _ in range(2):
         approvals.apply_transitions()
         approvals.crash()
@@ -173,7 +170,7 @@ def test_a_start_request_without_an_answer_keeps_its_claim_and_the_last_status(
 ) -> None:
     approvals.record_document(USER_REBOOT)
     claims = approvals.claim()
-    approvals.transact(lambda tx: approvals.service.record_unanswered(tx, claims, 503))
+    approvals.answer(claims, SourceUnavailable("503", status=503))
     assert (approvals.grants[0].state, approvals.grants[0].status) == ("sent", 503)
     approvals.record_document()
     assert approvals.data("startrequest.failed")["status"] == 503
@@ -185,7 +182,7 @@ def test_a_400_for_several_events_is_final_for_none_of_them(
     """After a failure for another reason each can be approved again: IMDS refused neither alone."""
     approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
     claims = approvals.claim()
-    approvals.transact(lambda tx: approvals.service.record_unanswered(tx, claims, 400))
+    approvals.answer(claims, SourceRefused("400", status=400))
     approvals.crash(SETTINGS.model_copy(update={"rules": ()}))
     approvals.apply_transitions()
     assert [(grant.state, grant.status) for grant in approvals.grants] == [

@@ -20,6 +20,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.service import Claim
+from relay.errors import SourceError, SourceRefused, SourceUnavailable
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
@@ -528,23 +529,18 @@ class Approvals(RuleBasedStateMachine):
     @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
     def imds_answers(self, answer: Literal["200", "400", "503", "timeout, but processed"]) -> None:
         """IMDS answers the StartRequest in flight, or does not."""
-        claims, now, service = self.claims_in_flight, self.clock.now(), self.approvals.service
+        claims, service = self.claims_in_flight, self.approvals.service
         for post in self.posts[-len(claims) :]:
             post.answer = answer
-        if answer == "200":
-            self.approvals.transact(lambda tx: service.record_accepted(tx, claims, now))
-        elif answer == "400" and len(claims) == 1:
-            self.approvals.transact(
-                lambda tx: service.record_refused(tx, claims[0], 400, "400", now)
-            )
-            if claims[0].event_id in self.model:
-                self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
-        else:
-            self.approvals.transact(
-                lambda tx: service.record_unanswered(
-                    tx, claims, {"400": 400, "503": 503}.get(answer)
-                )
-            )
+        errors: dict[str, SourceError | None] = {
+            "200": None,
+            "400": SourceRefused("400", status=400),
+            "503": SourceUnavailable("503", status=503),
+            "timeout, but processed": SourceUnavailable("timeout"),
+        }
+        self.approvals.answer(claims, errors[answer])
+        if answer == "400" and len(claims) == 1 and claims[0].event_id in self.model:
+            self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
         if answer == "400" and len(claims) > 1:
             self.unshared = {claim.grant.id for claim in claims}
         if answer == "timeout, but processed":
