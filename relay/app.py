@@ -1,6 +1,6 @@
 """The composition root: starts the parts of the relay in order, and drains them at the end.
 
-It is the only module that knows every room. It decides nothing about events or approvals.
+It is the only module that knows every part. It decides nothing about events or approvals.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from relay.clock import Clock, SystemClock
 from relay.config import NO_RULE_FOR_USER_EVENTS, Config, sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
-from relay.events.build import Origin, relay_event
+from relay.events.build import Origin, ReportRelayEvent, relay_event
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import (
     Instance,
@@ -52,9 +52,6 @@ STOP_TIMEOUT = 9.0
 """When a stop is forced. A service manager waits ten seconds."""
 _log = logging.getLogger(__name__)
 
-RecordRelayEvent = Callable[[str, str | None, str, int], None]
-"""Records a ``relay.*`` event: its name, the sink it is about, a reason and a count."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
@@ -75,10 +72,15 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
     """
     stop = asyncio.Event()
     is_up = asyncio.Event()
+
+    async def run_until_stopped() -> None:
+        async with started(config, clock or SystemClock()):
+            is_up.set()
+            await stop.wait()
+            _log.info("stopping: the relay sends what it can, the store keeps the rest")
+
     _call_on_signals(stop.set)
-    relay = asyncio.create_task(
-        _run_until(stop, is_up, config, clock or SystemClock()), name="relay"
-    )
+    relay = asyncio.create_task(run_until_stopped(), name="relay")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({relay, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -93,15 +95,6 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
         )
     elif not relay.cancelled():
         relay.result()
-
-
-async def _run_until(
-    stop: asyncio.Event, is_up: asyncio.Event, config: Config, clock: Clock
-) -> None:
-    async with started(config, clock):
-        is_up.set()
-        await stop.wait()
-        _log.info("stopping: the relay sends what it can, the store keeps the rest")
 
 
 @asynccontextmanager
@@ -119,7 +112,19 @@ async def started(
         names = resource_names(instance, socket.gethostname()) if instance is not None else None
         origin = _origin(config, instance)
 
-        store = await stack.enter_async_context(_open_store(config, origin, instance, clock))
+        owner = StateFileOwner(origin.scope, instance.vm_id if instance is not None else None)
+        store = await stack.enter_async_context(
+            open_store(
+                config.store,
+                owner,
+                clock,
+                lambda event: tuple(matching_sinks(event, config.sinks)),
+            )
+        )
+        if not store.trusted:
+            _log.warning(
+                "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
+            )
         record = _relay_event_recorder(store, origin, clock)
         store.listeners.write_error_changed.append(lambda reason: _report_store(reason, record))
 
@@ -143,7 +148,14 @@ async def started(
             report=record,
             last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
         )
-        gate = Gate(approvals, store, poller, clock, _vm_matcher(names))
+        gate = Gate(
+            approvals,
+            store,
+            poller,
+            clock,
+            # If the names of this VM are unknown, every event may be about it.
+            lambda resources: names is None or names_this_vm(resources, names),
+        )
         chat.decisions.attach(gate.submit)
         relay = Relay(
             store=store,
@@ -152,7 +164,11 @@ async def started(
             source=poller,
             origin=origin,
             clock=clock,
-            chats=_chat_sinks(sinks),
+            chats={
+                name: sink
+                for name, (sink_settings, sink) in sinks.items()
+                if isinstance(sink_settings, ChatSettings)
+            },
         )
         consumer = approval_consumer(config, relay, server.rejections)
 
@@ -176,22 +192,7 @@ def _origin(config: Config, instance: Instance | None) -> Origin:
     return Origin(scope, relay)
 
 
-@asynccontextmanager
-async def _open_store(
-    config: Config, origin: Origin, instance: Instance | None, clock: Clock
-) -> AsyncIterator[Store]:
-    identity = StateFileOwner(origin.scope, instance.vm_id if instance is not None else None)
-    async with open_store(
-        config.store, identity, clock, lambda event: tuple(matching_sinks(event, config.sinks))
-    ) as store:
-        if not store.trusted:
-            _log.warning(
-                "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
-            )
-        yield store
-
-
-def _relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRelayEvent:
+def _relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> ReportRelayEvent:
     def record(name: str, sink: str | None, reason: str, count: int) -> None:
         at = clock.now()
         future = store.submit(
@@ -209,7 +210,7 @@ def _relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordR
     return record
 
 
-def _report_store(reason: str | None, record: RecordRelayEvent) -> None:
+def _report_store(reason: str | None, record: ReportRelayEvent) -> None:
     """Report that the store cannot be written (``reason``), or can be written again (None)."""
     if reason is None:
         _log.info("the state file can be written again; it holds what happened meanwhile")
@@ -224,37 +225,16 @@ def _report_store(reason: str | None, record: RecordRelayEvent) -> None:
 async def _connect_sinks(
     all_settings: Sequence[SinkSettings], clock: Clock, chat: ChatContext, stack: AsyncExitStack
 ) -> dict[str, tuple[SinkSettings, Any]]:
-    return {
-        settings.name: (settings, await stack.enter_async_context(_connect(settings, clock, chat)))
-        for settings in all_settings
-    }
-
-
-def _connect(
-    settings: SinkSettings, clock: Clock, chat: ChatContext
-) -> AbstractAsyncContextManager[Any]:
-    module = sink_modules()[settings.kind]
-    sink: AbstractAsyncContextManager[Any]
-    if isinstance(settings, ChatSettings):
-        sink = module.connect(settings, clock, chat)
-    else:
-        sink = module.connect(settings, clock)
-    return sink
-
-
-def _chat_sinks(sinks: Mapping[str, tuple[SinkSettings, Any]]) -> dict[str, Any]:
-    return {
-        name: sink for name, (settings, sink) in sinks.items() if isinstance(settings, ChatSettings)
-    }
-
-
-def _vm_matcher(names: frozenset[str] | None) -> Callable[[Sequence[str]], bool]:
-    """Return a function that tells whether resources name this VM. Unknown names always match."""
-
-    def is_named(resources: Sequence[str]) -> bool:
-        return names is None or names_this_vm(resources, names)
-
-    return is_named
+    sinks: dict[str, tuple[SinkSettings, Any]] = {}
+    for settings in all_settings:
+        module = sink_modules()[settings.kind]
+        connection: AbstractAsyncContextManager[Any]
+        if isinstance(settings, ChatSettings):
+            connection = module.connect(settings, clock, chat)
+        else:
+            connection = module.connect(settings, clock)
+        sinks[settings.name] = (settings, await stack.enter_async_context(connection))
+    return sinks
 
 
 def approval_consumer(
@@ -320,24 +300,15 @@ async def _run_tasks(
                 task.cancel()
             await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
             approvals.cancel()
-            _save_last_read(poller, store)
-            await _drain(dispatcher)
+            last_read = poller.last_read_at
+            if last_read is not None:  # the next start tells from it whether polling paused
+                store.submit(lambda tx: tx.set_last_read(last_read), fail_open=True)
+            try:
+                async with asyncio.timeout(DRAIN_TIMEOUT):
+                    await dispatcher.drain()
+            except TimeoutError:
+                _log.warning("not everything could be sent; the store keeps the rest")
             delivery.cancel()
-
-
-def _save_last_read(poller: Poller, store: Store) -> None:
-    """Save when the document was last read: the next start tells from it whether polling paused."""
-    last_read = poller.last_read_at
-    if last_read is not None:
-        store.submit(lambda tx: tx.set_last_read(last_read), fail_open=True)
-
-
-async def _drain(dispatcher: Dispatcher) -> None:
-    try:
-        async with asyncio.timeout(DRAIN_TIMEOUT):
-            await dispatcher.drain()
-    except TimeoutError:
-        _log.warning("not everything could be sent; the store keeps the rest")
 
 
 def _call_on_signals(stop: Callable[[], object]) -> None:
