@@ -26,15 +26,6 @@ from relay.approvals.rules import (
 )
 from relay.settings import Section
 
-__all__ = [
-    "AmqpSettings",
-    "ApprovalsSettings",
-    "Quorum",
-    "Rule",
-    "StartRequestPort",
-    "eligible_voters",
-]
-
 
 class AmqpSettings(BrokerSection):
     """Approvals that arrive over RabbitMQ."""

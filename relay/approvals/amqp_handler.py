@@ -7,13 +7,13 @@ reads the decision and submits it to the gate. It acknowledges nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
 from relay.approvals.gate import Gate
 from relay.approvals.request import (
     Caller,
-    DecisionBody,
     DecisionRequest,
     InvalidField,
     MalformedBody,
@@ -25,26 +25,22 @@ from relay.errors import StoreUnavailable
 from relay.outbox.sqlite import Store
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AmqpApprovalHandler:
-    """Submits each message to the gate as the decision of the client that sent it.
+    """Submits each message to the gate as the decision of the client that sent it."""
 
-    ``callers`` are the known clients by their RabbitMQ user.
-    """
-
-    def __init__(
-        self, *, callers: Mapping[str, Caller], gate: Gate, store: Store, clock: Clock
-    ) -> None:
-        self._callers = callers
-        self._gate = gate
-        self._store = store
-        self._clock = clock
+    callers: Mapping[str, Caller]
+    """The known clients by their RabbitMQ user."""
+    gate: Gate
+    store: Store
+    clock: Clock
 
     async def blocking_reason(self) -> str | None:
         """Return why no message can be decided now; None if messages can be decided."""
-        if self._store.write_error is not None:
+        if self.store.write_error is not None:
             return "the state file cannot be written"
         try:
-            mode = await self._gate.mode()
+            mode = await self.gate.mode()
         except StoreUnavailable:
             return "the state file cannot be read"
         return "approvals are off" if mode == "off" else None
@@ -54,8 +50,8 @@ class AmqpApprovalHandler:
 
         A refused decision is recorded too. Raises UnusableMessage.
         """
-        request = read_request(message, self._callers, self._clock.now())
-        answer = await self._gate.submit(request)
+        request = read_request(message, self.callers, self.clock.now())
+        answer = await self.gate.submit(request)
         return answer.status != 503
 
 
@@ -69,17 +65,13 @@ def read_request(
     caller = callers.get(message.user)
     if caller is None:
         raise UnusableMessage("its user_id is no client's amqp_user")
-    return _parse_body(message.body).to_request(
-        caller, now, message.body, request_id=message.message_id, message_id=message.message_id
-    )
-
-
-def _parse_body(body: bytes) -> DecisionBody:
-    """Return the decision in a body: bare, or as the ``data`` of a CloudEvent."""
     try:
-        fields = read_json(body)
+        fields = read_json(message.body)
         if isinstance(fields, dict) and "specversion" in fields and "data" in fields:
-            fields = fields["data"]
-        return validate_body(fields)
+            fields = fields["data"]  # the body is a CloudEvent
+        body = validate_body(fields)
     except (MalformedBody, InvalidField) as error:
         raise UnusableMessage(f"its body is not a decision: {error}") from None
+    return body.to_request(
+        caller, now, message.body, request_id=message.message_id, message_id=message.message_id
+    )

@@ -42,11 +42,6 @@ def new_approval_id() -> str:
     return secrets.token_hex(16)
 
 
-def causation_id(decision: Decision) -> str:
-    """Return the ``causationid`` of what a decision causes: its AMQP message, else its event."""
-    return decision.message_id or decision.recorded_event_id
-
-
 def record_decision(
     tx: Transaction, origin: Origin, decision: Decision, status: ApprovalStatus, *, cause: str
 ) -> Decision:
@@ -65,9 +60,10 @@ def record_decision(
         origin,
         "approval.recorded",
         status.occurrence.data,
-        _mark_dry_run(details, dry_run=decision.dry_run),
+        details,
         cause=cause,
         at=decision.at,
+        dry_run=decision.dry_run,
     )
     recorded = replace(decision, recorded_event_id=event_id)
     tx.decisions.add_decision(recorded)
@@ -105,9 +101,10 @@ def record_refusal(
         origin,
         "approval.refused",
         event_data,
-        _mark_dry_run(details, dry_run=mode == "dry-run"),
+        details,
         cause=cause,
         at=request.at,
+        dry_run=mode == "dry-run",
     )
 
 
@@ -178,9 +175,10 @@ def _void_votes(
         origin,
         "approval.voided",
         occurrence.data,
-        _mark_dry_run({"why": reason}, dry_run=all(vote.dry_run for vote in decisions)),
+        {"why": reason},
         cause=decisions[-1].recorded_event_id if is_expired else occurrence.last_event_id,
         at=status.now,
+        dry_run=all(vote.dry_run for vote in decisions),
     )
 
 
@@ -217,6 +215,10 @@ def _create_grant(
     vote = status.counted_votes[-1] if status.quorum is not None else None
     # If this transaction has recorded no decision, the newest vote causes a grant by votes.
     deciding = cause or vote
+    message_id, cause_id = None, status.occurrence.last_event_id
+    if deciding is not None:
+        message_id = deciding.message_id
+        cause_id = message_id or deciding.recorded_event_id
     details = {
         "approvalId": vote.approval_id if vote is not None else new_approval_id(),
         "decision": "approve",
@@ -230,11 +232,11 @@ def _create_grant(
         origin,
         "approval.granted",
         status.occurrence.data,
-        _mark_dry_run(details, dry_run=dry_run),
-        cause=causation_id(deciding) if deciding is not None else status.occurrence.last_event_id,
+        details,
+        cause=cause_id,
         at=status.now,
+        dry_run=dry_run,
     )
-    message_id = deciding.message_id if deciding is not None else None
     tx.decisions.add_grant(
         status.occurrence.id,
         status.occurrence.revision,
@@ -255,14 +257,13 @@ def _record_event(
     *,
     cause: str | None,
     at: datetime,
+    dry_run: bool = False,
 ) -> str:
     """Record an ``approval.*`` or ``startrequest.*`` event; return its id."""
+    if dry_run:
+        details = {**details, "dryRun": True}
     event = decision_event(
         name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
     )
     tx.record(event, at)
     return event.id
-
-
-def _mark_dry_run(details: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
-    return {**details, "dryRun": True} if dry_run else details

@@ -109,5 +109,5 @@ class Gate:
                 timeout = None
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()
-                    timeout = min(max(0.0, seconds), MAX_TIMER)
+                    timeout = min(seconds, MAX_TIMER)
             await wait_for_event(self._is_changed, self._clock, timeout)

@@ -79,7 +79,8 @@ class StartRequestSender:
             if ready:
                 await self._start(ready)
             else:
-                await self._wait_for_change(NOTICE_CHECK_INTERVAL if is_waiting else None)
+                timeout = NOTICE_CHECK_INTERVAL if is_waiting else None
+                await wait_for_event(self._is_changed, self._clock, timeout)
 
     def _find_ready_grants(self, tx: Transaction, now: datetime) -> tuple[list[Grant], bool]:
         """Return the grants that may go now, and whether others wait for their notices only."""
@@ -131,7 +132,7 @@ class StartRequestSender:
             await self._clock.sleep(RETRY_DELAY)
         else:
             if not is_sent:  # a transition will say why
-                await self._wait_for_change(NOTICE_CHECK_INTERVAL)
+                await wait_for_event(self._is_changed, self._clock, NOTICE_CHECK_INTERVAL)
 
     async def _claim_and_send(self, grants: Sequence[Grant]) -> bool:
         """Return whether a grant could be claimed.
@@ -196,6 +197,3 @@ class StartRequestSender:
         self._failures += 1
         retry_after = error.retry_after if isinstance(error, SourceUnavailable) else None
         await self._clock.sleep(max(delay, retry_after or 0.0))
-
-    async def _wait_for_change(self, timeout: float | None) -> None:  # noqa: ASYNC109  # by our clock
-        await wait_for_event(self._is_changed, self._clock, timeout)

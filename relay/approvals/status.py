@@ -92,6 +92,15 @@ class ApprovalStatus:
         )
 
     @property
+    def expired_holds(self) -> tuple[Decision, ...]:
+        """The holds that expired and were not released yet."""
+        return tuple(
+            decision
+            for decision in self.decisions
+            if decision.decision == "hold" and self.is_expired(decision)
+        )
+
+    @property
     def counted_votes(self) -> tuple[Decision, ...]:
         """The votes that count for the event as it is now, oldest first."""
         return tuple(

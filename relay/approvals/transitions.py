@@ -62,9 +62,10 @@ def next_transitions(
     ``in_flight`` holds the ids of grants whose StartRequest is being sent now. Only the answer of
     IMDS decides about those grants and their votes.
     """
+    expired_holds = status.expired_holds if status.occurrence.live else ()
     return [
         *_void_votes(status, in_flight),
-        *_expire_holds(status),
+        *(ExpireHold(hold) for hold in expired_holds),
         *_fail_grants(status, in_flight),
         *_create_grant(status),
     ]
@@ -80,15 +81,9 @@ def _void_votes(status: ApprovalStatus, in_flight: frozenset[int]) -> Iterator[V
             if reason is not None:
                 key = None if decision.revision in accepted_revisions else reason
                 by_reason.setdefault(key, []).append(decision)
-    if not status.occurrence.live:
+    if status.expired_holds and not status.occurrence.live:
         # Holds outlive the event until they expire: the same EventId can come back.
-        expired_holds = [
-            decision
-            for decision in status.decisions
-            if decision.decision == "hold" and status.is_expired(decision)
-        ]
-        if expired_holds:
-            by_reason.setdefault(None, []).extend(expired_holds)
+        by_reason.setdefault(None, []).extend(status.expired_holds)
     for void_reason, decisions in by_reason.items():
         yield VoidVotes(tuple(decisions), void_reason)
 
@@ -107,14 +102,6 @@ def _void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | None:
     ):
         return "expired"
     return None
-
-
-def _expire_holds(status: ApprovalStatus) -> Iterator[ExpireHold]:
-    if not status.occurrence.live:
-        return
-    for decision in status.decisions:
-        if decision.decision == "hold" and status.is_expired(decision):
-            yield ExpireHold(decision)
 
 
 def _fail_grants(status: ApprovalStatus, in_flight: frozenset[int]) -> Iterator[FailGrant]:

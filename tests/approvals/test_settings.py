@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.approvals import ApprovalsSettings, Quorum, eligible_voters
+from relay.approvals import ApprovalsSettings
+from relay.approvals.rules import Quorum, eligible_voters
 
 
 def _rule(**approve: Any) -> dict[str, Any]:
