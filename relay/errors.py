@@ -35,22 +35,23 @@ class ConfigError(RelayError):
 
 
 class SourceError(RelayError):
-    """The metadata service gave no usable answer. ``status`` is the HTTP status, if any."""
+    """The metadata service gave no usable answer.
 
-    def __init__(self, reason: str, *, status: int | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
-
-
-class SourceUnavailable(SourceError):
-    """A later call may work. ``retry_after`` is the pause in seconds that the service asks for."""
+    ``status`` is the HTTP status, if any. ``retry_after`` is the pause in seconds that the service
+    asks for, if it does.
+    """
 
     def __init__(
         self, reason: str, *, status: int | None = None, retry_after: float | None = None
     ) -> None:
-        super().__init__(reason, status=status)
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
         self.retry_after = retry_after
+
+
+class SourceUnavailable(SourceError):
+    """A later call may work."""
 
 
 class SourceRefused(SourceError):

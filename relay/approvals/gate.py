@@ -1,7 +1,12 @@
-"""Takes requests to approve, and runs the tasks that follow from them.
+"""Takes requests to approve, applies the transitions that are due, and sends what was granted.
 
-The gate applies transitions when they are due. Its `StartRequestSender` sends what was granted. The
-decisions themselves are in `service`.
+The decisions themselves are in `service`. The steps of each StartRequest
+(docs/guarantees.md#every-startrequest-follows-from-the-journal):
+
+1. Wait until the notices about its events are delivered, or ``tell_first`` has passed.
+2. Read the document afresh.
+3. Check everything again and claim the grants, in one transaction.
+4. Send it, and record the answer.
 """
 
 from __future__ import annotations
@@ -9,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from relay.approvals import StartRequestPort
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.sender import RETRY_DELAY, StartRequestSender
-from relay.approvals.service import ApprovalService
+from relay.approvals.service import ApprovalService, Claim
 from relay.clock import Clock, wait_for_event
-from relay.errors import StoreUnavailable
-from relay.outbox import Mode
+from relay.errors import SourceError, SourceRefused, StoreUnavailable
+from relay.outbox import Grant, Mode, Occurrence
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
@@ -25,10 +30,17 @@ MAX_TIMER = 60.0
 """Seconds until the wall clock is read again: somebody may have set it."""
 IDLE_CHECK_INTERVAL = 0.05
 """Seconds between two checks for a StartRequest in flight."""
+RETRY_DELAY = 1.0
+"""Seconds before a failed step is tried again. After StartRequests without an answer it doubles."""
+MAX_RETRY_DELAY = 8.0
+NOTICE_CHECK_INTERVAL = 0.05
+"""Seconds between two checks whether the notices about a granted event are delivered."""
+MAX_EVENTS_PER_START_REQUEST = 100
+"""Keeps the body of a StartRequest small, however many events a document holds."""
 
 
 class Gate:
-    """Requests to approve in, StartRequests out."""
+    """Requests to approve in, StartRequests out, one at a time."""
 
     def __init__(
         self,
@@ -36,16 +48,23 @@ class Gate:
         store: Store,
         port: StartRequestPort,
         clock: Clock,
-        names_us: Callable[[Sequence[str]], bool],
+        names_this_vm: Callable[[Sequence[str]], bool],
     ) -> None:
-        """``names_us`` says whether the resources of an event include this VM."""
+        """``names_this_vm`` says whether the resources of an event include this VM."""
         self.service = service
         self._store = store
+        self._port = port
         self._clock = clock
-        self._is_changed = asyncio.Event()
-        self._sender = StartRequestSender(
-            service, store, port, clock, names_us, on_answer=self._is_changed.set
-        )
+        self._names_this_vm = names_this_vm
+        # Each of the two tasks clears its own event:
+        self._transitions_wake = asyncio.Event()
+        self._grants_wake = asyncio.Event()
+        self._unshared: set[int] = set()
+        """Grants whose shared StartRequest got a 400; each needs a StartRequest of its own."""
+        self._first_seen: dict[int, float] = {}
+        """When each open grant was first seen, by the monotonic clock."""
+        self._failures = 0
+        """StartRequests in a row that IMDS neither accepted nor refused."""
         store.listeners.recorded.append(lambda _: self.wake())
 
     async def submit(self, request: DecisionRequest) -> DecisionAnswer:
@@ -81,8 +100,8 @@ class Gate:
 
     def wake(self) -> None:
         """Check for due transitions and grants now: something has changed."""
-        self._is_changed.set()
-        self._sender.wake()
+        self._transitions_wake.set()
+        self._grants_wake.set()
 
     async def wait_until_idle(self, within: float) -> None:
         """Return when no StartRequest is in flight, or after ``within`` seconds."""
@@ -94,11 +113,11 @@ class Gate:
         """Apply transitions and send StartRequests until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._apply_transitions(), name="approvals: transitions")
-            group.create_task(self._sender.run(), name="approvals: StartRequests")
+            group.create_task(self._send_grants(), name="approvals: StartRequests")
 
     async def _apply_transitions(self) -> None:
         while True:
-            self._is_changed.clear()
+            self._transitions_wake.clear()
             try:
                 next_change = await self._store.transact(
                     lambda tx: self.service.apply_transitions(tx, self._clock.now())
@@ -110,4 +129,138 @@ class Gate:
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()
                     timeout = min(seconds, MAX_TIMER)
-            await wait_for_event(self._is_changed, self._clock, timeout)
+            await wait_for_event(self._transitions_wake, self._clock, timeout)
+
+    # --- StartRequests
+
+    async def _send_grants(self) -> None:
+        """Send grants as soon as they may go, until cancelled."""
+        while True:
+            self._grants_wake.clear()
+            try:
+                ready, is_waiting = await self._store.read(
+                    lambda tx: self._find_ready_grants(tx, self._clock.now())
+                )
+            except StoreUnavailable:
+                await self._clock.sleep(RETRY_DELAY)
+                continue
+            if ready:
+                await self._start(ready)
+            else:
+                timeout = NOTICE_CHECK_INTERVAL if is_waiting else None
+                await wait_for_event(self._grants_wake, self._clock, timeout)
+
+    def _find_ready_grants(self, tx: Transaction, now: datetime) -> tuple[list[Grant], bool]:
+        """Return the grants that may go now, and whether others wait for their notices only."""
+        grants = tx.decisions.open_grants()
+        monotonic = self._clock.monotonic()
+        self._first_seen = {grant.id: self._first_seen.get(grant.id, monotonic) for grant in grants}
+        if self.service.mode(tx) != "on":
+            return [], False
+        ready: list[Grant] = []
+        is_waiting = False
+        for grant in grants:
+            occurrence = tx.snapshot.get(grant.occurrence)
+            if self.service.status(tx, occurrence, now).active_holds:
+                continue
+            if self._are_notices_out(tx, grant, occurrence):
+                ready.append(grant)
+            else:
+                is_waiting = True
+        for grant in ready:
+            if grant.id in self._unshared:
+                return [grant], is_waiting
+        return ready[:MAX_EVENTS_PER_START_REQUEST], is_waiting
+
+    def _are_notices_out(self, tx: Transaction, grant: Grant, occurrence: Occurrence) -> bool:
+        """Whether the notices about an event are delivered, or have had ``tell_first``.
+
+        Only an event of this VM waits
+        (docs/guarantees.md#notices-come-before-the-startrequest).
+        """
+        if not self._names_this_vm(occurrence.event.resources):
+            return True
+        waited = self._clock.monotonic() - self._first_seen[grant.id]
+        if waited >= self.service.settings.tell_first:
+            return True
+        return not tx.deliveries.has_waiting(occurrence.key)
+
+    async def _start(self, grants: Sequence[Grant]) -> None:
+        """Read the document, then send one StartRequest for the grants that still hold."""
+        try:
+            await self._port.read_fresh()
+        except SourceError:
+            await self._clock.sleep(RETRY_DELAY)  # the port logs the error
+            return
+        try:
+            is_sent = await self._claim_and_send(grants)
+        except SourceError as error:
+            await self._back_off(error)
+        except StoreUnavailable:
+            await self._clock.sleep(RETRY_DELAY)
+        else:
+            if not is_sent:  # a transition will say why
+                await wait_for_event(self._grants_wake, self._clock, NOTICE_CHECK_INTERVAL)
+
+    async def _claim_and_send(self, grants: Sequence[Grant]) -> bool:
+        """Return whether a grant could be claimed.
+
+        Raises StoreUnavailable with nothing sent, and what `_send` raises.
+        """
+        # From the claim on, only the answer decides about these grants. Set this before the claim
+        # is on disk, because transitions run at any time.
+        self.service.in_flight = frozenset(grant.id for grant in grants)
+        try:
+            claims = await self._store.transact(
+                lambda tx: self._claim(tx, grants, self._clock.now())
+            )
+            if claims:
+                await self._send(claims)
+        finally:
+            self.service.in_flight = frozenset()
+            self._transitions_wake.set()
+        return bool(claims)
+
+    def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
+        # The fresh read may have added notices about these events.
+        ready = [
+            grant
+            for grant in grants
+            if self._are_notices_out(tx, grant, tx.snapshot.get(grant.occurrence))
+        ]
+        return self.service.claim(tx, ready, now)
+
+    async def _send(self, claims: Sequence[Claim]) -> None:
+        """Send one StartRequest and record its answer.
+
+        Raises SourceError if IMDS neither accepted nor refused it.
+        """
+        event_ids = ", ".join(claim.event_id for claim in claims)
+        answer: SourceError | None = None
+        try:
+            await self._port.start([claim.event_id for claim in claims])
+        except SourceError as error:
+            answer = error
+        if answer is None:
+            _log.info("IMDS accepted the StartRequest for %s", event_ids)
+            self._failures = 0
+        elif isinstance(answer, SourceRefused) and len(claims) == 1:
+            _log.error("IMDS refused the StartRequest for %s: %s", event_ids, answer.reason)
+            self._failures = 0
+        elif isinstance(answer, SourceRefused):
+            # One wrong event can be the reason for the 400.
+            self._unshared |= {claim.grant.id for claim in claims}
+        # The StartRequest was sent, so its answer counts even if the file cannot be written.
+        now = self._clock.now()
+        await self._store.transact(
+            lambda tx: self.service.record_answer(tx, claims, answer, now), fail_open=True
+        )
+        if answer is not None and not isinstance(answer, SourceRefused):
+            raise answer
+
+    async def _back_off(self, error: SourceError) -> None:
+        if self._failures == 0:
+            _log.warning("cannot send a StartRequest, will try again: %s", error.reason)
+        delay = min(RETRY_DELAY * 2.0**self._failures, MAX_RETRY_DELAY)
+        self._failures += 1
+        await self._clock.sleep(max(delay, error.retry_after or 0.0))
