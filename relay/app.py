@@ -118,7 +118,7 @@ async def started(
                 config.store,
                 owner,
                 clock,
-                lambda event: tuple(matching_sinks(event, config.sinks)),
+                lambda event: matching_sinks(event, config.sinks),
             )
         )
         if not store.trusted:

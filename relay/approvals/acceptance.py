@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus
@@ -22,6 +22,11 @@ def build_decision(
     request: DecisionRequest, status: ApprovalStatus, *, approval_id: str, hold_expires: float
 ) -> Decision:
     """Return the decision of a request. ``hold_expires`` is in seconds."""
+    lifetime: float | None = None
+    if request.decision == "hold":
+        lifetime = hold_expires
+    elif request.decision == "approve" and status.quorum is not None:
+        lifetime = status.quorum.expires
     return Decision(
         approval_id=approval_id,
         occurrence=status.occurrence.id,
@@ -31,23 +36,12 @@ def build_decision(
         revision=request.revision,
         reason=request.reason,
         at=request.at,
-        expires=_expires_at(request, status, hold_expires),
+        expires=request.at + timedelta(seconds=lifetime) if lifetime is not None else None,
         dry_run=status.mode == "dry-run",
         counts=request.decision != "release",
         recorded_event_id="",
         message_id=request.message_id,
     )
-
-
-def _expires_at(
-    request: DecisionRequest, status: ApprovalStatus, hold_expires: float
-) -> datetime | None:
-    lifetime: float | None = None
-    if request.decision == "hold":
-        lifetime = hold_expires
-    elif request.decision == "approve" and status.quorum is not None:
-        lifetime = status.quorum.expires
-    return request.at + timedelta(seconds=lifetime) if lifetime is not None else None
 
 
 def find_ended_decisions(request: DecisionRequest, status: ApprovalStatus) -> list[Decision]:

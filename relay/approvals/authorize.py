@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from relay.approvals.request import DecisionRequest
-from relay.approvals.rules import eligible_voters
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all
 from relay.events.timestamps import format_rfc3339
@@ -105,20 +104,14 @@ def _too_late(closed_at: datetime, now: datetime) -> str:
 
 def _missing_permission(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     """Why the caller may not take the decision."""
-    missing_right = _missing_right(request, status)
-    if missing_right is not None:
-        return missing_right
-    uncovered = _uncovered_resources(request, status)
-    if uncovered is not None:
-        return uncovered
-    if request.decision != "approve":
-        return None
+    problem = _missing_right(request, status) or _uncovered_resources(request, status)
+    if problem is not None or request.decision != "approve":
+        return problem
     if status.rule is None:
         return "no rule of approvals.rules allows this event to be approved"
     if status.quorum is None:
         return None
-    voters = eligible_voters(status.quorum, status.groups, status.people)
-    if request.caller.principal not in voters:
+    if request.caller.principal not in status.eligible_voters:
         return f"rule {status.rule.name} takes votes from others only"
     return None
 

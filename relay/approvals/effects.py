@@ -144,9 +144,12 @@ def record_start_answer(
     reason: str | None,
     at: datetime,
 ) -> None:
-    """Store the final state of a grant with its ``startrequest.accepted`` or ``.failed``."""
+    """Store the state of a grant; a final one with ``startrequest.accepted`` or ``.failed``.
+
+    ``sent`` is not final: the StartRequest will be sent again.
+    """
     tx.decisions.record_answer(grant.id, state, http_status)
-    if grant.dry_run:
+    if grant.dry_run or state == "sent":
         return
     answered = tx.decisions.grant(grant.id)
     _record_event(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from relay.approvals.rules import Rule, RuleConditions, eligible_voters
+from relay.approvals.rules import Rule, RuleConditions
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
 from relay.events.timestamps import format_rfc3339
@@ -60,7 +60,7 @@ def explain(status: ApprovalStatus, rules: Sequence[Rule], scope: str) -> Approv
         votes=status.vote_count,
         required=status.votes_required,
         missing=status.votes_missing if status.is_open else 0,
-        may_vote=_missing_voters(status),
+        may_vote=status.missing_voters if status.is_open else (),
         uncovered_resources=status.uncovered_resources if status.is_open else (),
         voting_closes_at=status.voting_closes_at,
         counted_votes=_with_expiry(votes, status),
@@ -78,14 +78,6 @@ def approval_summary(status: ApprovalStatus) -> dict[str, Any]:
         "missing": status.votes_missing if status.is_open else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
     }
-
-
-def _missing_voters(status: ApprovalStatus) -> tuple[str, ...]:
-    if status.quorum is None or not status.is_open:
-        return ()
-    people_who_voted = {status.person(vote.principal) for vote in status.counted_votes}
-    voters = eligible_voters(status.quorum, status.groups, status.people)
-    return tuple(sorted(voter for voter in voters if status.person(voter) not in people_who_voted))
 
 
 def _with_expiry(

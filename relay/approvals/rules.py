@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -165,7 +164,7 @@ class Rule(Section):
 def eligible_voters(
     quorum: Quorum,
     groups: Mapping[str, Sequence[str]],
-    people: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    people: Mapping[str, Sequence[str]],
 ) -> frozenset[str]:
     """Return the principals who may vote: ``quorum.from`` with groups and people expanded.
 

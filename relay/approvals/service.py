@@ -33,7 +33,7 @@ from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
-from relay.outbox import Decision, Grant, Mode, Occurrence
+from relay.outbox import Decision, Grant, GrantState, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
@@ -108,7 +108,9 @@ class ApprovalService:
         status = self._current_status(tx, request)
         if first_answer is not None:
             return self._refuse(tx, request, status, _REUSED_ID)
-        refusal = self._find_refusal(tx, request, status)
+        refusal = authorize(request, status)
+        if refusal is None and status is not None and request.link is not None:
+            refusal = check_confirmation_link(tx, request, request.link, status.occurrence)
         if refusal is not None:
             answer = self._refuse(tx, request, status, refusal)
         else:
@@ -124,14 +126,6 @@ class ApprovalService:
                 request.at,
             )
         return answer
-
-    def _find_refusal(
-        self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus | None
-    ) -> Refusal | None:
-        refusal = authorize(request, status)
-        if refusal is not None or status is None or request.link is None:
-            return refusal
-        return check_confirmation_link(tx, request, request.link, status.occurrence)
 
     def _current_status(self, tx: Transaction, request: DecisionRequest) -> ApprovalStatus | None:
         """Return the status after all transitions that were due before the request."""
@@ -254,23 +248,20 @@ class ApprovalService:
         several events can be due to one of them. After that, and after any other error, the claims
         remain, and the gate sends them again after another fresh read.
         """
+        state: GrantState = "accepted"
+        if error is not None:
+            is_final = isinstance(error, SourceRefused) and len(claims) == 1
+            state = "refused" if is_final else "sent"
         for claim in claims:
-            if error is None:
-                record_start_answer(
-                    tx, self.origin, claim.grant, "accepted", http_status=200, reason=None, at=now
-                )
-            elif isinstance(error, SourceRefused) and len(claims) == 1:
-                record_start_answer(
-                    tx,
-                    self.origin,
-                    claim.grant,
-                    "refused",
-                    http_status=error.status,
-                    reason=error.reason,
-                    at=now,
-                )
-            else:
-                tx.decisions.record_answer(claim.grant.id, "sent", error.status)
+            record_start_answer(
+                tx,
+                self.origin,
+                claim.grant,
+                state,
+                http_status=error.status if error is not None else 200,
+                reason=error.reason if error is not None else None,
+                at=now,
+            )
 
 
 def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:

@@ -64,6 +64,13 @@ class ApprovalStatus:
         return approve if isinstance(approve, Quorum) else None
 
     @property
+    def eligible_voters(self) -> frozenset[str]:
+        """The principals who may vote; none without a rule or where it is automatic."""
+        if self.quorum is None:
+            return frozenset()
+        return eligible_voters(self.quorum, self.groups, self.people)
+
+    @property
     def is_open(self) -> bool:
         """Whether the event is in the document, Scheduled, and before NotBefore.
 
@@ -120,6 +127,16 @@ class ApprovalStatus:
         if self.quorum is None:
             return 0
         return len({self.person(vote.principal) for vote in self.counted_votes})
+
+    @property
+    def missing_voters(self) -> tuple[str, ...]:
+        """The eligible principals of the people who have not voted yet, sorted."""
+        people_who_voted = {self.person(vote.principal) for vote in self.counted_votes}
+        return tuple(
+            voter
+            for voter in sorted(self.eligible_voters)
+            if self.person(voter) not in people_who_voted
+        )
 
     @property
     def vote_summary(self) -> dict[str, Any]:
@@ -211,7 +228,7 @@ class ApprovalStatus:
         resources = self.occurrence.event.resources
         if self.quorum is None:
             return self._may_decide_for(vote.principal, resources)
-        if vote.principal not in eligible_voters(self.quorum, self.groups, self.people):
+        if vote.principal not in self.eligible_voters:
             return False
         if self.quorum.each_resource:
             return any(self._may_decide_for(vote.principal, (name,)) for name in resources)

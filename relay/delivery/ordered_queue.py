@@ -17,7 +17,7 @@ MAX_EVENTS_IN_MEMORY = 500
 """Entries that keep their event in memory. Later ones read it from the journal when it is sent."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _KeyQueue:
     """The entries of one ordering key.
 

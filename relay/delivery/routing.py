@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any
 from relay.sinks import SinkSettings
 
 
-def matching_sinks(event: CloudEvent, sinks: Iterable[SinkSettings]) -> Iterator[str]:
-    """Yield the names of the sinks that want an event."""
-    return (sink.name for sink in sinks if wants(sink, event))
+def matching_sinks(event: CloudEvent, sinks: Iterable[SinkSettings]) -> tuple[str, ...]:
+    """Return the names of the sinks that want an event."""
+    return tuple(sink.name for sink in sinks if wants(sink, event))
 
 
 def wants(sink: SinkSettings, event: CloudEvent) -> bool:

@@ -210,7 +210,7 @@ async def running_dispatcher(
         StoreSettings(path=folder / "relay.db"),
         IDENTITY,
         clock,
-        lambda event: tuple(matching_sinks(event, settings.values())),
+        lambda event: matching_sinks(event, settings.values()),
     ) as store:
 
         def say(name: str, sink: str | None, reason: str, count: int) -> None:
