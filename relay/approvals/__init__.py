@@ -1,7 +1,7 @@
 """Who may start an event: the rules, the votes, and the gate that sends the StartRequests.
 
-This module is the contract of the room: its section of the configuration, and the port by which the
-gate reaches IMDS.
+This module defines what other packages provide: the configuration of approvals, and the port by
+which the gate reaches IMDS.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class Gate:
         except StoreUnavailable:
             await self._clock.sleep(RETRY_DELAY)
         else:
-            if not is_sent:  # a transition will say why
+            if not is_sent:  # a transition will record why
                 await wait_for_event(self._grants_wake, self._clock, NOTICE_CHECK_INTERVAL)
 
     async def _claim_and_send(self, grants: Sequence[Grant]) -> bool:
