@@ -115,11 +115,9 @@ def _fail_grants(status: ApprovalStatus, in_flight: frozenset[int]) -> Iterator[
 def failure_reason(grant: Grant, status: ApprovalStatus) -> str | None:
     """Return why an open grant cannot be accepted any more, or None if it still can."""
     problem = _failure(grant, status)
-    if problem is None:
-        return None
-    if grant.state == "sent":
-        return f"{problem}; whether IMDS took the StartRequest is not known"
-    return problem
+    if problem is None or grant.state != "sent":
+        return problem
+    return f"{problem}; whether IMDS took the StartRequest is not known"
 
 
 def _failure(grant: Grant, status: ApprovalStatus) -> str | None:
