@@ -33,7 +33,6 @@ from relay.events.build import Origin, ReportRelayEvent, relay_event
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import (
     Instance,
-    derive_relay_name,
     derive_scope,
     discover,
     read_boot_id,
@@ -188,7 +187,7 @@ def _origin(config: Config, instance: Instance | None) -> Origin:
     scope, relay = config.scope, config.relay
     if instance is not None:
         scope = derive_scope(instance) if scope == "auto" else scope
-        relay = derive_relay_name(instance) if relay == "auto" else relay
+        relay = instance.name if relay == "auto" else relay
     return Origin(scope, relay)
 
 

@@ -17,7 +17,3 @@ class LogOnce:
         if self._last != (level, message, args):
             self._last = (level, message, args)
             self._logger.log(level, message, *args, stacklevel=2)
-
-    def reset(self) -> None:
-        """Forget the last message, so that the next one is logged in any case."""
-        self._last = None

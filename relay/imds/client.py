@@ -7,10 +7,8 @@ not repeat a call: the poller decides when to call again.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from types import SimpleNamespace, TracebackType
 from typing import Self
 
@@ -20,9 +18,10 @@ import orjson
 from relay import __version__
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
-from relay.events.timestamps import parse_timestamp
 from relay.imds import SourceSettings
 from relay.imds.rate_limit import MAX_RETRY_AFTER, CallBudget
+from relay.net.http_outcome import measure_clock_skew
+from relay.net.retry_after import parse_retry_after
 
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 """A larger response is refused."""
@@ -66,7 +65,7 @@ class ImdsClient:
         self._budget_changed = asyncio.Event()
         self._has_answered = False
         self._session: aiohttp.ClientSession | None = None
-        self.clock_offset: float | None = None
+        self.clock_skew: float | None = None
         """Seconds that the service's clock is certainly ahead of ours; None if it is not known."""
 
     async def __aenter__(self) -> Self:
@@ -149,8 +148,9 @@ class ImdsClient:
                     trace_request_ctx=call,
                 ) as response,
             ):
-                self.clock_offset = measure_clock_offset(
-                    response.headers.get("Date"), began, self._clock.now()
+                now = self._clock.now()
+                self.clock_skew = measure_clock_skew(
+                    response.headers.get("Date"), now, elapsed=(now - began).total_seconds()
                 )
                 if response.status != 200:
                     raise await self._failure(response)
@@ -203,41 +203,13 @@ class ImdsClient:
                 f"expected 200, got {status}: a redirect to {target}, which is never followed",
                 status=status,
             )
-        retry_after = parse_retry_after(response.headers.get("Retry-After"), self._clock.now())
+        retry_after = parse_retry_after(
+            response.headers.get("Retry-After"), self._clock.now(), maximum=MAX_RETRY_AFTER
+        )
         status_line = f"{status} {response.reason or ''}".rstrip()
         return SourceUnavailable(
             f"expected 200, got {status_line}", status=status, retry_after=retry_after
         )
-
-
-def measure_clock_offset(date: str | None, began: datetime, ended: datetime) -> float | None:
-    """Return the seconds that another clock is certainly ahead; negative if it is behind.
-
-    The other clock wrote the ``Date`` header between the two moments. The header has no fraction of
-    a second (RFC 9110, 6.6.1). Returns None if the header cannot be read.
-    """
-    moment = parse_timestamp(date)
-    if moment is None:
-        return None
-    least = (moment - ended).total_seconds()
-    most = (moment - began).total_seconds() + 1
-    return least if least > 0 else min(most, 0.0)
-
-
-def parse_retry_after(text: str | None, now: datetime) -> float | None:
-    """Return the seconds of a Retry-After header, between 0 and `MAX_RETRY_AFTER`.
-
-    The header holds a number or a date. Returns None if it cannot be read.
-    """
-    if text is None:
-        return None
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip(), re.ASCII):
-        seconds = float(text)
-    elif moment := parse_timestamp(text):
-        seconds = (moment - now).total_seconds()
-    else:
-        return None
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
 async def _send_once(

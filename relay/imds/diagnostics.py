@@ -16,9 +16,9 @@ from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, parse_instance
 from relay.imds.document import parse_document
 
-CLOCK_OFFSET_WARNING = 5.0
+CLOCK_SKEW_WARNING = 5.0
 """Seconds between the clocks that are worth a warning."""
-MAX_CLOCK_OFFSET = 60.0
+MAX_CLOCK_SKEW = 60.0
 """Seconds between the clocks from which receivers refuse good signatures and tokens."""
 MAX_ATTEMPTS = 3
 ATTEMPT_INTERVAL = 1.0
@@ -54,7 +54,7 @@ async def diagnose(
             findings.append(_instance_finding(subject, error, required=required))
         else:
             findings.append(ok(subject, f"this is VM {instance.name}, vmId {instance.vm_id}"))
-            findings += _check_clock(client.clock_offset)
+            findings += _check_clock(client.clock_skew)
         if poll:
             findings.append(await _check_events(client, progress))
         elif instance is not None:
@@ -89,19 +89,19 @@ def _instance_finding(subject: str, error: SourceError, *, required: bool) -> Fi
     )
 
 
-def _check_clock(offset: float | None) -> list[Finding]:
-    if offset is None:
+def _check_clock(skew: float | None) -> list[Finding]:
+    if skew is None:
         return []
-    seconds = abs(offset)
-    direction = "behind" if offset > 0 else "ahead of"
+    seconds = abs(skew)
+    direction = "behind" if skew > 0 else "ahead of"
     message = f"this machine's clock is {seconds:.0f} s {direction} the metadata service's"
     remedy = (
         "synchronize it (chrony, systemd-timesyncd): "
         "signatures, tokens and NotBefore are compared with it"
     )
-    if seconds > MAX_CLOCK_OFFSET:
+    if seconds > MAX_CLOCK_SKEW:
         return [failure("clock", message, remedy)]
-    if seconds > CLOCK_OFFSET_WARNING:
+    if seconds > CLOCK_SKEW_WARNING:
         return [warning("clock", message, remedy)]
     return [ok("clock", "it agrees with the metadata service's")]
 

@@ -21,6 +21,8 @@ from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
 from relay.imds.client import ImdsClient
 from relay.imds.rate_limit import retry_delay
+from relay.log_once import LogOnce
+from relay.validation import first_error
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 RETRY_INTERVAL = 1.0
@@ -89,10 +91,9 @@ def parse_instance(body: bytes) -> Instance:
     try:
         compute = _WireInstance.model_validate_json(body).compute
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "document"
+        path, problem = first_error(error)
         raise DocumentError(
-            f"expected instance metadata, {place}: {first['msg']}", status=200
+            f"expected instance metadata, {path or 'document'}: {problem}", status=200
         ) from error
     computer_name = compute.os_profile.computer_name if compute.os_profile else ""
     return Instance(
@@ -123,11 +124,6 @@ def derive_scope(instance: Instance) -> str:
     digest = hashlib.sha256(identity.lower().encode()).hexdigest()[:8]
     name = re.sub(r"[^a-z0-9-]", "-", (instance.scale_set or instance.name).lower())[:71]
     return f"{name}-{digest}"
-
-
-def derive_relay_name(instance: Instance) -> str:
-    """Return this relay's own name, which is that of the VM (``relay: auto``)."""
-    return instance.name
 
 
 def resource_names(instance: Instance, hostname: str) -> frozenset[str]:
@@ -186,7 +182,7 @@ async def discover(
     after `NOT_FOUND_TIMEOUT` seconds of nothing but 404. ``jitter`` returns a number from 0 to 1.
     """
     failures = 0
-    logged_reason: str | None = None
+    state_log = LogOnce(_log)
     not_found_since: float | None = None
     while True:
         try:
@@ -194,7 +190,7 @@ async def discover(
         except SourceError as error:
             failure = error
         else:
-            if logged_reason is not None:
+            if failures:
                 _log.info(
                     "instance metadata answers: this is VM %s, vmId %s",
                     instance.name,
@@ -216,8 +212,10 @@ async def discover(
                     seconds,
                 )
                 return None
-        if failure.reason != logged_reason:
-            logged_reason = failure.reason
-            _log.warning("waiting for instance metadata, which names this VM: %s", logged_reason)
+        state_log.log(
+            logging.WARNING,
+            "waiting for instance metadata, which names this VM: %s",
+            failure.reason,
+        )
         retry_after = failure.retry_after if isinstance(failure, SourceUnavailable) else None
         await clock.sleep(retry_delay(failures, retry_after, RETRY_INTERVAL, jitter()))

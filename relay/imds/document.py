@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from relay.errors import DocumentError
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339, parse_timestamp
+from relay.validation import first_error
 
 _SEVERITY = ("terminate", "preempt", "redeploy", "reboot", "freeze", "")
 
@@ -100,11 +101,9 @@ def parse_document(body: bytes) -> Document:
             status=200,
         ) from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "document"
-        expected = "expected a JSON object" if first["type"] == "model_type" else first["msg"]
+        path, problem = first_error(error)
         raise DocumentError(
-            f"expected a Scheduled Events document, {place}: {expected}", status=200
+            f"expected a Scheduled Events document, {path or 'document'}: {problem}", status=200
         ) from error
     events_by_key: dict[str, list[Event]] = {}
     for wire_event in document.Events:

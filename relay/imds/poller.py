@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from relay.clock import Clock
+from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.build import ReportRelayEvent
 from relay.imds import SourceSettings
@@ -20,6 +20,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.imds.rate_limit import retry_delay
 from relay.ingest.recorder import PollResult, Recorder
+from relay.log_once import LogOnce
 from relay.outbox.sqlite import Store
 
 FIRST_ANSWER_TIMEOUT = 150.0
@@ -71,8 +72,8 @@ class Poller:
         self._started_at = clock.monotonic()
         self._last_body: bytes | None = None  # the bytes that were recorded last
         self._last_read_monotonic: float | None = None
-        self._logged_reason: str | None = None
-        self._retry_after: float | None = None  # seconds, from the service
+        self._state_log = LogOnce(_log)
+        self._last_error: SourceError | None = None  # of the last poll, if it failed
         self._fresh_reads: list[asyncio.Future[None]] = []
         self._fresh_read_requested = asyncio.Event()
 
@@ -151,33 +152,24 @@ class Poller:
     async def _wait_for_next_poll(self, began: float) -> None:
         if self.failures:
             # Fresh reads wait too: the service asked for this pause, or needs it.
-            delay = retry_delay(
-                self.failures, self._retry_after, self._settings.interval, self._jitter()
-            )
+            error = self._last_error
+            retry_after = error.retry_after if isinstance(error, SourceUnavailable) else None
+            delay = retry_delay(self.failures, retry_after, self._settings.interval, self._jitter())
             await self._clock.sleep(delay)
             return
-        seconds = max(0.0, began + self._settings.interval - self._clock.monotonic())
-        async with asyncio.TaskGroup() as group:
-            waits: list[asyncio.Task[object]] = [
-                group.create_task(self._clock.sleep(seconds)),
-                group.create_task(self._fresh_read_requested.wait()),
-            ]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+        seconds = began + self._settings.interval - self._clock.monotonic()
+        await wait_for_event(self._fresh_read_requested, self._clock, seconds)
 
     def _on_failure(self, error: SourceError) -> None:
         self.failures += 1
-        self._retry_after = error.retry_after if isinstance(error, SourceUnavailable) else None
-        if error.reason != self._logged_reason:
-            self._logged_reason = error.reason
-            level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
-            _log.log(level, "the metadata service gave no usable answer: %s", error.reason)
+        self._last_error = error
+        level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
+        self._state_log.log(level, "the metadata service gave no usable answer: %s", error.reason)
 
     def _on_success(self) -> None:
         if self.failures:
-            _log.info("the metadata service answers again")
-        self.failures, self._retry_after, self._logged_reason = 0, None, None
+            self._state_log.log(logging.INFO, "the metadata service answers again")
+        self.failures, self._last_error = 0, None
         if self.lost:
             self.lost = False
             self._report("relay.source-recovered", None, "the metadata service answers again", 1)
@@ -197,6 +189,6 @@ class Poller:
 
     def _report_loss(self, seconds: float) -> None:
         self.lost = True
-        reason = self._logged_reason or "no answer came"
+        reason = self._last_error.reason if self._last_error is not None else "no answer came"
         _log.error("the metadata service is lost, no usable answer for %.0f s: %s", seconds, reason)
         self._report("relay.source-lost", None, f"no usable answer for {seconds:g} s: {reason}", 1)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from relay.net.backoff import exponential_backoff
+
 MAX_CALLS = 2
 """Calls in one window. Azure allows five a second for each VM, shared by all its programs.
 
@@ -62,6 +64,5 @@ def retry_delay(failures: int, retry_after: float | None, interval: float, jitte
     ``jitter`` (0 to 1) adds up to a quarter. ``retry_after`` (seconds, from the service) can only
     lengthen the pause, up to `MAX_RETRY_AFTER`.
     """
-    doublings = min(max(failures, 1) - 1, 16)
-    backoff = min(interval * 2.0**doublings, max(interval, MAX_BACKOFF))
+    backoff = exponential_backoff(failures, first=interval, maximum=max(interval, MAX_BACKOFF))
     return max(backoff, min(retry_after or 0.0, MAX_RETRY_AFTER)) + jitter * backoff / 4

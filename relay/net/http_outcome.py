@@ -25,7 +25,7 @@ def interpret_response(response: Response, now: datetime) -> Deferred | None:
     status = response.status
     if 200 <= status <= 299:
         return None
-    skew = clock_skew(response, now)
+    skew = measure_clock_skew(response.headers.get("Date"), now, elapsed=response.elapsed)
     failure: Failure = "slow"
     if status == 410:
         failure = "disabled"
@@ -47,17 +47,17 @@ def interpret_response(response: Response, now: datetime) -> Deferred | None:
     )
 
 
-def clock_skew(response: Response, now: datetime) -> float | None:
+def measure_clock_skew(date_header: str | None, now: datetime, *, elapsed: float) -> float | None:
     """Return how many seconds the server's clock is ahead of ours for certain; negative: behind.
 
-    Returns None without a readable ``Date``. The server wrote it at some moment of our wait, and
-    without the fraction of its second (RFC 9110, section 6.6.1).
+    Returns None without a readable ``Date``. The server wrote it at some moment of our wait, which
+    took ``elapsed`` seconds, and without the fraction of its second (RFC 9110, section 6.6.1).
     """
-    date = _parse_date(response.headers.get("Date"))
+    date = _parse_date(date_header)
     if date is None:
         return None
     ahead = (date - now).total_seconds()
-    behind = ahead + response.elapsed + 1
+    behind = ahead + elapsed + 1
     return ahead if ahead > 0 else min(behind, 0.0)
 
 

@@ -26,7 +26,7 @@ from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
 from relay.net.http import Request, Transport, basic_authorization, open_session, post
-from relay.net.http_outcome import clock_skew, interpret_response
+from relay.net.http_outcome import interpret_response, measure_clock_skew
 from relay.net.tls_settings import ClientTlsSettings
 from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings
@@ -299,7 +299,8 @@ class Webhook:
         failure = interpret_response(response, now)
         if failure is not None:
             raise failure
-        return Receipt(response.status, response.text, clock_skew(response, now))
+        skew = measure_clock_skew(response.headers.get("Date"), now, elapsed=response.elapsed)
+        return Receipt(status=response.status, response=response.text, skew=skew)
 
 
 @asynccontextmanager

@@ -20,7 +20,6 @@ from relay.imds import SourceSettings, discovery
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import (
     Instance,
-    derive_relay_name,
     derive_scope,
     discover,
     parse_instance,
@@ -92,7 +91,7 @@ def test_a_member_of_a_scale_set_is_told() -> None:
 )
 def test_only_the_vm_id_is_required(compute: dict[str, Any], name: str) -> None:
     instance = parse_instance(orjson.dumps({"compute": compute}))
-    assert (instance.vm_id, instance.name, derive_relay_name(instance)) == ("ID", name, name)
+    assert (instance.vm_id, instance.name) == ("ID", name)
 
 
 @pytest.mark.parametrize(

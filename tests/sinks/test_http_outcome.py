@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 
 from relay.errors import Deferred
 from relay.net.http import Response
-from relay.net.http_outcome import clock_skew, interpret_response
+from relay.net.http_outcome import interpret_response, measure_clock_skew
 from tests.builders import cloudevent
 from tests.sinks.http_receiver import Connection, listening
 from tests.sinks.webhook_sink import NOW, sink
@@ -152,23 +152,23 @@ def test_a_refusal_mentions_a_skewed_clock_that_may_have_spoiled_the_signature(
     assert "clock" not in failure_of(404, Date=later(400)).reason
 
 
-@pytest.mark.parametrize("status", [204, 401, 410, 503])
-def test_the_clock_skew_follows_from_the_date_of_any_response(status: int) -> None:
+def test_the_clock_skew_follows_from_the_date_of_a_response() -> None:
     """The duration of the request and the fraction of a second of a Date are not skew."""
 
     def skew(seconds: float, elapsed: float = 0.0) -> float | None:
-        return clock_skew(response(status, elapsed=elapsed, Date=later(seconds)), NOW)
+        return measure_clock_skew(later(seconds), NOW, elapsed=elapsed)
 
     assert skew(400) == pytest.approx(399.1)
     assert skew(-400) == pytest.approx(-399.9)
     assert (skew(0), skew(-14, elapsed=15.0), skew(-1, elapsed=1.0)) == (0.0, 0.0, 0.0)
     assert skew(-60, elapsed=15.0) == pytest.approx(-44.9)
-    assert clock_skew(response(status, Date="yesterday"), NOW) is None
-    assert clock_skew(response(status), NOW) is None
+    assert measure_clock_skew("yesterday", NOW, elapsed=0.0) is None
+    assert measure_clock_skew(None, NOW, elapsed=0.0) is None
 
 
-def test_a_failure_reports_the_clock_skew() -> None:
-    assert failure_of(503, Date=later(400)).skew == pytest.approx(399.1)
+@pytest.mark.parametrize("status", [401, 410, 503])
+def test_a_failure_reports_the_clock_skew(status: int) -> None:
+    assert failure_of(status, Date=later(400)).skew == pytest.approx(399.1)
 
 
 @pytest.mark.parametrize("spelling", [str, str.lower], ids=["as in the RFC", "lower case"])
