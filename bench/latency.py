@@ -77,7 +77,7 @@ async def _start_timed_imds(sim: Simulator, answered_at: dict[str, float]) -> _R
     """Serve the simulator's document, and note when an answer first held each event."""
 
     async def document(_: web.Request) -> web.StreamResponse:
-        body = orjson.dumps(sim.scope.document())
+        body = orjson.dumps(sim.document())
         response = web.Response(body=body, content_type="application/json")
         event_ids = [event.event_id for event in sim.events if event.is_live]
         now = time.perf_counter()

@@ -9,11 +9,11 @@ from __future__ import annotations
 from relay.simulator.azure import Call
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
-from relay.simulator.instance import VM
 from relay.simulator.playbook import Playbook, list_playbooks, load_playbook, perform
 from relay.simulator.run import play, run_simulator
-from relay.simulator.scope import InvalidTransition, Setup, UnknownEvent
+from relay.simulator.scope import InvalidTransition, UnknownEvent
 from relay.simulator.server import Simulator
+from relay.simulator.setup import VM, Setup
 
 __all__ = [
     "VM",

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from relay.clock import Clock, SystemClock
-from relay.simulator.event import Event, Plan
+from relay.simulator.event import Event
 from relay.simulator.faults import Fault, Faults
-from relay.simulator.scope import Scope, Setup, Transition
+from relay.simulator.scope import Scope, Transition
+from relay.simulator.setup import Setup
 
 _MAX_CALLS = 10_000
 
@@ -44,8 +44,8 @@ class Call:
     """The simulated fault."""
 
 
-class SimulatedAzure:
-    """Azure for one scope. Methods take an Event, EventId or name, and raise as `Scope` does."""
+class SimulatedAzure(Scope):
+    """A scope that runs by itself, fails when it is told to, and remembers the calls."""
 
     def __init__(
         self,
@@ -55,9 +55,12 @@ class SimulatedAzure:
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.setup = setup or Setup()
-        self.clock: Clock = clock or SystemClock()
-        self.scope = Scope(self.setup, new_id=new_id, on_transition=self._report_transition)
+        super().__init__(
+            setup or Setup(),
+            clock=clock or SystemClock(),
+            new_id=new_id,
+            on_transition=self._report_transition,
+        )
         self.faults = Faults()
         self.calls: deque[Call] = deque(maxlen=_MAX_CALLS)
         self._report = report
@@ -65,51 +68,9 @@ class SimulatedAzure:
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
 
-    def schedule(self, plan: Plan) -> Event:
-        """Schedule an event."""
-        return self._notify_about(self.scope.schedule(plan, self.clock.now()))
-
-    def start(self, event: Event | str) -> Event:
-        """Start a Scheduled event at once."""
-        return self._notify_about(self.scope.start(_reference(event), self.clock.now()))
-
-    def end(self, event: Event | str) -> Event:
-        """End a Started event at once."""
-        return self._notify_about(self.scope.end(_reference(event), self.clock.now()))
-
-    def cancel(self, event: Event | str) -> Event:
-        """Withdraw a Scheduled event."""
-        return self._notify_about(self.scope.cancel(_reference(event), self.clock.now()))
-
-    def update(
-        self,
-        event: Event | str,
-        *,
-        notice: float | None = None,
-        resources: Sequence[str] | None = None,
-        description: str | None = None,
-        duration: int | None = None,
-        fields: Mapping[str, Any] | None = None,
-    ) -> Event:
-        """Change a live event; None changes nothing. ``notice`` is in seconds from now."""
-        event = self.scope.update(
-            _reference(event),
-            self.clock.now(),
-            notice=notice,
-            resources=resources,
-            description=description,
-            duration=duration,
-            fields=fields,
-        )
-        return self._notify_about(event)
-
-    def approve(self, event: Event | str, vm: str) -> Event:
-        """Approve as another VM or an operator would."""
-        return self._notify_about(self.scope.approve_event(_reference(event), vm, self.clock.now()))
-
     def fault(self, fault: Fault) -> None:
         """Let calls fail from now on."""
-        self.faults.add(fault, self.clock.now(), self.scope.span)
+        self.faults.add(fault, self.clock.now(), self.span)
         self.report(f"fault {fault.label} waits for {fault.on} calls")
 
     def clear_faults(self) -> None:
@@ -117,34 +78,9 @@ class SimulatedAzure:
         self.faults.clear()
         self.report("no more faults")
 
-    def skip_incarnations(self, count: int) -> None:
-        """Let the next change of DocumentIncarnation skip so many numbers."""
-        self.scope.skip_incarnations(count, self.clock.now())
-
-    def reset_incarnation(self, incarnation: int = 1) -> None:
-        """Set DocumentIncarnation."""
-        self.scope.reset_incarnation(incarnation, self.clock.now())
-        self.notify()
-
-    def disable(self) -> None:
-        """Switch the service off, as Azure does after a day without a call."""
-        self.scope.disable(self.clock.now())
-        self.notify()
-
     def report(self, text: str) -> None:
         """Report a line with the time."""
         self._report(f"{self.clock.now():%H:%M:%S} {text}")
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events in the document now."""
-        self.tick()
-        return self.scope.events
-
-    def event(self, event: Event | str) -> Event:
-        """Return the current state of an event, also of one that is gone."""
-        self.tick()
-        return self.scope.find_event(_reference(event))
 
     @property
     def start_requests(self) -> tuple[Call, ...]:
@@ -169,10 +105,6 @@ class SimulatedAzure:
             while not condition():
                 await self._changed.wait()
 
-    def tick(self) -> None:
-        """Let everything happen that is due. Only tests with a manual clock need to call this."""
-        self.scope.tick(self.clock.now())
-
     def notify(self) -> None:
         """Wake those who wait, and set the timer for what is due next."""
         self._changed.set()
@@ -180,7 +112,7 @@ class SimulatedAzure:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._running and (due := self.scope.next_due()) is not None:
+        if self._running and (due := self.next_due()) is not None:
             seconds = (due - self.clock.now()).total_seconds()
             self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.001), self._on_timer)
 
@@ -198,31 +130,24 @@ class SimulatedAzure:
         self.tick()
         self.notify()
 
-    def _notify_about(self, event: Event) -> Event:
-        self.notify()
-        return event
-
     def _report_transition(self, transition: Transition) -> None:
         self._report(f"{transition.at:%H:%M:%S} {_describe(transition)}")
+        self.notify()
 
     async def _wait(
         self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
     ) -> Event:
-        reference = _reference(event)
         try:
-            await self.until(lambda: condition(self.event(reference)), within=within)
+            await self.until(lambda: condition(self.event(event)), within=within)
         except TimeoutError as error:
-            state_now = self.event(reference)
+            reference = event if isinstance(event, str) else event.event_id
+            state_now = self.event(event)
             approved_by = ", ".join(state_now.approved_by) or "nobody"
             raise TimeoutError(
                 f"expected {reference} to be {state} within {within:g} s, "
                 f"it is {state_now.status}, approved by {approved_by}"
             ) from error
-        return self.event(reference)
-
-
-def _reference(event: Event | str) -> str:
-    return event if isinstance(event, str) else event.event_id
+        return self.event(event)
 
 
 def _describe(transition: Transition) -> str:

@@ -37,7 +37,7 @@ class ControlApi:
             {
                 "now": azure.clock.now(),
                 "scale": azure.setup.scale,
-                "incarnation": azure.scope.incarnation,
+                "incarnation": azure.incarnation,
                 "vms": [vm.name for vm in azure.setup.vms],
                 "events": azure.events,
                 "faults": azure.faults.active,

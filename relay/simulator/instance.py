@@ -1,12 +1,11 @@
-"""The VMs of the simulated scope, and the instance metadata of each."""
+"""The instance metadata of a simulated VM."""
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
+
+from relay.simulator.setup import VM
 
 INSTANCE_VERSIONS = tuple(
     """
@@ -24,42 +23,6 @@ Source: Microsoft, "Azure Instance Metadata Service".
 
 _UUID_NAMESPACE = uuid.UUID("a2b7c4d0-1690-4254-9169-254169254000")
 _BASE36_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-
-
-@dataclass(frozen=True, slots=True)
-class VM:
-    """One VM of the scope. Defaults follow from ``name``: a test always gets the same VM."""
-
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
-
-    name: str
-    """Its name in ``Resources``: the VM's name, or ``set_18`` in a uniform scale set."""
-    scale_set: str | None = None
-    """None: the part of the name before ``_18``; "": the VM has no scale set."""
-    computer_name: str | None = None
-    """None: Azure's host name, which has the number in base 36: ``set00000i``."""
-    vm_id: str | None = None
-    placement_group: str | None = None
-    resource_group: str = "simulated"
-    subscription: str = "00000000-0000-4000-8000-000000000000"
-    location: str = "norwaywest"
-    zone: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def uniform_member(self) -> tuple[str, int] | None:
-        """Scale set and number in a uniform scale set; None for another VM."""
-        match = re.fullmatch(r"(.+)_(\d+)", self.name)
-        if match is None or self.scale_set not in (None, match[1]):
-            return None
-        return match[1], int(match[2])
-
-    @property
-    def set_name(self) -> str:
-        """The name of the scale set; empty without one."""
-        if self.scale_set is not None:
-            return self.scale_set
-        return self.uniform_member[0] if self.uniform_member else ""
 
 
 def compute(vm: VM) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from relay.settings import Duration, Section
 from relay.simulator.azure import SimulatedAzure
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
-from relay.simulator.scope import Setup
+from relay.simulator.setup import Setup
 
 
 class EventUpdate(Section):

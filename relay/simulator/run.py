@@ -10,8 +10,9 @@ from pathlib import Path
 
 from relay.simulator.azure import SimulatedAzure
 from relay.simulator.playbook import Condition, Playbook, Step, load_playbook, perform
-from relay.simulator.scope import InvalidTransition, Setup
+from relay.simulator.scope import InvalidTransition
 from relay.simulator.server import Simulator
+from relay.simulator.setup import Setup
 
 DEFAULT_PORT = 8169
 
@@ -73,12 +74,12 @@ async def run_simulator(
 
 async def _wait_for_time(azure: SimulatedAzure, step: Step, started_at: datetime) -> None:
     if step.at is not None:
-        due = started_at + azure.scope.span(step.at)
+        due = started_at + azure.span(step.at)
         await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))
         return
     if step.when is not None:
         await azure.until(_has_reached(azure, step.when))
-    await azure.clock.sleep(azure.scope.span(step.after or 0.0).total_seconds())
+    await azure.clock.sleep(azure.span(step.after or 0.0).total_seconds())
 
 
 def _has_reached(azure: SimulatedAzure, condition: Condition) -> Callable[[], bool]:

@@ -1,7 +1,4 @@
-"""The state machine of a scope: VMs that share one document, its events, and their approvals.
-
-It has no clock and no network: the caller passes the time.
-"""
+"""The state machine of a scope: VMs that share one document, its events, and their approvals."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
+from relay.clock import Clock
 from relay.errors import RelayError
-from relay.settings import Duration
 from relay.simulator.event import (
     DEFAULT_NOTICE,
     NEWEST_API_VERSION,
@@ -21,7 +18,7 @@ from relay.simulator.event import (
     Status,
     event_fields,
 )
-from relay.simulator.instance import VM
+from relay.simulator.setup import Setup
 
 _MAX_PAST_EVENTS = 1000
 """How many events that are gone can still be found."""
@@ -47,45 +44,6 @@ class InvalidTransition(RelayError):
     """The event's state does not allow the action."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The VMs and the behavior of the simulated Azure.
-
-    Durations are seconds, in YAML text such as ``2m``. They pass ``scale`` times faster. Raises
-    ValueError without VMs, for two VMs of one name, and for numbers out of range.
-    """
-
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
-
-    vms: tuple[VM, ...] = (VM("vm-0"),)
-    scale: float = 1.0
-    """How many times faster than Azure all waits and notices pass."""
-    incarnation: int = 1
-    """The first DocumentIncarnation."""
-    broadcast: bool = True
-    """False: a VM sees only events that name it, as GPU VMs of a set with one fault domain do."""
-    first_call: Duration = 0.0
-    """How long the first call waits for its answer; Azure takes up to two minutes."""
-    events_after: Duration = 0.0
-    """From the first call until events are shown; Azure takes up to five minutes."""
-    disabled_after: Duration = 86400.0
-    """After so long without a call, the service is off and the next call is a first call."""
-    rate_limit: int | None = 5
-    """Calls that a VM may make within a second; None: no limit."""
-    instance_metadata: bool = True
-    """False: instance metadata is answered 404."""
-
-    def __post_init__(self) -> None:
-        names = [vm.name for vm in self.vms]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"expected at least one VM and no name twice, got {names}")
-        if self.scale <= 0 or (self.rate_limit is not None and self.rate_limit < 1):
-            raise ValueError(
-                "expected scale above 0 and rate_limit of 1 or more, "
-                f"got {self.scale:g} and {self.rate_limit}"
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Transition:
     """One thing that happened to an event or to the service."""
@@ -97,16 +55,22 @@ class Transition:
 
 
 class Scope:
-    """The state machine. Each method with a ``now`` first lets everything happen that was due."""
+    """The state machine. What was due happens before a method reads or changes anything.
+
+    Methods take an Event, its EventId in any case, or its name. They raise UnknownEvent, or
+    InvalidTransition if the state of the event does not allow the action.
+    """
 
     def __init__(
         self,
         setup: Setup,
         *,
+        clock: Clock,
         new_id: Callable[[], str],
-        on_transition: Callable[[Transition], None] = lambda _: None,
+        on_transition: Callable[[Transition], None],
     ) -> None:
         self.setup = setup
+        self.clock = clock
         self.incarnation = setup.incarnation
         self._new_id = new_id
         self._on_transition = on_transition
@@ -120,27 +84,31 @@ class Scope:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events in the document, oldest first."""
+        """The events in the document now, oldest first."""
+        self.tick()
         return tuple(self._live_events.values())
 
     def span(self, seconds: float) -> timedelta:
         """Return the scaled duration of a number of Azure's seconds."""
         return timedelta(seconds=seconds / self.setup.scale)
 
-    def find_event(self, reference: str) -> Event:
-        """Return the event with this EventId, in any case, or this name. Raises UnknownEvent.
+    def event(self, event: Event | str) -> Event:
+        """Return the current state of an event, also of one that is gone.
 
-        A live event comes first, then the newest one.
+        Of several events with one name, a live event comes first, then the newest one.
         """
-        for event in (*reversed(self._live_events.values()), *reversed(self._past_events)):
-            if event.event_id.casefold() == reference.casefold() or event.plan.name == reference:
-                return event
+        self.tick()
+        reference = event if isinstance(event, str) else event.event_id
+        for known in (*reversed(self._live_events.values()), *reversed(self._past_events)):
+            if known.event_id.casefold() == reference.casefold() or known.plan.name == reference:
+                return known
         raise UnknownEvent(f"expected the EventId or name of an event, got {reference!r}")
 
     def document(
         self, api_version: str = NEWEST_API_VERSION, vm: str | None = None
     ) -> dict[str, Any]:
         """Return the document for a VM. None: for a VM that every event names."""
+        self.tick()
         entries = (
             event_fields(event, api_version)
             for event in self._live_events.values()
@@ -162,14 +130,14 @@ class Scope:
             times.append(self._shows_events_at)
         return min(times, default=None)
 
-    def tick(self, now: datetime) -> None:
-        """Let everything happen that was due until ``now``, in order and each at its own time."""
+    def tick(self) -> datetime:
+        """Let everything happen that is due, in order and each at its own time. Return the time.
+
+        Only tests with a manual clock need to call this.
+        """
+        now = self.clock.now()
         while (at := self.next_due()) is not None and at <= now:
-            if (
-                self._hides_events
-                and self._shows_events_at is not None
-                and self._shows_events_at <= at
-            ):
+            if self._hides_events and self._shows_events_at == at:
                 self._hides_events = False
                 self._change_document(changed=bool(self._live_events))
                 self._on_transition(Transition(at, "shown", detail="events are shown from now on"))
@@ -181,25 +149,26 @@ class Scope:
                 self._start(event, at)
             else:
                 self._remove(event, "Completed", at)
+        return now
 
-    def call(self, now: datetime) -> timedelta:
-        """Register a call, which switches the service on. Return how long the answer must wait."""
-        self.tick(now)
+    def register_call(self) -> timedelta:
+        """Switch the service on, as each call does. Return how long the answer must wait."""
+        now = self.tick()
         disabled_after = self.span(self.setup.disabled_after)
         if self._last_call_at is not None and now - self._last_call_at > disabled_after:
-            self.disable(now)
+            self.disable()
         self._last_call_at = now
         if self._answers_at is None:
             self._answers_at = now + self.span(self.setup.first_call)
             self._shows_events_at = now + self.span(self.setup.events_after)
         return max(self._answers_at - now, timedelta(0))
 
-    def disable(self, now: datetime) -> None:
+    def disable(self) -> None:
         """Switch the service off, as Azure does after a day without a call.
 
         DocumentIncarnation starts again.
         """
-        self.tick(now)
+        now = self.tick()
         self._answers_at = self._shows_events_at = None
         self._hides_events = self.setup.events_after > 0
         self.incarnation = 1
@@ -207,44 +176,36 @@ class Scope:
             Transition(now, "disabled", detail="the service is off until the next call")
         )
 
-    def schedule(self, plan: Plan, now: datetime) -> Event:
+    def schedule(self, plan: Plan) -> Event:
         """Add an event. Raises InvalidTransition if the document holds its EventId."""
-        self.tick(now)
+        now = self.tick()
         event_id = plan.id if plan.id is not None else self._new_id().upper()
         if any(event_id.casefold() == known.casefold() for known in self._live_events):
             raise InvalidTransition(f"expected a new EventId, {event_id} is in the document")
         if plan.resources is None:
             plan = replace(plan, resources=(self.setup.vms[0].name,))
+        notice = plan.notice if plan.notice is not None else DEFAULT_NOTICE[plan.type]
+        not_before = now if plan.started else now + self.span(notice)
+        event = Event(
+            event_id=event_id,
+            plan=plan,
+            status="Scheduled",
+            not_before=not_before,
+            starts=not_before + self.span(plan.starts_after),
+            ends=None,
+        )
         if plan.started:
-            event = Event(
-                event_id=event_id,
-                plan=plan,
-                status="Started",
-                not_before=now,
-                starts=None,
-                ends=self._end_of(plan, now),
-            )
-            self._put(event, now, "started")
+            self._start(event, now)
         else:
-            notice = plan.notice if plan.notice is not None else DEFAULT_NOTICE[plan.type]
-            not_before = now + self.span(notice)
-            event = Event(
-                event_id=event_id,
-                plan=plan,
-                status="Scheduled",
-                not_before=not_before,
-                starts=not_before + self.span(plan.starts_after),
-                ends=None,
-            )
             self._put(event, now, "scheduled")
-        return self._ticked(event, now)
+        return self.event(event)
 
-    def approve(self, event_ids: Iterable[str], vm: str, now: datetime) -> None:
-        """Accept a StartRequest of a VM.
+    def accept_start_request(self, event_ids: Iterable[str], vm: str) -> None:
+        """Approve events by their EventIds, as a VM.
 
         Raises UnknownEvent and approves nothing if one EventId is not that of a live event.
         """
-        self.tick(now)
+        now = self.tick()
         live_events = {event.event_id.casefold(): event for event in self._live_events.values()}
         ids_by_key = {event_id.casefold(): event_id for event_id in event_ids}
         for key, event_id in ids_by_key.items():
@@ -254,7 +215,7 @@ class Scope:
                 )
         for key in ids_by_key:
             self._approve(live_events[key], vm, now)
-        self.tick(now)
+        self.tick()
 
     def _approve(self, event: Event, vm: str, now: datetime) -> None:
         if event.status != "Scheduled" or vm in event.approved_by:
@@ -267,29 +228,28 @@ class Scope:
         event = replace(event, approved_by=approved_by, approved=approved, starts=starts)
         self._put(event, now, "approved", f"by {vm}")
 
-    def approve_event(self, reference: str, vm: str, now: datetime) -> Event:
-        """Approve an event as a VM. Raises UnknownEvent, or InvalidTransition if it is gone."""
-        event = self._expect(reference, None, now)
-        self.approve([event.event_id], vm, now)
-        return self.find_event(event.event_id)
+    def approve(self, event: Event | str, vm: str) -> Event:
+        """Approve a live event as a VM or an operator."""
+        event = self._expect(event, None)
+        self.accept_start_request([event.event_id], vm)
+        return self.event(event)
 
-    def start(self, reference: str, now: datetime) -> Event:
-        """Start a Scheduled event at once. Raises UnknownEvent, InvalidTransition."""
-        event = self._start(self._expect(reference, "Scheduled", now), now)
-        return self._ticked(event, now)
+    def start(self, event: Event | str) -> Event:
+        """Start a Scheduled event at once."""
+        event = self._expect(event, "Scheduled")
+        return self.event(self._start(event, self.clock.now()))
 
-    def end(self, reference: str, now: datetime) -> Event:
-        """End a Started event at once. Raises UnknownEvent, InvalidTransition."""
-        return self._remove(self._expect(reference, "Started", now), "Completed", now)
+    def end(self, event: Event | str) -> Event:
+        """End a Started event at once."""
+        return self._remove(self._expect(event, "Started"), "Completed", self.clock.now())
 
-    def cancel(self, reference: str, now: datetime) -> Event:
-        """Remove a Scheduled event without starting it. Raises UnknownEvent, InvalidTransition."""
-        return self._remove(self._expect(reference, "Scheduled", now), "Canceled", now)
+    def cancel(self, event: Event | str) -> Event:
+        """Remove a Scheduled event without starting it."""
+        return self._remove(self._expect(event, "Scheduled"), "Canceled", self.clock.now())
 
     def update(
         self,
-        reference: str,
-        now: datetime,
+        event: Event | str,
         *,
         notice: float | None = None,
         resources: Sequence[str] | None = None,
@@ -297,11 +257,9 @@ class Scope:
         duration: int | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Event:
-        """Change a live event; None changes nothing. Raises UnknownEvent, InvalidTransition.
-
-        A new notice counts from now.
-        """
-        event = self._expect(reference, None, now)
+        """Change a live event; None changes nothing. ``notice`` is in seconds from now."""
+        event = self._expect(event, None)
+        now = self.clock.now()
         changes = {
             "resources": tuple(resources) if resources is not None else None,
             "description": description,
@@ -314,7 +272,7 @@ class Scope:
         if notice is not None:
             event = self._reschedule(event, notice, now)
         self._put(event, now, "updated")
-        return self._ticked(event, now)
+        return self.event(event)
 
     def _reschedule(self, event: Event, notice: float, now: datetime) -> Event:
         if event.status != "Scheduled":
@@ -328,14 +286,14 @@ class Scope:
             return replace(event, not_before=not_before)  # it starts early, as approved
         return replace(event, not_before=not_before, starts=starts)
 
-    def skip_incarnations(self, count: int, now: datetime) -> None:
+    def skip_incarnations(self, count: int) -> None:
         """Let the next change of DocumentIncarnation skip so many numbers."""
-        self.tick(now)
+        self.tick()
         self._skipped_incarnations += count
 
-    def reset_incarnation(self, incarnation: int, now: datetime) -> None:
+    def reset_incarnation(self, incarnation: int = 1) -> None:
         """Set DocumentIncarnation, which may make it lower."""
-        self.tick(now)
+        now = self.tick()
         self.incarnation = incarnation
         self._on_transition(
             Transition(now, "reset", detail=f"DocumentIncarnation is {incarnation}")
@@ -350,9 +308,8 @@ class Scope:
         needed = {vm.name for vm in self.setup.vms} & set(event.resources)
         return event.plan.approvals == "all" and not needed <= set(approved_by)
 
-    def _expect(self, reference: str, status: Status | None, now: datetime) -> Event:
-        self.tick(now)
-        event = self.find_event(reference)
+    def _expect(self, event: Event | str, status: Status | None) -> Event:
+        event = self.event(event)
         if not event.is_live or status not in (None, event.status):
             raise InvalidTransition(
                 f"expected {event.event_id} to be {status or 'in the document'}, "
@@ -360,16 +317,10 @@ class Scope:
             )
         return event
 
-    def _end_of(self, plan: Plan, started: datetime) -> datetime | None:
-        return started + self.span(plan.lasts) if plan.lasts is not None else None
-
-    def _ticked(self, event: Event, now: datetime) -> Event:
-        """Return the event after everything that is due at this very time has happened too."""
-        self.tick(now)
-        return self.find_event(event.event_id)
-
     def _start(self, event: Event, at: datetime) -> Event:
-        event = replace(event, status="Started", starts=None, ends=self._end_of(event.plan, at))
+        lasts = event.plan.lasts
+        ends = at + self.span(lasts) if lasts is not None else None
+        event = replace(event, status="Started", starts=None, ends=ends)
         self._put(event, at, "started")
         return event
 

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Final, Self
@@ -32,8 +33,9 @@ from relay.simulator.faults import (
     distort_body,
     send_slowly,
 )
-from relay.simulator.instance import INSTANCE_VERSIONS, VM, compute, instance
-from relay.simulator.scope import Setup, UnknownEvent
+from relay.simulator.instance import INSTANCE_VERSIONS, compute, instance
+from relay.simulator.scope import UnknownEvent
+from relay.simulator.setup import VM, Setup
 
 _MAX_BODY_BYTES: Final = 64 * 1024
 _EVENTS_PATH: Final = "/metadata/scheduledevents"
@@ -113,20 +115,14 @@ class Simulator(SimulatedAzure):
         await self._listeners.aclose()
 
     def _app(self, vm: VM) -> web.Application:
-        async def get_document(request: web.Request) -> web.StreamResponse:
-            return await self._answer(request, vm, "document")
-
-        async def approve(request: web.Request) -> web.StreamResponse:
-            return await self._answer(request, vm, "approval")
-
-        async def get_instance(request: web.Request) -> web.StreamResponse:
-            return await self._answer(request, vm, "instance")
-
+        get_document = partial(self._answer, vm=vm, target="document")
+        post_start_request = partial(self._answer, vm=vm, target="approval")
+        get_instance = partial(self._answer, vm=vm, target="instance")
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.get(_EVENTS_PATH, get_document, allow_head=False),
-                web.post(_EVENTS_PATH, approve),
+                web.post(_EVENTS_PATH, post_start_request),
                 web.get("/metadata/instance", get_instance, allow_head=False),
                 web.get("/metadata/instance/compute", get_instance, allow_head=False),
                 *ControlApi(self).routes(),
@@ -160,7 +156,7 @@ class Simulator(SimulatedAzure):
         self.notify()
         if fault is None or status != 200:
             return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
-        pause = self.scope.span(fault.time).total_seconds()
+        pause = self.span(fault.time).total_seconds()
         if fault.kind == "drip":
             return await send_slowly(request, body, pause=pause, clock=self.clock)
         if fault.kind == "delay":
@@ -174,7 +170,7 @@ class Simulator(SimulatedAzure):
         if fault.processed:
             await self._right_answer(request, call, vm, target)
         self.notify()
-        response = await answer_instead(request, fault, span=self.scope.span)
+        response = await answer_instead(request, fault, span=self.span)
         call.status = None if fault.kind == "reset" else response.status
         return response
 
@@ -227,23 +223,22 @@ class Simulator(SimulatedAzure):
             text = "Bad request. api-version is invalid or was not specified in the request"
             return 400, _error(text, **{"newest-versions": known_versions[:-4:-1]})
         if target == "instance":
-            return self._instance(vm, whole=request.path.endswith("/instance"))
-        await self.clock.sleep(self.scope.call(self.clock.now()).total_seconds())
+            return self._answer_instance(vm, whole=request.path.endswith("/instance"))
+        await self.clock.sleep(self.register_call().total_seconds())
         if target == "approval":
-            return self._approve(call, vm)
-        self.tick()
-        return 200, orjson.dumps(self.scope.document(version, vm.name))
+            return self._answer_start_request(call, vm)
+        return 200, orjson.dumps(self.document(version, vm.name))
 
-    def _instance(self, vm: VM, *, whole: bool) -> _StatusAndBody:
+    def _answer_instance(self, vm: VM, *, whole: bool) -> _StatusAndBody:
         if not self.setup.instance_metadata:
             return 404, _error("Not found")
         return 200, orjson.dumps(instance(vm) if whole else compute(vm))
 
-    def _approve(self, call: Call, vm: VM) -> _StatusAndBody:
+    def _answer_start_request(self, call: Call, vm: VM) -> _StatusAndBody:
         if not call.event_ids:
             return 400, _error('Bad request. The body is not {"StartRequests": [{"EventId": "…"}]}')
         try:
-            self.scope.approve(call.event_ids, vm.name, self.clock.now())
+            self.accept_start_request(call.event_ids, vm.name)
         except UnknownEvent:
             return 400, _error("Bad request. An EventId is not that of an event in the document")
         return 200, b""

@@ -70,7 +70,7 @@ async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
         playing = asyncio.create_task(play(sim, playbook))
         async with asyncio.timeout(60):
             while not playing.done():
-                due = sim.scope.next_due()
+                due = sim.next_due()
                 seconds = 60.0 if due is None else (due - clock.now()).total_seconds()
                 await clock.forward(min(max(seconds, 0.0), 60.0), settle)
         await playing

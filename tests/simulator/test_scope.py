@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.simulator.event import API_VERSIONS, Plan
-from relay.simulator.instance import VM
-from relay.simulator.scope import InvalidTransition, Scope, Setup, Transition, UnknownEvent
+from relay.simulator.scope import InvalidTransition, Scope, Transition, UnknownEvent
+from relay.simulator.setup import VM, Setup
+from tests.approvals.manual_clock import ManualClock
 
 T0 = datetime(2022, 4, 11, 22, 11, 58, tzinfo=UTC)
 VMS = (VM("vm-0"), VM("vm-1"))
@@ -24,16 +25,31 @@ def later(seconds: float) -> datetime:
     return T0 + timedelta(seconds=seconds)
 
 
-def scope(on_transition: Callable[[Transition], None] = lambda _: None, **setup: Any) -> Scope:
-    numbers = itertools.count(1)
-    return Scope(
-        Setup(**{"vms": VMS} | setup),
-        new_id=lambda: f"event-{next(numbers)}",
-        on_transition=on_transition,
-    )
+class TimedScope(Scope):
+    """A scope whose time a test sets. It is `T0` at first."""
+
+    def __init__(
+        self, setup: Setup, on_transition: Callable[[Transition], None] = lambda _: None
+    ) -> None:
+        numbers = itertools.count(1)
+        self.manual_clock = ManualClock(T0)
+        super().__init__(
+            setup,
+            clock=self.manual_clock,
+            new_id=lambda: f"event-{next(numbers)}",
+            on_transition=on_transition,
+        )
+
+    def at(self, moment: datetime) -> Self:
+        self.manual_clock.set_wall_clock(moment)
+        return self
 
 
-def statuses(machine: Scope) -> dict[str, str]:
+def scope(on_transition: Callable[[Transition], None] = lambda _: None, **setup: Any) -> TimedScope:
+    return TimedScope(Setup(**{"vms": VMS} | setup), on_transition)
+
+
+def statuses(machine: TimedScope) -> dict[str, str]:
     return {event["EventId"]: event["EventStatus"] for event in machine.document()["Events"]}
 
 
@@ -59,16 +75,16 @@ def test_the_example_of_the_pages_comes_out_document_for_document() -> None:
     plan = Plan(
         type="Freeze", id=event_id, resources=("WestNO_0", "WestNO_1"), duration=5, starts_after=0.0
     )
-    machine.schedule(plan, T0)
+    machine.schedule(plan)
     document = machine.document()
     assert document == {"DocumentIncarnation": 2, "Events": [example]}
     assert list(document["Events"][0]) == list(example)
-    machine.tick(later(900))
+    machine.at(later(900)).tick()
     assert machine.document() == {
         "DocumentIncarnation": 3,
         "Events": [example | {"EventStatus": "Started", "NotBefore": ""}],
     }
-    machine.tick(later(900 + 600))
+    machine.at(later(900 + 600)).tick()
     assert machine.document() == {"DocumentIncarnation": 4, "Events": []}
 
 
@@ -77,113 +93,113 @@ def test_the_example_of_the_pages_comes_out_document_for_document() -> None:
     [("Freeze", 900), ("Reboot", 900), ("Redeploy", 600), ("Preempt", 30), ("Terminate", 300)],
 )
 def test_the_usual_notice_is_that_of_the_pages(kind: Any, notice: float) -> None:
-    assert scope().schedule(Plan(type=kind), T0).not_before == later(notice)
+    assert scope().schedule(Plan(type=kind)).not_before == later(notice)
 
 
 def test_new_event_ids_are_upper_case_and_given_ones_stay_as_they_are() -> None:
     machine = scope()
-    assert machine.schedule(Plan(), T0).event_id == "EVENT-1"
-    assert machine.schedule(Plan(id="f020ba2e"), T0).event_id == "f020ba2e"
+    assert machine.schedule(Plan()).event_id == "EVENT-1"
+    assert machine.schedule(Plan(id="f020ba2e")).event_id == "f020ba2e"
 
 
 def test_an_event_id_cannot_be_in_the_document_twice() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A"), T0)
+    machine.schedule(Plan(id="A"))
     with pytest.raises(InvalidTransition, match="expected a new EventId"):
-        machine.schedule(Plan(id="a"), T0)
+        machine.schedule(Plan(id="a"))
 
 
 def test_an_approval_by_any_vm_brings_the_start_forward_for_all_resources() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", resources=BOTH, starts_after=2.0), T0)
-    machine.approve(["a"], "vm-1", later(10))
+    machine.schedule(Plan(id="A", resources=BOTH, starts_after=2.0))
+    machine.at(later(10)).accept_start_request(["a"], "vm-1")
     assert statuses(machine) == {"A": "Scheduled"}
-    machine.tick(later(11.9))
+    machine.at(later(11.9)).tick()
     assert statuses(machine) == {"A": "Scheduled"}
-    machine.tick(later(12))
+    machine.at(later(12)).tick()
     assert statuses(machine) == {"A": "Started"}
 
 
 def test_an_approval_does_not_change_the_document_until_the_event_starts() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A"), T0)
+    machine.schedule(Plan(id="A"))
     before = machine.document()
-    machine.approve(["A"], "vm-0", later(1))
+    machine.at(later(1)).accept_start_request(["A"], "vm-0")
     assert machine.document() == before
 
 
 def test_where_all_must_approve_one_is_not_enough() -> None:
     machine = scope()
     machine.schedule(
-        Plan(id="A", resources=(*BOTH, "a-stranger"), approvals="all", starts_after=0.0), T0
+        Plan(id="A", resources=(*BOTH, "a-stranger"), approvals="all", starts_after=0.0)
     )
-    machine.approve(["A"], "vm-0", later(1))
-    machine.approve(["A"], "vm-0", later(2))
+    machine.at(later(1)).accept_start_request(["A"], "vm-0")
+    machine.at(later(2)).accept_start_request(["A"], "vm-0")
     assert statuses(machine) == {"A": "Scheduled"}
-    machine.approve(["A"], "vm-1", later(3))
+    machine.at(later(3)).accept_start_request(["A"], "vm-1")
     assert statuses(machine) == {"A": "Started"}
-    assert machine.find_event("A").approved_by == BOTH
+    assert machine.event("A").approved_by == BOTH
 
 
 def test_an_ignored_approval_leaves_the_start_at_not_before() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", notice=60.0, approvals="ignored", starts_after=0.0), T0)
-    machine.approve(["A"], "vm-0", later(1))
-    machine.tick(later(59.9))
+    machine.schedule(Plan(id="A", notice=60.0, approvals="ignored", starts_after=0.0))
+    machine.at(later(1)).accept_start_request(["A"], "vm-0")
+    machine.at(later(59.9)).tick()
     assert statuses(machine) == {"A": "Scheduled"}
-    machine.tick(later(60))
+    machine.at(later(60)).tick()
     assert statuses(machine) == {"A": "Started"}
 
 
 def test_an_approval_of_several_events_of_which_one_is_unknown_approves_none() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A"), T0)
+    machine.schedule(Plan(id="A"))
     with pytest.raises(UnknownEvent, match="'B'"):
-        machine.approve(["A", "B"], "vm-0", later(1))
-    assert not machine.find_event("A").approved
+        machine.at(later(1)).accept_start_request(["A", "B"], "vm-0")
+    assert not machine.event("A").approved
 
 
 def test_what_is_over_when_its_approval_comes_is_a_wrong_move() -> None:
     """It ends between two looks at the clock: a playbook leaves the step out, and does not end."""
     machine = scope()
-    machine.schedule(Plan(id="A", name="reboot", started=True, lasts=5.0), T0)
+    machine.schedule(Plan(id="A", name="reboot", started=True, lasts=5.0))
     with pytest.raises(
         InvalidTransition, match="expected A to be in the document, it is Completed"
     ):
-        machine.approve_event("reboot", "vm-0", later(6))
+        machine.at(later(6)).approve("reboot", "vm-0")
 
 
 def test_a_started_event_can_be_approved_and_nothing_changes() -> None:
     """The pages: 200 for any valid EventId, approved before or not."""
     machine = scope()
-    machine.schedule(Plan(id="A", started=True), T0)
-    before = machine.find_event("A")
-    machine.approve(["A"], "vm-0", later(1))
-    assert machine.find_event("A") == before
+    machine.schedule(Plan(id="A", started=True))
+    before = machine.event("A")
+    machine.at(later(1)).accept_start_request(["A"], "vm-0")
+    assert machine.event("A") == before
 
 
 def test_a_name_approves_nothing() -> None:
     machine = scope()
-    machine.schedule(Plan(name="reboot"), T0)
+    machine.schedule(Plan(name="reboot"))
     with pytest.raises(UnknownEvent):
-        machine.approve(["reboot"], "vm-0", later(1))
+        machine.at(later(1)).accept_start_request(["reboot"], "vm-0")
 
 
 def test_a_hardware_failure_is_first_seen_as_started() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", started=True, lasts=60.0), T0)
+    machine.schedule(Plan(id="A", started=True, lasts=60.0))
     entry = machine.document()["Events"][0]
     assert (entry["EventStatus"], entry["NotBefore"]) == ("Started", "")
-    machine.tick(later(60))
+    machine.at(later(60)).tick()
     assert statuses(machine) == {}
 
 
 def test_a_canceled_event_leaves_from_scheduled() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A"), T0)
-    assert machine.cancel("A", later(1)).status == "Canceled"
+    machine.schedule(Plan(id="A"))
+    assert machine.at(later(1)).cancel("A").status == "Canceled"
     assert machine.document() == {"DocumentIncarnation": 3, "Events": []}
-    assert machine.find_event("A").status == "Canceled"
+    assert machine.event("A").status == "Canceled"
 
 
 @pytest.mark.parametrize(
@@ -193,104 +209,104 @@ def test_a_canceled_event_leaves_from_scheduled() -> None:
 )
 def test_what_cannot_happen_in_a_state_is_refused(started: bool, move: str) -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", started=started), T0)
+    machine.schedule(Plan(id="A", started=started))
     with pytest.raises(InvalidTransition, match=r"expected A to be \w+, it is \w+"):
-        getattr(machine, move)("A", later(1))
+        getattr(machine.at(later(1)), move)("A")
 
 
 def test_an_event_that_only_a_hand_ends_stays() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", started=True, lasts=None), T0)
-    machine.tick(later(1e6))
+    machine.schedule(Plan(id="A", started=True, lasts=None))
+    machine.at(later(1e6)).tick()
     assert statuses(machine) == {"A": "Started"}
-    assert machine.end("A", later(1e6)).status == "Completed"
+    assert machine.at(later(1e6)).end("A").status == "Completed"
 
 
 def test_a_new_notice_moves_the_start_of_an_event_that_nobody_approved() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", notice=60.0, starts_after=0.0), T0)
-    machine.update("A", later(30), notice=120.0)
+    machine.schedule(Plan(id="A", notice=60.0, starts_after=0.0))
+    machine.at(later(30)).update("A", notice=120.0)
     assert machine.document()["Events"][0]["NotBefore"] == "Mon, 11 Apr 2022 22:14:28 GMT"
-    machine.tick(later(149))
+    machine.at(later(149)).tick()
     assert statuses(machine) == {"A": "Scheduled"}
-    machine.tick(later(150))
+    machine.at(later(150)).tick()
     assert statuses(machine) == {"A": "Started"}
 
 
 def test_a_new_notice_does_not_take_back_what_an_approval_brought_forward() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", starts_after=2.0), T0)
-    machine.approve(["A"], "vm-0", later(1))
-    machine.update("A", later(2), notice=3600.0)
-    machine.tick(later(3))
+    machine.schedule(Plan(id="A", starts_after=2.0))
+    machine.at(later(1)).accept_start_request(["A"], "vm-0")
+    machine.at(later(2)).update("A", notice=3600.0)
+    machine.at(later(3)).tick()
     assert statuses(machine) == {"A": "Started"}
 
 
 def test_a_started_event_gets_no_new_notice() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", started=True), T0)
+    machine.schedule(Plan(id="A", started=True))
     with pytest.raises(InvalidTransition, match="new notice"):
-        machine.update("A", later(1), notice=60.0)
+        machine.at(later(1)).update("A", notice=60.0)
 
 
 def test_an_update_that_changes_nothing_leaves_the_incarnation() -> None:
     machine = scope()
-    machine.schedule(Plan(id="A", duration=5), T0)
-    machine.update("A", later(1), duration=5)
+    machine.schedule(Plan(id="A", duration=5))
+    machine.at(later(1)).update("A", duration=5)
     assert machine.incarnation == 2
-    machine.update("A", later(1), duration=6, resources=BOTH, description="other")
+    machine.at(later(1)).update("A", duration=6, resources=BOTH, description="other")
     assert machine.incarnation == 3
 
 
 def test_the_incarnation_can_skip_numbers_and_start_again() -> None:
     machine = scope()
-    machine.skip_incarnations(40, T0)
-    machine.schedule(Plan(id="A"), T0)
+    machine.skip_incarnations(40)
+    machine.schedule(Plan(id="A"))
     assert machine.incarnation == 42
-    machine.reset_incarnation(1, later(1))
+    machine.at(later(1)).reset_incarnation(1)
     assert machine.document()["DocumentIncarnation"] == 1
     assert statuses(machine) == {"A": "Scheduled"}
 
 
 def test_waits_and_notice_run_as_many_times_faster_as_asked() -> None:
     machine = scope(scale=60.0)
-    machine.schedule(Plan(id="A", notice=900.0, starts_after=60.0, lasts=600.0), T0)
+    machine.schedule(Plan(id="A", notice=900.0, starts_after=60.0, lasts=600.0))
     moments = []
     while (due := machine.next_due()) is not None:
-        machine.tick(due)
+        machine.at(due).tick()
         moments.append((due - T0).total_seconds())
     assert moments == [16.0, 26.0]
 
 
 def test_the_first_call_waits_and_events_come_later_still() -> None:
     machine = scope(first_call=120.0, events_after=300.0)
-    machine.schedule(Plan(id="A"), T0)
+    machine.schedule(Plan(id="A"))
     assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
-    assert machine.call(later(10)) == timedelta(seconds=120)
-    assert machine.call(later(70)) == timedelta(seconds=60)
-    assert machine.call(later(140)) == timedelta(0)
-    machine.tick(later(309))
+    assert machine.at(later(10)).register_call() == timedelta(seconds=120)
+    assert machine.at(later(70)).register_call() == timedelta(seconds=60)
+    assert machine.at(later(140)).register_call() == timedelta(0)
+    machine.at(later(309)).tick()
     assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
-    machine.tick(later(310))
+    machine.at(later(310)).tick()
     assert machine.document()["DocumentIncarnation"] == 2
     assert statuses(machine) == {"A": "Scheduled"}
 
 
 def test_a_day_without_a_call_switches_the_service_off() -> None:
     machine = scope(first_call=120.0)
-    machine.call(T0)
-    machine.schedule(Plan(id="A", started=True, lasts=None), T0)
-    machine.skip_incarnations(10, T0)
-    machine.end("A", later(1))
-    assert machine.call(later(86400)) == timedelta(0)
+    machine.register_call()
+    machine.schedule(Plan(id="A", started=True, lasts=None))
+    machine.skip_incarnations(10)
+    machine.at(later(1)).end("A")
+    assert machine.at(later(86400)).register_call() == timedelta(0)
     assert machine.incarnation == 13
-    assert machine.call(later(2 * 86400 + 1)) == timedelta(seconds=120)
+    assert machine.at(later(2 * 86400 + 1)).register_call() == timedelta(seconds=120)
     assert machine.incarnation == 1
 
 
 def test_without_broadcast_a_vm_sees_what_names_it() -> None:
     machine = scope(broadcast=False)
-    machine.schedule(Plan(id="A", resources=("vm-0",)), T0)
+    machine.schedule(Plan(id="A", resources=("vm-0",)))
     assert len(machine.document(vm="vm-0")["Events"]) == 1
     assert machine.document(vm="vm-1")["Events"] == []
 
@@ -335,28 +351,28 @@ ACTIONS = st.lists(
 )
 
 
-def perform(machine: Scope, action: TimedAction, now: datetime) -> None:
+def perform(machine: TimedScope, action: TimedAction, now: datetime) -> None:
     _, what, given = action
     try:
         match what:
             case "schedule":
-                machine.schedule(given, now)
+                machine.at(now).schedule(given)
             case "update":
-                machine.update(given[0], now, **given[1])
+                machine.at(now).update(given[0], **given[1])
             case "approve":
-                machine.approve([given[0]], given[1], now)
+                machine.at(now).accept_start_request([given[0]], given[1])
             case "skip":
-                machine.skip_incarnations(given, now)
+                machine.at(now).skip_incarnations(given)
             case "tick":
-                machine.tick(now)
+                machine.at(now).tick()
             case _:
-                getattr(machine, what)(given, now)
+                getattr(machine.at(now), what)(given)
     except (UnknownEvent, InvalidTransition):
         pass
 
 
 def perform_all(
-    machine: Scope,
+    machine: TimedScope,
     actions: list[TimedAction],
     between: Callable[[datetime, datetime], None] = lambda _, __: None,
 ) -> list[dict[str, Any]]:
@@ -395,7 +411,7 @@ def test_how_often_time_is_looked_at_changes_nothing(
 
     def look(start: datetime, stop: datetime) -> None:
         for part in sorted(looks):
-            eager.tick(start + part * (stop - start))
+            eager.at(start + part * (stop - start)).tick()
 
     assert perform_all(late, actions) == perform_all(eager, actions, look)
     assert late.events == eager.events
@@ -448,7 +464,7 @@ def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
     now = T0
     for action in actions:
         now += timedelta(seconds=action[0])
-        machine.tick(now)
+        machine.at(now).tick()
         if action[1] == "start":
             by_hand.add(action[2])
         perform(machine, action, now)
@@ -477,6 +493,6 @@ def test_every_api_version_shows_the_same_incarnation(
 def test_left_alone_every_event_ends(actions: list[TimedAction]) -> None:
     machine = scope()
     perform_all(machine, actions)
-    machine.tick(later(1e6))
+    machine.at(later(1e6)).tick()
     assert machine.events == ()
     assert machine.next_due() is None
