@@ -27,10 +27,8 @@ from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
-from relay.amqp.event_message import events_topology
-from relay.amqp.topology import establish
+from relay.amqp.topology import approvals_topology, establish, events_topology
 from relay.app import started
 from relay.clock import SystemClock
 from relay.config import Config, load

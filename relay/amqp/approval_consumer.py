@@ -20,12 +20,6 @@ from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage, parse_message
-from relay.amqp.approval_topology import (
-    approvals_exchange,
-    approvals_queue,
-    approvals_routing_key,
-    approvals_topology,
-)
 from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import (
@@ -36,7 +30,15 @@ from relay.amqp.connection import (
     keep_connected,
 )
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
-from relay.amqp.topology import Declare, establish, unknown_parts
+from relay.amqp.topology import (
+    Declare,
+    approvals_exchange,
+    approvals_queue,
+    approvals_routing_key,
+    approvals_topology,
+    establish,
+    unknown_parts,
+)
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.log_once import LogOnce

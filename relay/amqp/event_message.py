@@ -1,4 +1,4 @@
-"""Turns an event into an AMQP message, and names the exchanges for events. Pure."""
+"""Turns an event into an AMQP message. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from datetime import datetime
 from aio_pika.abc import DeliveryMode
 from pamqp.commands import Basic
 
-from relay.amqp.topology import Exchange, Queue
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 
 MAX_TEXT_BYTES = 255
 """Bytes of a short string in AMQP, and of a header that AMQP 1.0 clients still see as text."""
-MAX_UNROUTED_MESSAGES = 10_000
 _MAX_WORD_BYTES = (40, 40, 92, 80)
 """Bytes of each word of a routing key, which has at most 255 with its dots.
 
@@ -50,22 +48,4 @@ def message_properties(event: CloudEvent) -> Basic.Properties:
         app_id="imds-relay",
         timestamp=datetime.fromisoformat(event.attributes["time"]),
         headers={f"ce-{name}": value for name, value in attributes.items()},
-    )
-
-
-def events_topology(exchange: str) -> tuple[Exchange | Queue, ...]:
-    """Return what the sink makes on the broker.
-
-    The exchange and queue for unrouted messages come first, so that no message is lost.
-    """
-    unrouted = f"{exchange}.unrouted"
-    return (
-        Exchange(unrouted, "fanout"),
-        Queue(
-            name=unrouted,
-            source=unrouted,
-            key="",
-            arguments={"x-max-length": MAX_UNROUTED_MESSAGES},
-        ),
-        Exchange(exchange, "topic", {"alternate-exchange": unrouted}),
     )

@@ -1,4 +1,7 @@
-"""The exchanges and queues that must exist on the broker: made, checked, or taken as given."""
+"""The exchanges and queues on the broker: which there are, and how they are made or checked.
+
+docs/rabbitmq.md#what-is-on-the-broker lists them.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from relay.errors import Deferred
 
 Declare = Literal[True, False, "passive"]
 """True makes the parts, ``passive`` checks that they exist, False does neither."""
+
+MAX_UNROUTED_MESSAGES = 10_000
+MAX_DEAD_LETTERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,67 @@ class Queue:
 
 
 Part = Exchange | Queue
+
+
+def events_topology(exchange: str) -> tuple[Part, ...]:
+    """Return what the sink makes on the broker.
+
+    The exchange and queue for unrouted messages come first, so that no message is lost.
+    """
+    unrouted = f"{exchange}.unrouted"
+    return (
+        Exchange(unrouted, "fanout"),
+        Queue(
+            name=unrouted,
+            source=unrouted,
+            key="",
+            arguments={"x-max-length": MAX_UNROUTED_MESSAGES},
+        ),
+        Exchange(exchange, "topic", {"alternate-exchange": unrouted}),
+    )
+
+
+def approvals_exchange(exchange: str) -> str:
+    """Return the name of the exchange to which clients publish approvals."""
+    return f"{exchange}.approvals"
+
+
+def approvals_queue(exchange: str, scope: str) -> str:
+    """Return the name of the queue that holds the approvals of a scope."""
+    return f"{exchange}.approvals.{scope}"
+
+
+def approvals_routing_key(scope: str) -> str:
+    """Return the routing key of the approvals of a scope."""
+    return f"approve.{scope}"
+
+
+def approvals_topology(exchange: str, scope: str) -> tuple[Part, ...]:
+    """Return what ``declare: true`` makes.
+
+    The dead-letter exchange and queue come first, so that no rejected message is lost.
+    """
+    approvals = approvals_exchange(exchange)
+    dead_letters = f"{exchange}.dlx"
+    return (
+        Exchange(dead_letters, "topic"),
+        Queue(
+            name=f"{exchange}.dead",
+            source=dead_letters,
+            key="#",
+            arguments={"x-max-length": MAX_DEAD_LETTERS},
+        ),
+        Exchange(approvals, "topic"),
+        Queue(
+            name=approvals_queue(exchange, scope),
+            source=approvals,
+            key=approvals_routing_key(scope),
+            arguments={
+                "x-single-active-consumer": True,
+                "x-dead-letter-exchange": dead_letters,
+            },
+        ),
+    )
 
 
 async def establish(

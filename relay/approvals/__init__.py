@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pydantic import Field, model_validator
 
-from relay.amqp.settings import BrokerSection
+from relay.amqp.broker_url import BrokerSection
 from relay.amqp.topology import Declare
 from relay.approvals.rules import (
     BoundedDuration,

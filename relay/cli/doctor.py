@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.amqp.approval_topology import approvals_queue, approvals_topology
 from relay.amqp.diagnostics import diagnose as diagnose_broker
+from relay.amqp.topology import approvals_queue, approvals_topology
 from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile

@@ -15,15 +15,14 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from pydantic import Field
 
-from relay.amqp.broker_url import host_port
+from relay.amqp.broker_url import BrokerSection, host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.event_message import events_topology, message_properties, routing_key
+from relay.amqp.event_message import message_properties, routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.publish_channel import PublishChannel, PublishResult
-from relay.amqp.settings import BrokerSection
-from relay.amqp.topology import Declare, establish, unknown_parts
+from relay.amqp.topology import Declare, establish, events_topology, unknown_parts
 from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.errors import Deferred, Rejected

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from yarl import URL
 
-from relay.amqp.broker_url import host_port, parse_urls
-from relay.amqp.settings import BrokerSection
+from relay.amqp.broker_url import BrokerSection, host_port, parse_urls
 
 EXTERNAL = "?auth=external&cafile=/ca.pem&certfile=/relay.pem&keyfile=/key.pem"
 

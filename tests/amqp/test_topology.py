@@ -14,10 +14,16 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
-from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
-from relay.amqp.event_message import events_topology
-from relay.amqp.topology import Declare, Exchange, Queue, establish, unknown_parts
+from relay.amqp.topology import (
+    Declare,
+    Exchange,
+    Queue,
+    approvals_topology,
+    establish,
+    events_topology,
+    unknown_parts,
+)
 from relay.errors import Deferred
 from tests.rabbitmq import Broker, Reachable
 

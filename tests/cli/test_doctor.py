@@ -18,10 +18,8 @@ import pytest
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
-from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
-from relay.amqp.event_message import events_topology
-from relay.amqp.topology import establish
+from relay.amqp.topology import approvals_topology, establish, events_topology
 from relay.config import NO_RULE_FOR_USER_EVENTS
 from relay.imds.diagnostics import NOT_POLLED
 from relay.outbox.file import SCHEMA_VERSION

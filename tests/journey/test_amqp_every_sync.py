@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
-from relay.amqp.event_message import events_topology
-from relay.amqp.topology import establish
+from relay.amqp.topology import approvals_topology, establish, events_topology
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import RelayProcess, eventually, relay

@@ -20,10 +20,9 @@ from pamqp.common import Arguments
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.amqp.approval_topology import approvals_topology
 from relay.amqp.connection import Connection
-from relay.amqp.event_message import events_topology, message_properties, routing_key
-from relay.amqp.topology import establish
+from relay.amqp.event_message import message_properties, routing_key
+from relay.amqp.topology import approvals_topology, establish, events_topology
 from relay.approvals.request import DecisionBody
 from relay.config import Config
 from relay.sinks.rabbitmq import Settings

@@ -9,9 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay import __version__
-from relay.amqp.approval_topology import approvals_exchange, approvals_topology
-from relay.amqp.event_message import MAX_TEXT_BYTES, events_topology
-from relay.amqp.topology import Exchange, Queue
+from relay.amqp.event_message import MAX_TEXT_BYTES
+from relay.amqp.topology import (
+    Exchange,
+    Queue,
+    approvals_exchange,
+    approvals_topology,
+    events_topology,
+)
 from relay.approvals.request import DecisionBody
 from relay.events.catalog import CATALOG, EventDefinition, event_schema
 from relay.events.cloudevent import CONTENT_TYPE
