@@ -27,7 +27,7 @@ from relay.simulator import VM, Setup, Simulator
 from tests.certificates import LOOPBACK
 from tests.cli.command import file_names, run_async
 from tests.cli.running_relay import running_relay
-from tests.imds.scripted_server import Answer, Asked, far_side
+from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
 from tests.journey.relay_process import SECRET
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.http_receiver import good, listening
@@ -146,7 +146,7 @@ async def test_a_wrong_configuration_is_exit_code_2_as_ever(tmp_path: Path) -> N
 async def test_the_clock_is_compared_with_the_metadata_services(
     tmp_path: Path, offset: int, state: str
 ) -> None:
-    def answer(_: Asked) -> Answer:
+    def answer(_: ReceivedRequest) -> Answer:
         return Answer(
             INSTANCE,
             headers={
@@ -154,8 +154,8 @@ async def test_the_clock_is_compared_with_the_metadata_services(
             },
         )
 
-    async with far_side(answer) as side:
-        code, findings = await examined(configured(tmp_path, side.url))
+    async with run_server(answer) as server:
+        code, findings = await examined(configured(tmp_path, server.url))
     assert [finding["state"] for finding in findings["clock"]] == [state]
     assert code == (1 if state == "failed" else 0)
 
@@ -414,8 +414,8 @@ async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(
         connection.execute("UPDATE meta SET value = ? WHERE key = 'vm_id'", (VM_ID,))
         connection.execute(change)
     before = (tmp_path / "relay.db").read_bytes()
-    async with far_side(Answer(INSTANCE)) as side:
-        _, findings = await examined(configured(tmp_path, side.url, scope="west"))
+    async with run_server(Answer(INSTANCE)) as server:
+        _, findings = await examined(configured(tmp_path, server.url, scope="west"))
     assert findings["state file"][0]["state"] == state
     assert message in findings["state file"][0]["said"]
     assert (tmp_path / "relay.db").read_bytes() == before

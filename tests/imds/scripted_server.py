@@ -21,7 +21,7 @@ EMPTY = b'{"DocumentIncarnation":1,"Events":[]}'
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReceivedRequest:
     """A request as it arrived.
 
     ``at`` is the monotonic time in seconds, ``peer`` the port of the client.
@@ -64,17 +64,17 @@ class Answer:
         return "\r\n".join([*lines, "", ""]).encode()
 
 
-Script = Callable[[Asked], Answer]
+Script = Callable[[ReceivedRequest], Answer]
 
 
-class FarSide:
+class ScriptedServer:
     """The server. ``answer`` is the response to all requests, or is called for each request."""
 
     def __init__(self, answer: Answer | Script, clock: Clock) -> None:
         self.answer = answer
         self.clock = clock
-        self.asked: list[Asked] = []
-        self.was_asked = asyncio.Event()
+        self.requests: list[ReceivedRequest] = []
+        self.request_arrived = asyncio.Event()
         self.url = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -86,20 +86,22 @@ class FarSide:
         with contextlib.suppress(
             ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
         ):
-            while await self._converse(reader, writer):
+            while await self._answer_request(reader, writer):
                 pass
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
         self._tasks.discard(task)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        asked = await _request(reader, writer, self.clock)
-        self.asked.append(asked)
-        self.was_asked.set()
-        answer = self.answer if isinstance(self.answer, Answer) else self.answer(asked)
+    async def _answer_request(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        request = await _read_request(reader, writer, self.clock)
+        self.requests.append(request)
+        self.request_arrived.set()
+        answer = self.answer if isinstance(self.answer, Answer) else self.answer(request)
         await asyncio.sleep(answer.pause)
-        await _give(answer, writer)
+        await _send_answer(answer, writer)
         if answer.then == "hang":
             await asyncio.Event().wait()
         if answer.then == "reset":
@@ -108,10 +110,10 @@ class FarSide:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return answer.then == "keep"
 
-    async def next_asked(self) -> None:
+    async def wait_for_request(self) -> None:
         """Wait for one more request."""
-        self.was_asked.clear()
-        await self.was_asked.wait()
+        self.request_arrived.clear()
+        await self.request_arrived.wait()
 
     async def end(self) -> None:
         """End every connection that is still open."""
@@ -120,7 +122,7 @@ class FarSide:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _give(answer: Answer, writer: asyncio.StreamWriter) -> None:
+async def _send_answer(answer: Answer, writer: asyncio.StreamWriter) -> None:
     if answer.raw is not None:
         writer.write(answer.raw)
     elif answer.drip is None:
@@ -134,9 +136,9 @@ async def _give(answer: Answer, writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
-async def _request(
+async def _read_request(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: Clock
-) -> Asked:
+) -> ReceivedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").split("\r\n")
     at = clock.monotonic()
     method, target, _ = head[0].split(" ")
@@ -146,29 +148,29 @@ async def _request(
             name, _, value = line.partition(": ")
             headers.add(name, value)
     body = await reader.readexactly(int(headers.get("Content-Length", "0")))
-    return Asked(method, target, headers, body, at, writer.get_extra_info("peername")[1])
+    return ReceivedRequest(method, target, headers, body, at, writer.get_extra_info("peername")[1])
 
 
 @contextlib.asynccontextmanager
-async def far_side(
+async def run_server(
     answer: Answer | Script | None = None, clock: Clock | None = None
-) -> AsyncIterator[FarSide]:
+) -> AsyncIterator[ScriptedServer]:
     """Serve on a free loopback port until the block ends.
 
     ``clock`` gives the times of the requests.
     """
-    side = FarSide(answer or Answer(), clock or SystemClock())
-    server = await asyncio.start_server(side._serve, "127.0.0.1", 0)  # noqa: SLF001  # the context manager belongs to the class
-    side.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = ScriptedServer(answer or Answer(), clock or SystemClock())
+    listener = await asyncio.start_server(server._serve, "127.0.0.1", 0)  # noqa: SLF001  # the context manager belongs to the class
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     try:
-        yield side
+        yield server
     finally:
-        server.close()
-        await side.end()
-        await server.wait_closed()
+        listener.close()
+        await server.end()
+        await listener.wait_closed()
 
 
-def one_after_the_other(*answers: Answer) -> Script:
+def answers_in_order(*answers: Answer) -> Script:
     """Return a script that gives the responses in order and repeats the last."""
     remaining = list(answers)
     return lambda _: remaining.pop(0) if len(remaining) > 1 else remaining[0]

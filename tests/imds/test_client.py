@@ -21,11 +21,11 @@ from tests.approvals.manual_clock import ManualClock
 from tests.imds.scripted_server import (
     EMPTY,
     Answer,
-    Asked,
-    FarSide,
+    ReceivedRequest,
     Script,
-    far_side,
-    one_after_the_other,
+    ScriptedServer,
+    answers_in_order,
+    run_server,
 )
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
@@ -46,24 +46,24 @@ async def client_of(
 async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  # noqa: ASYNC109 - the settings' own name
     """Return the error that ``read`` raises for a response."""
     async with (
-        far_side(answer) as side,
-        client_of(side.url, timeout=timeout, first_timeout=timeout) as client,
+        run_server(answer) as server,
+        client_of(server.url, timeout=timeout, first_timeout=timeout) as client,
     ):
         with pytest.raises(SourceError) as caught:
             await client.read_document()
     return caught.value
 
 
-# --- what is asked
+# --- requests
 
 
 async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_its_bytes() -> None:
-    async with far_side() as side:
-        settings = SourceSettings(url=side.url, api_version="2019-08-01")
+    async with run_server() as server:
+        settings = SourceSettings(url=server.url, api_version="2019-08-01")
         async with ImdsClient(settings, SystemClock()) as client:
             assert await client.read_document() == EMPTY
-    (asked,) = side.asked
-    assert (asked.method, asked.target, asked.body) == (
+    (request,) = server.requests
+    assert (request.method, request.target, request.body) == (
         "GET",
         "/metadata/scheduledevents?api-version=2019-08-01",
         b"",
@@ -71,9 +71,9 @@ async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_
 
 
 async def test_the_default_version_is_the_newest() -> None:
-    async with far_side() as side, client_of(side.url) as client:
+    async with run_server() as server, client_of(server.url) as client:
         await client.read_document()
-    assert side.asked[0].target.endswith("?api-version=2020-07-01")
+    assert server.requests[0].target.endswith("?api-version=2020-07-01")
 
 
 async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() -> None:
@@ -81,15 +81,15 @@ async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() ->
 
     See docs/protocol.md#no-proxies.
     """
-    async with far_side() as side, client_of(side.url) as client:
+    async with run_server() as server, client_of(server.url) as client:
         await client.read_document()
         await client.send_start_request(["A"])
         await client.read_instance()
-    assert len(side.asked) == 3
-    for asked in side.asked:
-        assert asked.headers.getall("Metadata") == ["true"]
-        assert asked.headers.getall("Accept-Encoding") == ["identity"]
-        assert asked.headers["User-Agent"] == f"imds-relay/{__version__}"
+    assert len(server.requests) == 3
+    for request in server.requests:
+        assert request.headers.getall("Metadata") == ["true"]
+        assert request.headers.getall("Accept-Encoding") == ["identity"]
+        assert request.headers["User-Agent"] == f"imds-relay/{__version__}"
         assert not {
             "X-Forwarded-For",
             "Forwarded",
@@ -97,56 +97,58 @@ async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() ->
             "Cookie",
             "Authorization",
             "Connection",
-        } & set(asked.headers)
+        } & set(request.headers)
 
 
 async def test_a_start_request_names_each_event_in_the_case_it_came_in() -> None:
     ids = ["C7061BAC-AFDC-4513-B24B-AA5F13A16123", "f020ba2e-3bc0-4c40-a10b-86575a9eabd5"]
-    async with far_side(Answer(b"")) as side, client_of(side.url) as client:
+    async with run_server(Answer(b"")) as server, client_of(server.url) as client:
         await client.send_start_request(ids)
-    (asked,) = side.asked
-    assert (asked.method, asked.target) == (
+    (request,) = server.requests
+    assert (request.method, request.target) == (
         "POST",
         "/metadata/scheduledevents?api-version=2020-07-01",
     )
-    assert asked.headers.getall("Content-Type") == ["application/json"]
-    assert orjson.loads(asked.body) == {"StartRequests": [{"EventId": ids[0]}, {"EventId": ids[1]}]}
+    assert request.headers.getall("Content-Type") == ["application/json"]
+    assert orjson.loads(request.body) == {
+        "StartRequests": [{"EventId": ids[0]}, {"EventId": ids[1]}]
+    }
 
 
 async def test_a_start_request_is_done_at_200_even_if_the_body_never_comes() -> None:
     async with (
-        far_side(Answer(b"", headers={"Content-Length": "9"}, then="hang")) as side,
-        client_of(side.url) as client,
+        run_server(Answer(b"", headers={"Content-Length": "9"}, then="hang")) as server,
+        client_of(server.url) as client,
     ):
         await client.send_start_request(["A"])
 
 
-async def test_instance_metadata_is_asked_for_as_json() -> None:
-    async with far_side(Answer(b'{"compute":{}}')) as side, client_of(side.url) as client:
+async def test_instance_metadata_is_requested_as_json() -> None:
+    async with run_server(Answer(b'{"compute":{}}')) as server, client_of(server.url) as client:
         assert await client.read_instance() == b'{"compute":{}}'
-    assert side.asked[0].target == "/metadata/instance?api-version=2021-02-01&format=json"
+    assert server.requests[0].target == "/metadata/instance?api-version=2021-02-01&format=json"
 
 
 async def test_calls_share_one_connection_and_forget_cookies() -> None:
     async with (
-        far_side(Answer(headers={"Set-Cookie": "a=b; Path=/"})) as side,
-        client_of(side.url) as client,
+        run_server(Answer(headers={"Set-Cookie": "a=b; Path=/"})) as server,
+        client_of(server.url) as client,
     ):
         await client.read_document()
         await client.read_document()
-    assert side.asked[0].peer == side.asked[1].peer
-    assert "Cookie" not in side.asked[1].headers
+    assert server.requests[0].peer == server.requests[1].peer
+    assert "Cookie" not in server.requests[1].headers
 
 
 async def test_a_proxy_of_the_environment_is_bypassed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with far_side() as side, far_side(Answer(status=502)) as proxy:
+    async with run_server() as server, run_server(Answer(status=502)) as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
-        async with client_of(side.url) as client:
+        async with client_of(server.url) as client:
             assert await client.read_document() == EMPTY
-    assert proxy.asked == []
+    assert proxy.requests == []
 
 
 # --- what is answered
@@ -185,11 +187,11 @@ async def test_400_is_said_even_if_its_body_never_comes() -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
-    async with far_side() as elsewhere:
+    async with run_server() as elsewhere:
         location = {"Location": f"{elsewhere.url}/metadata/scheduledevents?token=secret"}
         async with (
-            far_side(Answer(b"", status, headers=location)) as side,
-            client_of(side.url) as client,
+            run_server(Answer(b"", status, headers=location)) as server,
+            client_of(server.url) as client,
         ):
             with pytest.raises(
                 SourceUnavailable, match=rf"{status}: a redirect to {elsewhere.url}/"
@@ -199,14 +201,14 @@ async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
                 await client.send_start_request(["A"])
     assert read.value.status == status
     assert "secret" not in read.value.reason
-    assert elsewhere.asked == []
-    assert len(side.asked) == 2
+    assert elsewhere.requests == []
+    assert len(server.requests) == 2
 
 
 async def test_a_refused_start_request_is_told_from_an_unavailable_one() -> None:
     async with (
-        far_side(one_after_the_other(Answer(b"", 400), Answer(b"", 503))) as side,
-        client_of(side.url) as client,
+        run_server(answers_in_order(Answer(b"", 400), Answer(b"", 503))) as server,
+        client_of(server.url) as client,
     ):
         with pytest.raises(SourceRefused):
             await client.send_start_request(["A"])
@@ -266,14 +268,14 @@ async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
 async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> None:
     """The library would send a GET again: a call beside the budget."""
     async with (
-        far_side(one_after_the_other(Answer(), Answer(raw=b"", then="reset"))) as side,
-        client_of(side.url) as client,
+        run_server(answers_in_order(Answer(), Answer(raw=b"", then="reset"))) as server,
+        client_of(server.url) as client,
     ):
         await client.read_document()
         with pytest.raises(SourceUnavailable):
             await client.read_document()
-    assert len(side.asked) == 2
-    assert side.asked[0].peer == side.asked[1].peer
+    assert len(server.requests) == 2
+    assert server.requests[0].peer == server.requests[1].peer
 
 
 async def test_an_answer_declared_too_large_is_refused_before_it_is_read() -> None:
@@ -318,7 +320,7 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
 
 async def test_an_answer_of_exactly_the_limit_is_read() -> None:
     body = b" " * MAX_DOCUMENT_BYTES
-    async with far_side(Answer(body)) as side, client_of(side.url) as client:
+    async with run_server(Answer(body)) as server, client_of(server.url) as client:
         assert await client.read_document() == body
 
 
@@ -334,15 +336,15 @@ async def test_an_encoded_answer_is_refused(encoding: str, encode: type[bytes]) 
 
 async def test_identity_is_no_encoding() -> None:
     async with (
-        far_side(Answer(headers={"Content-Encoding": "identity"})) as side,
-        client_of(side.url) as client,
+        run_server(Answer(headers={"Content-Encoding": "identity"})) as server,
+        client_of(server.url) as client,
     ):
         assert await client.read_document() == EMPTY
 
 
 async def test_an_empty_body_is_given_as_it_is() -> None:
     """The parser of the document refuses it."""
-    async with far_side(Answer(b"")) as side, client_of(side.url) as client:
+    async with run_server(Answer(b"")) as server, client_of(server.url) as client:
         assert await client.read_document() == b""
 
 
@@ -372,16 +374,16 @@ async def test_the_timeout_covers_the_whole_call(answer: Answer) -> None:
 
 
 async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
-    answers = one_after_the_other(Answer(pause=0.4), Answer(pause=3600))
-    async with far_side(answers) as side, client_of(side.url, timeout=0.2) as client:
+    answers = answers_in_order(Answer(pause=0.4), Answer(pause=3600))
+    async with run_server(answers) as server, client_of(server.url, timeout=0.2) as client:
         assert await client.read_document() == EMPTY
         with pytest.raises(SourceUnavailable, match=r"within 0\.2s"):
             await client.read_document()
 
 
 async def test_the_long_timeout_holds_until_a_call_succeeded() -> None:
-    answers = one_after_the_other(Answer(b"", 410), Answer(pause=0.4))
-    async with far_side(answers) as side, client_of(side.url, timeout=0.2) as client:
+    answers = answers_in_order(Answer(b"", 410), Answer(pause=0.4))
+    async with run_server(answers) as server, client_of(server.url, timeout=0.2) as client:
         with pytest.raises(SourceUnavailable):
             await client.read_document()
         assert await client.read_document() == EMPTY
@@ -391,58 +393,60 @@ async def test_the_long_timeout_holds_until_a_call_succeeded() -> None:
 
 
 @contextlib.asynccontextmanager
-async def by_hand(
+async def run_client_and_server(
     answer: Answer | Script | None = None,
-) -> AsyncIterator[tuple[FarSide, ImdsClient]]:
+) -> AsyncIterator[tuple[ScriptedServer, ImdsClient]]:
     """Run a client and a server that share a clock."""
     clock = ManualClock()
     async with (
-        far_side(answer, clock) as side,
-        ImdsClient(SourceSettings(url=side.url), clock) as client,
+        run_server(answer, clock) as server,
+        ImdsClient(SourceSettings(url=server.url), clock) as client,
         clock.ticking(0.01),
     ):
-        yield side, client
+        yield server, client
 
 
-def spans_of_three(asked: list[Asked]) -> list[float]:
+def spans_of_three(requests: list[ReceivedRequest]) -> list[float]:
     """Return the seconds between the arrivals of a call and of the second call after it."""
-    arrived = sorted(call.at for call in asked)
+    arrived = sorted(request.at for request in requests)
     return [later - earlier for earlier, later in zip(arrived, arrived[2:], strict=False)]
 
 
 async def test_no_more_than_two_calls_of_any_kind_arrive_in_one_second() -> None:
-    async with by_hand() as (side, client), asyncio.TaskGroup() as calls:
+    async with run_client_and_server() as (server, client), asyncio.TaskGroup() as calls:
         calls.create_task(client.read_document())
         calls.create_task(client.send_start_request(["A"]))
         calls.create_task(client.read_instance())
         calls.create_task(client.read_document())
         calls.create_task(client.send_start_request(["B"]))
         calls.create_task(client.read_instance())
-    assert len(side.asked) == 6
-    assert min(spans_of_three(side.asked)) >= 1.0
-    assert max(spans_of_three(side.asked)) < 1.5, "and no time is wasted"
+    assert len(server.requests) == 6
+    assert min(spans_of_three(server.requests)) >= 1.0
+    assert max(spans_of_three(server.requests)) < 1.5, "and no time is wasted"
 
 
 async def test_failed_calls_count_too() -> None:
-    async with by_hand(Answer(b"", 503)) as (side, client):
+    async with run_client_and_server(Answer(b"", 503)) as (server, client):
         for _ in range(4):
             with pytest.raises(SourceUnavailable):
                 await client.read_document()
-    assert min(spans_of_three(side.asked)) >= 1.0
+    assert min(spans_of_three(server.requests)) >= 1.0
 
 
 async def test_calls_go_in_order_of_arrival() -> None:
-    async with by_hand() as (side, client), asyncio.TaskGroup() as calls:
+    async with run_client_and_server() as (server, client), asyncio.TaskGroup() as calls:
         for name in "ABCDE":
             calls.create_task(client.send_start_request([name]))
             await asyncio.sleep(0)
-    names = [orjson.loads(asked.body)["StartRequests"][0]["EventId"] for asked in side.asked]
+    names = [
+        orjson.loads(request.body)["StartRequests"][0]["EventId"] for request in server.requests
+    ]
     # The two of one window travel on two connections and may overtake each other.
     assert [sorted(names[0:2]), sorted(names[2:4]), names[4:]] == [["A", "B"], ["C", "D"], ["E"]]
 
 
 async def test_a_cancelled_wait_neither_loses_nor_leaks_a_place() -> None:
-    async with by_hand() as (side, client):
+    async with run_client_and_server() as (server, client):
         await asyncio.gather(client.read_document(), client.read_document())
         waiting = [asyncio.create_task(client.read_document()) for _ in range(5)]
         await asyncio.sleep(0.1)
@@ -450,22 +454,22 @@ async def test_a_cancelled_wait_neither_loses_nor_leaks_a_place() -> None:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.gather(client.send_start_request(["A"]), client.send_start_request(["B"]))
-    assert [asked.method for asked in side.asked] == ["GET", "GET", "POST", "POST"]
-    spans = spans_of_three(side.asked)
+    assert [request.method for request in server.requests] == ["GET", "GET", "POST", "POST"]
+    spans = spans_of_three(server.requests)
     assert 1.0 <= min(spans) <= max(spans) < 1.5
 
 
 async def test_a_call_cancelled_under_way_counts_once() -> None:
-    async with by_hand(one_after_the_other(Answer(raw=b"", then="hang"), Answer())) as (
-        side,
+    async with run_client_and_server(answers_in_order(Answer(raw=b"", then="hang"), Answer())) as (
+        server,
         client,
     ):
         hanging = asyncio.create_task(client.read_document())
-        await asyncio.wait_for(side.was_asked.wait(), 60)
+        await asyncio.wait_for(server.request_arrived.wait(), 60)
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
         await asyncio.gather(*(client.read_document() for _ in range(3)))
-    spans = spans_of_three(side.asked)
+    spans = spans_of_three(server.requests)
     assert 1.0 <= min(spans) <= max(spans) < 1.5
 
 

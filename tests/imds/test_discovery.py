@@ -28,7 +28,7 @@ from relay.imds.discovery import (
 )
 from relay.ingest.recorder import names_this_vm
 from tests.approvals.manual_clock import ManualClock
-from tests.imds.scripted_server import Answer, FarSide, far_side, one_after_the_other
+from tests.imds.scripted_server import Answer, ScriptedServer, answers_in_order, run_server
 
 VM = Instance(
     vm_id="02AAB8A4-74EF-476E-8182-F6D2BA4166A6",
@@ -272,16 +272,16 @@ def test_a_system_without_a_boot_id_has_none(
 # --- waiting for it
 
 
-async def found(side: FarSide, *, required: bool) -> Instance | None:
-    clock = side.clock
+async def discover_from(server: ScriptedServer, *, required: bool) -> Instance | None:
+    clock = server.clock
     assert isinstance(clock, ManualClock)
-    async with ImdsClient(SourceSettings(url=side.url), clock) as client, clock.ticking(0.1):
+    async with ImdsClient(SourceSettings(url=server.url), clock) as client, clock.ticking(0.1):
         return await discover(client, clock, required=required, jitter=lambda: 0.5)
 
 
 async def test_an_answer_ends_the_wait() -> None:
-    async with far_side(Answer(body()), ManualClock()) as side:
-        assert await found(side, required=True) == VM
+    async with run_server(Answer(body()), ManualClock()) as server:
+        assert await discover_from(server, required=True) == VM
 
 
 @pytest.mark.parametrize(
@@ -298,44 +298,44 @@ async def test_an_answer_ends_the_wait() -> None:
 )
 @pytest.mark.parametrize("required", [True, False])
 async def test_every_failure_is_waited_out(failure: Answer, required: bool) -> None:
-    async with far_side(
-        one_after_the_other(failure, failure, Answer(body())), ManualClock()
-    ) as side:
-        assert await found(side, required=required) == VM
-    assert len(side.asked) == 3
+    async with run_server(
+        answers_in_order(failure, failure, Answer(body())), ManualClock()
+    ) as server:
+        assert await discover_from(server, required=required) == VM
+    assert len(server.requests) == 3
 
 
 async def test_ten_seconds_of_404_mean_that_there_is_none_where_it_is_not_required(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with far_side(Answer(b"", 404), ManualClock()) as side:
-        assert await found(side, required=False) is None
-        span = side.asked[-1].at - side.asked[0].at
+    async with run_server(Answer(b"", 404), ManualClock()) as server:
+        assert await discover_from(server, required=False) is None
+        span = server.requests[-1].at - server.requests[0].at
     assert 10.0 <= span < 20.0
     assert "no vmId to compare" in caplog.text
 
 
 async def test_where_it_is_required_404_is_waited_out_for_ever() -> None:
-    async with far_side(Answer(b"", 404), ManualClock()) as side:
-        wait = asyncio.create_task(found(side, required=True))
-        while not side.asked or side.asked[-1].at - side.asked[0].at < 40:
-            await side.next_asked()
-        side.answer = Answer(body())
+    async with run_server(Answer(b"", 404), ManualClock()) as server:
+        wait = asyncio.create_task(discover_from(server, required=True))
+        while not server.requests or server.requests[-1].at - server.requests[0].at < 40:
+            await server.wait_for_request()
+        server.answer = Answer(body())
         assert await wait == VM
 
 
 async def test_only_an_unbroken_run_of_404_counts() -> None:
     """A service that is being updated alternates between 404 and 503. That proves nothing."""
     answers = [Answer(b"", 404), Answer(b"", 503)] * 5
-    async with far_side(one_after_the_other(*answers, Answer(body())), ManualClock()) as side:
-        assert await found(side, required=False) == VM
+    async with run_server(answers_in_order(*answers, Answer(body())), ManualClock()) as server:
+        assert await discover_from(server, required=False) == VM
 
 
 async def test_retry_after_slows_the_wait() -> None:
     asks_for_rest = Answer(b"", 429, headers={"Retry-After": "20"})
-    async with far_side(one_after_the_other(asks_for_rest, Answer(body())), ManualClock()) as side:
-        await found(side, required=True)
-    assert side.asked[1].at - side.asked[0].at >= 20.0
+    async with run_server(answers_in_order(asks_for_rest, Answer(body())), ManualClock()) as server:
+        await discover_from(server, required=True)
+    assert server.requests[1].at - server.requests[0].at >= 20.0
 
 
 async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
@@ -343,8 +343,8 @@ async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
 ) -> None:
     caplog.set_level(logging.INFO, "relay.imds.discovery")
     answers = [*[Answer(b"", 404)] * 3, *[Answer(b"", 503)] * 3, Answer(body())]
-    async with far_side(one_after_the_other(*answers), ManualClock()) as side:
-        await found(side, required=True)
+    async with run_server(answers_in_order(*answers), ManualClock()) as server:
+        await discover_from(server, required=True)
     messages = [
         record.getMessage() for record in caplog.records if record.name == "relay.imds.discovery"
     ]
@@ -356,6 +356,6 @@ async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
 
 async def test_an_answer_at_once_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "relay.imds.discovery")
-    async with far_side(Answer(body()), ManualClock()) as side:
-        await found(side, required=True)
+    async with run_server(Answer(body()), ManualClock()) as server:
+        await discover_from(server, required=True)
     assert not [record for record in caplog.records if record.name == "relay.imds.discovery"]

@@ -30,7 +30,7 @@ from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.approvals.builders import BOOT_ID, ORIGIN
 from tests.approvals.manual_clock import NOON, ManualClock, wait_until
-from tests.imds.scripted_server import Answer, far_side
+from tests.imds.scripted_server import Answer, run_server
 
 _SECOND = 1.06
 """Seconds. It is longer than the window in which the client makes at most two calls."""
@@ -195,14 +195,17 @@ async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Pat
     clock = ManualClock()
 
     def script(_: object) -> Answer:
-        if len(side.asked) == 2:
+        if len(server.requests) == 2:
             clock.advance(0.4)  # while the call is on its way
         return Answer()
 
-    async with far_side(script) as side, rig(tmp_path, side.url, clock, interval="3s") as running:
+    async with (
+        run_server(script) as server,
+        rig(tmp_path, server.url, clock, interval="3s") as running,
+    ):
         await running.resting()
         clock.advance(3)
-        await wait_until(lambda: len(side.asked) == 2 and len(clock.remaining_sleeps) == 2)
+        await wait_until(lambda: len(server.requests) == 2 and len(clock.remaining_sleeps) == 2)
         assert clock.remaining_sleeps[0] == pytest.approx(2.6)
 
 
@@ -351,12 +354,12 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
 
     def script(_: object) -> Answer:
         gate.set()
-        return first if len(side.asked) == 1 else Answer(SCHEDULED)
+        return first if len(server.requests) == 1 else Answer(SCHEDULED)
 
-    async with far_side(script) as side, rig(tmp_path, side.url, clock) as running:
+    async with run_server(script) as server, rig(tmp_path, server.url, clock) as running:
         await gate.wait()
         await running.poller.read_fresh()
-        assert len(side.asked) == 2
+        assert len(server.requests) == 2
         assert await running.names() == ["event.scheduled"]
 
 
@@ -453,8 +456,8 @@ async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_
 
 async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with far_side(lambda _: Answer(pause=60)) as side:
-        source = SourceSettings.model_validate({"url": side.url})
+    async with run_server(lambda _: Answer(pause=60)) as server:
+        source = SourceSettings.model_validate({"url": server.url})
         async with (
             open_store(
                 StoreSettings(path=tmp_path / "relay.db"),
@@ -476,7 +479,7 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
                 last_read_at=None,
             )
             task = asyncio.create_task(poller.run())
-            await wait_until(lambda: len(side.asked) == 1)
+            await wait_until(lambda: len(server.requests) == 1)
             clock.advance(FIRST_ANSWER_TIMEOUT)
             await wait_until(lambda: poller.lost)
             assert reports == ["relay.source-lost"]
@@ -512,20 +515,20 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
     clock, pause = ManualClock(), float(interval.removesuffix("s"))
 
     def script(_: object) -> Answer:
-        if len(side.asked) < 3:
+        if len(server.requests) < 3:
             return Answer(SCHEDULED)
-        if len(side.asked) == 3:
+        if len(server.requests) == 3:
             clock.advance(seconds - pause)  # while the call is on its way
         return Answer(NOTHING)
 
     async with (
-        far_side(script) as side,
-        rig(tmp_path, side.url, clock, interval=interval) as running,
+        run_server(script) as server,
+        rig(tmp_path, server.url, clock, interval=interval) as running,
     ):
         for polls in (2, 3):
             await running.resting()
             clock.advance(pause)
-            await wait_until(lambda polls=polls: len(side.asked) >= polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await wait_until(lambda polls=polls: len(server.requests) >= polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         await wait_until(lambda: "event.ended" in running.recorded_names)
         assert await outcome(running) == expected
 
@@ -544,9 +547,9 @@ async def test_a_gap_is_measured_by_both_clocks(
     tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float
 ) -> None:
     clock = ManualClock()
-    async with far_side(Answer(SCHEDULED)) as side, rig(tmp_path, side.url, clock) as running:
+    async with run_server(Answer(SCHEDULED)) as server, rig(tmp_path, server.url, clock) as running:
         await running.polled()
-        side.answer = Answer(NOTHING)
+        server.answer = Answer(NOTHING)
         now = clock.now()
         clock.advance(monotonic)
         clock.set_wall_clock(now + timedelta(seconds=wall))
