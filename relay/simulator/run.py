@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from relay.simulator.azure import SimulatedAzure
@@ -78,17 +79,14 @@ async def _wait_for_time(azure: SimulatedAzure, step: Step, started_at: datetime
         await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))
         return
     if step.when is not None:
-        await azure.until(_has_reached(azure, step.when))
+        await azure.until(partial(_holds, azure, step.when))
     await azure.clock.sleep(azure.span(step.after or 0.0).total_seconds())
 
 
-def _has_reached(azure: SimulatedAzure, condition: Condition) -> Callable[[], bool]:
-    def has_reached() -> bool:
-        event = azure.event(condition.event)
-        if condition.is_ == "gone":
-            return not event.is_live
-        if condition.is_ == "approved" and event.approved:
-            return True
-        return event.status != "Scheduled"
-
-    return has_reached
+def _holds(azure: SimulatedAzure, condition: Condition) -> bool:
+    event = azure.event(condition.event)
+    if condition.is_ == "gone":
+        return not event.is_live
+    if condition.is_ == "approved" and event.approved:
+        return True
+    return event.status != "Scheduled"

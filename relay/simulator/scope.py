@@ -44,7 +44,7 @@ class InvalidTransition(RelayError):
     """The event's state does not allow the action."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
     """One thing that happened to an event or to the service."""
 
@@ -140,7 +140,9 @@ class Scope:
             if self._hides_events and self._shows_events_at == at:
                 self._hides_events = False
                 self._change_document(changed=bool(self._live_events))
-                self._on_transition(Transition(at, "shown", detail="events are shown from now on"))
+                self._on_transition(
+                    Transition(at=at, kind="shown", detail="events are shown from now on")
+                )
                 continue
             event = next(
                 event for event in self._live_events.values() if (event.starts or event.ends) == at
@@ -173,7 +175,7 @@ class Scope:
         self._hides_events = self.setup.events_after > 0
         self.incarnation = 1
         self._on_transition(
-            Transition(now, "disabled", detail="the service is off until the next call")
+            Transition(at=now, kind="disabled", detail="the service is off until the next call")
         )
 
     def schedule(self, plan: Plan) -> Event:
@@ -230,7 +232,7 @@ class Scope:
 
     def approve(self, event: Event | str, vm: str) -> Event:
         """Approve a live event as a VM or an operator."""
-        event = self._expect(event, None)
+        event = self._expect(event)
         self.accept_start_request([event.event_id], vm)
         return self.event(event)
 
@@ -258,7 +260,7 @@ class Scope:
         fields: Mapping[str, Any] | None = None,
     ) -> Event:
         """Change a live event; None changes nothing. ``notice`` is in seconds from now."""
-        event = self._expect(event, None)
+        event = self._expect(event)
         now = self.clock.now()
         changes = {
             "resources": tuple(resources) if resources is not None else None,
@@ -296,7 +298,7 @@ class Scope:
         now = self.tick()
         self.incarnation = incarnation
         self._on_transition(
-            Transition(now, "reset", detail=f"DocumentIncarnation is {incarnation}")
+            Transition(at=now, kind="reset", detail=f"DocumentIncarnation is {incarnation}")
         )
 
     def _sees(self, vm: str | None, event: Event) -> bool:
@@ -308,7 +310,7 @@ class Scope:
         needed = {vm.name for vm in self.setup.vms} & set(event.resources)
         return event.plan.approvals == "all" and not needed <= set(approved_by)
 
-    def _expect(self, event: Event | str, status: Status | None) -> Event:
+    def _expect(self, event: Event | str, status: Status | None = None) -> Event:
         event = self.event(event)
         if not event.is_live or status not in (None, event.status):
             raise InvalidTransition(
@@ -332,7 +334,7 @@ class Scope:
         self._past_events.append(gone)
         self._change_document(changed=True)
         self._on_transition(
-            Transition(at, "completed" if status == "Completed" else "canceled", gone)
+            Transition(at=at, kind="completed" if status == "Completed" else "canceled", event=gone)
         )
         return gone
 
@@ -340,7 +342,7 @@ class Scope:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
         self._change_document(changed=before is None or _fields(before) != _fields(event))
-        self._on_transition(Transition(at, kind, event, detail))
+        self._on_transition(Transition(at=at, kind=kind, event=event, detail=detail))
 
     def _change_document(self, *, changed: bool) -> None:
         """Increase DocumentIncarnation if the document changed and shows events."""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from ipaddress import ip_address
-from types import TracebackType
 from typing import Any, Final, Self
 
 import orjson
@@ -104,12 +103,7 @@ class Simulator(SimulatedAzure):
         self.begin()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End every call and stop listening."""
         self.stop()
         await self._listeners.aclose()
@@ -161,8 +155,9 @@ class Simulator(SimulatedAzure):
             return await send_slowly(request, body, pause=pause, clock=self.clock)
         if fault.kind == "delay":
             await self.clock.sleep(pause)
-        distorted, content_type = distort_body(body, fault)
-        return web.Response(body=distorted, content_type=content_type, charset="utf-8")
+        content_type = "text/html" if fault.kind == "wrong-type" and body else JSON
+        body = distort_body(body, fault)
+        return web.Response(body=body, content_type=content_type, charset="utf-8")
 
     async def _answer_instead(
         self, request: web.Request, call: Call, vm: VM, target: Target, fault: Fault

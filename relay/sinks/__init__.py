@@ -21,14 +21,11 @@ a sink never retries and never remembers events: outbox and dispatcher do both f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
-from relay.clock import Clock
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match, matches_any
@@ -98,7 +95,3 @@ class Sink(Protocol):
         when the relay stops. The same event can come again, so it must not matter if the
         destination gets it twice.
         """
-
-
-Connect = Callable[[Any, Clock], AbstractAsyncContextManager[Sink]]
-"""The signature of ``connect``."""
