@@ -43,9 +43,10 @@ _HEADERS = {
 
 @dataclass(slots=True)
 class _Call:
-    """One call in flight. ``sent`` is True once its headers were written."""
+    """One call in flight."""
 
     sent: bool = False
+    """Whether its headers were written."""
 
 
 class ImdsClient:

@@ -46,9 +46,11 @@ def _blank_to_none(value: object) -> object:
 _Text = Annotated[str | None, BeforeValidator(_blank_to_none)]
 
 
-class _WireEvent(BaseModel):
+class _Wire(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
 
+
+class _WireEvent(_Wire):
     EventId: str = Field(min_length=1, max_length=256, pattern=r"\S")
     EventType: _Text = None
     EventStatus: _Text = None
@@ -74,9 +76,7 @@ class _WireEvent(BaseModel):
         )
 
 
-class _WireDocument(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
-
+class _WireDocument(_Wire):
     DocumentIncarnation: Annotated[int | None, BeforeValidator(_incarnation)] = None
     Events: list[_WireEvent]
 
