@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Json
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent
@@ -74,7 +74,7 @@ class Occurrence:
     id: int
     key: str
     number: int
-    data: dict[str, Any]
+    data: Json[dict[str, Any]]
     revision: str
     live: bool
     boot_id: str | None
@@ -182,7 +182,7 @@ class FirstAnswer:
 
     digest: str
     status: int
-    body: dict[str, Any]
+    body: Json[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from relay.events.timestamps import format_sortable
+from relay.outbox.rows import read_as
 
 MAX_LINKS = 100
 """Valid links to one decision about one event; each edit of a message brings new ones."""
@@ -52,6 +55,10 @@ class ConfirmationLink:
     wrong_codes: int
 
 
+_CHAT_MESSAGE = TypeAdapter(ChatMessage)
+_CONFIRMATION_LINK = TypeAdapter(ConfirmationLink)
+
+
 class ChatMessages:
     """The tables of messages and links, inside a transaction. Messages are named by their ids."""
 
@@ -60,23 +67,13 @@ class ChatMessages:
 
     def find(self, sink: str, occurrence: int) -> ChatMessage | None:
         """Return the message in which a sink shows an event."""
-        row = self._connection.execute(
-            "SELECT message.id, ref, posted, code, looks, told "
-            "FROM message JOIN message_about ON message.id = message "
+        rows = self._connection.execute(
+            "SELECT message.id, ref, posted AS is_posted, code, looks AS content_hash, "
+            "told AS history_position FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
             (sink, occurrence),
-        ).fetchone()
-        if row is None:
-            return None
-        message, ref, posted, code, content_hash, history_position = row
-        return ChatMessage(
-            id=message,
-            ref=ref,
-            is_posted=bool(posted),
-            code=code,
-            content_hash=content_hash,
-            history_position=history_position,
         )
+        return next(read_as(_CHAT_MESSAGE, rows), None)
 
     def previous_occurrence(self, sink: str, event_key: str, number: int) -> int | None:
         """Return the newest occurrence of an EventId before ``number`` that a sink shows."""
@@ -181,22 +178,12 @@ class ChatMessages:
 
     def find_link(self, token: str) -> ConfirmationLink | None:
         """Return what a link stands for."""
-        row = self._connection.execute(
-            "SELECT token, occurrence, revision, decision, code, wrong "
+        rows = self._connection.execute(
+            "SELECT token, occurrence, revision, decision, code, wrong AS wrong_codes "
             "FROM invitation JOIN message ON message.id = message WHERE token = ?",
             (token_digest(token),),
-        ).fetchone()
-        if row is None:
-            return None
-        digest, occurrence, revision, decision, code, wrong_codes = row
-        return ConfirmationLink(
-            token=digest,
-            occurrence=occurrence,
-            revision=revision,
-            decision=decision,
-            code=code,
-            wrong_codes=wrong_codes,
         )
+        return next(read_as(_CONFIRMATION_LINK, rows), None)
 
     def count_wrong_code(self, link: ConfirmationLink) -> None:
         """Count a wrong code that was given with a link."""

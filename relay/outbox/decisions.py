@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import fields
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
-from relay.events.timestamps import format_sortable, parse_timestamp
+from relay.events.timestamps import format_sortable
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState
+from relay.outbox.rows import read_as
 
-_DECISION_FIELDS = tuple(field.name for field in fields(Decision))
-_GRANT_FIELDS = tuple(field.name for field in fields(Grant))
-_DECISION_COLUMNS = ", ".join(_DECISION_FIELDS).replace("recorded_event_id", "told")
-_GRANT_COLUMNS = ", ".join(_GRANT_FIELDS)
+_DECISION = TypeAdapter(Decision)
+_GRANT = TypeAdapter(Grant)
+_FIRST_ANSWER = TypeAdapter(FirstAnswer)
 
 
 class Decisions:
@@ -42,13 +43,15 @@ class Decisions:
 
     def add_decision(self, decision: Decision) -> None:
         """Store an accepted decision."""
-        facts = {field: getattr(decision, field) for field in _DECISION_FIELDS}
-        facts["at"] = format_sortable(decision.at)
-        facts["expires"] = format_sortable(decision.expires) if decision.expires else None
-        placeholders = ", ".join("?" * len(facts))
+        values = asdict(decision)
+        values["at"] = format_sortable(decision.at)
+        values["expires"] = format_sortable(decision.expires) if decision.expires else None
         self._connection.execute(
-            f"INSERT INTO decision ({_DECISION_COLUMNS}) VALUES ({placeholders})",  # noqa: S608  # our own text
-            tuple(facts.values()),
+            "INSERT INTO decision (approval_id, occurrence, decision, principal, channel, revision,"
+            " reason, at, expires, dry_run, counts, told, message_id) VALUES (:approval_id, "
+            ":occurrence, :decision, :principal, :channel, :revision, :reason, :at, :expires, "
+            ":dry_run, :counts, :recorded_event_id, :message_id)",
+            values,
         )
 
     def stop_counting(self, approval_id: str) -> None:
@@ -59,10 +62,12 @@ class Decisions:
 
     def _select_decisions(self, condition: str, *values: object) -> list[Decision]:
         rows = self._connection.execute(
-            f"SELECT {_DECISION_COLUMNS} FROM decision WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
+            "SELECT approval_id, occurrence, decision, principal, channel, revision, reason, at, "  # noqa: S608  # our own text
+            "expires, dry_run, counts, told AS recorded_event_id, message_id "
+            f"FROM decision WHERE {condition} ORDER BY id",
             values,
         )
-        return [_decision(row) for row in rows]
+        return list(read_as(_DECISION, rows))
 
     # --- grants
 
@@ -130,23 +135,20 @@ class Decisions:
 
     def _select_grants(self, condition: str, *values: object) -> list[Grant]:
         rows = self._connection.execute(
-            f"SELECT {_GRANT_COLUMNS} FROM start_request WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
+            f"SELECT * FROM start_request WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
             values,
         )
-        return [_grant(row) for row in rows]
+        return list(read_as(_GRANT, rows))
 
     # --- first answers
 
     def first_answer(self, principal: str, request_id: str) -> FirstAnswer | None:
         """Return the first answer to a request with this id."""
-        row = self._connection.execute(
+        rows = self._connection.execute(
             "SELECT digest, status, body FROM answer WHERE principal = ? AND request_id = ?",
             (principal, request_id),
-        ).fetchone()
-        if row is None:
-            return None
-        digest, status, body = row
-        return FirstAnswer(digest, status, orjson.loads(body))
+        )
+        return next(read_as(_FIRST_ANSWER, rows), None)
 
     def remember_answer(
         self,
@@ -167,33 +169,3 @@ class Decisions:
     def prune_answers(self, before: datetime) -> None:
         """Delete the first answers from before that moment."""
         self._connection.execute("DELETE FROM answer WHERE at < ?", (format_sortable(before),))
-
-
-def _decision(row: tuple[Any, ...]) -> Decision:
-    facts = dict(zip(_DECISION_FIELDS, row, strict=True))
-    return Decision(
-        **facts
-        | {
-            "at": _stored_moment(facts["at"]),
-            "expires": parse_timestamp(facts["expires"]),
-            "dry_run": bool(facts["dry_run"]),
-            "counts": bool(facts["counts"]),
-        }
-    )
-
-
-def _grant(row: tuple[Any, ...]) -> Grant:
-    facts = dict(zip(_GRANT_FIELDS, row, strict=True))
-    return Grant(
-        **facts
-        | {
-            "granted_at": _stored_moment(facts["granted_at"]),
-            "dry_run": bool(facts["dry_run"]),
-        }
-    )
-
-
-def _stored_moment(text: str) -> datetime:
-    moment = parse_timestamp(text)
-    assert moment is not None  # noqa: S101  # this module wrote it
-    return moment

@@ -9,32 +9,30 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
-from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
-from relay.events.timestamps import format_sortable, parse_timestamp
+from relay.events.timestamps import format_sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
-from relay.outbox.bulk_insert import bulk_insert
+from relay.outbox.rows import bulk_insert, read_as
 
-_MAX_ID = 2**62
 _ENTRY_COLUMNS = (
-    "id, sink, position, lane, type, event_key, not_before, attempts, next_at, "
-    "coalesce(revived, recorded)"
+    "id, sink, position, lane AS ordering_key, type, event_key, not_before, attempts, next_at, "
+    "coalesce(revived, recorded) AS recorded"
 )
 _DELIVERY_QUERY = (
     "SELECT e.id, e.sink, "
     "iif(e.event_key IS NULL, NULL, CASE WHEN json_valid(CAST(j.body AS TEXT)) "
-    "THEN json_extract(CAST(j.body AS TEXT), '$.subject') END), "
+    "THEN json_extract(CAST(j.body AS TEXT), '$.subject') END) AS event_id, "
     "e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, e.recorded, e.settled "
     "FROM entry e LEFT JOIN journal j ON j.position = e.position"
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """An entry as people and programs see it. The fields are in the order of the query above."""
+    """An entry as people and programs see it. ``event_id`` is in its original case."""
 
     id: int
     sink: str
@@ -48,24 +46,8 @@ class Delivery:
     recorded: str
     settled: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as the API shows it."""
-        return {
-            "id": self.id,
-            "sink": self.sink,
-            "eventId": self.event_id,
-            "type": f"{TYPE_PREFIX}{self.type}{TYPE_VERSION}",
-            "state": self.state,
-            "attempts": self.attempts,
-            "nextAttempt": self.next_at,
-            "reason": self.reason,
-            "lastStatus": self.last_status,
-            "recorded": self.recorded,
-            "settled": self.settled,
-        }
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedAttempt:
     """An attempt in the log. ``elapsed`` is in seconds, ``response`` at most 1 KiB."""
 
@@ -89,6 +71,11 @@ class DeadLetterFilter:
     type: str | None = None
     event_key: str | None = None
     since: datetime | None = None
+
+
+_ENTRY = TypeAdapter(Entry)
+_DELIVERY = TypeAdapter(Delivery)
+_LOGGED_ATTEMPT = TypeAdapter(LoggedAttempt)
 
 
 class Deliveries:
@@ -138,7 +125,7 @@ class Deliveries:
             "WHERE state = 'waiting' AND (:sink IS NULL OR sink = :sink) ORDER BY id",
             {"sink": sink},
         )
-        return [_entry(row) for row in rows]
+        return list(read_as(_ENTRY, rows))
 
     def has_waiting(self, event_key: str) -> bool:
         """Whether an entry about an EventId waits for any sink."""
@@ -236,11 +223,11 @@ class Deliveries:
         ).rowcount
         if not changed:
             return None
-        row = self._connection.execute(
+        rows = self._connection.execute(
             f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
             (entry_id,),
-        ).fetchone()
-        return _entry(row)
+        )
+        return next(read_as(_ENTRY, rows))
 
     def redeliver_matching(
         self,
@@ -278,17 +265,17 @@ class Deliveries:
 
     def find_delivery(self, entry_id: int) -> Delivery | None:
         """Return one entry as people see it."""
-        row = self._connection.execute(f"{_DELIVERY_QUERY} WHERE e.id = ?", (entry_id,)).fetchone()
-        return Delivery(*row) if row else None
+        rows = self._connection.execute(f"{_DELIVERY_QUERY} WHERE e.id = ?", (entry_id,))
+        return next(read_as(_DELIVERY, rows), None)
 
     def attempts(self, entry_id: int) -> list[LoggedAttempt]:
         """Return the attempts to deliver an entry, oldest first."""
         rows = self._connection.execute(
-            "SELECT number, at, took, outcome, status, reason, answer FROM attempt "
-            "WHERE entry = ? ORDER BY number",
+            "SELECT number, at, took AS elapsed, outcome, status, reason, answer AS response "
+            "FROM attempt WHERE entry = ? ORDER BY number",
             (entry_id,),
         )
-        return [LoggedAttempt(*row) for row in rows]
+        return list(read_as(_LOGGED_ATTEMPT, rows))
 
     def page(
         self,
@@ -304,20 +291,20 @@ class Deliveries:
         ``states``, ``event_key`` and ``sink`` filter them if they are given.
         """
         rows = self._connection.execute(
-            f"{_DELIVERY_QUERY} WHERE e.id < :before "  # noqa: S608  # our own text
+            f"{_DELIVERY_QUERY} WHERE e.id < coalesce(:before, 9e18) "  # noqa: S608  # our own text
             "AND (:event_key IS NULL OR e.event_key = :event_key) "
             "AND (:sink IS NULL OR e.sink = :sink) "
             "AND (:states = '[]' OR e.state IN (SELECT value FROM json_each(:states))) "
             "ORDER BY e.id DESC LIMIT :limit",
             {
-                "before": before if before is not None else _MAX_ID,
+                "before": before,
                 "event_key": event_key,
                 "sink": sink,
                 "states": orjson.dumps([*states]).decode(),
                 "limit": limit,
             },
         )
-        return [Delivery(*row) for row in rows]
+        return list(read_as(_DELIVERY, rows))
 
     # --- sinks
 
@@ -378,21 +365,3 @@ def _dead_letter_condition(
     given = {condition: value for condition, value in values.items() if value is not None}
     always = "state = 'parked' AND sink IN (SELECT name FROM sink)"
     return " AND ".join([always, *given]), tuple(given.values())
-
-
-def _entry(row: tuple[Any, ...]) -> Entry:
-    id_, sink, position, ordering_key, type_, event_key, not_before, attempts, next_at, at = row
-    recorded = parse_timestamp(at)
-    assert recorded is not None  # noqa: S101  # this module wrote it
-    return Entry(
-        id=id_,
-        sink=sink,
-        position=position,
-        ordering_key=ordering_key,
-        type=type_,
-        event_key=event_key,
-        not_before=parse_timestamp(not_before),
-        attempts=attempts,
-        next_at=parse_timestamp(next_at),
-        recorded=recorded,
-    )

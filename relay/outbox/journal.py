@@ -18,7 +18,7 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.outbox import Head
-from relay.outbox.bulk_insert import bulk_insert
+from relay.outbox.rows import bulk_insert
 
 GENESIS = Head(0, "0" * 64)
 """The head of a journal without rows."""

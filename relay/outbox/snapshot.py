@@ -10,12 +10,14 @@ from datetime import datetime
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.outbox import Occurrence
+from relay.outbox.rows import read_as
 
-_MAX_ID = 2**62
+_OCCURRENCE = TypeAdapter(Occurrence)
 
 
 class Snapshot:
@@ -62,11 +64,7 @@ class Snapshot:
 
     def page(self, before: int | None, limit: int) -> list[Occurrence]:
         """Return occurrences with an id less than ``before``, newest first."""
-        return self._select(
-            "WHERE id < ? ORDER BY id DESC LIMIT ?",
-            before if before is not None else _MAX_ID,
-            limit,
-        )
+        return self._select("WHERE id < coalesce(?, 9e18) ORDER BY id DESC LIMIT ?", before, limit)
 
     def add(
         self,
@@ -128,24 +126,7 @@ class Snapshot:
     def _select(self, where: str, *values: object) -> list[Occurrence]:
         rows = self._connection.execute(
             "SELECT id, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
-            f"first_seen, last_changed, outcome, told FROM occurrence {where}",
+            f"first_seen, last_changed, outcome, told AS last_event_id FROM occurrence {where}",
             values,
         )
-        return [_occurrence(row) for row in rows]
-
-
-def _occurrence(row: tuple[Any, ...]) -> Occurrence:
-    id_, key, number, data, revision, live, boot_id, first, last, outcome, event_id = row
-    return Occurrence(
-        id=id_,
-        key=key,
-        number=number,
-        data=orjson.loads(data),
-        revision=revision,
-        live=bool(live),
-        boot_id=boot_id,
-        first_seen=first,
-        last_changed=last,
-        outcome=outcome,
-        last_event_id=event_id,
-    )
+        return list(read_as(_OCCURRENCE, rows))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from relay.outbox.bulk_insert import MAX_ROWS_PER_STATEMENT
 from relay.outbox.journal import verify_journal
+from relay.outbox.rows import MAX_ROWS_PER_STATEMENT
 from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import NOW, numbered_event, open_file_in
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from relay.outbox import Attempt, Entry, EntryState, StoreSettings
-from relay.outbox.deliveries import DeadLetterFilter
+from relay.outbox.deliveries import DeadLetterFilter, Delivery
 from relay.outbox.journal import verify_journal
 from relay.outbox.retention import PruneResult, prune
 from relay.outbox.transaction import Transaction
@@ -111,19 +111,19 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
         (2, 0.5, "delivered", 204, None, None),
     ]
     (delivery,) = tx.deliveries.page(sink="bus")
-    assert delivery.to_json() == {
-        "id": bus.id,
-        "sink": "bus",
-        "eventId": "E-1",
-        "type": "io.imdsrelay.event.scheduled.v1",
-        "state": "delivered",
-        "attempts": 2,
-        "nextAttempt": None,
-        "reason": None,
-        "lastStatus": 204,
-        "recorded": "2026-04-11T22:26:58.000000Z",
-        "settled": "2026-04-11T22:27:58.000000Z",
-    }
+    assert delivery == Delivery(
+        id=bus.id,
+        sink="bus",
+        event_id="E-1",
+        type="event.scheduled",
+        state="delivered",
+        attempts=2,
+        next_at=None,
+        reason=None,
+        last_status=204,
+        recorded="2026-04-11T22:26:58.000000Z",
+        settled="2026-04-11T22:27:58.000000Z",
+    )
 
 
 def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:

@@ -1,15 +1,26 @@
-"""Inserts many rows with few statements.
-
-Each statement releases the interpreter lock and has to take it again, so fewer are faster.
-"""
+"""Reads rows as dataclasses, and inserts many rows with few statements."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
+from pydantic import TypeAdapter
+
+T = TypeVar("T")
 MAX_ROWS_PER_STATEMENT = 32
 """Python caches a prepared statement for each number of rows. A small maximum keeps them cached."""
+
+
+def read_as(dataclass: TypeAdapter[T], rows: sqlite3.Cursor) -> Iterator[T]:
+    """Yield each row as a dataclass, whose fields have the names of the columns.
+
+    The adapter turns timestamps into moments in UTC, 0 and 1 into booleans, and parses ``Json``.
+    """
+    names = [column[0] for column in rows.description]
+    for row in rows:
+        yield dataclass.validate_python(dict(zip(names, row, strict=True)))
 
 
 def bulk_insert(
@@ -17,6 +28,7 @@ def bulk_insert(
 ) -> None:
     """Insert the rows in their order.
 
+    Each statement releases the interpreter lock and has to take it again, so fewer are faster.
     ``into`` is the table, with the columns in parentheses if not all are given. It is part of the
     statement and must be our own text.
     """
