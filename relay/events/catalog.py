@@ -6,7 +6,7 @@ The JSON Schemas in the package, docs/events.md and ``imds-relay schema`` are ge
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
@@ -96,26 +96,24 @@ class EndedData(EventData):
     approvedByRelay: _ApprovedByRelay
 
 
-class _AboutEvent(TypedDict, total=False):
-    eventId: Required[
-        Annotated[
-            str,
-            _text(
-                "Azure's identifier; for an unknown event as the caller wrote it, "
-                "and the other fields are null"
-            ),
-        ]
+class _AboutEvent(TypedDict):
+    eventId: Annotated[
+        str,
+        _text(
+            "Azure's identifier; for an unknown event as the caller wrote it, "
+            "and the other fields are null"
+        ),
     ]
-    eventType: Required[_Type]
-    eventStatus: Required[_Status]
-    resourceType: Required[_ResourceType]
-    resources: Required[Annotated[list[str] | None, _Resources]]
-    notBefore: Required[_NotBefore]
-    description: Required[_Description]
-    eventSource: Required[_Source]
-    durationSeconds: Required[_Duration]
-    documentIncarnation: Required[_Incarnation]
-    revision: Required[Annotated[str | None, _text("names the state that the decision is about")]]
+    eventType: _Type
+    eventStatus: _Status
+    resourceType: _ResourceType
+    resources: Annotated[list[str] | None, _Resources]
+    notBefore: _NotBefore
+    description: _Description
+    eventSource: _Source
+    durationSeconds: _Duration
+    documentIncarnation: _Incarnation
+    revision: Annotated[str | None, _text("names the state that the decision is about")]
 
 
 _DryRun = Annotated[
@@ -124,69 +122,57 @@ _DryRun = Annotated[
 
 
 @_Strict
-class ApprovalData(_AboutEvent, total=False):
+class ApprovalData(_AboutEvent):
     """A decision about an event, and the event at that time."""
 
-    approvalId: Required[Annotated[str, _text("identifies the decision, as in the response")]]
-    decision: Required[
-        Annotated[Literal["approve", "hold", "release"], _text("the requested decision")]
+    approvalId: Annotated[str, _text("identifies the decision, as in the response")]
+    decision: Annotated[Literal["approve", "hold", "release"], _text("the requested decision")]
+    principal: Annotated[
+        str,
+        _text(
+            "who decided: client:<name>, local:<user>, slack:<team>/<user> and so on, "
+            "rule:<name> or relay"
+        ),
     ]
-    principal: Required[
-        Annotated[
-            str,
-            _text(
-                "who decided: client:<name>, local:<user>, slack:<team>/<user> and so on, "
-                "rule:<name> or relay"
-            ),
-        ]
+    channel: Annotated[
+        str,
+        _text(
+            "how the decision arrived: http, callback, amqp, local, page, slack, mattermost, "
+            "rule or relay"
+        ),
     ]
-    channel: Required[
-        Annotated[
-            str,
-            _text(
-                "how the decision arrived: http, callback, amqp, local, page, slack, mattermost, "
-                "rule or relay"
-            ),
-        ]
-    ]
-    reason: Required[Annotated[str | None, _text("the reason that the caller gave")]]
-    votes: Required[Annotated[int, _text("votes that count now; 0 for an automatic rule")]]
-    required: Required[
-        Annotated[int, _text("votes that the rule requires; 0 for an automatic rule")]
-    ]
-    rule: Required[Annotated[str | None, _text("name of the rule that matches the event")]]
-    dryRun: _DryRun
+    reason: Annotated[str | None, _text("the reason that the caller gave")]
+    votes: Annotated[int, _text("votes that count now; 0 for an automatic rule")]
+    required: Annotated[int, _text("votes that the rule requires; 0 for an automatic rule")]
+    rule: Annotated[str | None, _text("name of the rule that matches the event")]
+    dryRun: NotRequired[_DryRun]
 
 
 @_Strict
-class RefusedData(ApprovalData, total=False):
+class RefusedData(ApprovalData):
     """A request of an authenticated caller that was refused."""
 
-    refusal: Required[Annotated[str, _text("the reason, as in the response")]]
+    refusal: Annotated[str, _text("the reason, as in the response")]
 
 
 @_Strict
-class VoidedData(_AboutEvent, total=False):
+class VoidedData(_AboutEvent):
     """Recorded votes no longer count."""
 
-    why: Required[
-        Annotated[
-            Literal["changed", "expired", "ended"],
-            _text("the event changed, the votes expired, or the event ended"),
-        ]
+    why: Annotated[
+        Literal["changed", "expired", "ended"],
+        _text("the event changed, the votes expired, or the event ended"),
     ]
-    dryRun: _DryRun
+    dryRun: NotRequired[_DryRun]
 
 
 @_Strict
-class StartRequestData(_AboutEvent, total=False):
+class StartRequestData(_AboutEvent):
     """The result of a StartRequest."""
 
-    status: Required[
-        Annotated[int | None, _text("HTTP status of the last response; null if there was none")]
-    ]
-    attempts: Required[Annotated[int, _text("how often the StartRequest was sent")]]
-    reason: Required[Annotated[str | None, _text("why the relay gave up")]]
+    status: Annotated[int | None, _text("HTTP status of the last response; null if there was none")]
+    attempts: Annotated[int, _text("how often the StartRequest was sent")]
+    reason: Annotated[str | None, _text("why the relay gave up")]
 
 
 @_Strict
