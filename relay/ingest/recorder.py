@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from relay.events.build import (
     EndEvidence,
@@ -41,18 +40,6 @@ class PollResult:
     gap: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RecordedChange:
-    """A change, its CloudEvent, and the new state of the snapshot."""
-
-    key: str
-    event: CloudEvent
-    transition: str
-    data: dict[str, Any]
-    is_new: bool
-    outcome: EndOutcome | None
-
-
 @dataclass(frozen=True, slots=True)
 class Recorder:
     """Records polls in the store.
@@ -69,12 +56,8 @@ class Recorder:
         """Work for the store: record every change and the new snapshot. Return the change count."""
         live = {occurrence.key: occurrence for occurrence in tx.snapshot.live()}
         changes = diff((occurrence.event for occurrence in live.values()), poll.document)
-        recorded = [
-            self._describe(tx, change, live.get(change.event.key), poll) for change in changes
-        ]
-        tx.record_all([(change.event, change.transition) for change in recorded], poll.at)
-        for change in recorded:
-            _update_snapshot(tx, change, self.boot_id, poll.at)
+        events = [self._apply(tx, change, live.get(change.event.key), poll) for change in changes]
+        tx.record_all(events, poll.at)
         for occurrence in live.values():
             if occurrence.boot_id != self.boot_id and not _may_explain_reboot(
                 tx, occurrence, poll.at
@@ -82,13 +65,13 @@ class Recorder:
                 tx.snapshot.set_boot_id(occurrence.id, self.boot_id)
         return len(changes)
 
-    def _describe(
+    def _apply(
         self, tx: Transaction, change: Change, occurrence: Occurrence | None, poll: PollResult
-    ) -> _RecordedChange:
+    ) -> tuple[CloudEvent, str]:
+        """Update the snapshot. Return the CloudEvent of the change and its transition."""
         transition = transition_id(change, self.origin)
         grants = tx.decisions.grants(occurrence.id) if occurrence is not None else []
         outcome: EndOutcome | None = None
-        data: dict[str, Any]
         if change.kind == "ended" and occurrence is not None:
             data = occurrence.data
             evidence = self._end_evidence(occurrence, grants, poll)
@@ -104,14 +87,14 @@ class Recorder:
             approved_by_relay=any(grant.state == "accepted" for grant in grants),
             outcome=outcome,
         )
-        return _RecordedChange(
-            key=change.event.key,
-            event=event,
-            transition=transition,
-            data=data,
-            is_new=occurrence is None,
-            outcome=outcome,
-        )
+        key = change.event.key
+        if occurrence is None:
+            tx.snapshot.add(key, data, self.boot_id, event, poll.at)
+        elif outcome is None:
+            tx.snapshot.update(key, data, event, poll.at)
+        else:
+            tx.snapshot.mark_ended(key, outcome.outcome, event, poll.at)
+        return event, transition
 
     def _end_evidence(
         self, occurrence: Occurrence, grants: list[Grant], poll: PollResult
@@ -137,17 +120,6 @@ class Recorder:
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> bool:
     """Whether ``Resources`` holds one of the names of this VM. The names are in lower case."""
     return any(resource.lower() in resource_names for resource in resources)
-
-
-def _update_snapshot(
-    tx: Transaction, change: _RecordedChange, boot_id: str | None, at: datetime
-) -> None:
-    if change.is_new:
-        tx.snapshot.add(change.key, change.data, boot_id, change.event, at)
-    elif change.outcome is None:
-        tx.snapshot.update(change.key, change.data, change.event, at)
-    else:
-        tx.snapshot.mark_ended(change.key, change.outcome.outcome, change.event, at)
 
 
 def _may_explain_reboot(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
