@@ -11,9 +11,9 @@ from pathlib import Path
 
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import StoreError
-from relay.files import current_user, describe_os_error, may_be_folder, may_exist
+from relay.files import current_user, may_be_folder, may_exist
 from relay.outbox import StoreSettings
-from relay.outbox.file import SCHEMA_VERSION, open_for_reading
+from relay.outbox.file import SCHEMA_VERSION, describe_read_error, open_for_reading, result_code
 
 FREE_BYTES_WARNING = 200 * 2**20
 MIN_FREE_BYTES = 2**20
@@ -95,12 +95,8 @@ def _volatile_disk(folder: Path) -> str | None:
 
 
 def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]:
-    try:
-        path.open("rb").close()  # SQLite does not say why it cannot
-    except OSError as error:
-        yield failure(
-            "state file", f"{path} cannot be read: {describe_os_error(error)}", _USER_REMEDY
-        )
+    if (reason := describe_read_error(path)) is not None:
+        yield failure("state file", f"{path} cannot be read: {reason}", _USER_REMEDY)
         return
     try:
         with closing(open_for_reading(path)) as connection:
@@ -147,7 +143,7 @@ def _check_lock(path: Path) -> Finding:
         ) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+        if result_code(error) == sqlite3.SQLITE_BUSY:
             return ok("lock", "a running relay holds the state file")
         return failure("lock", f"{lock} cannot be read: {error}", _USER_REMEDY)
     return ok("lock", "no relay holds the state file")

@@ -91,13 +91,12 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
                 set_aside_as,
             )
             connection, trusted = _connect(path, identity)
-    except (sqlite3.Error, OSError, _UnusableFile) as error:
+    except Exception as error:
         lock.close()
-        raise StoreError(
-            f"store.path: expected a file that can be written, {path}: {_error_text(error)}"
-        ) from error
-    except Exception:
-        lock.close()
+        if isinstance(error, sqlite3.Error | OSError | _UnusableFile):
+            raise StoreError(
+                f"store.path: expected a file that can be written, {path}: {_error_text(error)}"
+            ) from error
         raise
     return StateFile(path=path, connection=connection, lock=lock, trusted=trusted)
 
@@ -117,13 +116,12 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise StoreError(
-            f"store.path: expected a relay's state file, {path}: {_read_error(path) or error}"
-        ) from error
+        reason = describe_read_error(path) or error
+        raise StoreError(f"store.path: expected a relay's state file, {path}: {reason}") from error
     return connection
 
 
-def _read_error(path: Path) -> str | None:
+def describe_read_error(path: Path) -> str | None:
     """Why the file cannot be read; SQLite does not say. None if it can be read."""
     try:
         path.open("rb").close()
@@ -150,7 +148,7 @@ def _lock(path: Path) -> sqlite3.Connection:
         lock.execute("BEGIN EXCLUSIVE")
     except sqlite3.Error as error:
         lock.close()
-        if _result_code(error) == sqlite3.SQLITE_BUSY:
+        if result_code(error) == sqlite3.SQLITE_BUSY:
             raise StoreLocked(
                 f"another relay holds {path}: stop it, or give this one a store.path of its own"
             ) from error
@@ -185,20 +183,17 @@ def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, 
             _begin(connection, "off" if _was_set_aside_before(path) else "on", identity)
         # This changes nothing, but fails if the file can only be read.
         connection.execute("UPDATE meta SET value = '' WHERE key = ''")
-        owner = _get_meta(connection, "vm_id")
+        owner = get_meta(connection, "vm_id")
         if identity.vm_id is not None and owner is None:
             connection.execute("INSERT INTO meta VALUES ('vm_id', ?)", (identity.vm_id,))
         connection.execute("COMMIT")
-    except sqlite3.Error as error:
+    except Exception as error:
         connection.close()
-        if _result_code(error) in corrupt_codes or _is_wrongly_read_only(path, error):
+        is_corrupt = isinstance(error, UnicodeDecodeError)  # names in a broken schema
+        if isinstance(error, sqlite3.Error):
+            is_corrupt = result_code(error) in corrupt_codes or _is_wrongly_read_only(path, error)
+        if is_corrupt:
             raise _UnusableFile(f"is corrupt ({error})") from error
-        raise
-    except UnicodeDecodeError as error:  # names in a broken schema
-        connection.close()
-        raise _UnusableFile(f"is corrupt ({error})") from error
-    except Exception:
-        connection.close()
         raise
     return connection, identity.vm_id is not None or owner is None
 
@@ -223,7 +218,7 @@ def _check(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise _UnusableFile(f"is corrupt ({problem})")
-    vm_id, scope, mode = (_get_meta(connection, key) for key in ("vm_id", "scope", "mode"))
+    vm_id, scope, mode = (get_meta(connection, key) for key in ("vm_id", "scope", "mode"))
     if scope is None or mode not in get_args(Mode):
         raise _UnusableFile("is corrupt (its scope or its mode is missing)")
     if identity.vm_id is not None and vm_id is not None and vm_id.lower() != identity.vm_id.lower():
@@ -250,13 +245,14 @@ def _begin(connection: sqlite3.Connection, mode: Mode, identity: StateFileOwner)
         _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
 
 
-def _get_meta(connection: sqlite3.Connection, key: str) -> str | None:
+def get_meta(connection: sqlite3.Connection, key: str) -> str | None:
+    """Return one value of the table ``meta``."""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return row[0] if row else None
 
 
-def _result_code(error: sqlite3.Error) -> int:
-    """The primary result code; SQLITE_ERROR for an error of Python's own module."""
+def result_code(error: sqlite3.Error) -> int:
+    """Return the primary result code; SQLITE_ERROR for an error of Python's own module."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
@@ -271,7 +267,7 @@ def _error_text(error: Exception) -> str:
 def _is_wrongly_read_only(path: Path, error: sqlite3.Error) -> bool:
     # SQLite can call a file read-only because its header is broken.
     return (
-        _result_code(error) == sqlite3.SQLITE_READONLY
+        result_code(error) == sqlite3.SQLITE_READONLY
         and os.access(path, os.W_OK)
         and os.access(path.parent, os.W_OK)
     )

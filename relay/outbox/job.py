@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from relay.outbox import Entry, RecordedEvent
+from relay.outbox.file import result_code
 from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
@@ -66,16 +67,10 @@ class StoreJob:
         try:
             self.result = self.work(transaction)
         except Exception as error:  # whoever submitted the work gets it
-            if _is_file_error(error):
+            if isinstance(error, sqlite3.Error) and result_code(error) in _FILE_ERRORS:
                 raise
             self.error = error
             return False
         self.error = None
         self.recorded, self.redelivered = transaction.take_results()
         return True
-
-
-def _is_file_error(error: Exception) -> bool:
-    if not isinstance(error, sqlite3.Error):
-        return False
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _FILE_ERRORS

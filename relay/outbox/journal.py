@@ -55,20 +55,11 @@ class Journal:
     def head(self) -> Head:
         """Return the last row's position and hash."""
         if self._head is None:
-            self._head = read_head(self._connection)
+            row = self._connection.execute(
+                "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1"
+            ).fetchone()
+            self._head = Head(*row) if row else read_checkpoint(self._connection)
         return self._head
-
-    def append(
-        self,
-        at: datetime,
-        kind: str,
-        body: bytes,
-        *,
-        event_key: str | None = None,
-        transition: str | None = None,
-    ) -> int:
-        """Append a row; return its position."""
-        return self.append_all(at, [(kind, event_key, transition, body)])[0]
 
     def append_all(self, at: datetime, new_rows: Iterable[NewRow]) -> range:
         """Append rows in their order; return their positions."""
@@ -85,9 +76,9 @@ class Journal:
 
     def append_note(
         self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None
-    ) -> int:
-        """Append a row that is not a CloudEvent, such as a claim; return its position."""
-        return self.append(at, kind, orjson.dumps(facts), event_key=event_key)
+    ) -> None:
+        """Append a row that is not a CloudEvent, such as a claim."""
+        self.append_all(at, [(kind, event_key, None, orjson.dumps(facts))])
 
     def count_transition(self, transition: str) -> int:
         """Return how often this transition was recorded."""
@@ -211,14 +202,6 @@ def row_hash(
     """
     columns = orjson.dumps([before, position, at, kind, event_key, transition])
     return hashlib.sha256(columns + b"\n" + body).hexdigest()
-
-
-def read_head(connection: sqlite3.Connection) -> Head:
-    """Return the last row's position and hash."""
-    row = connection.execute(
-        "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1"
-    ).fetchone()
-    return Head(*row) if row else read_checkpoint(connection)
 
 
 def read_checkpoint(connection: sqlite3.Connection) -> Head:

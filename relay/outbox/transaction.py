@@ -16,6 +16,7 @@ from relay.outbox import Entry, Head, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
+from relay.outbox.file import get_meta
 from relay.outbox.journal import Journal
 from relay.outbox.snapshot import Snapshot
 
@@ -108,7 +109,7 @@ class Transaction:
 
     def mode(self) -> Mode:
         """Return whether approvals are on, off, or a dry run."""
-        return self._get_meta("mode") or "off"  # type: ignore[return-value]  # written by set_mode and file
+        return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # written by set_mode and file
 
     def set_mode(self, mode: Mode, principal: str, at: datetime) -> None:
         """Turn approvals on or off, and journal who did it."""
@@ -122,7 +123,7 @@ class Transaction:
 
     def take_last_read(self) -> datetime | None:
         """Return what `set_last_read` stored, and delete it; None after a crash."""
-        moment = parse_timestamp(self._get_meta("last_read"))
+        moment = parse_timestamp(get_meta(self._connection, "last_read"))
         self.set_meta("last_read", None)
         return moment
 
@@ -132,10 +133,6 @@ class Transaction:
             self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         else:
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-    def _get_meta(self, key: str) -> str | None:
-        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
 
 
 def _event_key(event: CloudEvent) -> str | None:

@@ -16,7 +16,7 @@ import pytest
 from relay.outbox.journal import Journal
 from tests.cli.command import ROOT, run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
-from tests.outbox.open_store import NOW, open_file_in
+from tests.outbox.open_store import NOW, append_row, open_file_in
 
 
 @pytest.fixture
@@ -155,7 +155,8 @@ async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
     with open_file_in(path) as file:
         journal = Journal(file.connection)
         for number, key in enumerate(("e", "é\u2028", '"body":{}', "\x01\x7f\\", None, "last")):
-            journal.append(
+            append_row(
+                journal,
                 NOW + timedelta(minutes=number),
                 "event.scheduled",
                 orjson.dumps({"body": key}),

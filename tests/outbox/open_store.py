@@ -16,6 +16,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.job import Work
+from relay.outbox.journal import Journal
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent
@@ -67,6 +68,19 @@ def open_file_in(
         yield file
     finally:
         file.close()
+
+
+def append_row(
+    journal: Journal,
+    at: datetime = NOW,
+    kind: str = "event.scheduled",
+    body: bytes = b"{}",
+    *,
+    event_key: str | None = None,
+    transition: str | None = None,
+) -> int:
+    """Append a row to the journal; return its position."""
+    return journal.append_all(at, [(kind, event_key, transition, body)])[0]
 
 
 def connection_of(tx: Transaction) -> sqlite3.Connection:

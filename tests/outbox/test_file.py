@@ -23,7 +23,7 @@ from relay.outbox import StateFileOwner
 from relay.outbox import file as file_module
 from relay.outbox.file import SCHEMA_VERSION, open_for_reading, open_state_file
 from relay.outbox.journal import Journal, verify_journal
-from tests.outbox.open_store import IDENTITY, NOW, file_names, open_file_in, read_column
+from tests.outbox.open_store import IDENTITY, NOW, append_row, file_names, open_file_in, read_column
 
 HOLD = """
 import sys
@@ -55,7 +55,7 @@ def set_aside(path: Path) -> list[Path]:
 def begin(path: Path, identity: StateFileOwner = IDENTITY) -> None:
     """A state file with a row in it, closed in good order."""
     with open_file_in(path, identity) as file:
-        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        append_row(Journal(file.connection))
 
 
 def test_a_fresh_file_is_ours_durable_and_on(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_log_that_holds_everything_restores_a_broken_file(tmp_path: Path) -> N
     path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
     copy.parent.mkdir()
     with open_file_in(path) as file:
-        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        append_row(Journal(file.connection))
         shutil.copy(f"{path}-wal", f"{copy}-wal")
     copy.write_bytes(b"broken")
     with open_file_in(copy) as file:
@@ -261,7 +261,7 @@ def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
     try:
         with open_file_in(path) as file:
             count = verify_journal(file.connection)[1]
-            Journal(file.connection).append(NOW, "event.ended", b"{}")
+            append_row(Journal(file.connection))
     except StoreTooNew:
         assert path.read_bytes() == data
     else:
@@ -344,7 +344,7 @@ def test_what_a_killed_relay_had_not_moved_into_the_file_is_set_aside_with_it(
     path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
     copy.parent.mkdir()
     with open_file_in(path, StateFileOwner("another-scope", None)) as file:
-        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        append_row(Journal(file.connection))
         for suffix in ("", "-wal"):
             shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
     assert Path(f"{copy}-wal").stat().st_size
@@ -497,7 +497,7 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
     with monkeypatch.context() as earlier:
         earlier.setattr(file_module, "SCHEMA_VERSION", 1)
         with open_file_in(path) as file:
-            Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+            append_row(Journal(file.connection))
             assert read_column(path, "PRAGMA user_version") == [1]
     with open_file_in(path) as file:
         assert verify_journal(file.connection)[1] == 1
@@ -513,7 +513,7 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
 def test_a_reader_sees_a_running_relay_and_cannot_write(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     with open_file_in(path) as file:
-        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        append_row(Journal(file.connection))
         with contextlib.closing(open_for_reading(path)) as reader:
             assert verify_journal(reader)[1] == 1
             with pytest.raises(sqlite3.OperationalError, match="readonly"):

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from relay.errors import StoreError
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import GENESIS, Journal, read_head, read_rows, row_hash, verify_journal
+from relay.outbox.journal import GENESIS, Journal, read_rows, row_hash, verify_journal
 from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import BUS, NOW, numbered_event, open_file_in, read_column
+from tests.outbox.open_store import BUS, NOW, append_row, numbered_event, open_file_in, read_column
 
 ROWS = 6
 
@@ -31,7 +31,8 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
         if number % 3 == 2:
             journal.append_note(at, "claim", {"eventId": f"E-{number}"}, event_key=f"e-{number}")
         else:
-            journal.append(
+            append_row(
+                journal,
                 at,
                 "event.scheduled",
                 numbered_event(number).body,
@@ -152,7 +153,7 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
     """
     journal.execute("SAVEPOINT before")
     try:
-        seen = read_head(journal)
+        seen = Journal(journal).head()
         for position in gone:
             journal.execute("DELETE FROM journal WHERE position = ?", (position,))
         with pytest.raises(StoreError, match=r"^journal: "):
@@ -205,7 +206,7 @@ def test_a_journal_that_was_written_anew_is_found_by_a_head_that_was_seen(tmp_pa
     with open_file_in(tmp_path / "one.db") as file:
         seen = fill(file.connection)[3]
     with open_file_in(tmp_path / "other.db") as file:
-        Journal(file.connection).append(NOW, "event.scheduled", b"{}")
+        append_row(Journal(file.connection))
         fill(file.connection)
         with pytest.raises(StoreError, match="position 3 is not the one that was seen before"):
             verify_journal(file.connection, seen)
@@ -261,7 +262,7 @@ def test_pruning_leaves_a_checkpoint_and_the_chain_verifies(tmp_path: Path, youn
         assert verify_journal(file.connection) == (heads[-1], ROWS - gone)
         for head in heads[young:]:
             assert verify_journal(file.connection, head) == (heads[-1], ROWS - gone)
-        assert Journal(file.connection).append(NOW, "event.ended", b"{}") == ROWS + 1
+        assert append_row(Journal(file.connection)) == ROWS + 1
         assert verify_journal(file.connection, heads[-1])[1] == ROWS - gone + 1
 
 
@@ -297,7 +298,7 @@ def test_a_clock_that_was_wrong_for_a_while_costs_no_young_row(tmp_path: Path) -
     with open_file_in(tmp_path / "relay.db") as file:
         journal = Journal(file.connection)
         for days in (0, 1, -20_000, 2):
-            journal.append(NOW + timedelta(days=days), "event.scheduled", b"{}")
+            append_row(journal, NOW + timedelta(days=days), "event.scheduled", b"{}")
         assert journal.prune(NOW - timedelta(days=400), NOW) == 0
         assert verify_journal(file.connection)[1] == 4
 
@@ -321,16 +322,20 @@ def test_an_audit_beside_a_relay_that_prunes_sees_one_moment(tmp_path: Path) -> 
 def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path: Path) -> None:
     with open_file_in(tmp_path / "relay.db") as file:
         journal = Journal(file.connection)
-        journal.append(NOW, "event.scheduled", numbered_event(1, subject="E").body, event_key="e")
+        append_row(
+            journal, NOW, "event.scheduled", numbered_event(1, subject="E").body, event_key="e"
+        )
         journal.append_note(NOW, "mode", {"mode": "off"})
         journal.append_note(NOW, "claim", {"eventId": "E"}, event_key="e")
-        journal.append(
+        append_row(
+            journal,
             NOW + timedelta(hours=1),
             "event.ended",
             numbered_event(2, subject="E").body,
             event_key="e",
         )
-        journal.append(
+        append_row(
+            journal,
             NOW + timedelta(hours=1),
             "approval.refused",
             numbered_event(3, subject="E").body,
