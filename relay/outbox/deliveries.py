@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 import orjson
@@ -28,6 +28,18 @@ _DELIVERY_QUERY = (
     "e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, e.recorded, e.settled "
     "FROM entry e LEFT JOIN journal j ON j.position = e.position"
 )
+_DEAD_LETTER_CONDITION = (
+    "state = 'parked' AND sink IN (SELECT name FROM sink) AND id > :after AND settled <= :until "
+    "AND (:sink IS NULL OR sink = :sink) AND (:type IS NULL OR type = :type) "
+    "AND (:event_key IS NULL OR event_key = :event_key) AND (:since IS NULL OR settled >= :since)"
+)
+_DELIVERED = (
+    "WITH delivered AS (SELECT json_extract(value, '$[0]') AS id, "
+    "json_extract(value, '$[1]') AS at, json_extract(value, '$[2]') AS took, "
+    "json_extract(value, '$[3]') AS status, json_extract(value, '$[4]') AS answer, "
+    "json_extract(value, '$[5]') AS ended FROM json_each(?)) "
+)
+"""The table of `Deliveries.mark_delivered`. SQLite has ->> only from version 3.38 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,22 +185,14 @@ class Deliveries:
                 for entry_id, attempt in deliveries
             ]
         )
-        # json_extract, because SQLite has ->> only from version 3.38 on.
         self._connection.execute(
-            "WITH delivered AS (SELECT json_extract(value, '$[0]') AS id, "
-            "json_extract(value, '$[3]') AS status, json_extract(value, '$[5]') AS ended "
-            "FROM json_each(?)) "
-            "UPDATE entry SET state = 'delivered', reason = NULL, next_at = NULL, "
+            f"{_DELIVERED}UPDATE entry SET state = 'delivered', reason = NULL, next_at = NULL, "  # noqa: S608  # our own text
             "attempts = attempts + 1, last_status = delivered.status, settled = delivered.ended "
             "FROM delivered WHERE entry.id = delivered.id",
             (rows.decode(),),
         )
         self._connection.execute(
-            "WITH delivered AS (SELECT json_extract(value, '$[0]') AS id, "
-            "json_extract(value, '$[1]') AS at, json_extract(value, '$[2]') AS took, "
-            "json_extract(value, '$[3]') AS status, json_extract(value, '$[4]') AS answer "
-            "FROM json_each(?)) "
-            "INSERT INTO attempt "
+            f"{_DELIVERED}INSERT INTO attempt "  # noqa: S608  # our own text
             "SELECT entry.id, attempts, at, took, 'delivered', status, NULL, answer "
             "FROM delivered JOIN entry USING (id)",
             (rows.decode(),),
@@ -242,10 +246,9 @@ class Deliveries:
 
         They have ids above ``after`` and became dead letters by ``until``.
         """
-        condition, values = _dead_letter_condition(dead_letters, after, until)
         rows = self._connection.execute(
-            f"SELECT id FROM entry WHERE {condition} ORDER BY id LIMIT ?",  # noqa: S608  # our own text
-            (*values, limit),
+            f"SELECT id FROM entry WHERE {_DEAD_LETTER_CONDITION} ORDER BY id LIMIT :limit",  # noqa: S608  # our own text
+            _dead_letter_values(dead_letters, after, until) | {"limit": limit},
         ).fetchall()
         entries = [self.redeliver(entry_id, at) for (entry_id,) in rows]
         return [entry for entry in entries if entry is not None]
@@ -254,10 +257,9 @@ class Deliveries:
         self, dead_letters: DeadLetterFilter, *, after: int, until: datetime
     ) -> int:
         """Return how many dead letters `redeliver_matching` would redeliver without a limit."""
-        condition, values = _dead_letter_condition(dead_letters, after, until)
         row = self._connection.execute(
-            f"SELECT count(*) FROM entry WHERE {condition}",  # noqa: S608  # our own text
-            values,
+            f"SELECT count(*) FROM entry WHERE {_DEAD_LETTER_CONDITION}",  # noqa: S608  # our own text
+            _dead_letter_values(dead_letters, after, until),
         ).fetchone()
         return int(row[0])
 
@@ -349,19 +351,8 @@ class Deliveries:
         ).rowcount
 
 
-def _dead_letter_condition(
+def _dead_letter_values(
     dead_letters: DeadLetterFilter, after: int, until: datetime
-) -> tuple[str, tuple[object, ...]]:
-    """Return a condition and its values: dead letters whose sink still exists."""
+) -> dict[str, object]:
     since = format_sortable(dead_letters.since) if dead_letters.since is not None else None
-    values = {
-        "id > ?": after,
-        "settled <= ?": format_sortable(until),
-        "sink = ?": dead_letters.sink,
-        "type = ?": dead_letters.type,
-        "event_key = ?": dead_letters.event_key,
-        "settled >= ?": since,
-    }
-    given = {condition: value for condition, value in values.items() if value is not None}
-    always = "state = 'parked' AND sink IN (SELECT name FROM sink)"
-    return " AND ".join([always, *given]), tuple(given.values())
+    return asdict(dead_letters) | {"since": since, "after": after, "until": format_sortable(until)}

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from relay.events.model import Event
-from relay.outbox import Decision, FirstAnswer
+from relay.outbox import Decision, FirstAnswer, StoreSettings
+from relay.outbox.retention import prune
 from relay.outbox.transaction import Transaction
 from tests.builders import DATA
 from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
@@ -188,3 +189,14 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
     assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert [len(tx.decisions.grants(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+def test_a_first_answer_is_kept_for_a_day_though_deliveries_are_kept_for_a_minute(
+    tx: Transaction,
+) -> None:
+    """Otherwise a callback could be replayed during the 300 s that its signature is valid."""
+    for request_id, age in (("old", timedelta(hours=25)), ("new", timedelta(minutes=10))):
+        tx.decisions.remember_answer("client:a", request_id, "d", 202, {}, NOW - age)
+    prune(tx, StoreSettings(retain=60.0), NOW)
+    assert tx.decisions.first_answer("client:a", "new") == FirstAnswer("d", 202, {})
+    assert tx.decisions.first_answer("client:a", "old") is None
