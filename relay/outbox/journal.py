@@ -212,19 +212,10 @@ def read_checkpoint(connection: sqlite3.Connection) -> Head:
 
 def read_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
     """Yield every row, oldest first."""
-    for position, at, kind, event_key, transition, body, digest in connection.execute(
-        "SELECT position, at, kind, event_key, transition, body, hash FROM journal "
-        "ORDER BY position"
-    ):
-        yield JournalRow(
-            position=position,
-            at=at,
-            kind=kind,
-            event_key=event_key,
-            transition=transition,
-            body=body,
-            hash=digest,
-        )
+    rows = connection.execute("SELECT * FROM journal ORDER BY position")
+    rows.row_factory = sqlite3.Row
+    for row in rows:
+        yield JournalRow(**row)
 
 
 def verify_journal(

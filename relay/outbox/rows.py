@@ -13,14 +13,14 @@ MAX_ROWS_PER_STATEMENT = 32
 """Python caches a prepared statement for each number of rows. A small maximum keeps them cached."""
 
 
-def read_as(dataclass: TypeAdapter[T], rows: sqlite3.Cursor) -> Iterator[T]:
-    """Yield each row as a dataclass, whose fields have the names of the columns.
+def read_as(adapter: TypeAdapter[T], rows: sqlite3.Cursor) -> Iterator[T]:
+    """Yield each row as the dataclass of the adapter, whose fields are named like the columns.
 
     The adapter turns timestamps into moments in UTC, 0 and 1 into booleans, and parses ``Json``.
     """
-    names = [column[0] for column in rows.description]
+    rows.row_factory = sqlite3.Row
     for row in rows:
-        yield dataclass.validate_python(dict(zip(names, row, strict=True)))
+        yield adapter.validate_python(dict(row))
 
 
 def bulk_insert(
