@@ -197,11 +197,6 @@ class EventDefinition:
         """The CloudEvents type."""
         return f"{TYPE_PREFIX}{self.name}{TYPE_VERSION}"
 
-    @property
-    def dataschema(self) -> str:
-        """The URI that names the schema of ``data``."""
-        return dataschema(self.name)
-
 
 def dataschema(name: str) -> str:
     """Return the URI that names the schema of ``data``. It is an identifier, not an address."""
@@ -293,7 +288,7 @@ def event_schema(definition: EventDefinition) -> dict[str, Any]:
         "subject": text,
         "time": {"type": "string", "format": "date-time"},
         "datacontenttype": {"const": "application/json"},
-        "dataschema": {"const": definition.dataschema},
+        "dataschema": {"const": dataschema(definition.name)},
         "scope": {"type": "string", "pattern": "^[a-z0-9-]{1,80}$"},
         "relay": text,
         **dict.fromkeys(_TEXT_ATTRIBUTES, text),
@@ -308,7 +303,7 @@ def event_schema(definition: EventDefinition) -> dict[str, Any]:
         required += ["subject", "correlationid", "partitionkey"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"{definition.dataschema}:cloudevent",
+        "$id": f"{dataschema(definition.name)}:cloudevent",
         "title": definition.type,
         "description": definition.when,
         "type": "object",
