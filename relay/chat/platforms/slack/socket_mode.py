@@ -25,11 +25,12 @@ from relay.chat.platforms.slack.socket_connection import (
 )
 from relay.clock import Clock
 from relay.errors import Deferred
+from relay.log_once import LogOnce
+from relay.net.backoff import exponential_backoff, with_jitter
 
 INITIAL_RECONNECT_DELAY = 0.5
 MAX_RECONNECT_DELAY = 60.0
-"""Seconds before the relay connects again. The delay doubles after each failure; up to a quarter is
-added at random."""
+"""Seconds before the relay connects again."""
 STABLE_CONNECTION_TIME = 30.0
 """Seconds after which a connection counts as successful and resets the delay."""
 DRAIN_TIMEOUT = 30.0
@@ -68,11 +69,11 @@ class SocketMode:
         self._drain_timeout = drain_timeout
         self._random_fraction = random_fraction
         self._open_envelopes = asyncio.Semaphore(MAX_OPEN_ENVELOPES)
-        self._logged_state: tuple[str | None] | None = None
+        self._state_log = LogOnce(_log)
 
     async def run(self) -> NoReturn:
         """Receive envelopes until cancelled, and then end within a second."""
-        backoff = INITIAL_RECONNECT_DELAY
+        failures = 0
         async with self._connector.session, asyncio.TaskGroup() as tasks:
             while True:
                 started_at = self._clock.monotonic()
@@ -80,7 +81,12 @@ class SocketMode:
                 try:
                     await self._run_connection(tasks)
                 except Deferred as error:
-                    self._log_state(error.reason)
+                    self._state_log.log(
+                        logging.WARNING,
+                        "sink %s: clicks and commands do not arrive: %s",
+                        self._sink_name,
+                        error.reason,
+                    )
                     slow_delay = MAX_RECONNECT_DELAY if error.failure == "slow" else 0.0
                     minimum_delay = error.after or slow_delay
                 except Exception:  # noqa: BLE001  # an internal error must not end Socket Mode
@@ -90,10 +96,13 @@ class SocketMode:
                         self._sink_name,
                     )
                 if self._clock.monotonic() - started_at > STABLE_CONNECTION_TIME:
-                    backoff = INITIAL_RECONNECT_DELAY
-                delay = max(backoff, minimum_delay) * (1 + self._random_fraction() / 4)
+                    failures = 0
+                failures += 1
+                delay = exponential_backoff(
+                    failures, first=INITIAL_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
+                )
+                delay = with_jitter(max(delay, minimum_delay), self._random_fraction())
                 await self._clock.sleep(delay)
-                backoff = min(backoff * 2, MAX_RECONNECT_DELAY)
 
     async def _run_connection(self, tasks: asyncio.TaskGroup) -> None:
         """Connect, and return when a new connection is needed. Raises Deferred.
@@ -101,7 +110,7 @@ class SocketMode:
         The old connection may still be read for a while after this returns.
         """
         socket = await self._connector.connect()
-        self._log_state(None)
+        self._state_log.log(logging.INFO, "sink %s: Socket Mode is connected", self._sink_name)
         ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         tasks.create_task(self._read(socket, tasks, ended), name=f"{self._sink_name}: socket")
         problem = await ended
@@ -177,16 +186,6 @@ class SocketMode:
         except CallbackRefused as error:
             _log.warning("sink %s: ignored an unreadable envelope: %s", self._sink_name, error)
         return CallbackReply()
-
-    def _log_state(self, problem: str | None) -> None:
-        """Log that the connection works, or its problem, if this has changed."""
-        if self._logged_state == (problem,):
-            return
-        self._logged_state = (problem,)
-        if problem is None:
-            _log.info("sink %s: Socket Mode is connected", self._sink_name)
-        else:
-            _log.warning("sink %s: clicks and commands do not arrive: %s", self._sink_name, problem)
 
 
 def _set_once(future: asyncio.Future[str | None], result: str | None) -> None:
