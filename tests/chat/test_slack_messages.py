@@ -16,6 +16,7 @@ from relay.chat.cards.card import Card
 from relay.chat.platforms.slack.channel import Channel
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.web import REMEDIES, WebApi
+from relay.clock import SystemClock
 from relay.errors import Deferred, Rejected
 from relay.net.http import open_session
 from relay.simulator import VM, Plan, Setup, Simulator
@@ -204,7 +205,7 @@ async def connected_channel(**changes: Any) -> AsyncIterator[tuple[SlackServer, 
     async with running_slack() as slack, open_session() as session:
         section = slack.settings(**{"timeout": "30s", **changes})
         settings = Settings.model_validate(section)
-        api = WebApi(session, settings.web_api_url(), settings.bot_token, settings.timeout)
+        api = WebApi(session, settings, SystemClock())
 
         async def fetch_team_id() -> str:
             return TEAM
@@ -242,7 +243,7 @@ class ExplainedFailure:
     timeout: str = "30s"
 
 
-HTTP_DATE = {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}
+PAST_DATE = {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}
 ELSEWHERE = {"Location": "http://127.0.0.1:1/"}
 EXPLAINED_FAILURES = {
     "rate limit": ExplainedFailure(
@@ -252,7 +253,9 @@ EXPLAINED_FAILURES = {
         handler=api_error("ratelimited"), reason="limits the rate"
     ),
     "rate limit with a date": ExplainedFailure(
-        handler=responds(429, {"ok": False}, headers=HTTP_DATE), reason="limits the rate"
+        handler=responds(429, {"ok": False}, headers=PAST_DATE),
+        reason="limits the rate",
+        retry_after=0.0,
     ),
     "rate limit of years": ExplainedFailure(
         handler=rate_limited(10**8), reason="limits the rate", retry_after=3600.0

@@ -195,7 +195,7 @@ async def socket_mode_for(
     """Yield Socket Mode for a sink's section, not running, and its clock."""
     settings, clock = Settings.model_validate(section), FastClock()
     async with open_session(resolver=resolver) as session:
-        api = WebApi(session, settings.web_api_url(), settings.bot_token, 5.0)
+        api = WebApi(session, settings, clock)
         connector = SocketConnector(api, settings.app_level_token, session, allow_http=True)
         socket_mode = SocketMode(
             connector,

@@ -1,4 +1,4 @@
-"""Checks with Slack who somebody is: a full member of the workspace where the app is installed.
+"""Decides who may use the buttons and the slash command: full members of the app's workspace.
 
 Source: https://docs.slack.dev/reference/objects/user-object. Names are never used to identify
 anybody, because everybody can choose any name.
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
+from relay.approvals.request import Caller
+from relay.chat.decisions import ChatDecisions
 from relay.chat.platforms.slack.payloads import Actor
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
@@ -95,27 +97,46 @@ class MemberDirectory:
                 self._app_id_by_bot = (bot_id, app_id)
             return self._app_id_by_bot[1]
 
+    async def require_member(self, actor: Actor) -> None:
+        """Return if the actor is a full member of the workspace.
+
+        Raises NotAuthorized, IdentityUnavailable.
+        """
+        async with self._lookups():
+            await self._require_workspace(actor)
+            await self._require_member(actor)
+
+    async def require_caller(self, actor: Actor, decisions: ChatDecisions) -> Caller:
+        """Return the caller that may submit decisions for the actor.
+
+        Does not ask Slack about a person whom no rule names. Raises NotAuthorized,
+        IdentityUnavailable.
+        """
+        async with self._lookups():
+            await self._require_workspace(actor)
+            caller = decisions.caller(actor.principal, "slack")
+            if caller is None:
+                raise NotAuthorized(f"no rule of this relay names you, {actor.principal}")
+            await self._require_member(actor)
+        return caller
+
     @asynccontextmanager
-    async def within_lookup_timeout(self) -> AsyncIterator[None]:
-        """Raise IdentityUnavailable if the enclosed lookups take too long together."""
+    async def _lookups(self) -> AsyncIterator[None]:
+        """Raise IdentityUnavailable if a call of Slack fails, or all together take too long."""
         try:
             async with asyncio.timeout(self._lookup_timeout):
                 yield
         except TimeoutError:
             raise IdentityUnavailable(f"no answer within {self._lookup_timeout:g} s") from None
-
-    async def require_workspace(self, actor: Actor) -> None:
-        """Return if the call came from the app's own workspace and is for this app.
-
-        Raises NotAuthorized, IdentityUnavailable.
-        """
-        try:
-            workspace = await self._fetch_workspace(within=self._lookup_timeout)
-            app_id = await self.app_id()
         except DeliveryError as error:
             raise IdentityUnavailable(error.reason) from None
+
+    async def _require_workspace(self, actor: Actor) -> None:
+        """Return if the call came from the app's own workspace and is for this app."""
+        workspace = await self._fetch_workspace()
+        app_id = await self.app_id()
         # In an enterprise, a person's home can be another workspace of the same enterprise.
-        # `require_member` finds out whether the person belongs to this workspace, too.
+        # `_check_member` finds out whether the person belongs to this workspace, too.
         is_guest_home = actor.home_team_id != workspace.team_id and workspace.enterprise_id is None
         if actor.team_id != workspace.team_id or is_guest_home:
             raise NotAuthorized(_OTHER_WORKSPACE)
@@ -125,11 +146,7 @@ class MemberDirectory:
                 f"{app_id}: take all secrets from one app"
             )
 
-    async def require_member(self, actor: Actor) -> None:
-        """Return if the person is a full member of the workspace.
-
-        Raises NotAuthorized, IdentityUnavailable.
-        """
+    async def _require_member(self, actor: Actor) -> None:
         key = (actor.team_id, actor.user_id)
         async with self._member_locks.setdefault(key, asyncio.Lock()):
             checked_at = self._checked_at.get(key)
@@ -142,22 +159,17 @@ class MemberDirectory:
                 self._checked_at.popitem(last=False)
 
     async def _check_member(self, actor: Actor) -> None:
-        try:
-            workspace = await self._fetch_workspace(within=self._lookup_timeout)
-            response = await self._api.call(
-                self._api.methods.users_info, within=self._lookup_timeout, user=actor.user_id
-            )
-        except DeliveryError as error:
-            raise IdentityUnavailable(error.reason) from None
+        workspace = await self._fetch_workspace()
+        response = await self._api.call(self._api.methods.users_info, user=actor.user_id)
         refusal = membership_refusal(response.get("user"), actor.user_id, workspace)
         if refusal is not None:
             raise NotAuthorized(refusal)
 
-    async def _fetch_workspace(self, *, within: float | None = None) -> Workspace:
+    async def _fetch_workspace(self) -> Workspace:
         async with self._workspace_lock:
             token = self._api.token()
             if self._workspace_by_token is None or self._workspace_by_token[0] != token:
-                response = await self._api.call(self._api.methods.auth_test, within=within)
+                response = await self._api.call(self._api.methods.auth_test)
                 enterprise_id = response.get("enterprise_id")
                 workspace = Workspace(
                     team_id=_required_id(response, "team_id"),

@@ -14,7 +14,6 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.action_token import ActionTokenClaims, is_valid_action_token
-from relay.chat.platforms.slack.authorization import Authorizer
 from relay.chat.platforms.slack.identity import (
     IdentityUnavailable,
     MemberDirectory,
@@ -63,8 +62,8 @@ class Interactions:
         self._context = context
         self._clock = clock
         self._send_reply = send_reply
-        self._authorizer = Authorizer(context, members)
-        self._slash_command = SlashCommandHandler(settings, context, self._authorizer, clock)
+        self._members = members
+        self._slash_command = SlashCommandHandler(settings, context, members, clock)
         self._log_once = _LogOnce(clock, settings.name)
 
     async def handle(self, call: Call) -> CallbackReply:
@@ -110,7 +109,7 @@ class Interactions:
         actor, action = click.actor, click.action
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
-        caller = await self._authorizer.require_caller(actor)
+        caller = await self._members.require_caller(actor, self._context.decisions)
         status = await self._status_behind_button(click)
         if status is None:
             return text_reply((_INVALID_BUTTON,), team_id=actor.team_id)

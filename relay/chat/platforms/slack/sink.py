@@ -68,7 +68,7 @@ async def connect(
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
         api_url, allow_http = settings.web_api_url(), settings.allow_http
-        api = WebApi(session, api_url, settings.bot_token, settings.timeout)
+        api = WebApi(session, settings, clock)
         members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
         replies = ResponseUrlSender(session, api_url, allow_http=allow_http)
         await stack.enter_async_context(replies.running())
@@ -92,7 +92,7 @@ async def diagnose(settings: Settings, clock: Clock) -> list[Finding]:
     """Return whether Slack accepts the tokens and grants the scopes. Posts nothing."""
     subject = f"sink {settings.name}"
     async with open_session() as session:
-        api = WebApi(session, settings.web_api_url(), settings.bot_token, settings.timeout)
+        api = WebApi(session, settings, clock)
         members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
         try:
             team_id = await members.team_id()

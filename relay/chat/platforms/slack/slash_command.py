@@ -16,9 +16,8 @@ from relay.chat.cards.confirmation_view import decision_outcome
 from relay.chat.cards.grouped_card import event_line
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.action_token import ActionTokenClaims, make_action_token
-from relay.chat.platforms.slack.authorization import Authorizer
 from relay.chat.platforms.slack.blocks import card_message
-from relay.chat.platforms.slack.identity import NotAuthorized
+from relay.chat.platforms.slack.identity import MemberDirectory, NotAuthorized
 from relay.chat.platforms.slack.payloads import Actor, SlashCommand, button_value
 from relay.chat.platforms.slack.private_reply import PrivateReply, text_reply
 from relay.chat.platforms.slack.settings import Settings
@@ -42,11 +41,11 @@ class SlashCommandHandler:
     """Handles the slash commands of one sink."""
 
     def __init__(
-        self, settings: Settings, context: ChatContext, authorizer: Authorizer, clock: Clock
+        self, settings: Settings, context: ChatContext, members: MemberDirectory, clock: Clock
     ) -> None:
         self._settings = settings
         self._context = context
-        self._authorizer = authorizer
+        self._members = members
         self._clock = clock
 
     async def handle(self, command: SlashCommand) -> PrivateReply:
@@ -58,16 +57,16 @@ class SlashCommandHandler:
                 "the command works in the channel in which the relay shows its events"
             )
         if verb == "list" and len(arguments) <= 1:
-            await self._authorizer.require_member(actor)
+            await self._members.require_member(actor)
             return _list_reply(await self._context.statuses.live_statuses(self._settings), actor)
         if verb not in _DECISIONS or len(arguments) < 2:
             return text_reply(*_USAGE, team_id=actor.team_id)
         decision, event_prefix = _DECISIONS[verb], arguments[1]
         caller = None
         if self._settings.approve_in_chat:
-            caller = await self._authorizer.require_caller(actor)
+            caller = await self._members.require_caller(actor, self._context.decisions)
         else:
-            await self._authorizer.require_member(actor)
+            await self._members.require_member(actor)
         live = await self._context.statuses.live_statuses(self._settings)
         matching = find_events(live, event_prefix)
         if len(matching) != 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any, NoReturn, cast
 
 import aiohttp
@@ -21,9 +22,11 @@ from typing_extensions import override
 from yarl import URL
 
 from relay.chat import MessageGone
+from relay.chat.platforms.slack.settings import Settings
+from relay.clock import Clock
 from relay.errors import Deferred, Rejected
 from relay.net.http import Method, Request, send
-from relay.net.retry_after import MAX_RETRY_AFTER
+from relay.net.retry_after import MAX_RETRY_AFTER, parse_retry_after
 
 _COPY_AGAIN = (
     "token does not belong to an installed app, or no longer does: "
@@ -103,50 +106,40 @@ SdkMethod = Callable[..., Awaitable[AsyncSlackResponse]]
 
 
 class WebApi:
-    """Calls methods of the Web API. ``bot_token`` returns the current token."""
+    """Calls methods of the Web API with the bot token of one sink."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        url: URL,
-        bot_token: Callable[[], str],
-        timeout: float,
-    ) -> None:
-        self._bot_token = bot_token
-        self._timeout = timeout
-        self.methods = _SdkClient(session, url)
+    def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.methods = _SdkClient(session, settings.web_api_url(), settings.timeout)
         """The SDK's client. Pass its methods to `call`."""
 
     def token(self) -> str:
         """Return the current bot token. Raises Deferred if its file holds none."""
         try:
-            return self._bot_token()
+            return self._settings.bot_token()
         except ValueError as error:
             raise Deferred(
                 f"the token of this sink is no longer usable: {error}", failure="slow"
             ) from None
 
     async def call(
-        self,
-        method: SdkMethod,
-        *,
-        within: float | None = None,
-        refers_to_message: bool = False,
-        **arguments: Any,
+        self, method: SdkMethod, *, refers_to_message: bool = False, **arguments: Any
     ) -> Mapping[str, Any]:
         """Return a method's response.
 
-        ``within`` is the timeout in seconds, in place of the sink's. ``refers_to_message`` says
-        that the call is about a message that was posted before. Raises Deferred, Rejected and, if
-        ``refers_to_message``, MessageGone. None of them contains a secret.
+        ``refers_to_message`` says that the call is about a message that was posted before. Raises
+        Deferred, Rejected and, if ``refers_to_message``, MessageGone. None of them contains a
+        secret.
         """
         self.methods.token = self.token()
-        self.methods.request_timeout = within if within is not None else self._timeout
         try:
             response = await method(**arguments)
         except SlackApiError as error:
             _raise_error(
-                cast("AsyncSlackResponse", error.response), refers_to_message=refers_to_message
+                cast("AsyncSlackResponse", error.response),
+                self._clock.now(),
+                refers_to_message=refers_to_message,
             )
         return cast("Mapping[str, Any]", response.data)
 
@@ -154,13 +147,13 @@ class WebApi:
 class _SdkClient(AsyncWebClient):
     """The SDK's client, but its requests go through `relay.net.http`.
 
-    Token and timeout are those of the call that starts next. A call reads them before it waits.
+    ``token`` is that of the call that starts next. A call reads it before it waits.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: URL) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: URL, request_timeout: float) -> None:
         super().__init__(base_url=str(url), session=session, retry_handlers=[], logger=_silent_log)
         self._guarded_session = session
-        self.request_timeout = 0.0
+        self._request_timeout = request_timeout
 
     @override
     async def _request(
@@ -173,7 +166,7 @@ class _SdkClient(AsyncWebClient):
             self._guarded_session,
             cast("Method", http_verb),
             request,
-            seconds=self.request_timeout,
+            seconds=self._request_timeout,
         )
         try:
             document = orjson.loads(response.body)
@@ -186,7 +179,9 @@ class _SdkClient(AsyncWebClient):
         }
 
 
-def _raise_error(response: AsyncSlackResponse, *, refers_to_message: bool) -> NoReturn:
+def _raise_error(
+    response: AsyncSlackResponse, now: datetime, *, refers_to_message: bool
+) -> NoReturn:
     """Raise Deferred, Rejected or MessageGone for an error response."""
     document = cast("Mapping[str, Any]", response.data)
     status = response.status_code
@@ -194,9 +189,10 @@ def _raise_error(response: AsyncSlackResponse, *, refers_to_message: bool) -> No
     if not isinstance(code, str) or _ERROR_CODE.fullmatch(code) is None:
         code = None
     if status == 429 or code in _RATE_LIMIT_ERRORS:  # HTTP
+        retry_after = response.headers.get("Retry-After")
         raise Deferred(
             "Slack limits the rate of this app's calls",
-            after=_parse_retry_after(response.headers),
+            after=parse_retry_after(retry_after, now, maximum=MAX_RETRY_AFTER),
             status=status,
         )
     if status >= 500:  # HTTP
@@ -239,9 +235,3 @@ def _remedy(code: str, document: Mapping[str, Any]) -> str:
     if code == "missing_scope" and isinstance(needed, str) and _SCOPES.fullmatch(needed):
         return f"the app lacks the scope {needed}: {remedy}"
     return remedy
-
-
-def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds in Retry-After, which Slack gives as a number; None without them."""
-    text = headers.get("Retry-After", "").strip()
-    return min(float(text), MAX_RETRY_AFTER) if re.fullmatch(r"[0-9]{1,9}", text) else None
