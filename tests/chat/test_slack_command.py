@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from relay.chat.cards.card import Button
 from relay.chat.platforms.slack.action_token import (
     ACTION_TOKEN_LIFETIME,
-    ActionTokenClaims,
-    is_valid_action_token,
+    is_action_token_valid,
     make_action_token,
 )
+from relay.chat.platforms.slack.payloads import ButtonAction, SlashCommand, parse_payload
 from relay.simulator import Event
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import Stage, rule, stage
@@ -30,6 +31,7 @@ from tests.chat.slack_server import (
     PostedMessage,
     RelayResponse,
     SlackServer,
+    encode_form,
     member,
     never_answers,
     running_slack,
@@ -188,17 +190,18 @@ async def test_a_button_of_an_ephemeral_card_works_for_one_person_and_decision_o
 def test_an_action_token_expires_after_a_quarter_of_an_hour(
     seconds_later: float, *, is_valid: bool
 ) -> None:
-    claims = ActionTokenClaims(
-        user_id=ALICE,
-        channel_id="C024BE91L",
+    command = parse_payload(encode_form(SlackServer(port=80).command_payload("list")))
+    assert isinstance(command, SlashCommand)
+    button = Button(decision="approve", label="Approve", event_id="E-1", revision="3f", question=())
+    action = ButtonAction(
         decision="approve",
         revision="3f",
         event_id="E-1",
+        action_token=make_action_token(command.actor, button, "xoxb-token", NOON),
     )
-    action_token = make_action_token(claims, "xoxb-token", NOON)
     later = NOON + timedelta(seconds=seconds_later)
-    assert is_valid_action_token(action_token, claims, "xoxb-token", later) is is_valid
-    assert not is_valid_action_token(action_token, claims, "xoxb-other", NOON)
+    assert is_action_token_valid(command.actor, action, "xoxb-token", later) is is_valid
+    assert not is_action_token_valid(command.actor, action, "xoxb-other", NOON)
 
 
 async def test_hold_is_recorded_at_once_with_its_reason(tmp_path: Path) -> None:

@@ -143,13 +143,15 @@ def test_a_click_is_parsed() -> None:
 def test_a_command_is_parsed() -> None:
     command = parse_payload(encode_form(SLACK.command_payload("hold  E-1 why not")))
     assert isinstance(command, SlashCommand)
-    assert command.arguments == ("hold", "E-1", "why", "not")
+    assert command.text == "hold  E-1 why not"
     assert command.actor.principal == f"slack:{TEAM}/{ALICE}"
 
 
 def test_a_url_verification_is_parsed() -> None:
     document = {"type": "url_verification", "token": "x", "challenge": "3eZb"}
-    assert parse_payload(orjson.dumps(document)) == UrlVerification("3eZb")
+    assert parse_payload(orjson.dumps(document)) == UrlVerification(
+        type="url_verification", challenge="3eZb"
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackReply
 from relay.chat.context import ChatContext
-from relay.chat.platforms.slack.action_token import ActionTokenClaims, is_valid_action_token
+from relay.chat.platforms.slack.action_token import is_action_token_valid
 from relay.chat.platforms.slack.identity import (
     IdentityUnavailable,
     MemberDirectory,
@@ -64,7 +64,7 @@ class Interactions:
         self._send_reply = send_reply
         self._members = members
         self._slash_command = SlashCommandHandler(settings, context, members, clock)
-        self._log_once = _LogOnce(clock, settings.name)
+        self._throttled_log = _ThrottledLog(clock, settings.name)
 
     async def handle(self, call: Call) -> CallbackReply:
         """Do what was asked for. A decision is on disk when this returns."""
@@ -92,10 +92,10 @@ class Interactions:
         try:
             return await handling
         except NotAuthorized as error:
-            self._log_once.warning(f"{actor.principal} was refused: {error}")
+            self._throttled_log.warning(f"{actor.principal} was refused: {error}")
             return text_reply((f"Nothing was decided: {error}.",), team_id=actor.team_id)
         except IdentityUnavailable as error:
-            self._log_once.warning(f"Slack cannot identify {actor.principal}: {error}")
+            self._throttled_log.warning(f"Slack cannot identify {actor.principal}: {error}")
             problem = "Slack cannot tell now who you are"
         except StoreUnavailable:
             problem = "The relay cannot read its records now"
@@ -133,24 +133,19 @@ class Interactions:
             return await self._context.statuses.shown_in(
                 self._settings.name, click.message_ref, action.event_id
             )
-        if action.action_token is None:
-            return None
-        claims = ActionTokenClaims(
-            user_id=click.actor.user_id,
-            channel_id=click.actor.channel_id,
-            decision=action.decision,
-            revision=action.revision,
-            event_id=action.event_id,
-        )
         bot_token, now = self._settings.bot_token(), self._clock.now()
-        if not is_valid_action_token(action.action_token, claims, bot_token, now):
+        if not is_action_token_valid(click.actor, action, bot_token, now):
             return None
         statuses = await self._context.statuses.live_statuses(self._settings)
         return next(iter(find_events(statuses, action.event_id, exact=True)), None)
 
 
-class _LogOnce:
-    """Logs warnings of one sink, each text at most once per interval."""
+class _ThrottledLog:
+    """Logs warnings of one sink, each text at most once per interval.
+
+    Unlike `relay.log_once.LogOnce`, it logs a refusal again on another day, and it does not log
+    every click of two people who take turns.
+    """
 
     def __init__(self, clock: Clock, sink_name: str) -> None:
         self._clock = clock

@@ -24,6 +24,13 @@ LINK_ACTION_PREFIX = "link-"
 _MAX_FORM_FIELDS = 60
 _NO_ACTION_TOKEN = "-"  # noqa: S105  # a placeholder
 _ModelType = TypeVar("_ModelType", bound=BaseModel)
+_Id = Annotated[str, Field(pattern=r"^[A-Z0-9]{2,32}$")]
+_TriggerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
+_ResponseUrl = Annotated[str, Field(max_length=2000)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +61,16 @@ class Actor:
         return f"slack {self.trigger_id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ButtonAction:
+class ButtonAction(_Model):
     """The decision that a button stands for.
 
     ``action_token`` is set for a button of an ephemeral card only; see `action_token`.
     """
 
     decision: DecisionKind
-    revision: str
-    event_id: str
-    action_token: str | None = None
+    revision: str = Field(min_length=1, max_length=128)
+    event_id: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")
+    action_token: str | None = Field(default=None, max_length=200)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +83,37 @@ class ButtonClick:
     action: ButtonAction
 
 
-@dataclass(frozen=True, slots=True)
-class SlashCommand:
-    """A slash command and the words behind its name."""
+class SlashCommand(_Model):
+    """A slash command. ``text`` is what the person typed behind its name."""
 
-    actor: Actor
-    arguments: tuple[str, ...]
+    command: str = Field(pattern=r"^/\S{1,64}$")
+    text: str = Field(default="", max_length=4000)
+    team_id: _Id
+    user_id: _Id
+    channel_id: _Id
+    api_app_id: _Id
+    trigger_id: _TriggerId
+    response_url: _ResponseUrl = ""
+
+    @property
+    def actor(self) -> Actor:
+        """Who typed the command."""
+        return Actor(
+            team_id=self.team_id,
+            home_team_id=self.team_id,
+            user_id=self.user_id,
+            app_id=self.api_app_id,
+            channel_id=self.channel_id,
+            trigger_id=self.trigger_id,
+            response_url=self.response_url,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class UrlVerification:
+class UrlVerification(_Model):
     """Slack checks the request URL and expects the challenge as the answer."""
 
-    challenge: str
+    type: Literal["url_verification"]
+    challenge: str = Field(max_length=1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +133,7 @@ def button_value(button: Button, action_token: str | None = None) -> str:
 def parse_payload(body: bytes) -> Call:
     """Parse the body of a verified HTTP request. Raises CallbackRefused with status 400."""
     if body.lstrip().startswith(b"{"):
-        return UrlVerification(_validate(_UrlVerificationModel, _load_json(body)).challenge)
+        return _validate(UrlVerification, _load_json(body))
     try:
         fields = parse_qs(
             body.decode(),
@@ -154,17 +178,7 @@ def parse_interaction(payload: Any) -> ButtonClick | IgnoredCall:
 
 def parse_command(form: Any) -> SlashCommand:
     """Parse the fields of a slash command. Raises CallbackRefused with status 400."""
-    command = _validate(_SlashCommandModel, form)
-    actor = Actor(
-        team_id=command.team_id,
-        home_team_id=command.team_id,
-        user_id=command.user_id,
-        app_id=command.api_app_id,
-        channel_id=command.channel_id,
-        trigger_id=command.trigger_id,
-        response_url=command.response_url,
-    )
-    return SlashCommand(actor, tuple(command.text.split()))
+    return _validate(SlashCommand, form)
 
 
 def _parse_button_value(value: str) -> ButtonAction:
@@ -173,13 +187,15 @@ def _parse_button_value(value: str) -> ButtonAction:
         raise CallbackRefused(
             "expected the value of a button that this relay made, got another", status=400
         )
-    names = ("decision", "revision", "action_token", "event_id")
-    action = _validate(_ButtonValueModel, dict(zip(names, fields, strict=True)))
-    return ButtonAction(
-        decision=action.decision,
-        revision=action.revision,
-        event_id=action.event_id,
-        action_token=None if action.action_token == _NO_ACTION_TOKEN else action.action_token,
+    decision, revision, action_token, event_id = fields
+    return _validate(
+        ButtonAction,
+        {
+            "decision": decision,
+            "revision": revision,
+            "event_id": event_id,
+            "action_token": None if action_token == _NO_ACTION_TOKEN else action_token,
+        },
     )
 
 
@@ -196,15 +212,6 @@ def _validate(model: type[_ModelType], document: Any) -> _ModelType:
     except ValidationError as error:
         path, message = first_error(error)
         raise CallbackRefused(f"{path or 'the request'}: {message}", status=400) from None
-
-
-_Id = Annotated[str, Field(pattern=r"^[A-Z0-9]{2,32}$")]
-_TriggerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
-_ResponseUrl = Annotated[str, Field(max_length=2000)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
 
 
 class _UserModel(_Model):
@@ -239,26 +246,3 @@ class _BlockActionsModel(_Model):
     trigger_id: _TriggerId
     response_url: _ResponseUrl = ""
     actions: list[_ActionModel] = Field(min_length=1, max_length=1)
-
-
-class _SlashCommandModel(_Model):
-    command: str = Field(pattern=r"^/\S{1,64}$")
-    text: str = Field(default="", max_length=4000)
-    team_id: _Id
-    user_id: _Id
-    channel_id: _Id
-    api_app_id: _Id
-    trigger_id: _TriggerId
-    response_url: _ResponseUrl = ""
-
-
-class _UrlVerificationModel(_Model):
-    type: Literal["url_verification"]
-    challenge: str = Field(max_length=1000)
-
-
-class _ButtonValueModel(_Model):
-    decision: DecisionKind
-    revision: str = Field(min_length=1, max_length=128)
-    action_token: str = Field(max_length=200)
-    event_id: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")

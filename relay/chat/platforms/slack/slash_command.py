@@ -15,7 +15,7 @@ from relay.chat.cards.card import Button, Card, Text
 from relay.chat.cards.confirmation_view import decision_outcome
 from relay.chat.cards.grouped_card import event_line
 from relay.chat.context import ChatContext
-from relay.chat.platforms.slack.action_token import ActionTokenClaims, make_action_token
+from relay.chat.platforms.slack.action_token import make_action_token
 from relay.chat.platforms.slack.blocks import card_message
 from relay.chat.platforms.slack.identity import MemberDirectory, NotAuthorized
 from relay.chat.platforms.slack.payloads import Actor, SlashCommand, button_value
@@ -50,7 +50,7 @@ class SlashCommandHandler:
 
     async def handle(self, command: SlashCommand) -> PrivateReply:
         """Return the reply. Raises NotAuthorized, IdentityUnavailable, StoreUnavailable."""
-        actor, arguments = command.actor, command.arguments
+        actor, arguments = command.actor, command.text.split()
         verb = arguments[0].lower() if arguments else "list"
         if actor.channel_id != self._settings.channel:
             raise NotAuthorized(
@@ -103,14 +103,7 @@ class SlashCommandHandler:
         bot_token, now = self._settings.bot_token(), self._clock.now()
 
         def value_for_actor(button: Button) -> str:
-            claims = ActionTokenClaims(
-                user_id=actor.user_id,
-                channel_id=actor.channel_id,
-                decision=button.decision,
-                revision=button.revision,
-                event_id=button.event_id,
-            )
-            return button_value(button, make_action_token(claims, bot_token, now))
+            return button_value(button, make_action_token(actor, button, bot_token, now))
 
         card = _with_buttons_for(card, decision)
         return PrivateReply(card_message(card, actor.team_id, value_for_actor))
