@@ -13,7 +13,7 @@ from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
 from relay.chat.platforms.mattermost.post_rendering import (
     MAX_MESSAGE_LENGTH,
     attachments,
-    plain,
+    escape_markdown,
     render_text,
     thread_message,
 )
@@ -49,13 +49,13 @@ TIME = datetime(2026, 11, 20, 15, 4, 5, tzinfo=UTC)
     ],
 )
 def test_markup_of_others_is_shown_literally(text: str, escaped: str) -> None:
-    assert plain(text) == escaped
+    assert escape_markdown(text) == escaped
 
 
 @given(st.text())
 @example("&; &#64; &amp;")
 def test_every_text_is_shown_literally_on_one_line(text: str) -> None:
-    escaped = plain(text)
+    escaped = escape_markdown(text)
     assert active_markup({"message": escaped, "props": {}}) == []
     assert "\n" not in escaped
     printable = "".join(char if char.isprintable() else " " for char in text)
@@ -64,7 +64,7 @@ def test_every_text_is_shown_literally_on_one_line(text: str) -> None:
 
 @given(st.text(alphabet="@#~:&<*_`[]()|$\\w.-+>=1 a/"))
 def test_near_markup_is_not_active(text: str) -> None:
-    assert active_markup({"message": plain(text), "props": {}}) == []
+    assert active_markup({"message": escape_markdown(text), "props": {}}) == []
 
 
 def test_times_are_in_utc_and_people_have_names_where_they_are_known() -> None:

@@ -12,7 +12,7 @@ from relay.chat.cards.card import Card, Text, Tone
 from relay.chat.platforms.apprise.guarded_thread import SerialThread
 from relay.chat.platforms.apprise.plugin import SendResult
 from relay.chat.platforms.apprise.settings import Settings
-from relay.chat.platforms.apprise.text import card_text, plain, render_text
+from relay.chat.platforms.apprise.text import card_text, inert_text, render_text
 from relay.errors import Deferred
 from relay.net.egress import AddressRefused
 
@@ -53,7 +53,7 @@ class ServiceFanout:
 
     async def post(self, card: Card) -> None:
         """Send a card. Raises Deferred."""
-        await self._send_to_all(plain(card.title), card_text(card), _MESSAGE_TYPES[card.tone])
+        await self._send_to_all(inert_text(card.title), card_text(card), _MESSAGE_TYPES[card.tone])
 
     async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited
         """Raise MessageGone: a sink of another kind, which had this sink's name, posted it."""

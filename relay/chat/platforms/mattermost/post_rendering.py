@@ -54,20 +54,20 @@ def attachments(
     paragraphs = [render_text(text, names) for text in (card.summary, *card.notes)]
     paragraphs.append(_links(card.buttons))
     if card.code is not None:
-        paragraphs.append(f"The page asks for this code: **{plain(card.code)}**")
+        paragraphs.append(f"The page asks for this code: **{escape_markdown(card.code)}**")
     common = {
         "fallback": _cut(_one_line(card.title), MAX_TITLE_LENGTH),
         "color": _COLORS[card.tone],
     }
     main = {
         **common,
-        "title": plain(_cut(card.title, MAX_TITLE_LENGTH)),
+        "title": escape_markdown(_cut(card.title, MAX_TITLE_LENGTH)),
         "text": _join(paragraphs),
         "fields": [
             {"title": label, "value": render_text(text, names), "short": False}
             for label, text in card.facts
         ],
-        "footer": plain(_cut(card.footer, MAX_TITLE_LENGTH)),
+        "footer": escape_markdown(_cut(card.footer, MAX_TITLE_LENGTH)),
         "actions": _actions(card.buttons, integration, numbers),
     }
     lines = [
@@ -102,7 +102,7 @@ def render_text(text: Text, names: Mapping[str, str], *, max_length: int = MAX_T
         if remaining <= 0:
             break
         if isinstance(part, str):
-            rendered += plain(_cut(part, remaining), starts_line=not rendered)
+            rendered += escape_markdown(_cut(part, remaining), starts_line=not rendered)
             remaining -= len(part)
         else:
             shown = _time(part) if isinstance(part, datetime) else _person(part, names)
@@ -111,7 +111,7 @@ def render_text(text: Text, names: Mapping[str, str], *, max_length: int = MAX_T
     return rendered.strip()
 
 
-def plain(text: str, *, starts_line: bool = True) -> str:
+def escape_markdown(text: str, *, starts_line: bool = True) -> str:
     """Return Markdown that shows a text literally, on one line."""
     text = _without_breaks(text)
     if starts_line:
@@ -146,7 +146,9 @@ def _actions(
 def _links(buttons: Sequence[Button]) -> str:
     """Return links for the decisions that a page takes: Mattermost's buttons open no pages."""
     return " · ".join(
-        f"**[{plain(button.label)}]({button.url})**" for button in buttons if button.url is not None
+        f"**[{escape_markdown(button.label)}]({button.url})**"
+        for button in buttons
+        if button.url is not None
     )
 
 
@@ -158,7 +160,7 @@ def _time(at: datetime) -> str:
 def _person(person: PrincipalRef, names: Mapping[str, str]) -> str:
     name = names.get(person.principal)
     if name:
-        return f"**{plain(_cut(name, _MAX_NAME_LENGTH))}**"
+        return f"**{escape_markdown(_cut(name, _MAX_NAME_LENGTH))}**"
     return f"`{_cut(_one_line(person.principal), _MAX_PRINCIPAL_LENGTH)}`"
 
 

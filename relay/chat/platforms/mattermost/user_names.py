@@ -27,8 +27,8 @@ class UserNames:
         self._api = api
         self._clock = clock
         self._lookup_timeout = lookup_timeout
-        self._names: dict[str, str] = {}
-        self._expires_at: dict[str, float] = {}
+        self._cache: dict[str, tuple[str, float]] = {}
+        """The name by user id, empty if the server knows none, and when to look it up again."""
 
     async def find(self, principals: Iterable[str]) -> Mapping[str, str]:
         """Return the user names by principal, as far as the server knows them.
@@ -42,22 +42,23 @@ class UserNames:
             if match is not None:
                 user_ids[principal] = match[1]
         await self._refresh(set(user_ids.values()))
-        names = {principal: self._names.get(id_, "") for principal, id_ in user_ids.items()}
+        names = {principal: self._cached(user_id)[0] for principal, user_id in user_ids.items()}
         return {principal: name for principal, name in names.items() if name}
+
+    def _cached(self, user_id: str) -> tuple[str, float]:
+        return self._cache.get(user_id, ("", -1.0))
 
     async def _refresh(self, user_ids: set[str]) -> None:
         now = self._clock.monotonic()
-        outdated = sorted(id_ for id_ in user_ids if now >= self._expires_at.get(id_, -1.0))
+        outdated = sorted(user_id for user_id in user_ids if now >= self._cached(user_id)[1])
         outdated = outdated[:_MAX_USERS_PER_CALL]
         names = await self._fetch(outdated) if outdated else None
         if names is None:
             return
-        if len(self._names) >= MAX_CACHED_NAMES:
-            self._names.clear()
-            self._expires_at.clear()
+        if len(self._cache) >= MAX_CACHED_NAMES:
+            self._cache.clear()
         for user_id in outdated:
-            self._names[user_id] = names.get(user_id, "")
-            self._expires_at[user_id] = now + NAME_CACHE_LIFETIME
+            self._cache[user_id] = (names.get(user_id, ""), now + NAME_CACHE_LIFETIME)
 
     async def _fetch(self, user_ids: list[str]) -> dict[str, str] | None:
         """Return names by user id; None if the server does not answer."""
