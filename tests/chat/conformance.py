@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import pytest
 
-from relay.approvals.request import DecisionAnswer, DecisionKind
 from relay.approvals.service import ApprovalService
 from relay.chat import CallbackRefused, ChatSettings, ChatSink
 from relay.chat.context import make_chat_context
@@ -30,17 +29,16 @@ from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
-from relay.events.model import Document, Event
+from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt
-from relay.outbox.sqlite import Store, open_store
+from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt
-from tests.approvals.builders import BOOT_ID, ORIGIN, SETTINGS, build_request
+from tests.approvals.builders import ORIGIN, SETTINGS
 from tests.approvals.builders import build_event as make_event
-from tests.chat.wall_platform import delivering
+from tests.chat.wall_platform import RecordingRelay, delivering
 from tests.journey.relay_process import eventually
 
 TIMEOUT = 60.0
@@ -115,30 +113,12 @@ class ObservedChat:
             self.deliveries_under_way -= 1
 
 
-@dataclass(slots=True)
-class ChatRelay:
-    """A relay without an API whose one sink is the chat. The case says what Azure announces."""
+@dataclass(slots=True, kw_only=True)
+class ChatRelay(RecordingRelay):
+    """A relay whose one sink is the chat."""
 
-    store: Store
     chat: ChatSink
     observed: ObservedChat
-    approvals: ApprovalService
-    clock: SystemClock
-
-    async def see(self, *events: Event) -> None:
-        """Record a document with these events, and what follows from it."""
-        recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
-        now = self.clock.now()
-        poll = PollResult(Document(1, events), now, gap=False)
-        await self.store.transact(lambda tx: recorder.record(tx, poll))
-        await self.store.transact(lambda tx: self.approvals.apply_transitions(tx, now))
-
-    async def submit(
-        self, decision: DecisionKind, client: str, event: Event, *, reason: str | None = None
-    ) -> DecisionAnswer:
-        """Submit a client's decision."""
-        request = build_request(decision, client, event, at=self.clock.now(), reason=reason)
-        return await self.store.transact(lambda tx: self.approvals.submit(tx, request))
 
     async def deliveries(self) -> list[Delivery]:
         """Return every entry of the outbox."""
@@ -154,14 +134,6 @@ class ChatRelay:
             )
             texts += [f"{attempt.reason} {attempt.response}" for attempt in attempts]
         return "\n".join(texts)
-
-    async def settle(self) -> None:
-        """Return when everything recorded is delivered."""
-
-        async def is_idle() -> bool:
-            return not await self.store.read(lambda tx: tx.deliveries.waiting())
-
-        await eventually(is_idle, within=TIMEOUT)
 
     def reboot(self, event_id: str = EVENT_ID, *, due: float = 900.0, **fields: Any) -> Event:
         """Make a reboot whose NotBefore is ``due`` seconds from now."""
@@ -197,7 +169,9 @@ async def relay_with_chat(directory: Path, far: FarSide) -> AsyncIterator[ChatRe
             dispatcher = Dispatcher({"chat": (settings, observed)}, store, clock, lambda *_: None)
             await dispatcher.start()
             async with delivering(dispatcher):
-                yield ChatRelay(store, chat, observed, approvals, clock)
+                yield ChatRelay(
+                    store=store, approvals=approvals, clock=clock, chat=chat, observed=observed
+                )
 
 
 Case = Callable[[FarSide, Path, pytest.LogCaptureFixture], Awaitable[None]]

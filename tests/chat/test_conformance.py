@@ -19,10 +19,31 @@ from tests.sinks.test_conformance import Door
 
 
 @dataclass(slots=True)
-class TeamsFarSide:
-    """A workflow."""
+class _BehindDoor:
+    """What all far sides behind a door have in common."""
 
     door: Door
+
+    async def leave(self) -> None:
+        await self.door.shut()
+
+    async def hang(self) -> None:
+        self.door.open.clear()
+
+
+@asynccontextmanager
+async def open_door(port: int) -> AsyncIterator[Door]:
+    """Open a door in front of a server at this port."""
+    door = Door("127.0.0.1", port)
+    await door.listen()
+    yield door
+    await door.shut()
+
+
+@dataclass(slots=True)
+class TeamsFarSide(_BehindDoor):
+    """A workflow."""
+
     workflow: teams_server.TeamsWorkflow
     kind: str = "teams"
     edits: bool = False
@@ -34,14 +55,8 @@ class TeamsFarSide:
             "allow_http": True,
         }
 
-    async def leave(self) -> None:
-        await self.door.shut()
-
     async def refuse(self) -> None:
         self.workflow.state = "forbidding"
-
-    async def hang(self) -> None:
-        self.door.open.clear()
 
     async def come(self) -> None:
         self.workflow.state = "on"
@@ -61,11 +76,8 @@ class TeamsFarSide:
 @asynccontextmanager
 async def teams_far_side() -> AsyncIterator[FarSide]:
     """A workflow behind a door."""
-    async with teams_server.running_workflow() as workflow:
-        door = Door("127.0.0.1", workflow.port)
-        await door.listen()
+    async with teams_server.running_workflow() as workflow, open_door(workflow.port) as door:
         yield TeamsFarSide(door, workflow)
-        await door.shut()
 
 
 @dataclass(slots=True)
@@ -115,10 +127,9 @@ async def mattermost_far_side() -> AsyncIterator[FarSide]:
 
 
 @dataclass(slots=True)
-class SlackFarSide:
+class SlackFarSide(_BehindDoor):
     """A workspace with a channel."""
 
-    door: Door
     server: slack_server.SlackServer
     kind: str = "slack"
     edits: bool = True
@@ -128,14 +139,8 @@ class SlackFarSide:
         section = self.server.settings(api_url=f"http://127.0.0.1:{self.door.port}/api/")
         return {key: value for key, value in section.items() if key not in {"kind", "name"}}
 
-    async def leave(self) -> None:
-        await self.door.shut()
-
     async def refuse(self) -> None:
         self.server.failures["*"] = slack_server.api_error("channel_not_found")
-
-    async def hang(self) -> None:
-        self.door.open.clear()
 
     async def come(self) -> None:
         self.server.failures.clear()
@@ -163,18 +168,14 @@ class SlackFarSide:
 @asynccontextmanager
 async def slack_far_side() -> AsyncIterator[FarSide]:
     """A workspace behind a door."""
-    async with slack_server.running_slack() as server:
-        door = Door("127.0.0.1", server.port)
-        await door.listen()
+    async with slack_server.running_slack() as server, open_door(server.port) as door:
         yield SlackFarSide(door, server)
-        await door.shut()
 
 
 @dataclass(slots=True)
-class AppriseFarSide:
+class AppriseFarSide(_BehindDoor):
     """A receiver of Apprise's json://."""
 
-    door: Door
     service: apprise_server.AppriseService
     kind: str = "apprise"
     edits: bool = False
@@ -183,14 +184,8 @@ class AppriseFarSide:
     def settings(self) -> dict[str, Any]:
         return {"urls": [apprise_server.apprise_url(self.door.port)], "allow_http": True}
 
-    async def leave(self) -> None:
-        await self.door.shut()
-
     async def refuse(self) -> None:
         self.service.status = 403
-
-    async def hang(self) -> None:
-        self.door.open.clear()
 
     async def come(self) -> None:
         self.service.status = 200
@@ -209,11 +204,8 @@ class AppriseFarSide:
 @asynccontextmanager
 async def apprise_far_side() -> AsyncIterator[FarSide]:
     """A receiver behind a door."""
-    async with apprise_server.running_service() as service:
-        door = Door("127.0.0.1", service.port)
-        await door.listen()
+    async with apprise_server.running_service() as service, open_door(service.port) as door:
         yield AppriseFarSide(door, service)
-        await door.shut()
 
 
 FAR_SIDES: dict[str, Callable[[], AbstractAsyncContextManager[FarSide]]] = {

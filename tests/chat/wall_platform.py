@@ -19,6 +19,7 @@ from relay.chat import ChatSettings, MessageGone
 from relay.chat.cards.card import Card, PrincipalRef, Text
 from relay.chat.context import make_chat_context
 from relay.chat.live_message import LiveMessageSink
+from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
@@ -99,15 +100,13 @@ class Wall:
         self.calls.append(method)
 
 
-@dataclass(slots=True)
-class WallRelay:
-    """A relay without an API whose one sink is a wall. The test says what Azure announces."""
+@dataclass(slots=True, kw_only=True)
+class RecordingRelay:
+    """A relay without an API and with one sink. The test says what Azure announces."""
 
-    wall: Wall
     store: Store
     approvals: ApprovalService
-    clock: ManualClock
-    dispatcher: Dispatcher
+    clock: Clock
 
     async def see(self, *events: Event) -> None:
         """Record a document with these events, and what follows from it."""
@@ -118,10 +117,15 @@ class WallRelay:
         await self.store.transact(lambda tx: self.approvals.apply_transitions(tx, now))
 
     async def submit(
-        self, decision: DecisionKind = "approve", client: str = "alice"
+        self,
+        decision: DecisionKind = "approve",
+        client: str = "alice",
+        event: Event | None = None,
+        *,
+        reason: str | None = None,
     ) -> DecisionAnswer:
-        """Submit a client's decision about the event E-1."""
-        request = build_request(decision, client, at=self.clock.now())
+        """Submit a client's decision, by default about the event E-1."""
+        request = build_request(decision, client, event, at=self.clock.now(), reason=reason)
         return await self.store.transact(lambda tx: self.approvals.submit(tx, request))
 
     async def settle(self) -> None:
@@ -131,6 +135,15 @@ class WallRelay:
             return not await self.store.read(lambda tx: tx.deliveries.waiting())
 
         await eventually(is_idle)
+
+
+@dataclass(slots=True, kw_only=True)
+class WallRelay(RecordingRelay):
+    """A relay whose one sink is a wall."""
+
+    clock: ManualClock
+    wall: Wall
+    dispatcher: Dispatcher
 
     async def pass_time(self, seconds: float) -> None:
         """Let time pass for a task that sleeps."""
@@ -172,7 +185,9 @@ async def relay_with_wall(
         dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_: None)
         await dispatcher.start()
         async with sink.refreshing(), delivering(dispatcher):
-            yield WallRelay(wall, store, approvals, clock, dispatcher)
+            yield WallRelay(
+                store=store, approvals=approvals, clock=clock, wall=wall, dispatcher=dispatcher
+            )
 
 
 @asynccontextmanager
