@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,6 +90,18 @@ class Section(BaseModel):
     def has_secret_files(self) -> bool:
         """Whether a secret of this section is in a file, and so can change."""
         return bool(self._files)
+
+    def check_fields(self, checks: Mapping[str, Callable[[], object]]) -> None:
+        """Call the check of each field. Raises its ValueError with the key that is configured.
+
+        That key is the field's name, or the name of the field for its file.
+        """
+        for field, check in checks.items():
+            try:
+                check()
+            except ValueError as error:
+                key = f"{field}_file" if field in self._files else field
+                raise ValueError(f"{key}: {error}") from None
 
     def reveal(self, field: str) -> str | None:
         """Return the current secret of a field; None if it has none."""

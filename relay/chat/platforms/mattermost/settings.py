@@ -40,15 +40,9 @@ class Settings(ChatSettings):
 
     @model_validator(mode="after")
     def _check_values(self) -> Settings:
-        checks = {"api_url": self.server_url, "token": self.bot_token}
+        self.check_fields({"api_url": self.server_url, "token": self.bot_token})
         if self.approve_in_chat:
-            checks["secret"] = self.signing_key
-        for field, check in checks.items():
-            try:
-                check()
-            except ValueError as error:
-                key = f"{field}_file" if field in self._files else field
-                raise ValueError(f"{key}: {error}") from None
+            self.check_fields({"secret": self.signing_key})
         return self
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -69,20 +68,11 @@ class Settings(ChatSettings):
                 "approve_in_chat: expected signing_secret or app_token beside it, "
                 "which prove who clicked, got neither"
             )
-        checks: dict[str, Callable[[], object]] = {
-            "token": self.bot_token,
-            "api_url": self.web_api_url,
-        }
+        self.check_fields({"token": self.bot_token, "api_url": self.web_api_url})
         if self.accepts_callbacks:
-            checks["signing_secret"] = self.signing_key
+            self.check_fields({"signing_secret": self.signing_key})
         if self.uses_socket_mode:
-            checks["app_token"] = self.app_level_token
-        for name, check in checks.items():
-            try:
-                check()
-            except ValueError as error:
-                key = f"{name}_file" if name in self._files else name
-                raise ValueError(f"{key}: {error}") from None
+            self.check_fields({"app_token": self.app_level_token})
         return self
 
     @property

@@ -36,10 +36,7 @@ class Settings(ChatSettings):
     def _check(self) -> Settings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
-        try:
-            self.webhook_url()
-        except ValueError as error:
-            raise ValueError(f"url{'_file' if self._files else ''}: {error}") from None
+        self.check_fields({"url": self.webhook_url})
         return self
 
     def webhook_url(self) -> URL:
