@@ -31,12 +31,8 @@ class MattermostRelay:
         count = len(self.server.channel_posts)
         event = self.relay.reboot(**plan)
         await eventually(lambda: len(self.server.channel_posts) > count)
-        await eventually(self.is_idle)
+        await self.relay.settle()
         return event, self.server.channel_posts[-1]
-
-    def is_idle(self) -> bool:
-        """Return whether everything is delivered."""
-        return self.relay.running.relay.dispatcher.status()[0].waiting == 0
 
     async def votes(self, event: Event) -> list[tuple[str, str]]:
         """Return the recorded decisions about an event, each with its principal."""

@@ -14,6 +14,7 @@ from relay.app import Running, started
 from relay.clock import Clock, SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
+from tests.journey.relay_process import eventually
 
 SCOPE = "prod"
 ALICE = {"name": "alice", "key": "key-of-alice", "can": ["read", "approve", "hold", "operate"]}
@@ -43,6 +44,14 @@ class Stage:
         return self.azure.schedule(
             Plan(**{"type": "Reboot", "resources": machines or ("vm-0",), "lasts": None, **plan})
         )
+
+    async def settle(self) -> None:
+        """Return when no delivery is waiting."""
+
+        async def is_idle() -> bool:
+            return not await self.running.relay.store.read(lambda tx: tx.deliveries.waiting())
+
+        await eventually(is_idle)
 
     def starts(self, event: Event) -> int:
         """Return how many StartRequests Azure received for an event."""

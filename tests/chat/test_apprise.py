@@ -566,14 +566,3 @@ async def test_a_story_from_the_first_notice_to_the_end(tmp_path: Path) -> None:
             assert history.count(text) == 1
         assert "relay.example.com" not in "\n".join(service.messages)
         assert relay.starts(reboot) == 1
-
-
-async def test_fifty_events_at_once_are_one_message(tmp_path: Path) -> None:
-    async with (
-        running_service() as service,
-        stage(tmp_path, [make_section(service)], approvals=TWO_CLIENTS) as relay,
-    ):
-        for number in range(50):
-            relay.reboot(f"vm-{number}")
-        await eventually(lambda: len(service.messages) == 1)
-        assert service.messages[0].startswith("50 maintenance events at once")

@@ -102,7 +102,7 @@ async def test_the_story_from_the_notice_to_the_end(ops: MattermostRelay) -> Non
     assert button_labels(post) == []
     ops.relay.azure.end(event.event_id)
     await eventually(lambda: "It is over" in "".join(ops.server.thread_lines(post)))
-    await eventually(ops.is_idle)
+    await ops.relay.settle()
     assert ops.server.channel_posts == [post]
     assert ops.relay.starts(event) == 1
     assert await ops.votes(event) == [
@@ -162,7 +162,7 @@ async def test_in_a_shared_post_each_button_decides_about_its_own_event(
     await eventually(lambda: bool(ops.server.channel_posts))
     post = ops.server.channel_posts[0]
     await eventually(lambda: "8 maintenance events" in post_text(post))
-    await eventually(ops.is_idle)
+    await ops.relay.settle()
     assert await ops.server.decide(post, "Approve", ops.ann, position=3) == (200, {})
     assert [len(await ops.votes(event)) for event in events] == [0, 0, 0, 1, 0, 0, 0, 0]
 
@@ -336,7 +336,7 @@ async def test_a_person_whom_the_rule_does_not_name_is_refused_by_the_gate(
         server.relay_url = relay.url
         event = relay.reboot()
         await eventually(lambda: bool(server.channel_posts))
-        await eventually(lambda: relay.running.relay.dispatcher.status()[0].waiting == 0)
+        await relay.settle()
         answer = await server.decide(server.channel_posts[0], "Approve", ann)
         refusal = {"error": "Refused: rule reboots takes votes from others only."}
         assert answer == (200, refusal)
@@ -540,7 +540,7 @@ async def test_buttons_and_dialogs_of_a_deleted_post_decide_nothing(ops: Matterm
     ops.server.delete_post(post)
     await ops.relay.approve(event, "hold")
     await eventually(lambda: bool(ops.server.channel_posts))
-    await eventually(ops.is_idle)
+    await ops.relay.settle()
     _, answer = await ops.server.call_relay(CALLBACK_URL, click)
     assert "not current any more" in answer["ephemeral_text"]
     _, answer = await ops.server.submit(ops.ann, ops.server.dialogs[0])
@@ -597,7 +597,7 @@ async def test_a_repeated_submission_has_no_effect_even_after_a_restart(
         assert await server.submit(ann, hold_dialog) == (200, {})
         assert [decision for decision, _ in await ops.votes(event)] == ["hold", "release"]
         assert await ops.count_events(event, "approval.recorded") == 2
-        await eventually(ops.is_idle)
+        await ops.relay.settle()
         assert button_labels(post) == ["Approve", "Hold"]
         # a button from before the restart is still valid
         assert await server.decide(post, "Approve", ben) == (200, {})
@@ -655,7 +655,7 @@ async def test_a_new_secret_invalidates_older_buttons(
         server.relay_url = relay.url
         event = relay.reboot()
         await eventually(lambda: bool(server.channel_posts))
-        await eventually(lambda: relay.running.relay.dispatcher.status()[0].waiting == 0)
+        await relay.settle()
         post = server.channel_posts[0]
         secret_file.write_text(ANOTHER_SECRET)
         status, _ = await server.click(post, "Approve", ann)

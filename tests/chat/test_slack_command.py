@@ -63,14 +63,9 @@ class CommandChannel:
         return votes
 
     async def wait_for_messages(self, count: int = 1) -> None:
-        """Return when the channel shows so many events and the store knows channel."""
-        store = self.relay.running.relay.store
-
-        async def all_delivered() -> bool:
-            return not await store.read(lambda tx: tx.deliveries.waiting())
-
+        """Return when the channel shows so many events, and the store knows their messages."""
         await eventually(lambda: len(self.slack.channel_messages()) >= count)
-        await eventually(all_delivered)
+        await self.relay.settle()
 
 
 def reply_of(response: RelayResponse) -> PostedMessage:

@@ -19,8 +19,7 @@ from relay.chat.platforms.slack.web import REMEDIES, WebApi
 from relay.clock import SystemClock
 from relay.errors import Deferred, Rejected
 from relay.net.http import open_session
-from relay.simulator import VM, Plan, Setup, Simulator
-from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import (
     CHANNEL,
     TEAM,
@@ -42,15 +41,6 @@ CARD = Card(
     summary=("Azure begins soon.",),
     footer="E-1 · prod",
 )
-
-
-async def wait_until_delivered(relay: Stage) -> None:
-    """Return when no delivery is waiting."""
-
-    async def all_delivered() -> bool:
-        return not await relay.running.relay.store.read(lambda tx: tx.deliveries.waiting())
-
-    await eventually(all_delivered)
 
 
 async def test_an_event_has_one_message_that_is_edited_until_the_event_ends(tmp_path: Path) -> None:
@@ -83,7 +73,7 @@ async def test_a_message_is_posted_once_without_unfurling_links(tmp_path: Path) 
     ):
         relay.reboot("vm-0")
         await eventually(lambda: len(slack.channel_messages()) == 1)
-        await wait_until_delivered(relay)
+        await relay.settle()
         (posted,) = (arguments for method, arguments in slack.calls if method == "chat.postMessage")
         assert (posted["unfurl_links"], posted["unfurl_media"], posted["channel"]) == (
             False,
@@ -92,24 +82,6 @@ async def test_a_message_is_posted_once_without_unfurling_links(tmp_path: Path) 
         )
         assert posted["text"].startswith("🟡 Reboot of vm-0. Azure begins at <!date^")
         assert [method for method, _ in slack.calls] == ["auth.test", "chat.postMessage"]
-
-
-async def test_fifty_events_of_one_document_are_one_message(tmp_path: Path) -> None:
-    async with running_slack() as slack, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
-        slack.max_posts_per_second = 1
-        for number in range(50):
-            azure.schedule(Plan(type="Reboot", resources=(f"db-{number}",), lasts=None))
-        async with stage(
-            tmp_path, [slack.settings(signing_secret=None)], approvals=APPROVALS, azure=azure
-        ) as relay:
-            await eventually(lambda: len(slack.channel_messages()) == 1)
-            await wait_until_delivered(relay)
-            assert slack.call_count("chat.postMessage") == 1
-            (message,) = slack.channel_messages()
-            assert message.text_of_blocks().startswith(
-                "🟡 50 maintenance events at once\n50 × Reboot. 50 waiting for votes. "
-            )
-            assert message.text_of_blocks().count("Approve  ·  Hold") == 10
 
 
 async def test_after_an_outage_slack_gets_only_the_latest_state_and_one_reply(
@@ -127,7 +99,7 @@ async def test_after_an_outage_slack_gets_only_the_latest_state_and_one_reply(
         slack.calls.clear()
         slack.failures.clear()
         await eventually(lambda: len(slack.channel_messages()) == 1)
-        await wait_until_delivered(relay)
+        await relay.settle()
         (message,) = slack.channel_messages()
         assert "Held by: client:alice" in message.text_of_blocks()
         assert [line.partition(": ")[2] for line in slack.thread_lines(message)] == [
@@ -148,22 +120,8 @@ async def test_a_rate_limit_delays_messages_and_loses_none(tmp_path: Path) -> No
         for number in range(4):
             relay.reboot(f"db-{number}")
         await eventually(lambda: len(slack.channel_messages()) == 4)
-        await wait_until_delivered(relay)
+        await relay.settle()
         assert len(slack.channel_messages()) == 4
-
-
-async def test_after_a_restart_the_same_message_is_edited(tmp_path: Path) -> None:
-    async with running_slack() as slack, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
-        sink = slack.settings(signing_secret=None)
-        async with stage(tmp_path, [sink], approvals=APPROVALS, azure=azure) as relay:
-            event = relay.reboot("vm-0")
-            await eventually(lambda: len(slack.channel_messages()) == 1)
-            await wait_until_delivered(relay)
-        async with stage(tmp_path, [sink], approvals=APPROVALS, azure=azure) as relay:
-            assert await relay.approve(event, "hold") == 202
-            await eventually(lambda: "Held by" in slack.channel_messages()[0].text_of_blocks())
-            await wait_until_delivered(relay)
-        assert len(slack.channel_messages()) == 1
 
 
 async def test_a_deleted_message_is_posted_again(tmp_path: Path) -> None:
@@ -173,7 +131,7 @@ async def test_a_deleted_message_is_posted_again(tmp_path: Path) -> None:
     ):
         event = relay.reboot("vm-0")
         await eventually(lambda: len(slack.channel_messages()) == 1)
-        await wait_until_delivered(relay)
+        await relay.settle()
         slack.messages.clear()
         assert await relay.approve(event, "hold") == 202
         await eventually(
@@ -182,18 +140,6 @@ async def test_a_deleted_message_is_posted_again(tmp_path: Path) -> None:
                 and "Held by" in slack.channel_messages()[0].text_of_blocks()
             )
         )
-
-
-async def test_ping_posts_a_test_message(tmp_path: Path) -> None:
-    async with (
-        running_slack() as slack,
-        stage(tmp_path, [slack.settings(signing_secret=None)], approvals=APPROVALS) as relay,
-    ):
-        headers = {"Authorization": "Bearer key-of-alice"}
-        async with relay.web.post(f"{relay.url}/v1/sinks/ops/ping", headers=headers) as answer:
-            assert answer.status < 300
-        await eventually(lambda: len(slack.channel_messages()) == 1)
-        assert "asked for by client:alice" in slack.channel_messages()[0].text_of_blocks()
 
 
 # --- single calls

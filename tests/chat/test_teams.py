@@ -271,19 +271,6 @@ async def test_a_reboot_is_shown_from_its_announcement_to_its_end(tmp_path: Path
         assert relay.starts(reboot) == 1
 
 
-async def test_fifty_events_of_one_document_are_one_card(tmp_path: Path) -> None:
-    async with (
-        running_workflow() as workflow,
-        stage(tmp_path, [section(workflow.url)], approvals=TWO_VOTES) as relay,
-    ):
-        for number in range(50):
-            relay.reboot(f"vm-{number}")
-        await eventually(lambda: len(workflow.cards) == 1)
-        assert "50 maintenance events at once" in workflow.card_texts[0]
-        assert len(workflow.links()) == 2  # the same two titles on each of ten lines
-        assert workflow.failed_runs == []
-
-
 async def test_after_an_outage_two_cards_tell_what_happened(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
