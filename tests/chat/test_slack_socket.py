@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import override
 
 from relay.chat import CallbackReply
-from relay.chat.platforms.slack.payloads import Call
+from relay.chat.platforms.slack.payloads import Call, SlashCommand
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.socket_connection import SocketConnector
 from relay.chat.platforms.slack.socket_mode import HandleCall, SocketMode
@@ -67,12 +67,7 @@ async def relay_with_socket(directory: Path) -> AsyncIterator[tuple[SlackServer,
     ):
         event = relay.reboot("vm-0")
         await eventually(lambda: len(slack.sockets) == 1 and len(slack.channel_messages()) == 1)
-        store = relay.running.relay.store
-
-        async def all_delivered() -> bool:
-            return not await store.read(lambda tx: tx.deliveries.waiting())
-
-        await eventually(all_delivered)
+        await relay.settle()
         yield slack, relay, event
 
 
@@ -196,7 +191,7 @@ async def socket_mode_for(
     settings, clock = Settings.model_validate(section), FastClock()
     async with open_session(resolver=resolver) as session:
         api = WebApi(session, settings, clock)
-        connector = SocketConnector(api, settings.app_level_token, session, allow_http=True)
+        connector = SocketConnector(api, session, settings)
         socket_mode = SocketMode(
             connector,
             clock,
@@ -367,7 +362,7 @@ async def test_a_slow_call_delays_no_other() -> None:
     first_call_started, first_call_may_end = asyncio.Event(), asyncio.Event()
 
     async def wait_in_first_call(call: Call) -> CallbackReply:
-        if "first" in getattr(call, "arguments", ()):
+        if isinstance(call, SlashCommand) and call.text == "first":
             first_call_started.set()
             await first_call_may_end.wait()
         return CallbackReply()

@@ -7,7 +7,7 @@ the gate accepts the decision. A stranger's click therefore has no effect.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any
 
 from relay.approvals.status import ApprovalStatus
@@ -26,7 +26,7 @@ from relay.chat.platforms.slack.payloads import (
     SlashCommand,
     UrlVerification,
 )
-from relay.chat.platforms.slack.private_reply import PrivateReply, text_reply
+from relay.chat.platforms.slack.private_reply import PrivateReply, ResponseUrlSender, text_reply
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.slash_command import (
     SlashCommandHandler,
@@ -43,9 +43,6 @@ _INVALID_BUTTON = (
 )
 _log = logging.getLogger(__name__)
 
-SendReply = Callable[[str, Mapping[str, Any]], None]
-"""Starts to send a body to a response URL and returns at once."""
-
 
 class Interactions:
     """Handles the requests of one sink."""
@@ -56,12 +53,12 @@ class Interactions:
         context: ChatContext,
         members: MemberDirectory,
         clock: Clock,
-        send_reply: SendReply,
+        replies: ResponseUrlSender,
     ) -> None:
         self._settings = settings
         self._context = context
         self._clock = clock
-        self._send_reply = send_reply
+        self._replies = replies
         self._members = members
         self._slash_command = SlashCommandHandler(settings, context, members, clock)
         self._throttled_log = _ThrottledLog(clock, settings.name)
@@ -75,7 +72,7 @@ class Interactions:
                 reply = await self._reply_to_refusal(call.actor, self._handle_click(call))
                 if reply is not None:
                     replaces_card = call.is_ephemeral and reply.closes_card
-                    self._send_reply(
+                    self._replies.send(
                         call.actor.response_url,
                         {**reply.body(), "replace_original": replaces_card},
                     )

@@ -19,6 +19,7 @@ from yarl import URL
 
 from relay.chat.cards.card import Text
 from relay.chat.platforms.slack.blocks import SlackMessage, text_message
+from relay.chat.platforms.slack.settings import Settings
 from relay.errors import Deferred
 from relay.net.egress import parse_receiver_url
 from relay.net.http import Request, post
@@ -53,10 +54,10 @@ def text_reply(*lines: Text, team_id: str, closes_card: bool = True) -> PrivateR
 class ResponseUrlSender:
     """Sends replies to response URLs in the background. Each reply is tried once."""
 
-    def __init__(self, session: aiohttp.ClientSession, api_url: URL, *, allow_http: bool) -> None:
+    def __init__(self, session: aiohttp.ClientSession, settings: Settings) -> None:
         self._session = session
-        self._api_url = api_url
-        self._allow_http = allow_http
+        self._api_url = settings.web_api_url()
+        self._allow_http = settings.allow_http
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, response_url: str, body: Mapping[str, Any]) -> None:

@@ -39,7 +39,6 @@ class SlackSink(LiveMessageSink):
     ) -> None:
         super().__init__(settings, context, platform, clock, in_chat=settings.approve_in_chat)
         self._slack_settings = settings
-        self._clock = clock
         self._interactions = interactions
 
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
@@ -67,21 +66,18 @@ async def connect(
     """Open the sink's HTTP session and, if configured, Socket Mode. Does not wait for Slack."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
-        api_url, allow_http = settings.web_api_url(), settings.allow_http
         api = WebApi(session, settings, clock)
         members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
-        replies = ResponseUrlSender(session, api_url, allow_http=allow_http)
+        replies = ResponseUrlSender(session, settings)
         await stack.enter_async_context(replies.running())
-        interactions = Interactions(settings, context, members, clock, replies.send)
+        interactions = Interactions(settings, context, members, clock, replies)
         channel = Channel(
             api, settings.channel, members.team_id, has_interactions=settings.has_interactions
         )
         sink = SlackSink(settings, context, channel, clock, interactions)
         await stack.enter_async_context(sink.refreshing())
         if settings.uses_socket_mode:
-            connector = SocketConnector(
-                api, settings.app_level_token, session, allow_http=allow_http
-            )
+            connector = SocketConnector(api, session, settings)
             socket_mode = SocketMode(connector, clock, interactions.handle, sink_name=settings.name)
             task_name = f"{settings.name}: Socket Mode"
             await stack.enter_async_context(_running(socket_mode.run(), task_name))

@@ -6,12 +6,13 @@ Source: https://docs.slack.dev/apis/events-api/using-socket-mode. `socket_mode` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 import orjson
 
+from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.web import WebApi
 from relay.errors import Deferred, DeliveryError
 from relay.net.egress import parse_receiver_url
@@ -23,19 +24,11 @@ MAX_MESSAGE_BYTES = 512 * 1024
 
 
 class SocketConnector:
-    """Opens connections. ``app_token`` returns the current app-level token."""
+    """Opens connections with the current app-level token."""
 
-    def __init__(
-        self,
-        api: WebApi,
-        app_token: Callable[[], str],
-        session: aiohttp.ClientSession,
-        *,
-        allow_http: bool,
-    ) -> None:
+    def __init__(self, api: WebApi, session: aiohttp.ClientSession, settings: Settings) -> None:
         self._api = api
-        self._app_token = app_token
-        self._allow_http = allow_http
+        self._settings = settings
         # The same guarded sockets as the sink's session, but a handshake would follow redirects.
         self.session = aiohttp.ClientSession(
             connector=session.connector,
@@ -54,9 +47,9 @@ class SocketConnector:
         """
         try:
             response = await self._api.call(
-                self._api.methods.apps_connections_open, app_token=self._app_token()
+                self._api.methods.apps_connections_open, app_token=self._settings.app_level_token()
             )
-            url = _parse_socket_url(response.get("url"), allow_http=self._allow_http)
+            url = _parse_socket_url(response.get("url"), allow_http=self._settings.allow_http)
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 return await self._connect_and_wait_for_greeting(url)
         except Deferred as error:
