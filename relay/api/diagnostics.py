@@ -12,7 +12,7 @@ import orjson
 
 from relay.api.auth.entra_settings import OidcSettings
 from relay.api.server.sockets import open_tcp
-from relay.api.server.tls import ServerTlsContext
+from relay.api.server.tls import make_server_context
 from relay.api.settings import ApiSettings, ServerTlsSettings
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import ConfigError
@@ -155,7 +155,7 @@ def _not_a_relay(endpoint: _Endpoint) -> Finding:
 
 def _check_certificate(settings: ServerTlsSettings) -> Finding:
     try:
-        ServerTlsContext(settings)
+        make_server_context(settings)
     except ConfigError as error:
         remedy = "correct the files of api.tls, and who may read them"
         return failure("certificate", str(error), remedy)

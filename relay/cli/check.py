@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.api.diagnostics import static_findings
-from relay.api.server.tls import ServerTlsContext
+from relay.api.server.tls import make_server_context
 from relay.approvals.service import effective_mode
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
@@ -49,7 +49,7 @@ def check(
     """Check the configuration and show what it means. Nothing is started or called."""
     loaded = load(config)
     if loaded.config.api.tls is not None:
-        ServerTlsContext(loaded.config.api.tls)  # raises for files that `run` would refuse
+        make_server_context(loaded.config.api.tls)  # raises for files that `run` would refuse
     events = None
     if against is not None:
         document = _read_document(against)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,16 +62,16 @@ class Connection(web.RequestHandler):
     connection is lost. `wakeup` is set then, for handlers that wait for something else.
     """
 
-    __slots__ = ("_count_response", "_on_lost", "is_authenticated", "peer", "wakeup")
+    __slots__ = ("_on_lost", "_responses_by_status", "is_authenticated", "peer", "wakeup")
 
     def __init__(
         self,
         manager: web.Server,
         peer: Peer,
+        on_lost: Callable[[], object],
         *,
         idle_timeout: float,
-        count_response: Callable[[int], None],
-        on_lost: Callable[[], object],
+        responses_by_status: Counter[int],
     ) -> None:
         super().__init__(
             manager,
@@ -86,8 +87,8 @@ class Connection(web.RequestHandler):
         self.peer = peer
         self.is_authenticated = peer.uid is not None
         self.wakeup = asyncio.Event()
-        self._count_response = count_response
         self._on_lost = on_lost
+        self._responses_by_status = responses_by_status
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -106,7 +107,7 @@ class Connection(web.RequestHandler):
         """Answer malformed HTTP with a problem, log only errors of the relay, and close."""
         if isinstance(exc, ConnectionError):
             raise exc
-        self._count_response(status)
+        self._responses_by_status[status] += 1
         if status < 500:
             problem = Problem(status, "expected a request in HTTP/1.1", closes=True)
             return problem.to_response()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+import ssl
+from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -25,16 +25,17 @@ from relay.api.schema.problems import (
     internal_error,
     store_unavailable,
 )
-from relay.api.server.connection import Connection, Peer, linger
+from relay.api.server.connection import Connection, linger
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.listener import Listener
 from relay.api.server.pipeline import RequestPipeline, check_content_length
-from relay.api.server.sockets import local_peer, local_socket, open_tcp, tcp_peer
+from relay.api.server.sockets import local_socket, open_tcp
 from relay.api.server.state import ServerState
-from relay.api.server.tls import ServerTlsContext
-from relay.api.settings import ApiSettings
+from relay.api.server.tls import make_server_context
+from relay.api.settings import ApiSettings, ServerTlsSettings
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
+from relay.file_reload import FileBackedValue
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
@@ -110,56 +111,46 @@ class Server:
 
     async def _open_listeners(self, stack: AsyncExitStack, runner: web.AppRunner) -> list[Listener]:
         settings, limits = self._settings, self._state.limits
-        tls = ServerTlsContext(settings.tls) if settings.tls is not None else None
-        connect = self._connection_factory(runner)
-        listeners = []
-        for sock in await open_tcp(settings.host, settings.port):
-            stack.enter_context(_closing(sock))
-            listeners.append(
-                Listener(
-                    sock=sock,
-                    identify_peer=tcp_peer,
-                    connect=connect,
-                    max_connections=limits.max_connections,
-                    handshake_timeout=limits.handshake_timeout,
-                    tls_context=tls.context if tls is not None else None,
-                )
+        assert runner.server is not None  # noqa: S101  # the runner is set up
+        make_listener = partial(
+            Listener,
+            connect=partial(
+                Connection,
+                runner.server,
+                idle_timeout=limits.idle_timeout,
+                responses_by_status=self._state.responses_by_status,
+            ),
+            handshake_timeout=limits.handshake_timeout,
+        )
+        tls_context = None if settings.tls is None else _reloading_context(settings.tls).get
+        listeners = [
+            make_listener(
+                sock=stack.enter_context(sock),
+                max_connections=limits.max_connections,
+                tls_context=tls_context,
             )
+            for sock in await open_tcp(settings.host, settings.port)
+        ]
         self.port = listeners[0].sock.getsockname()[1]
-        scheme = "http" if tls is None else "https"
+        scheme = "http" if tls_context is None else "https"
         self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
         if settings.socket is not None:
             listeners.append(
-                Listener(
+                make_listener(
                     sock=stack.enter_context(local_socket(settings.socket)),
-                    identify_peer=local_peer,
-                    connect=connect,
                     max_connections=limits.max_local_connections,
-                    handshake_timeout=limits.handshake_timeout,
                 )
             )
             self.address += f" and {settings.socket}"
         return listeners
 
-    def _connection_factory(
-        self, runner: web.AppRunner
-    ) -> Callable[[Peer, Callable[[], object]], Connection]:
-        manager = runner.server
-        assert manager is not None  # noqa: S101  # the runner is set up
 
-        def connect(peer: Peer, on_lost: Callable[[], object]) -> Connection:
-            return Connection(
-                manager,
-                peer,
-                idle_timeout=self._state.limits.idle_timeout,
-                count_response=self._count_response,
-                on_lost=on_lost,
-            )
-
-        return connect
-
-    def _count_response(self, status: int) -> None:
-        self._state.responses_by_status[status] += 1
+def _reloading_context(settings: ServerTlsSettings) -> FileBackedValue[ssl.SSLContext]:
+    return FileBackedValue(
+        (settings.cert_file, settings.key_file, settings.client_ca_file),
+        partial(make_server_context, settings),
+        on_failure=lambda error: _log.warning("%s. The previous certificate stays in use", error),
+    )
 
 
 def _error_middleware(state: ServerState) -> Middleware:
@@ -216,11 +207,3 @@ async def _accept(listeners: list[Listener]) -> None:
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
-
-
-@contextmanager
-def _closing(sock: socket.socket) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        sock.close()

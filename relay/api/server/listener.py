@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relay.api.server.connection import Connection, Peer
+from relay.api.server.sockets import identify_peer
 
 _TLS_SHUTDOWN_TIMEOUT = 2.0
 _ACCEPT_RETRY_INTERVAL = 0.5  # seconds, for example after all file descriptors were used
@@ -44,13 +45,11 @@ class _OpenConnection:
 class Listener:
     """One listening socket.
 
-    `identify_peer` returns the other end of an accepted socket. `connect` makes its connection and
-    receives the callback for its end. `tls_context` returns the context for the next connection;
-    None means no TLS.
+    `connect` makes the connection to a peer and receives the callback for its end. `tls_context`
+    returns the context for the next connection; None means no TLS.
     """
 
     sock: socket.socket
-    identify_peer: Callable[[socket.socket, Any], Peer]
     connect: Callable[[Peer, Callable[[], object]], Connection]
     max_connections: int
     handshake_timeout: float
@@ -80,7 +79,7 @@ class Listener:
         has_tls = self.tls_context is not None
         try:
             connection = self.connect(
-                self.identify_peer(sock, address), lambda: self._open.pop(opened, None)
+                identify_peer(sock, address), lambda: self._open.pop(opened, None)
             )
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,

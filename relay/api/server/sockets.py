@@ -45,11 +45,6 @@ async def open_tcp(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def tcp_peer(_sock: socket.socket, address: Any) -> Peer:
-    """Return the other end of a TCP connection."""
-    return Peer(address[0])
-
-
 @contextlib.contextmanager
 def local_socket(path: Path) -> Iterator[socket.socket]:
     """Listen on a local socket for the owner and group, and remove it at the end.
@@ -76,11 +71,13 @@ def local_socket(path: Path) -> Iterator[socket.socket]:
                 path.unlink()
 
 
-def local_peer(sock: socket.socket, _address: Any) -> Peer:
-    """Return the user at the other end of a local connection, from the kernel.
+def identify_peer(sock: socket.socket, address: Any) -> Peer:
+    """Return the other end of an accepted connection. The kernel names the user of a local one.
 
     Source: unix(7), SO_PEERCRED (Linux).
     """
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        return Peer(address[0])
     size = struct.calcsize("3i")
     _pid, uid, _gid = struct.unpack(
         "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
