@@ -1,4 +1,7 @@
-"""`/v1/approvals`: decisions about events, and the mode of approvals."""
+"""`/v1/approvals`: decisions about events, and the mode of approvals.
+
+`/v1/callbacks/{client}` takes the same decisions, with a signature instead of a key.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,8 @@ from typing import Literal, cast
 from aiohttp import web
 from typing_extensions import TypedDict
 
-from relay.api.schema.body import RequestBody
-from relay.api.schema.problems import Problem
-from relay.api.schema.route import Call, Parameter, Route
+from relay.api.schema.responses import Problem
+from relay.api.schema.route import Call, Parameter, RequestBody, Route
 from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.outbox import Mode
@@ -22,6 +24,27 @@ _IDEMPOTENCY_KEY = Parameter(
     pattern=r"^[\x21-\x7e]{1,256}$",
 )
 _REQUEST_ID = re.compile(_IDEMPOTENCY_KEY.pattern)
+_SIGNATURE_PARAMETERS = (
+    Parameter(
+        name="webhook-id",
+        place="header",
+        description="identifies a repeat, which gets the first answer again",
+        required=True,
+    ),
+    Parameter(
+        name="webhook-timestamp",
+        place="header",
+        description="seconds since 1970, at most 300 s ago and 60 s ahead",
+        pattern="^[0-9]{1,12}$",
+        required=True,
+    ),
+    Parameter(
+        name="webhook-signature",
+        place="header",
+        description="v1,<base64> once for each secret, separated by spaces",
+        required=True,
+    ),
+)
 
 
 class DecisionRecorded(TypedDict):
@@ -48,7 +71,7 @@ class ApprovalMode(TypedDict):
     mode: Mode
 
 
-async def submit_decision(call: Call) -> DecisionRecorded:
+async def _submit_decision(call: Call) -> DecisionRecorded:
     """Submit the decision to the gate. `call.parameters` is the request id or None."""
     body: DecisionBody = call.body
     answer = await call.relay.gate.submit(
@@ -80,6 +103,10 @@ def _parse_request_id(request: web.Request) -> str | None:
     return next(iter(request_ids), None)
 
 
+def _read_signed_id(request: web.Request) -> str:
+    return request.headers["webhook-id"]  # present and valid, as the signature was verified
+
+
 async def _set_mode(call: Call) -> ApprovalMode:
     body: ApprovalModeRequest = call.body
     mode = await call.relay.gate.set_mode(body.mode, call.caller.principal)
@@ -91,7 +118,7 @@ ROUTES = (
         method="POST",
         path="/v1/approvals",
         summary=f"approve an event, hold it, or release it; {HOLD_NOTICE}",
-        handler=submit_decision,
+        handler=_submit_decision,
         status=202,
         parameters=(_IDEMPOTENCY_KEY,),
         parse_parameters=_parse_request_id,
@@ -105,5 +132,18 @@ ROUTES = (
         handler=_set_mode,
         needs="operate",
         body=ApprovalModeRequest,
+    ),
+    Route(
+        method="POST",
+        path="/v1/callbacks/{client}",
+        summary="the same as POST /v1/approvals, "
+        "signed as Standard Webhooks with that client's secret",
+        handler=_submit_decision,
+        status=202,
+        access="signature",
+        parameters=_SIGNATURE_PARAMETERS,
+        parse_parameters=_read_signed_id,
+        body=DecisionBody,
+        problem_statuses=(403, 404, 409),
     ),
 )

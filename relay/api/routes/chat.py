@@ -9,8 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from relay.api.schema.problems import Problem
-from relay.api.schema.responses import COMMON_HEADERS
+from relay.api.schema.responses import COMMON_HEADERS, Problem
 from relay.api.schema.route import Call, Route
 from relay.chat import CallbackRefused
 

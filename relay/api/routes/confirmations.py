@@ -14,9 +14,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from relay.api.routes.approvals import DecisionRecorded, recorded_decision
-from relay.api.schema.body import RequestBody
-from relay.api.schema.problems import Problem
-from relay.api.schema.route import Call, Route
+from relay.api.schema.responses import Problem
+from relay.api.schema.route import Call, RequestBody, Route
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.approvals.request import DecisionKind, DecisionRequest, LinkCredentials
 from relay.chat.cards.buttons import LABELS, confirmation_question

@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliveryPage, read_delivery, read_page
-from relay.api.schema.body import RequestBody
 from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor
-from relay.api.schema.problems import Problem
-from relay.api.schema.route import Call, Route
+from relay.api.schema.responses import Problem
+from relay.api.schema.route import Call, RequestBody, Route
 from relay.delivery.dispatcher import redeliver, redeliver_matching
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -45,7 +45,7 @@ class BulkRedelivery(TypedDict):
 def _parse_time(value: object) -> datetime:
     time = parse_timestamp(value) if isinstance(value, str) else None
     if time is None:
-        raise ValueError("expected a moment such as 2026-04-11T22:26:58Z")
+        raise PydanticCustomError("moment", "expected a moment such as 2026-04-11T22:26:58Z")
     return time
 
 

@@ -8,7 +8,7 @@ from typing import Literal, cast
 from typing_extensions import TypedDict
 
 from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor, split_page
-from relay.api.schema.problems import Problem
+from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.outbox import EntryState

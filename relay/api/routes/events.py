@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor, split_page
-from relay.api.schema.problems import Problem
+from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.approvals.explain import approval_summary
 from relay.approvals.request import DecisionKind

@@ -7,7 +7,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from relay.api.schema.problems import Problem
+from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.delivery.dispatcher import SinkStatus
 from relay.events.build import relay_event

@@ -13,8 +13,7 @@ from functools import partial
 
 from aiohttp import web
 
-from relay.api.schema.problems import Problem
-from relay.api.schema.responses import COMMON_HEADERS
+from relay.api.schema.responses import COMMON_HEADERS, Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.api.server.connection import connection_wakeup
 from relay.events.cloudevent import CloudEvent

@@ -1,1 +1,1 @@
-"""The shape of calls and answers: routes, problems, pages, and the OpenAPI document."""
+"""The shape of calls and responses: routes, problems, pages, the OpenAPI document."""

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from relay import __version__
-from relay.api.schema.problems import MEDIA_TYPE as PROBLEM_MEDIA_TYPE
-from relay.api.schema.problems import ProblemDetails
+from relay.api.schema.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
 from relay.api.schema.route import Access, Call, Parameter, Route
 
 _PATH_PARAMETER = re.compile(r"{(\w+)}")

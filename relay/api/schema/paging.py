@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from aiohttp import web
 
-from relay.api.schema.problems import Problem
+from relay.api.schema.responses import Problem
 from relay.api.schema.route import Parameter
 
 PAGE_SIZE = 100

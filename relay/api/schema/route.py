@@ -12,10 +12,10 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_type_hints
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from relay.api import Relay
-from relay.api.schema.problems import Problem
+from relay.api.schema.responses import Problem
 from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, Right
 
@@ -29,6 +29,18 @@ certificate or the local socket. key or loopback: the same, and programs on this
 key, loopback or public: the same, but no caller is refused: the others are anonymous, without
 rights. signature: by a Standard Webhooks signature.
 """
+
+
+class RequestBody(BaseModel):
+    """The base of the models of request bodies: unknown fields and other types are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from typing_extensions import override
 
-from relay.api.schema.problems import Problem, internal_error
+from relay.api.schema.responses import Problem, internal_error
 
 _MAX_LINGER_BYTES = 2**20
 _MAX_HEADERS = 64

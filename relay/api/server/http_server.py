@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -19,11 +18,10 @@ from relay.api.auth.rejection_log import RejectionLog
 from relay.api.routes import all_routes
 from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
 from relay.api.schema.openapi import description_route
-from relay.api.schema.problems import (
+from relay.api.schema.responses import (
     Problem,
     from_http_exception,
     internal_error,
-    store_unavailable,
 )
 from relay.api.server.connection import Connection, linger
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
@@ -31,11 +29,10 @@ from relay.api.server.listener import Listener
 from relay.api.server.pipeline import RequestPipeline, check_content_length
 from relay.api.server.sockets import local_socket, open_tcp
 from relay.api.server.state import ServerState
-from relay.api.server.tls import make_server_context
-from relay.api.settings import ApiSettings, ServerTlsSettings
+from relay.api.server.tls import reloading_server_context
+from relay.api.settings import ApiSettings
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
-from relay.file_reload import FileBackedValue
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
@@ -122,7 +119,7 @@ class Server:
             ),
             handshake_timeout=limits.handshake_timeout,
         )
-        tls_context = None if settings.tls is None else _reloading_context(settings.tls).get
+        tls_context = None if settings.tls is None else reloading_server_context(settings.tls).get
         listeners = [
             make_listener(
                 sock=stack.enter_context(sock),
@@ -145,14 +142,6 @@ class Server:
         return listeners
 
 
-def _reloading_context(settings: ServerTlsSettings) -> FileBackedValue[ssl.SSLContext]:
-    return FileBackedValue(
-        (settings.cert_file, settings.key_file, settings.client_ca_file),
-        partial(make_server_context, settings),
-        on_failure=lambda error: _log.warning("%s. The previous certificate stays in use", error),
-    )
-
-
 def _error_middleware(state: ServerState) -> Middleware:
     """Return the middleware that turns errors into problems, counts responses and sends them."""
 
@@ -166,7 +155,8 @@ def _error_middleware(state: ServerState) -> Middleware:
         except web.HTTPException as error:
             response = from_http_exception(error).to_response()
         except StoreUnavailable:
-            response = store_unavailable().to_response()
+            detail = "the state file can be neither read nor written now; try again"
+            response = Problem(503, detail).to_response()
         except ConnectionError:
             raise
         except Exception:  # noqa: BLE001  # an internal error must not end the connection without a response

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
+from pydantic import BaseModel, ValidationError
 
 from relay.api.auth.authentication import (
     ANONYMOUS,
@@ -23,14 +23,13 @@ from relay.api.auth.authentication import (
     NotAuthenticated,
     local_caller,
 )
-from relay.api.schema.body import parse_json_body
-from relay.api.schema.problems import Problem
-from relay.api.schema.responses import json_response
+from relay.api.schema.responses import Problem, json_response
 from relay.api.schema.route import Call, Route
 from relay.api.server.connection import request_peer
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
-from relay.approvals.request import Caller
+from relay.approvals.request import Caller, MalformedBody, read_json
+from relay.validation import first_error
 
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "Via")
 
@@ -49,14 +48,25 @@ class RequestPipeline:
             content = await _read_content(request, self.state.limits.body_timeout)
             _check_content_type(route, request)
             caller = await self._identify_caller(route, request, content)
-            call = _parse_call(route, request, caller, content, self.state)
+            parse_parameters = route.parse_parameters
+            call = Call(
+                request=request,
+                server=self.state,
+                caller=caller,
+                content=content,
+                parameters=None if parse_parameters is None else parse_parameters(request),
+                body=None if route.body is None else _parse_body(route.body, content),
+            )
             if route.find_resource is not None:
                 call = replace(call, resource=await route.find_resource(call))
             if route.needs is not None and route.needs not in caller.rights.can:
                 raise Problem(
                     403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
                 )
-            return _to_response(route, await route.handler(call))
+            result = await route.handler(call)
+            if isinstance(result, web.StreamResponse):
+                return result
+            return json_response(route.status, result)
 
         return handle
 
@@ -156,22 +166,23 @@ def _check_content_type(route: Route, request: web.Request) -> None:
         )
 
 
-def _parse_call(
-    route: Route, request: web.Request, caller: Caller, content: bytes, state: ServerState
-) -> Call:
-    parameters = None if route.parse_parameters is None else route.parse_parameters(request)
-    return Call(
-        request=request,
-        server=state,
-        caller=caller,
-        content=content,
-        body=None if route.body is None else parse_json_body(route.body, content),
-        parameters=parameters,
-    )
+def _parse_body(model: type[BaseModel], content: bytes) -> BaseModel:
+    """Return the model of a body.
 
-
-def _to_response(route: Route, result: Any) -> web.StreamResponse:
-    return result if isinstance(result, web.StreamResponse) else json_response(route.status, result)
+    Raises Problem 400 for anything but a JSON object with unique keys, and Problem 422 for the
+    first invalid field.
+    """
+    try:
+        fields = read_json(content)
+    except MalformedBody as error:
+        raise Problem(400, str(error)) from None
+    if not isinstance(fields, dict):
+        raise Problem(400, "expected a JSON object")
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        field, message = first_error(error)
+        raise Problem(422, f"{field}: {message}", field=field) from None
 
 
 def _unauthorized(route: Route) -> Problem:

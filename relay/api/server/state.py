@@ -10,7 +10,7 @@ from aiohttp import web
 from relay.api import Relay
 from relay.api.auth.rate_limits import TokenBuckets
 from relay.api.auth.rejection_log import RejectionLog
-from relay.api.schema.problems import too_many_calls
+from relay.api.schema.responses import too_many_calls
 from relay.api.server.connection import mark_authenticated, request_peer
 from relay.api.server.limits import ServerLimits
 from relay.api.server.open_streams import OpenStreams

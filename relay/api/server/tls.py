@@ -1,11 +1,25 @@
-"""The TLS context of the listener."""
+"""The TLS context of the listener. Reads the certificate again when its files change."""
 
 from __future__ import annotations
 
+import logging
 import ssl
+from functools import partial
 
 from relay.api.settings import ServerTlsSettings
 from relay.errors import ConfigError
+from relay.file_reload import FileBackedValue
+
+_log = logging.getLogger(__name__)
+
+
+def reloading_server_context(settings: ServerTlsSettings) -> FileBackedValue[ssl.SSLContext]:
+    """Return the TLS context for new connections. Raises ConfigError if the files are unusable."""
+    return FileBackedValue(
+        (settings.cert_file, settings.key_file, settings.client_ca_file),
+        partial(make_server_context, settings),
+        on_failure=lambda error: _log.warning("%s. The previous certificate stays in use", error),
+    )
 
 
 def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
