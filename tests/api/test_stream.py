@@ -218,7 +218,7 @@ async def test_a_reader_that_does_not_read_is_dropped_and_others_are_not(
 
 
 async def _no_open_streams(relay: RunningRelay) -> None:
-    await eventually(lambda: len(relay.server._state.streams) == 0)  # noqa: SLF001
+    await eventually(lambda: len(relay.server._state.stream_wakeups) == 0)  # noqa: SLF001
 
 
 def _read_all(sock: socket.socket) -> bytes:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from relay.api.auth.entra_settings import OidcSettings, TokenRefused
+from relay.api.auth.entra_settings import OidcSettings
 from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
@@ -26,7 +26,10 @@ LOOPBACK_READER = Caller("anonymous", "http", Rights(frozenset({"read"})))
 
 
 class NotAuthenticated(Exception):
-    """Missing or wrong credentials. The text is for the log; the caller learns only the 401."""
+    """Missing or wrong credentials. The caller learns only the 401.
+
+    The text is for the log. It contains no part of the credentials.
+    """
 
 
 class Authenticator:
@@ -66,10 +69,7 @@ class Authenticator:
         is_token = key.count(".") == 2  # RFC 7515, section 3.1
         if self._tokens is None or not is_token:
             raise NotAuthenticated("the bearer key is no client's")
-        try:
-            return await self._tokens.caller_from_token(key)
-        except TokenRefused as error:
-            raise NotAuthenticated(str(error)) from None
+        return await self._tokens.caller_from_token(key)
 
     def _by_certificate(self, certificate: Mapping[str, Any]) -> Caller:
         names = {

@@ -14,10 +14,10 @@ import aiohttp
 import jwt
 import orjson
 
-from relay.api.auth.entra_settings import OidcSettings, TokenRefused
+from relay.api.auth.authentication import NotAuthenticated
+from relay.api.auth.entra_settings import OidcSettings
 from relay.clock import Clock
-from relay.net.egress import guarded_socket
-from relay.net.tls_context import default_context
+from relay.net.http import open_session
 
 KEY_REFETCH_INTERVAL = 300.0
 """Seconds between two fetches. Tokens with unknown key ids cause no more fetches than that."""
@@ -41,14 +41,18 @@ class SigningKeys:
         self._lock = asyncio.Lock()
 
     async def find(self, key_id: str) -> Any:
-        """Return the key with this id. Raises TokenRefused if there is none or keys are stale."""
+        """Return the key with this id. Raises NotAuthenticated without it or with stale keys."""
         async with self._lock:
             if key_id not in self._keys or self._age() >= MAX_KEY_AGE:
                 await self._refetch()
             if self._age() >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL:
-                raise TokenRefused("the issuer's keys are not at hand: they could not be fetched")
+                raise NotAuthenticated(
+                    "the issuer's keys are not at hand: they could not be fetched"
+                )
         if key_id not in self._keys:
-            raise TokenRefused("the token's kid: expected one of the issuer's keys, got another")
+            raise NotAuthenticated(
+                "the token's kid: expected one of the issuer's keys, got another"
+            )
         return self._keys[key_id]
 
     def _age(self) -> float:
@@ -75,20 +79,14 @@ class SigningKeys:
 
 async def fetch_keys(settings: OidcSettings) -> dict[str, Any]:
     """Return the issuer's keys by id. Raises ValueError, ClientError, TimeoutError, OSError."""
-    return _parse_keys(await _fetch_document(settings.keys_url))
-
-
-async def _fetch_document(url: str) -> bytes:
-    connector = aiohttp.TCPConnector(socket_factory=guarded_socket, ssl=default_context())
-    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     async with (
-        aiohttp.ClientSession(
-            connector=connector,
-            trust_env=False,
+        open_session() as session,
+        session.get(
+            settings.keys_url,
+            headers={"Accept": "application/json"},
+            allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=_FETCH_TIMEOUT),
-            auto_decompress=False,
-        ) as session,
-        session.get(url, allow_redirects=False, headers=headers) as response,
+        ) as response,
     ):
         if response.status != 200:
             raise ValueError(f"expected 200, got {response.status}")
@@ -97,10 +95,10 @@ async def _fetch_document(url: str) -> bytes:
             document += chunk
             if len(document) > _MAX_DOCUMENT_BYTES:
                 raise ValueError(f"expected at most {_MAX_DOCUMENT_BYTES} bytes, got more")
-        return bytes(document)
+    return _parse_keys(document)
 
 
-def _parse_keys(content: bytes) -> dict[str, Any]:
+def _parse_keys(content: bytearray) -> dict[str, Any]:
     """Return the usable RSA signature keys of a JSON Web Key Set (RFC 7517) by id."""
     document = orjson.loads(content)
     entries = document.get("keys") if isinstance(document, dict) else None

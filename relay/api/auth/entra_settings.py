@@ -11,16 +11,11 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from relay.approvals.request import Right
-from relay.errors import RelayError
 from relay.net.egress import parse_receiver_url
 from relay.settings import Section
 
 GUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """The form of the ids of tenants and objects in Entra ID."""
-
-
-class TokenRefused(RelayError):
-    """The token is invalid. The text is for the log and contains no part of the token."""
 
 
 def _check_guid(text: str) -> str:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import jwt
 
+from relay.api.auth.authentication import NotAuthenticated
 from relay.api.auth.entra_keys import SigningKeys
-from relay.api.auth.entra_settings import GUID, OidcSettings, TokenRefused
+from relay.api.auth.entra_settings import GUID, OidcSettings
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
 
@@ -35,15 +36,15 @@ class TokenVerifier:
         self._keys = SigningKeys(settings, clock)
 
     async def caller_from_token(self, token: str) -> Caller:
-        """Return the token's owner with the rights of its roles. Raises TokenRefused."""
+        """Return the token's owner with the rights of its roles. Raises NotAuthenticated."""
         key = await self._keys.find(_key_id(token))
         claims = self._verify(token, key)
         self._check_times(claims)
         tenant, object_id, roles = claims.get("tid"), claims.get("oid"), claims.get("roles")
         if tenant != self._settings.tenant:
-            raise TokenRefused("the token's tid: expected the configured tenant, got another")
+            raise NotAuthenticated("the token's tid: expected the configured tenant, got another")
         if not isinstance(object_id, str) or GUID.fullmatch(object_id) is None:
-            raise TokenRefused("the token's oid: expected an object's id, got something else")
+            raise NotAuthenticated("the token's oid: expected an object's id, got something else")
         rights = frozenset(
             right
             for role in (roles if isinstance(roles, list) else ())
@@ -71,19 +72,19 @@ class TokenVerifier:
                 options=options,
             )
         except jwt.PyJWTError as error:
-            raise TokenRefused(f"the token: {type(error).__name__}") from None
+            raise NotAuthenticated(f"the token: {type(error).__name__}") from None
         return claims
 
     def _check_times(self, claims: Mapping[str, Any]) -> None:
         times = {name: claims[name] for name in ("exp", "iat", "nbf") if name in claims}
         if not all(_is_finite_number(value) for value in times.values()):
-            raise TokenRefused("the token's times: expected numbers, got something else")
+            raise NotAuthenticated("the token's times: expected numbers, got something else")
         now = self._clock.now().timestamp()
         if now >= times["exp"] + CLOCK_TOLERANCE:
-            raise TokenRefused("the token has expired")
+            raise NotAuthenticated("the token has expired")
         valid_from = max(times["iat"], times.get("nbf", times["iat"]))
         if now < valid_from - CLOCK_TOLERANCE:
-            raise TokenRefused("the token is not valid yet, by this machine's clock")
+            raise NotAuthenticated("the token is not valid yet, by this machine's clock")
 
 
 def _is_finite_number(value: object) -> bool:
@@ -93,13 +94,15 @@ def _is_finite_number(value: object) -> bool:
 
 
 def _key_id(token: str) -> str:
-    """Return the id of the key that the token names. Raises TokenRefused for all but RS256."""
+    """Return the id of the key that the token names. Raises NotAuthenticated for all but RS256."""
     if len(token) > _MAX_TOKEN_LENGTH:
-        raise TokenRefused("the token is too long")
+        raise NotAuthenticated("the token is too long")
     try:
         header = jwt.get_unverified_header(token)
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise TokenRefused("the bearer is neither a client's key nor a token") from None
+        raise NotAuthenticated("the bearer is neither a client's key nor a token") from None
     if header.get("alg") != "RS256" or not isinstance(header.get("kid"), str):
-        raise TokenRefused("the token's header: expected alg RS256 and a kid, got something else")
+        raise NotAuthenticated(
+            "the token's header: expected alg RS256 and a kid, got something else"
+        )
     return str(header["kid"])

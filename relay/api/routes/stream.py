@@ -15,7 +15,7 @@ from aiohttp import web
 
 from relay.api.schema.responses import COMMON_HEADERS, Problem
 from relay.api.schema.route import Call, Parameter, Route
-from relay.api.server.connection import connection_wakeup
+from relay.api.server.connection import connection_of
 from relay.events.cloudevent import CloudEvent
 from relay.outbox.transaction import Transaction
 
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 async def _stream_events(call: Call) -> web.StreamResponse:
-    relay, limits = call.relay, call.server.limits
-    if len(call.server.streams) >= limits.max_streams:
+    relay, limits, wakeups = call.relay, call.server.limits, call.server.stream_wakeups
+    if len(wakeups) >= limits.max_streams:
         raise Problem(
             429,
             f"the maximum of {limits.max_streams} streams is open",
@@ -42,20 +42,23 @@ async def _stream_events(call: Call) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={**COMMON_HEADERS, "Content-Type": MEDIA_TYPE, "X-Accel-Buffering": "no"}
     )
-    with call.server.streams.register(connection_wakeup(call.request)):
-        try:
-            position = await relay.store.read(lambda tx: _start_position(tx, call.parameters))
-            await response.prepare(call.request)
-            await _send_events(call, response, position)
-            await response.write_eof()
-        except TimeoutError:
-            _log.info(
-                "a stream of %s was dropped: its reader did not accept data within %g s",
-                call.caller.principal,
-                limits.stream_send_timeout,
-            )
-            if call.request.transport is not None:
-                call.request.transport.abort()
+    wakeup = connection_of(call.request).wakeup
+    wakeups.add(wakeup)
+    try:
+        position = await relay.store.read(lambda tx: _start_position(tx, call.parameters))
+        await response.prepare(call.request)
+        await _send_events(call, response, position)
+        await response.write_eof()
+    except TimeoutError:
+        _log.info(
+            "a stream of %s was dropped: its reader did not accept data within %g s",
+            call.caller.principal,
+            limits.stream_send_timeout,
+        )
+        if call.request.transport is not None:
+            call.request.transport.abort()
+    finally:
+        wakeups.remove(wakeup)
     return response
 
 
@@ -64,10 +67,10 @@ async def _send_events(call: Call, response: web.StreamResponse, position: int) 
 
     Raises TimeoutError if the reader is too slow.
     """
-    relay, streams, limits = call.relay, call.server.streams, call.server.limits
-    wakeup = connection_wakeup(call.request)
+    relay, limits = call.relay, call.server.limits
+    wakeup = connection_of(call.request).wakeup
     frames = b"id: %d\n\n" % position  # no event, but the position from which to resume
-    while streams.is_attached and call.request.transport is not None:
+    while call.server.relay is not None and call.request.transport is not None:
         async with asyncio.timeout(limits.stream_send_timeout):
             await response.write(frames)
         wakeup.clear()

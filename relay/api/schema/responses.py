@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NotRequired
@@ -95,16 +94,6 @@ class Problem(Exception):
         if self.closes:
             response.force_close()
         return response
-
-
-def too_many_calls(description: str, wait: float) -> Problem:
-    """Return a 429. The caller may try again after `wait` seconds."""
-    seconds = math.ceil(wait)
-    return Problem(
-        429,
-        f"too many calls {description}; try again in {seconds} s",
-        headers={"Retry-After": str(seconds)},
-    )
 
 
 def internal_error() -> Problem:

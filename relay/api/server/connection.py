@@ -58,8 +58,9 @@ def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 class Connection(web.RequestHandler):
     """A connection.
 
-    `is_authenticated`: the peer has shown valid credentials. `on_lost` is called when the
-    connection is lost. `wakeup` is set then, for handlers that wait for something else.
+    `is_authenticated`: the peer has shown valid credentials, so no newer connection replaces this
+    one. `on_lost` is called when the connection is lost. `wakeup` is set then, for handlers that
+    wait for something else, which may set it too.
     """
 
     __slots__ = ("_on_lost", "_responses_by_status", "is_authenticated", "peer", "wakeup")
@@ -122,19 +123,11 @@ class Connection(web.RequestHandler):
         """
 
 
-def request_peer(request: web.Request) -> Peer:
-    """Return the other end of the request's connection."""
-    return _connection(request).peer
-
-
-def mark_authenticated(request: web.Request) -> None:
-    """Protect the request's connection from being closed in favor of a newer one."""
-    _connection(request).is_authenticated = True
-
-
-def connection_wakeup(request: web.Request) -> asyncio.Event:
-    """Return the event that is set when the connection is lost. Others may set it too."""
-    return _connection(request).wakeup
+def connection_of(request: web.Request) -> Connection:
+    """Return the connection of a request."""
+    connection = request.protocol
+    assert isinstance(connection, Connection)  # noqa: S101  # `relay.api.server.listener` makes no others
+    return connection
 
 
 async def linger(request: web.Request, seconds: float) -> None:
@@ -146,9 +139,3 @@ async def linger(request: web.Request, seconds: float) -> None:
                 remaining -= len(chunk)
     except (TimeoutError, OSError, web.RequestPayloadError, HttpProcessingError):
         return
-
-
-def _connection(request: web.Request) -> Connection:
-    connection = request.protocol
-    assert isinstance(connection, Connection)  # noqa: S101  # `relay.api.server.listener` makes no others
-    return connection

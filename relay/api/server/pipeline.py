@@ -25,7 +25,7 @@ from relay.api.auth.authentication import (
 )
 from relay.api.schema.responses import Problem, json_response
 from relay.api.schema.route import Call, Route
-from relay.api.server.connection import request_peer
+from relay.api.server.connection import connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, MalformedBody, read_json
@@ -72,7 +72,7 @@ class RequestPipeline:
 
     async def _identify_caller(self, route: Route, request: web.Request, content: bytes) -> Caller:
         """Return the caller. Raises Problem 429 or 401."""
-        peer = request_peer(request)
+        peer = connection_of(request).peer
         if route.access == "public":
             return ANONYMOUS
         if route.access == "handler":
@@ -201,7 +201,7 @@ def _unauthorized(route: Route) -> Problem:
 
 def _is_on_this_machine(request: web.Request) -> bool:
     """Whether the caller is on this machine. A proxy on this machine serves callers elsewhere."""
-    peer = request_peer(request)
+    peer = connection_of(request).peer
     is_local = peer.uid is not None or peer.is_loopback
     return is_local and not any(name in request.headers for name in _PROXY_HEADERS)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -10,11 +13,11 @@ from aiohttp import web
 from relay.api import Relay
 from relay.api.auth.rate_limits import TokenBuckets
 from relay.api.auth.rejection_log import RejectionLog
-from relay.api.schema.responses import too_many_calls
-from relay.api.server.connection import mark_authenticated, request_peer
+from relay.api.schema.responses import Problem
+from relay.api.server.connection import connection_of
 from relay.api.server.limits import ServerLimits
-from relay.api.server.open_streams import OpenStreams
 from relay.clock import Clock
+from relay.outbox import RecordedEvent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,37 +30,53 @@ class ServerState:
     """None while the relay starts or stops."""
     rejections: RejectionLog = field(default_factory=RejectionLog)
     responses_by_status: Counter[int] = field(default_factory=Counter)
-    streams: OpenStreams = field(default_factory=OpenStreams)
+    stream_wakeups: set[asyncio.Event] = field(default_factory=set)
+    """An event for each open stream: set when the stream must look for news."""
     address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
     caller_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(10, 50))
 
     def attach(self, relay: Relay) -> None:
         """Let calls reach this relay."""
         self.relay = relay
-        self.streams.attach(relay.store)
+        relay.store.listeners.recorded.append(self._wake_streams)
 
     def detach(self) -> None:
         """Answer calls with 503 and end the streams."""
+        if self.relay is not None:
+            self.relay.store.listeners.recorded.remove(self._wake_streams)
         self.relay = None
-        self.streams.detach()
+        self._wake_streams()
 
     def charge_address(self, request: web.Request) -> None:
         """Charge the caller's address until its credentials prove valid. Raises Problem 429."""
-        wait = self.address_buckets.take(request_peer(request).network, self.clock.monotonic())
-        if wait:
-            raise too_many_calls("from this address without valid credentials", wait)
+        network = connection_of(request).peer.network
+        description = "from this address without valid credentials"
+        self._charge(self.address_buckets, network, description)
 
     def charge_caller(self, name: str, description: str) -> None:
         """Charge an identified caller for a call. Raises Problem 429."""
-        wait = self.caller_buckets.take(name, self.clock.monotonic())
-        if wait:
-            raise too_many_calls(description, wait)
+        self._charge(self.caller_buckets, name, description)
 
     def accept_credentials(self, request: web.Request) -> None:
         """Refund the address and protect the connection: the caller's credentials are valid."""
-        self.address_buckets.refund(request_peer(request).network, self.clock.monotonic())
-        mark_authenticated(request)
+        connection = connection_of(request)
+        self.address_buckets.refund(connection.peer.network, self.clock.monotonic())
+        connection.is_authenticated = True
 
     def reject_credentials(self, request: web.Request, reason: str) -> None:
         """Count and log a call without valid credentials. The reason contains no secret."""
-        self.rejections.unauthenticated_call(request_peer(request), reason, self.clock.monotonic())
+        peer = connection_of(request).peer
+        self.rejections.unauthenticated_call(peer, reason, self.clock.monotonic())
+
+    def _charge(self, buckets: TokenBuckets, key: str, description: str) -> None:
+        wait = math.ceil(buckets.take(key, self.clock.monotonic()))
+        if wait:
+            raise Problem(
+                429,
+                f"too many calls {description}; try again in {wait} s",
+                headers={"Retry-After": str(wait)},
+            )
+
+    def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
+        for wakeup in self.stream_wakeups:
+            wakeup.set()
