@@ -169,7 +169,7 @@ async def started(
                 if isinstance(sink_settings, ChatSettings)
             },
         )
-        consumer = approval_consumer(config, relay, server.rejections)
+        consumer = approval_consumer(config, relay, server.state.rejections)
 
         _log.info(
             "relay %s of scope %s runs; the API listens on %s",
@@ -178,9 +178,9 @@ async def started(
             server.address,
         )
         async with _run_tasks(poller, gate, dispatcher, store, clock, consumer):
-            server.attach(relay)
+            server.state.attach(relay)
             yield Running(relay=relay, poller=poller, api_port=server.port)
-            server.detach()
+            server.state.detach()
 
 
 def _origin(config: Config, instance: Instance | None) -> Origin:

@@ -382,7 +382,7 @@ async def run_relay(
         )
         async with _BackgroundTasks(gate.run(), dispatcher.run()):
             if attached:
-                server.attach(relay)
+                server.state.attach(relay)
             yield RunningRelay(
                 server=server,
                 store=store,
@@ -394,7 +394,7 @@ async def run_relay(
                 sinks=recording_sinks,
                 session=session,
             )
-            server.detach()
+            server.state.detach()
 
 
 class _BackgroundTasks:

@@ -231,7 +231,7 @@ async def test_without_an_attached_relay_all_but_health_and_the_description_is_5
         assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
         for path in ("/healthz", "/openapi.json"):
             assert (await relay.call("GET", path)).status == 200
-        relay.server.attach(relay.relay)
+        relay.server.state.attach(relay.relay)
         assert (await relay.call("GET", "/v1/events")).status == 200
-        relay.server.detach()
+        relay.server.state.detach()
         assert (await relay.call("GET", "/v1/events")).status == 503

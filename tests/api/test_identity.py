@@ -445,7 +445,7 @@ async def test_readiness_gives_reasons_to_certificates_of_clients_and_refuses_no
             "GET", "/readyz", x509.DNSName(name), headers={"X-Forwarded-For": "x"}
         )
         assert (status, answer["sinks"]["paused"], answer.get("reasons")) == (200, ["box"], reasons)
-    assert certified.relay.server.rejections.count == 0
+    assert certified.relay.server.state.rejections.count == 0
 
 
 async def test_a_key_takes_precedence_over_a_certificate(certified: Certified) -> None:

@@ -166,7 +166,7 @@ async def test_streams_end_when_the_relay_does(relay: RunningRelay) -> None:
     async with following(relay) as first, following(relay, "0") as second:
         await _take(second, 1)
         await anext(first)
-        relay.server.detach()
+        relay.server.state.detach()
         async with asyncio.timeout(KEEP_ALIVE_INTERVAL - 1):
             assert [message async for message in first] == []
             assert [message async for message in second] == []
@@ -218,7 +218,7 @@ async def test_a_reader_that_does_not_read_is_dropped_and_others_are_not(
 
 
 async def _no_open_streams(relay: RunningRelay) -> None:
-    await eventually(lambda: len(relay.server._state.stream_wakeups) == 0)  # noqa: SLF001
+    await eventually(lambda: len(relay.server.state.stream_wakeups) == 0)
 
 
 def _read_all(sock: socket.socket) -> bytes:

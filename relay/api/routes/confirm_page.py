@@ -18,32 +18,6 @@ from relay.api.schema.route import Call, Route
 _PAGE = resources.files("relay.api.routes").joinpath("confirm_page.html").read_bytes()
 
 
-def page_headers() -> dict[str, str]:
-    """Return the page's headers: it may run its own script and style and call this relay."""
-    policy = (
-        "default-src 'none'",
-        f"script-src '{_inline_hash('script')}'",
-        f"style-src '{_inline_hash('style')}'",
-        "img-src data:",  # the page's empty icon; without it, browsers ask for /favicon.ico
-        "connect-src 'self'",
-        "form-action 'none'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
-    return {
-        "Content-Security-Policy": "; ".join(policy),
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Permissions-Policy": "camera=(), display-capture=(), geolocation=(), microphone=(), "
-        "payment=(), usb=()",
-        "Referrer-Policy": "no-referrer",
-        "X-Frame-Options": "DENY",
-        "X-Robots-Tag": "noindex, nofollow",
-    }
-
-
 def _inline_hash(tag: str) -> str:
     """Return the source expression for the page's only element of this kind.
 
@@ -54,7 +28,29 @@ def _inline_hash(tag: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
 
 
-_HEADERS = page_headers()
+_CONTENT_SECURITY_POLICY = (
+    "default-src 'none'",
+    f"script-src '{_inline_hash('script')}'",
+    f"style-src '{_inline_hash('style')}'",
+    "img-src data:",  # the page's empty icon; without it, browsers ask for /favicon.ico
+    "connect-src 'self'",
+    "form-action 'none'",
+    "base-uri 'none'",
+    "frame-ancestors 'none'",
+    "require-trusted-types-for 'script'",
+    "trusted-types 'none'",
+)
+# The page may run its own script and style, and call this relay.
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(_CONTENT_SECURITY_POLICY),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), display-capture=(), geolocation=(), microphone=(), "
+    "payment=(), usb=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "X-Robots-Tag": "noindex, nofollow",
+}
 
 
 async def _show_page(_call: Call) -> web.Response:

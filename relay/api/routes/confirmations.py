@@ -6,7 +6,6 @@ decision like `POST /v1/approvals`: the caller needs credentials, and the vote i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
@@ -138,10 +137,10 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
         summary=_rich_text(card.summary),
         question=_rich_text(confirmation_question(link.decision, status)),
         whyNot=None if reason is None else _rich_text(reason),
-        changes=_rich_texts(changed_fields(history, link.revision)),
+        changes=[_rich_text(text) for text in changed_fields(history, link.revision)],
         code=link.decision == "approve",
         facts=[EventFact(label=label, text=_rich_text(text)) for label, text in card.facts],
-        notes=_rich_texts(card.notes),
+        notes=[_rich_text(note) for note in card.notes],
         machines=list(occurrence.event.resources),
         footer=card.footer,
         now=format_rfc3339(now),
@@ -191,10 +190,6 @@ async def _confirm(call: Call) -> ConfirmationRecorded:
 
 def _rich_text(text: Text) -> RichText:
     return [_text_part(part) for part in text]
-
-
-def _rich_texts(texts: Iterable[Text]) -> list[RichText]:
-    return [_rich_text(text) for text in texts]
 
 
 def _text_part(part: str | datetime | PrincipalRef) -> str | TimestampText | PrincipalText:

@@ -19,6 +19,8 @@ from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import EntryState
 from relay.outbox.deliveries import DeadLetterFilter, Delivery
 
+_NO_SUCH_DEAD_LETTER = "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
+
 
 class Redelivery(TypedDict):
     """The dead letter is sent again now."""
@@ -83,14 +85,8 @@ async def _list_dead_letters(call: Call) -> DeliveryPage:
 async def _find_dead_letter(call: Call) -> Delivery:
     delivery = await read_delivery(call)
     if delivery is None or delivery.state != "parked":
-        raise _no_such_dead_letter()
+        raise Problem(404, _NO_SUCH_DEAD_LETTER)
     return delivery
-
-
-def _no_such_dead_letter() -> Problem:
-    return Problem(
-        404, "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
-    )
 
 
 async def _redeliver(call: Call) -> Redelivery:
@@ -99,7 +95,7 @@ async def _redeliver(call: Call) -> Redelivery:
     if dead_letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
         raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
     if not await relay.store.transact(redeliver(dead_letter.id, relay.clock.now())):
-        raise _no_such_dead_letter()
+        raise Problem(404, _NO_SUCH_DEAD_LETTER)
     return Redelivery(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
 
 

@@ -12,7 +12,7 @@ from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.outbox import EntryState
-from relay.outbox.deliveries import Delivery, LoggedAttempt
+from relay.outbox.deliveries import Delivery
 
 _DELIVERY_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 _Outcome = Literal["delivered", "deferred", "parked", "error"]
@@ -110,21 +110,19 @@ async def _find_delivery(call: Call) -> Delivery:
 async def _show_delivery(call: Call) -> DeliveryDetails:
     delivery: Delivery = call.resource
     attempts = await call.relay.store.read(lambda tx: tx.deliveries.attempts(delivery.id))
-    return DeliveryDetails(
-        **delivery_summary(delivery), log=[_delivery_attempt(attempt) for attempt in attempts]
-    )
-
-
-def _delivery_attempt(attempt: LoggedAttempt) -> DeliveryAttempt:
-    return DeliveryAttempt(
-        number=attempt.number,
-        at=attempt.at,
-        tookSeconds=round(attempt.elapsed, 6),
-        outcome=cast("_Outcome", attempt.outcome),
-        status=attempt.status,
-        reason=attempt.reason,
-        answer=attempt.response,
-    )
+    log = [
+        DeliveryAttempt(
+            number=attempt.number,
+            at=attempt.at,
+            tookSeconds=round(attempt.elapsed, 6),
+            outcome=cast("_Outcome", attempt.outcome),
+            status=attempt.status,
+            reason=attempt.reason,
+            answer=attempt.response,
+        )
+        for attempt in attempts
+    ]
+    return DeliveryDetails(**delivery_summary(delivery), log=log)
 
 
 ROUTES = (

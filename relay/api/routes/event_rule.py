@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from relay.api.routes.events import read_event
 from relay.api.schema.route import Call, Route
 from relay.approvals.authorize import HOLD_NOTICE
-from relay.approvals.explain import RuleExplanation, explain
+from relay.approvals.explain import explain
 from relay.approvals.status import ApprovalState
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode, Occurrence
@@ -83,7 +83,15 @@ def _evaluate(tx: Transaction, call: Call, occurrence: Occurrence) -> ApprovalEv
         state=cast("ApprovalState", explanation.state),
         mode=cast("Mode", explanation.mode),
         rule=status.rule.name if status.rule is not None else None,
-        rules=[_rule_evaluation(rule) for rule in explanation.rules],
+        rules=[
+            RuleEvaluation(
+                name=rule.name,
+                unmet=list(rule.unmet_conditions),
+                decides=rule.decides,
+                turns=_format_time(rule.hours_change_at),
+            )
+            for rule in explanation.rules
+        ],
         votes=explanation.votes,
         required=explanation.required,
         missing=explanation.missing,
@@ -94,15 +102,6 @@ def _evaluate(tx: Transaction, call: Call, occurrence: Occurrence) -> ApprovalEv
         holds=_active_decisions(explanation.holds),
         holdMeans=HOLD_NOTICE,
         lapses=_format_time(explanation.grant_expires_at),
-    )
-
-
-def _rule_evaluation(rule: RuleExplanation) -> RuleEvaluation:
-    return RuleEvaluation(
-        name=rule.name,
-        unmet=list(rule.unmet_conditions),
-        decides=rule.decides,
-        turns=_format_time(rule.hours_change_at),
     )
 
 

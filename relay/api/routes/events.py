@@ -17,9 +17,8 @@ from relay.approvals.explain import approval_summary
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState
 from relay.events.catalog import EventData
-from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, Occurrence
+from relay.outbox import Occurrence
 from relay.outbox.transaction import Transaction
 
 T = TypeVar("T")
@@ -139,34 +138,27 @@ def _details(tx: Transaction, call: Call, occurrence: Occurrence) -> EventDetail
     return EventDetails(
         **_summary(tx, call, occurrence),
         history=[
-            _cloud_event_document(event)
+            # The stored JSON is sent unchanged.
+            cast("CloudEventDocument", orjson.Fragment(event.body))
             for event in tx.journal.history(occurrence.key, occurrence.first_seen)
         ],
         votes=[
-            _recorded_decision(decision) for decision in tx.decisions.for_occurrence(occurrence.id)
+            RecordedDecision(
+                approvalId=decision.approval_id,
+                decision=decision.decision,
+                principal=decision.principal,
+                channel=decision.channel,
+                revision=decision.revision,
+                at=format_rfc3339(decision.at),
+                counts=decision.counts,
+            )
+            for decision in tx.decisions.for_occurrence(occurrence.id)
         ],
         deliveries=[
             delivery_summary(delivery)
             for delivery in deliveries
             if delivery.recorded >= occurrence.first_seen
         ],
-    )
-
-
-def _cloud_event_document(event: CloudEvent) -> CloudEventDocument:
-    # The stored JSON is sent unchanged.
-    return cast("CloudEventDocument", orjson.Fragment(event.body))
-
-
-def _recorded_decision(decision: Decision) -> RecordedDecision:
-    return RecordedDecision(
-        approvalId=decision.approval_id,
-        decision=decision.decision,
-        principal=decision.principal,
-        channel=decision.channel,
-        revision=decision.revision,
-        at=format_rfc3339(decision.at),
-        counts=decision.counts,
     )
 
 

@@ -8,18 +8,14 @@ from prometheus_client.exposition import choose_encoder
 
 from relay.api.schema.responses import raw_response
 from relay.api.schema.route import Call, Route
-from relay.outbox import Mode
-from relay.outbox.transaction import Transaction
 from relay.telemetry.metrics import MetricsCollector
 
 
 async def _show_metrics(call: Call) -> web.Response:
     relay, server = call.relay, call.server
-
-    def read(tx: Transaction) -> tuple[Mode, int]:
-        return relay.gate.service.mode(tx), tx.head().position
-
-    mode, position = await relay.store.read(read)
+    mode, position = await relay.store.read(
+        lambda tx: (relay.gate.service.mode(tx), tx.head().position)
+    )
     registry = CollectorRegistry()
     registry.register(
         MetricsCollector(

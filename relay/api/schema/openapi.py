@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from relay import __version__
 from relay.api.schema.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
-from relay.api.schema.route import Access, Call, Parameter, Route
+from relay.api.schema.route import Access, Call, Route
 
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
 _BEARER: dict[str, list[str]] = {"bearer": []}
@@ -63,7 +63,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "responses": {
-                _problem_name(status): _response(
+                f"Problem{status}": _response(
                     status, (PROBLEM_MEDIA_TYPE,), schemas[ProblemDetails]
                 )
                 for status in problem_statuses
@@ -108,11 +108,12 @@ def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     success = _response(route.status, route.media_types, schemas[route.response_type])
     problems = {
-        str(status): {"$ref": f"#/components/responses/{_problem_name(status)}"}
+        str(status): {"$ref": f"#/components/responses/Problem{status}"}
         for status in _problem_statuses(route)
     }
+    words = re.findall(r"\w+", route.path.removeprefix("/v1"))
     operation: dict[str, Any] = {
-        "operationId": _operation_id(route),
+        "operationId": "_".join((route.method.lower(), *words)),
         "summary": route.summary,
         "parameters": list(_parameters(route)),
         "security": _SECURITY[route.access],
@@ -128,27 +129,18 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     return operation
 
 
-def _operation_id(route: Route) -> str:
-    words = re.findall(r"\w+", route.path.removeprefix("/v1"))
-    return "_".join((route.method.lower(), *words))
-
-
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     for name in _PATH_PARAMETER.findall(route.path):
         schema = {"type": "string", "minLength": 1}
         yield {"name": name, "in": "path", "required": True, "schema": schema}
     for parameter in route.parameters:
-        yield _parameter(parameter)
-
-
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    return {
-        "name": parameter.name,
-        "in": parameter.place,
-        "description": parameter.description,
-        "required": parameter.required,
-        "schema": {"type": "string", "pattern": parameter.pattern},
-    }
+        yield {
+            "name": parameter.name,
+            "in": parameter.place,
+            "description": parameter.description,
+            "required": parameter.required,
+            "schema": {"type": "string", "pattern": parameter.pattern},
+        }
 
 
 def _response(status: int, media_types: Sequence[str], schema: Any) -> dict[str, Any]:
@@ -156,10 +148,6 @@ def _response(status: int, media_types: Sequence[str], schema: Any) -> dict[str,
         "description": HTTPStatus(status).phrase,
         "content": {media_type: {"schema": schema} for media_type in media_types},
     }
-
-
-def _problem_name(status: int) -> str:
-    return f"Problem{status}"
 
 
 def _problem_statuses(route: Route) -> list[int]:

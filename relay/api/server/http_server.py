@@ -6,15 +6,12 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from relay.api import Relay
 from relay.api.auth.authentication import Authenticator
-from relay.api.auth.rejection_log import RejectionLog
 from relay.api.routes import all_routes
 from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
 from relay.api.schema.openapi import description_route
@@ -49,26 +46,14 @@ class Server:
         self, settings: ApiSettings, clock: Clock, limits: ServerLimits | None = None
     ) -> None:
         self._settings = settings
-        self._state = ServerState(clock=clock, limits=limits or ServerLimits())
-        self._pipeline = RequestPipeline(Authenticator(settings, clock), self._state)
+        self.state = ServerState(clock=clock, limits=limits or ServerLimits())
+        """Where the relay is attached and detached."""
+        self._pipeline = RequestPipeline(Authenticator(settings, clock), self.state)
         self._stack = AsyncExitStack()
         self.address = settings.listen
         """Where the server listens, for people."""
         self.port = settings.port
         """The TCP port on which the server listens."""
-
-    @property
-    def rejections(self) -> RejectionLog:
-        """The count and log of rejected calls."""
-        return self._state.rejections
-
-    def attach(self, relay: Relay) -> None:
-        """Let calls reach the running relay."""
-        self._state.attach(relay)
-
-    def detach(self) -> None:
-        """Keep calls from a relay that is about to stop, and end the streams."""
-        self._state.detach()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -83,19 +68,14 @@ class Server:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.detach()
+    async def __aexit__(self, *_error: object) -> None:
+        self.state.detach()
         await self._stack.aclose()
 
     def _application(self) -> web.Application:
         routes = all_routes()
         application = web.Application(
-            middlewares=[_error_middleware(self._state)], client_max_size=MAX_BODY_BYTES
+            middlewares=[_error_middleware(self.state)], client_max_size=MAX_BODY_BYTES
         )
         for route in (*routes, description_route(routes)):
             handler = self._pipeline.handler(route)
@@ -107,7 +87,7 @@ class Server:
         return application
 
     async def _open_listeners(self, stack: AsyncExitStack, runner: web.AppRunner) -> list[Listener]:
-        settings, limits = self._settings, self._state.limits
+        settings, limits = self._settings, self.state.limits
         assert runner.server is not None  # noqa: S101  # the runner is set up
         make_listener = partial(
             Listener,
@@ -115,7 +95,7 @@ class Server:
                 Connection,
                 runner.server,
                 idle_timeout=limits.idle_timeout,
-                responses_by_status=self._state.responses_by_status,
+                responses_by_status=self.state.responses_by_status,
             ),
             handshake_timeout=limits.handshake_timeout,
         )
