@@ -53,7 +53,7 @@ def static_findings(settings: ApiSettings) -> Iterator[Finding]:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Endpoint:
     """A place where the relay may listen: the local socket, or TCP."""
 
@@ -66,11 +66,17 @@ class _Endpoint:
 
 def _endpoints(settings: ApiSettings) -> Iterator[_Endpoint]:
     if settings.socket is not None and may_exist(settings.socket):
-        yield _Endpoint("local socket", str(settings.socket), "http://relay", settings.socket)
+        yield _Endpoint(
+            subject="local socket",
+            address=str(settings.socket),
+            url="http://relay",
+            socket=settings.socket,
+        )
     scheme = "http" if settings.tls is None else "https"
     host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
     host = f"[{host}]" if ":" in host else host
-    yield _Endpoint("listener", settings.listen, f"{scheme}://{host}:{settings.port}")
+    url = f"{scheme}://{host}:{settings.port}"
+    yield _Endpoint(subject="listener", address=settings.listen, url=url)
 
 
 async def _check_listener(settings: ApiSettings) -> tuple[list[Finding], bool]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from relay.api.schema import asyncapi
+from relay.api.schema.asyncapi import asyncapi_document
 from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._output import print_json, print_table
 from relay.errors import ConfigError
@@ -47,7 +47,7 @@ def schema(
     elif name is None:
         print_json({definition.type: event_schema(definition) for definition in CATALOG})
     elif name == "asyncapi":
-        print_json(asyncapi.describe())
+        print_json(asyncapi_document())
     elif name == "slack-manifest":
         _print_slack_manifest(answers)
     else:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from docs.generate import examples
 from relay.amqp.event_message import message_properties, routing_key
-from relay.api.schema.asyncapi import describe
+from relay.api.schema.asyncapi import asyncapi_document
 from relay.approvals.request import DecisionBody
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
@@ -45,7 +45,7 @@ def resolved(document: Any, value: Any) -> Any:
 
 
 def test_it_is_asyncapi_and_every_reference_leads_somewhere() -> None:
-    document = describe()
+    document = asyncapi_document()
     Draft7Validator(_SCHEMA).validate(document)
     references = re.findall(r'"\$ref":"([^"]+)"', orjson.dumps(document).decode())
     assert len(references) > len(CATALOG)
@@ -63,7 +63,7 @@ def test_it_is_asyncapi_and_every_reference_leads_somewhere() -> None:
     ],
 )
 def test_the_schema_that_says_so_would_see_what_is_wrong(path: str, value: Any) -> None:
-    document = describe()
+    document = asyncapi_document()
     parent, _, name = path.rpartition("/")
     at(document, parent)[name] = value
     assert not Draft7Validator(_SCHEMA).is_valid(document)
@@ -72,7 +72,7 @@ def test_the_schema_that_says_so_would_see_what_is_wrong(path: str, value: Any) 
 @pytest.mark.parametrize("event", examples(), ids=[kind.name for kind in CATALOG])
 def test_what_is_sent_is_what_is_described(event: CloudEvent) -> None:
     """Body, headers, type and routing key of one event of each type."""
-    document = describe()
+    document = asyncapi_document()
     message = resolved(document, document["channels"]["events"]["messages"][event.name])
     sent = message_properties(event)
     Draft7Validator(message["payload"]).validate(orjson.loads(event.body))
@@ -104,7 +104,7 @@ WISH = {"eventId": "C7061BAC", "decision": "approve", "revision": "9f2c"}
 )
 def test_what_is_taken_is_what_is_described(fields: dict[str, Any]) -> None:
     """Bare and as the data of a CloudEvent: the description allows what the relay allows."""
-    document = describe()
+    document = asyncapi_document()
     messages = resolved(document, document["channels"]["approvals"]["messages"])
     try:
         allowed = bool(DecisionBody.model_validate(fields))
@@ -116,7 +116,7 @@ def test_what_is_taken_is_what_is_described(fields: dict[str, Any]) -> None:
 
 
 def test_names_and_arguments_are_those_of_the_documentation() -> None:
-    declared = dict(_made(describe()))
+    declared = dict(_made(asyncapi_document()))
     quorum = {"x-queue-type": "quorum"}
     assert declared == {
         MAIN: ("topic", {"alternate-exchange": f"{MAIN}.unrouted"}),
@@ -128,7 +128,7 @@ def test_names_and_arguments_are_those_of_the_documentation() -> None:
             {**quorum, "x-single-active-consumer": True, "x-dead-letter-exchange": f"{MAIN}.dlx"},
         ),
     }
-    assert {name.partition(".")[0] for name, _ in _made(describe("other"))} == {"other"}
+    assert {name.partition(".")[0] for name, _ in _made(asyncapi_document("other"))} == {"other"}
 
 
 def _made(document: dict[str, Any]) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:

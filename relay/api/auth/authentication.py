@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from relay.api.auth.entra_settings import OidcSettings
 from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
@@ -41,7 +40,12 @@ class Authenticator:
         self._clients_by_san = {
             client.san.lower(): client for client in settings.clients if client.san is not None
         }
-        self._tokens = None if settings.oidc is None else _token_verifier(settings.oidc, clock)
+        self._tokens: TokenVerifier | None = None
+        if settings.oidc is not None:
+            # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
+            from relay.api.auth.entra_tokens import TokenVerifier  # noqa: PLC0415
+
+            self._tokens = TokenVerifier(settings.oidc, clock)
         self._clock = clock
         # Checking the signature of an unknown client takes as long as that of a known client.
         self._decoy_secret = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
@@ -119,10 +123,3 @@ def client_caller(client: Client, channel: str) -> Caller:
 
 def _rights(client: Client) -> Rights:
     return Rights(frozenset(client.can), client.resources)
-
-
-def _token_verifier(settings: OidcSettings, clock: Clock) -> TokenVerifier:
-    # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
-    from relay.api.auth.entra_tokens import TokenVerifier  # noqa: PLC0415
-
-    return TokenVerifier(settings, clock)

@@ -35,7 +35,7 @@ _REPLIES = (
 _SCOPE = {"description": "the group of VMs that reads the same document: the relay's scope"}
 
 
-def describe(exchange: str = SinkSettings.model_fields["exchange"].default) -> Json:
+def asyncapi_document(exchange: str = SinkSettings.model_fields["exchange"].default) -> Json:
     """Return the document for this name of the exchange."""
     parts = (*events_topology(exchange), *approvals_topology(exchange, "{scope}"))
     exchanges = {part.name: part for part in parts if isinstance(part, Exchange)}

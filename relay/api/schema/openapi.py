@@ -43,7 +43,7 @@ _Schemas = Mapping[Any, Any]
 """JSON schemas by type."""
 
 
-def describe(routes: Sequence[Route]) -> dict[str, Any]:
+def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the OpenAPI document of these routes."""
     schemas, components = _json_schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
@@ -81,7 +81,7 @@ def description_route(routes: Sequence[Route]) -> Route:
 
     @functools.cache
     def document() -> dict[str, Any]:
-        return describe((*routes, route))
+        return openapi_document((*routes, route))
 
     route = Route(
         method="GET",

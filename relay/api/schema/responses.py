@@ -101,7 +101,7 @@ def internal_error() -> Problem:
     return Problem(500, "an internal error of the relay; its log says more", closes=True)
 
 
-def from_http_exception(error: web.HTTPException) -> Problem:
+def problem_from_http_exception(error: web.HTTPException) -> Problem:
     """Convert an error of aiohttp: unknown path, wrong method, body too large."""
     match error:
         case web.HTTPNotFound():

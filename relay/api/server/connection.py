@@ -39,7 +39,7 @@ class Peer:
         """
         if self.uid is not None:
             return self.address
-        address = _parse_address(self.address)
+        address = ipaddress.ip_address(self.address)
         if isinstance(address, ipaddress.IPv4Address):
             return str(address)
         return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
@@ -47,12 +47,7 @@ class Peer:
     @property
     def is_loopback(self) -> bool:
         """Whether the peer is a program on this machine that connected over TCP."""
-        return self.uid is None and _parse_address(self.address).is_loopback
-
-
-def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    address, _, _interface = text.partition("%")
-    return ipaddress.ip_address(address)
+        return self.uid is None and ipaddress.ip_address(self.address).is_loopback
 
 
 class Connection(web.RequestHandler):

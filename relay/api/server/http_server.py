@@ -17,8 +17,8 @@ from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
 from relay.api.schema.openapi import description_route
 from relay.api.schema.responses import (
     Problem,
-    from_http_exception,
     internal_error,
+    problem_from_http_exception,
 )
 from relay.api.server.connection import Connection, linger
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
@@ -133,7 +133,7 @@ def _error_middleware(state: ServerState) -> Middleware:
         except Problem as problem:
             response = problem.to_response()
         except web.HTTPException as error:
-            response = from_http_exception(error).to_response()
+            response = problem_from_http_exception(error).to_response()
         except StoreUnavailable:
             detail = "the state file can be neither read nor written now; try again"
             response = Problem(503, detail).to_response()
