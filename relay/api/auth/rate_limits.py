@@ -19,9 +19,6 @@ class TokenBuckets:
         # The tokens of a key, and the monotonic time at which they were counted.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
     def take(self, key: str, now: float) -> float:
         """Take a token and return 0; without a token, return the seconds until there is one.
 
