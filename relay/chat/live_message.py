@@ -17,7 +17,7 @@ from relay.chat.cards.card import Card, Text
 from relay.chat.cards.timeline import timeline_line
 from relay.chat.context import ChatContext
 from relay.chat.message_planner import MessageUpdate
-from relay.clock import Clock
+from relay.clock import Clock, wait_for_event
 from relay.errors import Deferred, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
@@ -163,15 +163,4 @@ class LiveMessageSink:
                     "sink %s: internal error; messages are not refreshed until the next try",
                     self._settings.name,
                 )
-            await self._wait_for_delivery(pause)
-
-    async def _wait_for_delivery(self, seconds: float) -> None:
-        """Return after a delivery, or after so many seconds."""
-        async with asyncio.TaskGroup() as group:
-            waits = [
-                group.create_task(self._delivered.wait()),
-                group.create_task(self._clock.sleep(seconds)),
-            ]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+            await wait_for_event(self._delivered, self._clock, pause)
